@@ -1,0 +1,77 @@
+"""What can go wrong, and the exit code that says so.
+
+Every error that a user can cause is an :class:`SdortError`: what happened, in which component and node,
+and what to do next. The command line prints it as one sentence and exits with the class's code.
+"""
+
+from __future__ import annotations
+
+
+class SdortError(Exception):
+    """Base of all errors that sdort reports as a sentence.
+
+    Args:
+        message: what happened, in words.
+        component: the pipeline component (``unet``, ``vae_decoder``, ...) it happened in.
+        node: the ONNX node or tensor it happened at.
+        hint: what the user can do next.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        component: str | None = None,
+        node: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.component = component
+        self.node = node
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = ", ".join(
+            f"{kind} {name!r}" for kind, name in (("component", self.component), ("node", self.node)) if name
+        )
+        text = f"{where}: {self.message}" if where else self.message
+        return f"{text}\n  {self.hint}" if self.hint else text
+
+
+class UsageError(SdortError):
+    """The request itself is wrong: an option's value, a name that does not exist."""
+
+    exit_code = 2
+
+
+class BadModelError(SdortError):
+    """A model, checkpoint or pipeline folder is broken, unsafe, or not what it claims to be."""
+
+    exit_code = 3
+
+
+class MissedFusionError(SdortError):
+    """Something that should have fused did not, or an ``--expect`` count was not met."""
+
+    exit_code = 4
+
+
+class ParityError(SdortError):
+    """An output differs from its reference by more than the stated tolerance, or is not finite."""
+
+    exit_code = 5
+
+
+class ProviderError(SdortError):
+    """An execution provider is missing, does not load, or fell back where that was forbidden."""
+
+    exit_code = 6
+
+
+class OutputError(SdortError):
+    """The result cannot be written: OUT exists, no permission, disk full."""
+
+    exit_code = 7
