@@ -1,0 +1,98 @@
+"""The ``sdort`` command: a group that imports one module per command, when that command is asked for.
+
+A command's module imports only click at the top, so that ``sdort --help`` stays fast; the library behind it is
+imported in the command's body. Each module exposes its click command as ``command``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+import click
+
+from sdort import __version__
+from sdort.cli.reporting import reporting
+
+COMMANDS = ("export", "optimize", "run", "bench", "inspect")
+
+_VERBOSE_HELP = "Say more; show tracebacks."
+_QUIET_HELP = "Say only what went wrong."
+_WANTS_JSON = "sdort.wants_json"
+
+_EPILOG = """\b
+Examples:
+  sdort export demo model        (a tiny pipeline, made on this machine)
+  sdort optimize model fast --fp16 --provider rocm
+  sdort run fast --prompt "a lighthouse at dusk" -o image.png
+  sdort bench fast --baseline model
+
+\b
+Exit codes:
+  0 done           3 bad model       5 failed parity     7 output not writable
+  2 usage error    4 missed fusion   6 missing provider  130 interrupted, 1 anything else
+
+\b
+Shell completion (bash; also zsh and fish):
+  eval "$(_SDORT_COMPLETE=bash_source sdort)"
+"""
+
+
+class CommandGroup(click.Group):
+    """Finds commands by name in :data:`COMMANDS` and reports their errors as sentences."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if find_spec(f"sdort.cli.{name}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self.commands:
+            command: click.Command = importlib.import_module(f"sdort.cli.{cmd_name}").command
+            command.params.extend(_verbosity_options())
+            self.add_command(command, cmd_name)
+        return self.commands[cmd_name]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Read from the raw arguments: a usage error is raised before any option has a value.
+        ctx.meta[_WANTS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        with reporting(as_json=ctx.meta[_WANTS_JSON]):
+            return super().invoke(ctx)
+
+
+def _set_verbosity(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        from sdort import console
+
+        console.set_verbosity(console.VERBOSE if option.name == "verbose" else console.QUIET)
+
+
+def _verbosity_options() -> list[click.Option]:
+    """``-v`` and ``-q`` for every command, because people type them last: ``sdort optimize IN OUT -v``."""
+    return [
+        click.Option([*names], is_flag=True, expose_value=False, callback=_set_verbosity, help=text)
+        for names, text in ((("-v", "--verbose"), _VERBOSE_HELP), (("-q", "--quiet"), _QUIET_HELP))
+    ]
+
+
+@click.group(
+    cls=CommandGroup,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
+@click.option("-v", "--verbose", is_flag=True, help=_VERBOSE_HELP)
+@click.option("-q", "--quiet", is_flag=True, help=_QUIET_HELP)
+@click.version_option(__version__, "-V", "--version", prog_name="sdort", message="%(prog)s %(version)s")
+def cli(verbose: bool, quiet: bool) -> None:
+    """Stable Diffusion on ONNX Runtime: export, fuse, convert to FP16, run and benchmark."""
+    from sdort import console
+
+    console.set_verbosity(int(verbose) - int(quiet))
+
+
+def main() -> None:
+    """Entry point of the ``sdort`` script and of ``python -m sdort``."""
+    cli.main(prog_name="sdort")

@@ -1,0 +1,73 @@
+"""The one place that turns an exception into a message on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from sdort.errors import OutputError, SdortError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+@contextmanager
+def reporting(as_json: bool) -> Iterator[None]:
+    """Run a command's parsing and body; whatever it raises ends in a message and an exit code.
+
+    Args:
+        as_json: print the error on stdout as well, as an object with ``error``, ``type`` and ``exit_code``.
+    """
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise  # click ends these itself, the last one quietly: the reader of our output has gone
+    except click.ClickException as error:
+        if as_json:
+            _print_json(error, error.format_message(), error.exit_code)
+        raise  # click prints it, with the command's usage line
+    except (Exception, KeyboardInterrupt) as error:
+        message, exit_code = _describe(error)
+        _print_message(error, message)
+        if as_json:
+            _print_json(error, message, exit_code)
+        # Chained, so that a test that calls the command in its own process still sees where it came from.
+        raise click.exceptions.Exit(exit_code) from error
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    """What to tell the user, and the exit code."""
+    if isinstance(error, SdortError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, MemoryError):
+        return "not enough memory", 1
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}", OutputError.exit_code if error.errno in _DISK_ERRORS else 1
+    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"this is a bug in sdort, please report it: {summary}\n  Run the command again with -v for the traceback.", 1
+
+
+def _print_message(error: BaseException, message: str) -> None:
+    from sdort import console
+
+    if console.verbosity() >= console.VERBOSE and not isinstance(error, KeyboardInterrupt):
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+
+
+def _print_json(error: BaseException, message: str, exit_code: int) -> None:
+    from sdort.console import emit_json
+
+    details: dict[str, object] = {"error": message, "type": type(error).__name__, "exit_code": exit_code}
+    if isinstance(error, SdortError):
+        details["error"] = error.message
+        details |= {"component": error.component, "node": error.node, "hint": error.hint}
+    emit_json(details)

@@ -1,0 +1,129 @@
+"""The one place that talks to the person: messages and progress on stderr, results on stdout.
+
+Library code calls :func:`say`, :func:`detail`, :func:`warn` and :func:`progress`; commands also call
+:func:`show` and :func:`emit_json`. Nothing else in sdort prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+
+console = Console(stderr=True, highlight=False)
+"""Where messages and progress go. It follows ``sys.stderr``, so redirection in tests works."""
+
+QUIET, NORMAL, VERBOSE = -1, 0, 1
+
+# A pipe has no width; tables then take what they need up to this many columns.
+_PIPE_WIDTH = 240
+
+_verbosity = NORMAL
+
+
+def verbosity() -> int:
+    """-1 after ``-q``, 0 normally, 1 after ``-v``."""
+    return _verbosity
+
+
+def set_verbosity(level: int) -> None:
+    """Set by the command line from ``-v`` and ``-q``."""
+    global _verbosity
+    _verbosity = max(QUIET, min(VERBOSE, level))
+
+
+def say(message: str) -> None:
+    """A line for the person, unless ``-q``."""
+    if _verbosity >= NORMAL:
+        _print(message)
+
+
+def detail(message: str) -> None:
+    """A line that is shown under ``-v`` only."""
+    if _verbosity >= VERBOSE:
+        _print(message, style="dim")
+
+
+def warn(message: str) -> None:
+    """A line that even ``-q`` shows: the result is not quite what was asked for."""
+    _print(f"warning: {message}", style="yellow")
+
+
+def _print(message: str, style: str | None = None) -> None:
+    # No markup: node names and shapes are full of brackets.
+    console.print(message, style=style, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(description: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar while the block runs.
+
+    Args:
+        description: what is being done.
+        total: the amount of work, in the unit that is passed to ``advance``; None when it is not known.
+
+    Yields:
+        ``advance(amount)``, to be called as work gets done. It does nothing when there is no bar: under ``-q``, or
+        when stderr is not a terminal. Bars may be nested.
+    """
+    if _verbosity < NORMAL or not console.is_interactive:
+        yield lambda amount: None
+        return
+    # Imported here: most runs of sdort in scripts and pipes show no bar.
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def show(result: RenderableType) -> None:
+    """Print a result (text or a rich table) on stdout."""
+    out = Console(highlight=False)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = _PIPE_WIDTH
+    out.print(result, markup=False)
+
+
+def emit_json(obj: object) -> None:
+    """Print ``obj`` as JSON on stdout: dicts, lists, scalars, dataclasses, numpy scalars and paths.
+
+    NaN and infinity, which JSON does not have, become null.
+    """
+    click.echo(json.dumps(_plain(obj), indent=2))
+
+
+def _plain(obj: Any) -> Any:
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return {field.name: _plain(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
+    if isinstance(obj, dict):
+        return {str(key): _plain(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in obj]
+    if isinstance(obj, Path):
+        return str(obj)
+    if hasattr(obj, "item") and not hasattr(obj, "__len__"):
+        return _plain(obj.item())
+    return None if isinstance(obj, float) and not math.isfinite(obj) else obj
