@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The main job on a tiny pipeline, on the CPU, on a machine that has only Python: makes an environment, then exports,
+# optimizes (fp32 and fp16), runs and benchmarks. It says at the end where the image and the table are.
+#
+#   scripts/demo.sh [FOLDER]     FOLDER is .demo unless given; running it again uses the same environment
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/environment.sh
+
+mkdir -p "${1:-.demo}"
+folder=$(cd "${1:-.demo}" && pwd)
+make_environment "$folder/venv" cpu
+PATH="$folder/venv/bin:$PATH"
+
+step() {
+    printf '\n==> %s\n' "$*"
+    "$@"
+}
+
+step sdort export demo "$folder/model" --overwrite
+step sdort optimize "$folder/model" "$folder/fp32" --provider cpu --overwrite
+step sdort optimize "$folder/model" "$folder/fp16" --provider cpu --fp16 --overwrite
+step sdort run "$folder/fp32" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp32.png"
+step sdort run "$folder/fp16" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp16.png"
+step sdort bench "$folder/fp32" --baseline "$folder/model" --provider cpu --format markdown --output "$folder/bench.md"
+
+cat <<END
+
+Done. The demo pipeline has random weights, so its images are noise; what counts is that they are the same noise.
+  images     $folder/fp32.png  $folder/fp16.png
+  benchmark  $folder/bench.md
+  pipelines  $folder/model (as exported)  $folder/fp32  $folder/fp16 (optimized)
+END

@@ -1,0 +1,36 @@
+# Sourced by demo.sh and test.sh: makes a Python environment with sdort in it.
+#
+# pip's own settings apply (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf). On Linux the package
+# index's torch brings several GB of CUDA libraries; point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid them.
+
+# The newest Python that can make environments: $PYTHON if set, else python3.14 down to python3.10, else python3.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.14 python3.13 python3.12 python3.11 python3.10 python3}; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    echo "No Python 3.10 or newer that has venv and pip was found (tried: ${PYTHON:-python3.14 ... python3})." >&2
+    echo "Install one (on Debian and Ubuntu also python3-venv), or name it: PYTHON=/path/to/python $0" >&2
+    return 1
+}
+
+# make_environment FOLDER EXTRAS: an editable install of this checkout with the tested versions. One that is there
+# already is used again, and brought up to date when what it was made from has changed.
+make_environment() {
+    local folder=$1 extras=$2 python wanted
+    python=$(find_python)
+    wanted="$("$python" --version) [$extras] $(cat constraints.txt pyproject.toml | cksum)"
+    if [ "$(cat "$folder/made-from" 2>/dev/null)" = "$wanted" ]; then
+        echo "==> environment: $folder is up to date"
+        return
+    fi
+    echo "==> environment: installing into $folder ($("$python" --version), extras $extras); the first time takes minutes"
+    if [ "$("$folder/bin/python" --version 2>/dev/null)" != "$("$python" --version)" ]; then
+        "$python" -m venv --clear "$folder"
+    fi
+    "$folder/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"
+    printf '%s\n' "$wanted" >"$folder/made-from"
+}

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes the environment (.test-venv) and passes the checks: ruff, mypy, pytest.
+#
+#   scripts/test.sh                          all of them
+#   scripts/test.sh tests/test_cli.py -x     only pytest, with these arguments
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/environment.sh
+
+make_environment .test-venv cpu,dev
+PATH="$PWD/.test-venv/bin:$PATH"
+# One process per core, one thread in each: more threads than cores only wait for each other.
+export OMP_NUM_THREADS=1
+
+if [ $# -gt 0 ]; then
+    exec python -m pytest "$@"
+fi
+echo "==> ruff"
+ruff check .
+ruff format --check .
+echo "==> mypy"
+mypy
+echo "==> pytest"
+python -m pytest -n "$(nproc)" --dist worksteal
