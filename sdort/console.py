@@ -102,9 +102,14 @@ def progress(description: str, total: float | None = None) -> Iterator[Callable[
 def show(result: RenderableType) -> None:
     """Print a result (text or a rich table) on stdout."""
     out = Console(highlight=False)
-    if not out.is_terminal and "COLUMNS" not in os.environ:
+    if out.is_terminal:
+        out.print(result, markup=False)
+        return
+    if "COLUMNS" not in os.environ:
         out.width = _PIPE_WIDTH
-    out.print(result, markup=False)
+    with out.capture() as captured:
+        out.print(result, markup=False)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def emit_json(obj: object) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import click
 
-from sdort.errors import OutputError, SdortError
+from sdort.errors import OutputError, SdortError, UsageError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -29,7 +29,7 @@ def reporting(as_json: bool) -> Iterator[None]:
         raise  # click ends these itself, the last one quietly: the reader of our output has gone
     except click.ClickException as error:
         if as_json:
-            _print_json(error, error.format_message(), error.exit_code)
+            _print_json(UsageError(error.format_message()), error.format_message(), error.exit_code)
         raise  # click prints it, with the command's usage line
     except (Exception, KeyboardInterrupt) as error:
         message, exit_code = _describe(error)

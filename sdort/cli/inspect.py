@@ -1,0 +1,158 @@
+"""``sdort inspect``: what is inside a model, or what differs between two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sdort.inspect import Change, Component
+
+# Kinds of sdort.inspect.Change that are numbers; a missing one is 0.
+_COUNTED = ("count", "bytes", "version", "operator")
+
+_EPILOG = """\b
+Examples:
+  sdort inspect model                    every component of a pipeline
+  sdort inspect model/unet/model.onnx --provider rocm
+  sdort inspect --diff model fast        what optimizing changed
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("paths", metavar="PATH [OTHER]", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--diff", "diff", is_flag=True, help="Compare two models or pipelines: --diff A B.")
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]),
+    help="Show what this execution provider has no kernel for (repeatable); all of them unless given.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], as_json: bool) -> None:
+    """Show the operators, inputs, outputs and weights of a model.
+
+    PATH is an .onnx file or the folder of a pipeline. Operators that only ONNX Runtime or sdort has, the fused ones,
+    are marked with *. Weights are not read.
+    """
+    if len(paths) != 1 + diff:
+        raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")
+    from sdort.console import emit_json, show
+    from sdort.inspect import PROVIDERS, compare, inspect_path
+
+    found = [inspect_path(path, () if diff else providers or PROVIDERS) for path in paths]
+    if diff:
+        changes = compare(*found)
+        tables = _change_tables(changes)
+        result: Any = {"before": paths[0], "after": paths[1], "components": changes}
+    else:
+        tables = _tables(found[0])
+        result = {"components": found[0]}
+    if as_json:
+        emit_json(result)
+        return
+    for table in tables or ["No differences."]:
+        show(table)
+
+
+def _tables(components: list[Component]) -> list[Table]:
+    return [
+        _summary_table(components),
+        _values_table(components),
+        _operators_table(components),
+        _providers_table(components),
+    ]
+
+
+def _table(title: str, *headers: str) -> Table:
+    """A table without frames; headers that start with > are right-aligned."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    for header in headers:
+        table.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def _summary_table(components: list[Component]) -> Table:
+    table = _table(
+        "Components", "component", ">nodes", ">parameters", ">weights", "dtypes", "opsets", ">IR", "producer"
+    )
+    for c in components:
+        total = sum(c.weight_bytes.values()) or 1
+        dtypes = ", ".join(f"{dtype} {share_text(size / total)}" for dtype, size in c.weight_bytes.items())
+        opsets = ", ".join(f"{domain} {version}" for domain, version in c.opsets.items())
+        row = (c.component, f"{c.nodes:,}", f"{c.parameters:,}", size_text(sum(c.weight_bytes.values())))
+        table.add_row(*row, dtypes, opsets, str(c.ir_version or ""), c.producer)
+    return table
+
+
+def _values_table(components: list[Component]) -> Table:
+    table = _table("Inputs and outputs", "component", "", "name", "dtype and shape")
+    for c in components:
+        for direction, values in (("in", c.inputs), ("out", c.outputs)):
+            for value in values:
+                table.add_row(c.component, direction, value.name, str(value))
+    return table
+
+
+def _operators_table(components: list[Component]) -> Table:
+    from sdort.inspect import is_fused
+
+    table = _table("Operators (* fused)", "operator", *(f">{c.component}" for c in components))
+    totals: dict[str, int] = {}
+    for c in components:
+        for name, count in c.operators.items():
+            totals[name] = totals.get(name, 0) + count
+    for name in sorted(totals, key=lambda name: (not is_fused(name), -totals[name], name)):
+        counts = [c.operators.get(name) for c in components]
+        cells = ["" if count is None else f"{count:,}" for count in counts]
+        table.add_row(f"* {name}" if is_fused(name) else f"  {name}", *cells, style="bold" if is_fused(name) else None)
+    return table
+
+
+def _providers_table(components: list[Component]) -> Table:
+    table = _table("To rewrite for each provider", "provider", "component", "operator", ">nodes", "why")
+    for provider in components[0].providers if components else ():
+        for c in components:
+            rewrites = c.providers[provider]
+            for rewrite in rewrites:
+                table.add_row(provider, c.component, rewrite.operator, f"{rewrite.nodes:,}", rewrite.reason)
+            if not rewrites:
+                table.add_row(provider, c.component, "none", "", "it has a kernel for every node")
+    return table
+
+
+def _change_tables(changes: dict[str, list[Change]]) -> list[Table]:
+    counts = _table("Counts", "component", "", "name", ">before", ">after", ">change")
+    values = _table("Inputs, outputs, components", "component", "", "name", "before", "after")
+    for component, differences in changes.items():
+        for change in differences:
+            if change.kind in _COUNTED:
+                before, after = change.before or 0, change.after or 0
+                cells = (f"{before:,}", f"{after:,}", f"{after - before:+,}")
+                counts.add_row(component, change.kind, change.name, *cells)
+            else:
+                values.add_row(component, change.kind, change.name, change.before or "-", change.after or "-")
+    return [table for table in (counts, values) if table.row_count]
+
+
+def share_text(share: float) -> str:
+    """A share in percent; a small one is not called 0."""
+    return f"{share:.1%}" if share >= 0.001 else "<0.1%"
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: ``3.4 GB`` (powers of 1000)."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
