@@ -20,8 +20,8 @@ step() {
 step sdort export demo "$folder/model" --overwrite
 step sdort optimize "$folder/model" "$folder/fp32" --provider cpu --overwrite
 step sdort optimize "$folder/model" "$folder/fp16" --provider cpu --fp16 --overwrite
-step sdort run "$folder/fp32" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp32.png"
-step sdort run "$folder/fp16" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp16.png"
+step sdort run "$folder/fp32" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp32.png" --overwrite
+step sdort run "$folder/fp16" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp16.png" --overwrite
 step sdort bench "$folder/fp32" --baseline "$folder/model" --provider cpu --format markdown --output "$folder/bench.md"
 
 cat <<END
