@@ -1,0 +1,105 @@
+"""``sdort run``: text to image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  sdort run fast --prompt "a lighthouse at dusk" -o lighthouse.png
+  sdort run fast --prompt "a cat" --seed 7 --num-images 4 --scheduler euler-a --steps 25
+  sdort run fast --prompt "a cat" --provider rocm --tuning --no-fallback
+"""
+)
+@click.argument("pipeline", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--prompt", required=True, metavar="TEXT", help="What to draw.")
+@click.option("--negative-prompt", default="", metavar="TEXT", help="What to keep out.")
+@click.option("--steps", type=click.IntRange(1), default=50, help="Denoising steps.")
+@click.option("--guidance-scale", type=float, default=7.5, help="How closely to follow the prompt; 1 turns it off.")
+@click.option("--height", type=click.IntRange(1), show_default="the model's own", help="Pixels.")
+@click.option("--width", type=click.IntRange(1), show_default="the model's own", help="Pixels.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, (1 << 63) - 1),
+    show_default="random",
+    help="The same seed draws the same image. The second image of --num-images has the seed + 1, and so on.",
+)
+@click.option("--num-images", type=click.IntRange(1), default=1, help="Images to draw.")
+@click.option(
+    "--scheduler",
+    metavar="NAME",
+    show_default="the pipeline's own",
+    help="A short name (ddim, pndm, lms, euler, euler-a, dpm++-2m, unipc, lcm, ...) or diffusers' class name.",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
+    default="auto",
+    help="Execution provider; auto takes the best that really loads, and says which.",
+)
+@click.option(
+    "--tuning",
+    is_flag=True,
+    help="Search for the fastest kernels: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.",
+)
+@click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU.")
+@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    show_default="sdort-SEED.png",
+    help="PNG to write; several images get -1, -2, ... before the suffix.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
+def command(
+    pipeline: Path,
+    prompt: str,
+    negative_prompt: str,
+    steps: int,
+    guidance_scale: float,
+    height: int | None,
+    width: int | None,
+    seed: int | None,
+    num_images: int,
+    scheduler: str | None,
+    provider: str,
+    tuning: bool,
+    no_fallback: bool,
+    device_id: int,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Draw images from text with the ONNX PIPELINE (a folder from sdort export or sdort optimize).
+
+    The generation parameters are stored in each PNG. An image with NaN pixels or of one colour is an error and is not
+    written.
+    """
+    import secrets
+
+    from sdort.console import emit_json
+    from sdort.runtime.providers import RuntimeOptions
+    from sdort.runtime.request import Request
+    from sdort.runtime.run import run
+
+    request = Request(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        steps=steps,
+        guidance_scale=guidance_scale,
+        height=height,
+        width=width,
+        seed=secrets.randbelow(1 << 32) if seed is None else seed,
+        num_images=num_images,
+        scheduler=scheduler,
+    )
+    options = RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id)
+    record = run(pipeline, request, options, output, overwrite=overwrite)
+    if as_json:
+        emit_json(record)

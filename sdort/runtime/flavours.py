@@ -1,0 +1,93 @@
+"""Which distribution of ONNX Runtime is installed.
+
+Every distribution installs the same import package, ``onnxruntime``. Two of them overwrite each other's files, and
+uninstalling one then breaks the other, so exactly one must be there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from sdort.errors import ProviderError
+
+DISTRIBUTIONS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-rocm",
+    "onnxruntime-migraphx",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-training",
+    "ort-nightly",
+    "ort-nightly-gpu",
+    "ort-nightly-rocm",
+)
+"""Distributions on package indexes whose import name is ``onnxruntime``."""
+
+_INSTALL = (
+    "Install the one for your device: pip install 'sdort[rocm]' (AMD), 'sdort[migraphx]' (AMD), "
+    "'sdort[cuda]' (NVIDIA) or 'sdort[cpu]'."
+)
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """The installed distribution, such as ``onnxruntime-rocm`` ``1.22.2``."""
+
+    distribution: str
+    version: str
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, None when it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def installed_flavours() -> list[Flavour]:
+    """Every installed distribution of ONNX Runtime, in the order of :data:`DISTRIBUTIONS`."""
+    versions = {name: installed_version(name) for name in DISTRIBUTIONS}
+    return [Flavour(name, found) for name, found in versions.items() if found is not None]
+
+
+def flavour() -> Flavour:
+    """The one installed distribution.
+
+    Raises:
+        ProviderError: none or several are installed; the hint has the pip commands that repair it.
+    """
+    found = installed_flavours()
+    if not found:
+        raise ProviderError("ONNX Runtime is not installed", hint=_INSTALL)
+    if len(found) > 1:
+        names = [each.distribution for each in found]
+        raise ProviderError(
+            f"{len(found)} distributions of ONNX Runtime are installed over each other: {', '.join(names)}",
+            hint=f"Keep exactly one: pip uninstall -y {' '.join(names)}, then install it again. {_INSTALL}",
+        )
+    return found[0]
+
+
+def import_onnxruntime() -> Any:
+    """The ``onnxruntime`` module, after checking that exactly one distribution provides it.
+
+    Raises:
+        ProviderError: none or several are installed, or the installed one does not import.
+    """
+    found = flavour()
+    try:
+        module = importlib.import_module("onnxruntime")
+        # What an uninstalled second distribution leaves behind is an empty namespace package, which imports.
+        _ = module.InferenceSession
+    except (ImportError, AttributeError, OSError) as error:
+        raise ProviderError(
+            f"{found.distribution} {found.version} is installed but does not import: {error}",
+            hint=f"Install it again: pip install --force-reinstall --no-deps {found.distribution}=={found.version}",
+        ) from error
+    return module

@@ -1,0 +1,129 @@
+"""From the decoder's output to PNG files, and the images that must not be written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdort.errors import OutputError, UsageError
+from sdort.runtime.session import Array
+
+_CONSTANT = 2
+"""An image whose 8-bit values span no more than this shows nothing: overflow and dead weights end in one colour."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One image: ``pixels`` is uint8 [height, width, 3]; ``problem`` says why it must not be used, None if it may."""
+
+    seed: int
+    pixels: Array
+    problem: str | None
+
+
+def to_image(decoded: Array, seed: int) -> Generated:
+    """An image from the decoder's float output [3, height, width] in [-1, 1].
+
+    The rounding is that of diffusers' ``VaeImageProcessor``: (x / 2 + 0.5) clamped to [0, 1], times 255, to nearest.
+    """
+    values = np.asarray(decoded, np.float32).transpose(1, 2, 0)
+    if not np.isfinite(values).all():
+        return Generated(seed, np.zeros(values.shape, np.uint8), "it has NaN or infinite pixels")
+    pixels = (np.clip(values / 2 + 0.5, 0, 1) * 255).round().astype(np.uint8)
+    return Generated(seed, pixels, constant_problem(pixels))
+
+
+def constant_problem(pixels: Array) -> str | None:
+    """Why an 8-bit image shows nothing, None when it shows something."""
+    low, high = int(pixels.min()), int(pixels.max())
+    if high - low > _CONSTANT:
+        return None
+    return "it is all black" if high <= _CONSTANT else f"every pixel has the same value ({low})"
+
+
+def parameters_text(record: Mapping[str, Any], seed: int) -> str:
+    """The generation parameters in the form that image viewers and other front ends read from ``parameters``."""
+    lines = [str(record["prompt"])]
+    if record["negative_prompt"]:
+        lines.append(f"Negative prompt: {record['negative_prompt']}")
+    fields = {
+        "Steps": record["steps"],
+        "Sampler": record["scheduler"],
+        "CFG scale": record["guidance_scale"],
+        "Seed": seed,
+        "Size": f"{record['width']}x{record['height']}",
+        "Model hash": record["model_hash"],
+        "Model": record["model"],
+        "Version": f"sdort {record['versions']['sdort']}",
+    }
+    lines.append(", ".join(f"{name}: {value}" for name, value in fields.items()))
+    return "\n".join(lines)
+
+
+def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) -> list[Path]:
+    """Where the images go: ``output`` itself for one, ``name-1.png``, ``name-2.png`` ... for several.
+
+    Without ``output`` the first free ``sdort-SEED.png`` in the current folder. Checked before anything is computed.
+
+    Raises:
+        UsageError: ``output`` is not a ``.png`` file.
+        OutputError: the folder is missing or not writable, or a file exists and ``overwrite`` is not set.
+    """
+    if output is None:
+        return _free_paths(Path(f"sdort-{seed}.png"), count)
+    if output.suffix.lower() != ".png":
+        raise UsageError(f"{output} is no .png file", hint="Images are written as PNG: -o FILE.png.")
+    folder = output.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write to the folder {folder}", hint="Create it, or choose another with -o.")
+    paths = numbered(output, count)
+    taken = [path for path in paths if path.exists()]
+    if taken and not overwrite:
+        raise OutputError(f"{taken[0]} exists", hint="Choose another file with -o, or add --overwrite.")
+    return paths
+
+
+def numbered(path: Path, count: int) -> list[Path]:
+    """``path`` for one image, ``path`` with -1, -2, ... before its suffix for several."""
+    if count == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}-{index}{path.suffix}") for index in range(1, count + 1)]
+
+
+def _free_paths(path: Path, count: int) -> list[Path]:
+    attempt = 1
+    candidate = path
+    while any(each.exists() for each in numbered(candidate, count)):
+        attempt += 1
+        candidate = path.with_name(f"{path.stem}-run{attempt}{path.suffix}")
+    return numbered(candidate, count)
+
+
+def save_png(path: Path, pixels: Array, record: Mapping[str, Any], seed: int) -> None:
+    """Write a PNG with its parameters inside: never a part of one.
+
+    The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from PIL import Image, PngImagePlugin
+
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("parameters", parameters_text(record, seed))
+    texts.add_text("sdort", json.dumps({**record, "seed": seed}))
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
+        os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)

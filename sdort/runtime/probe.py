@@ -1,0 +1,173 @@
+"""Does a provider really load here, and if not, why.
+
+``onnxruntime.get_available_providers()`` lists what was compiled in. A build whose libraries are missing lists its
+provider, logs one line, and runs everything on the CPU; only a session tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import ProviderError
+from sdort.runtime.flavours import flavour, import_onnxruntime
+from sdort.runtime.providers import (
+    AUTO,
+    CPU,
+    PROVIDERS,
+    Provider,
+    RuntimeOptions,
+    find_provider,
+    provider_options,
+    session_options,
+)
+
+_FATAL, _WARNING = 4, 2
+
+
+def create_session(
+    model: str | bytes,
+    provider: Provider,
+    options: RuntimeOptions,
+    *,
+    severity: int = 3,
+    printed: io.StringIO | None = None,
+) -> Any:
+    """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
+
+    The session may have fallen back to the CPU: ask its ``get_providers()``. What ONNX Runtime prints about that goes
+    to ``printed``; whatever it raises passes.
+    """
+    onnxruntime = import_onnxruntime()
+    chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
+    # The default logger has the load error of a provider's library, which probing states in words.
+    onnxruntime.set_default_logger_severity(_FATAL)
+    try:
+        # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
+        with redirect_stdout(printed or io.StringIO()):
+            session = onnxruntime.InferenceSession(
+                model,
+                session_options(onnxruntime, options, severity),
+                providers=[*chain, CPU.ep],
+                enable_fallback=0,
+            )
+    finally:
+        onnxruntime.set_default_logger_severity(_WARNING)
+    session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
+    return session
+
+
+def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
+    """Why ``provider`` cannot be used here and what to do about it; None when a session on it works."""
+    if not provider.on_gpu:
+        return None
+    return _why_not(provider.name, options.device_id)
+
+
+@cache
+def _why_not(name: str, device_id: int) -> str | None:
+    provider = PROVIDERS[name]
+    onnxruntime = import_onnxruntime()
+    found = flavour()
+    if provider.ep not in onnxruntime.get_available_providers():
+        return (
+            f"{found.distribution} {found.version} was built without {provider.ep}. Install the other distribution: "
+            f"pip uninstall -y {found.distribution} && pip install 'sdort[{provider.name}]'"
+        )
+    _preload(onnxruntime, provider)
+    printed = io.StringIO()
+    options = RuntimeOptions(provider.name, device_id=device_id)
+    try:
+        session = create_session(_tiny_model(), provider, options, printed=printed)
+    except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
+        reason = library_error(provider) or first_line(str(error))
+    else:
+        if provider.ep in session.get_providers():
+            return None
+        reason = library_error(provider) or _printed_reason(printed.getvalue()) or "ONNX Runtime gives no reason"
+    return f"{reason}. {provider.needs}"
+
+
+def _preload(onnxruntime: Any, provider: Provider) -> None:
+    """Load CUDA's libraries from pip packages, where this ONNX Runtime can."""
+    if provider.name == "cuda" and hasattr(onnxruntime, "preload_dlls"):
+        with redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
+
+
+def library_error(provider: Provider) -> str | None:
+    """What the dynamic linker says about the provider's shared library; it names the missing ``.so``."""
+    if provider.library is None:
+        return None
+    folder = Path(import_onnxruntime().__file__).parent / "capi"
+    try:
+        shared = folder / "libonnxruntime_providers_shared.so"
+        if shared.exists():
+            # The provider libraries take symbols from it.
+            ctypes.CDLL(str(shared), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / provider.library))
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _tiny_model() -> bytes:
+    from onnx import parser
+
+    # IR version 8: any ONNX Runtime of the last years loads it.
+    text = '<ir_version: 8, opset_import: ["": 17]> probe (float[1] x) => (float[1] y) { y = Add (x, x) }'
+    model: bytes = parser.parse_model(text).SerializeToString()
+    return model
+
+
+def _printed_reason(printed: str) -> str | None:
+    """The error in what ONNX Runtime 1.22 prints before it falls back."""
+    errors = [line.removeprefix("EP Error ") for line in printed.splitlines() if line.startswith("EP Error ")]
+    return errors[0] if errors else None
+
+
+def first_line(text: str) -> str:
+    """The first line of an error of ONNX Runtime, whose further lines are its own stack."""
+    return text.strip().split("\n", 1)[0] or "no reason given"
+
+
+def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
+    """The provider to use for a request, and why it is not the one that was asked for.
+
+    ``auto`` takes the first of :data:`PROVIDERS` that loads; that is what was asked for, so nothing is to be excused
+    when it is the CPU because no other was compiled in.
+
+    Returns:
+        The provider and a reason, which is None when the request is met.
+
+    Raises:
+        ProviderError: it does not load and ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a
+            GPU provider compiled in that does not load.
+    """
+    if options.provider == AUTO:
+        provider, reason = _first_that_loads(options)
+    else:
+        wanted = find_provider(options.provider)
+        reason = why_not(wanted, options)
+        provider = CPU if reason else wanted
+        reason = f"{wanted.name} cannot be used: {reason}" if reason else None
+    if reason and options.no_fallback:
+        raise ProviderError(reason, hint="Without --no-fallback it would run on the CPU.")
+    return provider, reason
+
+
+def _first_that_loads(options: RuntimeOptions) -> tuple[Provider, str | None]:
+    available = import_onnxruntime().get_available_providers()
+    reasons: list[str] = []
+    for provider in PROVIDERS.values():
+        if provider.ep not in available:
+            continue
+        reason = why_not(provider, options)
+        if reason is None:
+            return provider, "; ".join(reasons) or None
+        reasons.append(f"{provider.name} cannot be used: {reason}")
+    raise ProviderError("ONNX Runtime has no CPU provider", hint="Install ONNX Runtime again.")

@@ -1,0 +1,121 @@
+"""``sdort run`` as a library call: load, draw, check, write, and a record of it all."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sdort.console import detail, progress, say, warn
+from sdort.errors import ParityError
+from sdort.runtime.environment import device_name, versions
+from sdort.runtime.images import Generated, output_paths, save_png
+from sdort.runtime.pipeline import TextToImage, load_pipeline
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.providers import AUTO, RuntimeOptions, tuning_remark
+from sdort.runtime.request import Request, check_request
+from sdort.runtime.schedulers import find_scheduler
+
+
+def run(
+    pipeline: Path, request: Request, options: RuntimeOptions, output: Path | None = None, *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Draw images and write them as PNG.
+
+    Args:
+        pipeline: a folder from ``sdort export``, ``sdort optimize``, optimum or diffusers' conversion script.
+        output: see :func:`sdort.runtime.images.output_paths`.
+
+    Returns:
+        A record of what was asked and made: images with their seeds and paths, provider, seconds, versions.
+
+    Raises:
+        SdortError: what went wrong; images that show nothing are not written (ParityError).
+    """
+    check_request(request)
+    if request.scheduler:
+        find_scheduler(request.scheduler)
+    paths = output_paths(output, request.seed, request.num_images, overwrite)
+    announce(options)
+    started = time.perf_counter()
+    drawer = load_pipeline(pipeline, options)
+    loaded = time.perf_counter() - started
+    drawer.size(request)
+    with progress("denoising", total=_steps(drawer, request)) as advance:
+        images = drawer.generate(request, advance)
+    record = _record(drawer, request, options, loaded)
+    good = [(image, path) for image, path in zip(images, paths, strict=True) if image.problem is None]
+    for image, path in good:
+        save_png(path, image.pixels, record, image.seed)
+        say(f"wrote {path}")
+    _refuse_bad(images)
+    record["images"] = [{"path": str(path), "seed": image.seed} for image, path in good]
+    return record
+
+
+def announce(options: RuntimeOptions) -> None:
+    """Say which provider will run and why it is not another, and what ``--tuning`` does there.
+
+    Raises:
+        ProviderError: as :func:`sdort.runtime.probe.choose_provider`.
+    """
+    provider, fallback = choose_provider(options)
+    if fallback:
+        warn(fallback)
+    if fallback or options.provider == AUTO:
+        say(f"running on {provider.name}: {device_name(provider, options.device_id)}")
+    remark = tuning_remark(provider, options)
+    if remark:
+        (say if options.tuning else detail)(remark)
+
+
+def _steps(drawer: TextToImage, request: Request) -> int:
+    """UNet steps times images; some schedulers take two UNet calls a step."""
+    from sdort.runtime.schedulers import load_scheduler
+
+    scheduler = load_scheduler(drawer.folder.path / "scheduler", request.scheduler)
+    scheduler.set_timesteps(request.steps)
+    return len(scheduler.timesteps) * request.num_images
+
+
+def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, loaded: float) -> dict[str, Any]:
+    height, width = drawer.size(request)
+    timings = drawer.timings
+    scheduler = find_scheduler(request.scheduler)[0] if request.scheduler else drawer.folder.scheduler_class
+    seconds = {
+        "load": loaded,
+        "encode": timings.encode,
+        "denoise": sum(timings.steps),
+        "first_step": timings.steps[0],
+        "decode": timings.decode,
+    }
+    return {
+        **asdict(request),
+        "height": height,
+        "width": width,
+        "scheduler": scheduler,
+        "model": drawer.folder.path.resolve().name,
+        "model_hash": drawer.folder.model_hash,
+        "provider": drawer.provider.name,
+        "requested_provider": options.provider,
+        "fallback": drawer.fallback,
+        "tuning": options.tuning and bool(drawer.provider.tuning),
+        "device": device_name(drawer.provider, options.device_id),
+        "latents_on": drawer.device,
+        "seconds": {name: round(value, 4) for name, value in seconds.items()},
+        "versions": versions(),
+    }
+
+
+def _refuse_bad(images: list[Generated]) -> None:
+    bad = [image for image in images if image.problem is not None]
+    if not bad:
+        return
+    what = "; ".join(f"the image of seed {image.seed} is not written: {image.problem}" for image in bad)
+    raise ParityError(
+        what,
+        component="vae_decoder",
+        hint="An fp16 overflow does this: compare with the fp32 pipeline (sdort bench OUT --reference IN --component "
+        "vae_decoder), or optimize without --fp16.",
+    )

@@ -1,0 +1,100 @@
+"""Diffusers' schedulers by class name and by the short names that people know."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import BadModelError, UsageError
+
+# short name: (diffusers class, what its config gets in addition)
+SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddim": ("DDIMScheduler", {}),
+    "ddpm": ("DDPMScheduler", {}),
+    "deis": ("DEISMultistepScheduler", {}),
+    "dpm2": ("KDPM2DiscreteScheduler", {}),
+    "dpm2-a": ("KDPM2AncestralDiscreteScheduler", {}),
+    "dpm++-2m": ("DPMSolverMultistepScheduler", {}),
+    "dpm++-2m-karras": ("DPMSolverMultistepScheduler", {"use_karras_sigmas": True}),
+    "dpm++-2m-sde": ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
+    "dpm++-s": ("DPMSolverSinglestepScheduler", {}),
+    "euler": ("EulerDiscreteScheduler", {}),
+    "euler-a": ("EulerAncestralDiscreteScheduler", {}),
+    "heun": ("HeunDiscreteScheduler", {}),
+    "lcm": ("LCMScheduler", {}),
+    "lms": ("LMSDiscreteScheduler", {}),
+    "pndm": ("PNDMScheduler", {}),
+    "tcd": ("TCDScheduler", {}),
+    "unipc": ("UniPCMultistepScheduler", {}),
+}
+
+
+def scheduler_names() -> list[str]:
+    """The short names that :func:`find_scheduler` knows; it takes diffusers' class names as well."""
+    return list(SCHEDULERS)
+
+
+def find_scheduler(name: str) -> tuple[str, dict[str, Any]]:
+    """Diffusers' class, and additions to its config, for a short name or a class name.
+
+    Case and punctuation do not matter: ``DPM++ 2M``, ``dpm++_2m`` and ``DPMSolverMultistepScheduler`` are one.
+
+    Raises:
+        UsageError: no such scheduler; the hint lists them.
+    """
+    for short, (class_name, config) in SCHEDULERS.items():
+        if _key(name) == _key(short):
+            return class_name, config
+        if _key(name) in (_key(class_name), _key(class_name.removesuffix("Scheduler"))):
+            return class_name, {}
+    raise UsageError(f"there is no scheduler {name!r}", hint=f"Choose one of: {', '.join(SCHEDULERS)}.")
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
+def load_scheduler(folder: Path, name: str | None) -> Any:
+    """The scheduler of a pipeline, or another one with the same noise schedule.
+
+    Args:
+        folder: the pipeline's ``scheduler`` folder.
+        name: as :func:`find_scheduler` takes it; None for the pipeline's own.
+
+    Raises:
+        BadModelError: the folder has no usable scheduler config.
+        UsageError: no such scheduler, or it does not work with this config.
+    """
+    config = read_config(folder / "scheduler_config.json")
+    class_name, additions = find_scheduler(name) if name else (config.get("_class_name"), {})
+    if class_name not in {each for each, _ in SCHEDULERS.values()}:
+        # The name comes from a file: only classes that are known to be schedulers are looked up.
+        raise BadModelError(
+            f"{folder} names the scheduler {class_name!r}, which sdort does not know",
+            hint=f"Choose another with --scheduler: {', '.join(SCHEDULERS)}.",
+        )
+    import diffusers
+
+    scheduler_class = getattr(diffusers, str(class_name))
+    try:
+        return scheduler_class.from_config({**config, **additions})
+    except (TypeError, ValueError, NotImplementedError, ImportError) as error:
+        raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {error}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A JSON object from a pipeline's folder.
+
+    Raises:
+        BadModelError: it is missing, unreadable or not an object.
+    """
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadModelError(f"cannot read {path}: {reason}", hint="Export the pipeline again.") from error
+    if not isinstance(config, dict):
+        raise BadModelError(f"{path} is not a JSON object", hint="Export the pipeline again.")
+    return config

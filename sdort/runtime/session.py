@@ -1,0 +1,205 @@
+"""One ONNX model on one execution provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.errors import BadModelError, ProviderError, SdortError
+from sdort.runtime import placement
+from sdort.runtime.flavours import import_onnxruntime
+from sdort.runtime.probe import create_session, first_line
+from sdort.runtime.providers import Provider, RuntimeOptions
+
+Array = npt.NDArray[Any]
+
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(bool)": "bool",
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output as the model declares it; a dynamic dimension is its symbol, or None without one."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+
+class Binding:
+    """Inputs on the provider's device and outputs that stay there, to be run again and again."""
+
+    def __init__(self, session: Session, feeds: Mapping[str, Array]) -> None:
+        self.session = session
+        self._binding = session.ort.io_binding()
+        for name, value in session.cast(feeds).items():
+            self._binding.bind_ortvalue_input(name, session.upload(value))
+        for spec in session.outputs:
+            self._binding.bind_output(spec.name, *session.memory)
+
+    def run(self) -> None:
+        """Run the model once and wait for its end."""
+        self._binding.synchronize_inputs()
+        self.session.guard(lambda: self.session.ort.run_with_iobinding(self._binding))
+        self._binding.synchronize_outputs()
+
+    def outputs(self) -> dict[str, Array]:
+        """The outputs of the last run, in host memory."""
+        values = self._binding.copy_outputs_to_cpu()
+        return {spec.name: value for spec, value in zip(self.session.outputs, values, strict=True)}
+
+
+class Session:
+    """An open model. ``provider`` is what really runs it, after any fallback."""
+
+    def __init__(self, ort: Any, path: Path, component: str, provider: Provider, options: RuntimeOptions) -> None:
+        self.ort = ort
+        self.path = path
+        self.component = component
+        self.provider = provider
+        self.options = options
+        self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs()}
+        self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
+
+    def _spec(self, arg: Any) -> TensorSpec:
+        if arg.type not in _DTYPES:
+            raise BadModelError(
+                f"{arg.name!r} has the type {arg.type}, which no diffusion component has", component=self.component
+            )
+        return TensorSpec(arg.name, np.dtype(_DTYPES[arg.type]), tuple(arg.shape))
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """Device name and index, as ONNX Runtime's ``OrtValue`` and ``IOBinding`` take them."""
+        return (self.provider.device, self.options.device_id) if self.provider.device else ("cpu", 0)
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            feeds: per input an array, cast to the dtype that the input declares, or what :meth:`upload` returned.
+
+        Returns:
+            The outputs by name, in host memory.
+
+        Raises:
+            ProviderError: the provider failed, or ran out of memory.
+            BadModelError: a required input is missing, or a shape does not fit.
+        """
+        values = self.cast(feeds)
+        if all(isinstance(value, np.ndarray) for value in values.values()):
+            results = self.guard(lambda: self.ort.run(None, values))
+            return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
+        uploaded = {name: self._on_device(value) for name, value in values.items()}
+        kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded))
+        return {spec.name: value.numpy() for spec, value in zip(self.outputs, kept, strict=True)}
+
+    def bind(self, feeds: Mapping[str, Array]) -> Binding:
+        """Put ``feeds`` on the device once, for many runs."""
+        return Binding(self, feeds)
+
+    def upload(self, value: Array) -> Any:
+        """``value`` as an ``OrtValue`` in the provider's memory; on the CPU it shares the array's memory."""
+        name, index = self.memory
+        return import_onnxruntime().OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), name, index)
+
+    def _on_device(self, value: Any) -> Any:
+        return self.upload(value) if isinstance(value, np.ndarray) else value
+
+    def cast(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's inputs from ``feeds``, arrays cast to the declared dtypes, the rest as it is."""
+        missing = [name for name in self.inputs if name not in feeds]
+        if missing:
+            raise BadModelError(
+                f"the model wants the inputs {', '.join(missing)}, which nothing here provides",
+                component=self.component,
+            )
+        return {
+            name: np.asarray(feeds[name], spec.dtype, order="C") if isinstance(feeds[name], np.ndarray) else feeds[name]
+            for name, spec in self.inputs.items()
+        }
+
+    def guard(self, call: Any) -> Any:
+        """Run ``call`` and turn what ONNX Runtime raises into an error of ours."""
+        try:
+            return call()
+        except SdortError:
+            raise
+        except Exception as error:  # its classes share no base but Exception
+            raise run_error(error, self.component, self.provider) from error
+
+
+def open_session(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> Session:
+    """Open a model on a provider that is known to load (:func:`sdort.runtime.probe.choose_provider`).
+
+    Raises:
+        BadModelError: ONNX Runtime cannot read the model.
+        ProviderError: the provider has no kernel for one of its operators, or ``options.no_fallback`` and part of
+            the model would run on the CPU.
+    """
+    verbose = options.no_fallback and provider.on_gpu
+    try:
+        if verbose:
+            ort, log = placement.run_logged(lambda: create_session(str(path), provider, options, severity=0))
+            placement.refuse_fallback(log, provider, component)
+        else:
+            ort = create_session(str(path), provider, options)
+    except SdortError:
+        raise
+    except Exception as error:  # its classes share no base but Exception
+        raise load_error(error, path, component, provider) from error
+    if provider.ep not in ort.get_providers():
+        raise ProviderError(f"ONNX Runtime left {provider.name} for {ort.get_providers()}", component=component)
+    return Session(ort, path, component, provider, options)
+
+
+def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
+    """What to say when ONNX Runtime refuses a model."""
+    text = first_line(str(error))
+    if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
+        return ProviderError(
+            f"{provider.name} cannot run {path}: {text}",
+            component=component,
+            hint=f"The model was made for another provider: sdort optimize ORIGINAL OUT --provider {provider.name}.",
+        )
+    if _out_of_memory(text):
+        return ProviderError(f"no memory left on {provider.name} to load the model", component=component)
+    return BadModelError(
+        f"ONNX Runtime cannot load {path}: {text}", component=component, hint="Export or optimize the model again."
+    )
+
+
+def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
+    """What to say when a run fails."""
+    text = first_line(str(error))
+    if _out_of_memory(text):
+        return ProviderError(
+            f"{provider.name} ran out of memory: {text}",
+            component=component,
+            hint="Take fewer images at once or a smaller size.",
+        )
+    if "INVALID_ARGUMENT" in text:
+        return BadModelError(f"the model does not take this input: {text}", component=component)
+    return ProviderError(f"the run on {provider.name} failed: {text}", component=component)
+
+
+def _out_of_memory(text: str) -> bool:
+    text = text.lower()
+    return any(sign in text for sign in ("failed to allocate memory", "bad_alloc", "out of memory", "bad allocation"))
+
+
+def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:
+    """A dimension's fixed size, None when it is dynamic or absent."""
+    size = shape[axis] if axis < len(shape) else None
+    return size if isinstance(size, int) else None
