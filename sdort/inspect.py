@@ -16,10 +16,14 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from sdort.loader import find_components, load_model
+from sdort.layout import find_components
+from sdort.loader import load_model
 from sdort.model import Model
 
 PROVIDERS = ("rocm", "migraphx", "cuda", "cpu")
+
+# Of changes, in the order in which they are told.
+_KINDS = ("count", "version", "bytes", "input", "output", "operator")
 
 FUSED_DOMAINS = frozenset({"com.microsoft", "sdort"})
 
@@ -72,7 +76,7 @@ class Component:
 class Change:
     """A fact that differs between two models; None where a model has no such thing.
 
-    ``kind`` is ``component``, ``count``, ``bytes``, ``version``, ``input``, ``output`` or ``operator``.
+    ``kind`` is ``component`` or one of ``_KINDS``.
     """
 
     kind: str
@@ -149,7 +153,8 @@ def compare(before: Sequence[Component], after: Sequence[Component]) -> dict[str
 
 def _changes(old: Component, new: Component) -> Iterator[Change]:
     facts_before, facts_after = _facts(old), _facts(new)
-    for key in [*facts_before, *(key for key in facts_after if key not in facts_before)]:
+    keys = [*facts_before, *(key for key in facts_after if key not in facts_before)]
+    for key in sorted(keys, key=lambda key: _KINDS.index(key[0])):
         before, after = facts_before.get(key), facts_after.get(key)
         if before != after:
             yield Change(*key, before, after)
@@ -162,7 +167,7 @@ def _facts(component: Component) -> dict[tuple[str, str], Any]:
         ("count", "parameters"): component.parameters,
         ("version", "IR"): component.ir_version,
     }
-    facts |= {("version", domain): version for domain, version in component.opsets.items()}
+    facts |= {("version", f"opset {domain}"): version for domain, version in component.opsets.items()}
     facts |= {("bytes", dtype): size for dtype, size in component.weight_bytes.items()}
     facts |= {("input", value.name): str(value) for value in component.inputs}
     facts |= {("output", value.name): str(value) for value in component.outputs}

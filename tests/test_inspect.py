@@ -1,0 +1,263 @@
+"""``sdort inspect``: the facts, the differences, and what is printed of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+
+from sdort.cli import cli
+from sdort.inspect import Change, Rewrite, Value, compare, describe, inspect_path, is_fused
+from sdort.model import Model
+from sdort.weights import Absent
+
+
+class NoKernel:
+    """A target that has kernels for all operators but the given ones."""
+
+    def __init__(self, *operators: str) -> None:
+        self.operators = operators
+
+    def unsupported(self, node: gs.Node) -> str | None:
+        return f"no kernel for {node.op}" if node.op in self.operators else None
+
+
+@pytest.fixture(autouse=True)
+def _targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = {
+        "cpu": NoKernel("QuickGelu"),
+        "rocm": NoKernel("Conv", "Relu"),
+        "cuda": NoKernel(),
+        "migraphx": NoKernel(),
+    }
+    monkeypatch.setattr("sdort.targets.load_target", targets.__getitem__, raising=False)
+
+
+def decoder(activations: Sequence[str] = ("Relu", "Relu"), scale: int = 1) -> onnx.ModelProto:
+    """A model with a VAE decoder's inputs and outputs: Conv 4 -> 3 channels, then activations, then a Resize."""
+    nodes = [helper.make_node("Conv", ["latent", "weight", "bias"], ["t0"], name="conv")]
+    for index, op in enumerate(activations):
+        domain = "com.microsoft" if op == "QuickGelu" else ""
+        nodes.append(helper.make_node(op, [f"t{index}"], [f"t{index + 1}"], name=f"act{index}", domain=domain))
+    last = f"t{len(activations)}"
+    nodes.append(helper.make_node("Reshape", [last, "shape"], ["image"], name="end"))
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [helper.make_tensor_value_info("latent", TensorProto.FLOAT, ["batch", 4, "height", "width"])],
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
+        [
+            numpy_helper.from_array(rng.random((3, 4, scale, scale), np.float32), "weight"),
+            numpy_helper.from_array(np.zeros(3, np.float32), "bias"),
+            numpy_helper.from_array(np.array([0, 0, 0, -1], np.int64), "shape"),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9, producer_name="a-tool", producer_version="7")
+
+
+def save(proto: onnx.ModelProto, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(proto, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return save(decoder(), tmp_path / "plain" / "vae_decoder").parent.parent
+
+
+@pytest.fixture
+def fused(tmp_path: Path) -> Path:
+    return save(decoder(("QuickGelu",), scale=3), tmp_path / "fused" / "vae_decoder").parent.parent
+
+
+def sdort(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["inspect", *map(str, args)], catch_exceptions=False)
+
+
+def test_the_facts_of_a_component(fused: Path) -> None:
+    (component,) = inspect_path(fused)
+    assert component.component == "vae_decoder"
+    assert component.path == fused / "vae_decoder" / "model.onnx"
+    assert (component.producer, component.ir_version) == ("a-tool 7", 9)
+    assert component.opsets == {"ai.onnx": 20, "com.microsoft": 1}
+    assert component.inputs == (Value("latent", "float32", ("batch", 4, "height", "width")),)
+    assert component.outputs == (Value("image", "float32", ("batch", 3, "height", "width")),)
+    assert component.nodes == 3
+    assert component.operators == {"Conv": 1, "Reshape": 1, "com.microsoft.QuickGelu": 1}
+    assert component.parameters == 3 * 4 * 3 * 3 + 3
+    assert component.weight_bytes == {"float32": 4 * (3 * 4 * 3 * 3 + 3), "int64": 4 * 8}
+
+
+def test_operators_are_counted_the_most_frequent_first(plain: Path) -> None:
+    (component,) = inspect_path(plain)
+    assert list(component.operators.items()) == [("Relu", 2), ("Conv", 1), ("Reshape", 1)]
+
+
+def test_what_a_provider_has_to_rewrite(plain: Path) -> None:
+    (component,) = inspect_path(plain, ["rocm", "cpu"])
+    assert component.providers == {
+        "rocm": (Rewrite("Relu", 2, "no kernel for Relu"), Rewrite("Conv", 1, "no kernel for Conv")),
+        "cpu": (),
+    }
+
+
+@pytest.mark.parametrize(
+    ("operator", "fused"),
+    [("Conv", False), ("com.microsoft.GroupNorm", True), ("sdort.Attention", True), ("ai.onnx.ml.Scaler", False)],
+)
+def test_fused_operators_are_those_of_onnxruntime_and_sdort(operator: str, fused: bool) -> None:
+    assert is_fused(operator) is fused
+
+
+def test_weights_are_not_read() -> None:
+    """An architecture without weights is described as well as one with them."""
+    weight = gs.Constant("weight", Absent("conv_in.weight", (320, 4, 3, 3), np.float16))
+    x = gs.Variable("x", np.float16, ["b", 4, None, None])
+    y = gs.Variable("y", np.float16)
+    graph = gs.Graph([gs.Node("Conv", inputs=[x, weight], outputs=[y])], [x], [y], opset=20)
+    component = describe(Model(graph, "unet"))
+    assert component.parameters == 320 * 4 * 3 * 3
+    assert component.weight_bytes == {"float16": 2 * 320 * 4 * 3 * 3}
+    assert [str(value) for value in (*component.inputs, *component.outputs)] == ["float16[b, 4, ?, ?]", "float16?"]
+
+
+def test_nodes_and_weights_of_subgraphs_count_once() -> None:
+    weight = gs.Constant("weight", np.ones((8, 8), np.float32))
+    x, condition = gs.Variable("x", np.float32, [8, 8]), gs.Variable("condition", np.bool_, [])
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        inner = gs.Variable(f"{name}_out", np.float32, [8, 8])
+        branches[name] = gs.Graph([gs.Node("MatMul", inputs=[x, weight], outputs=[inner])], [], [inner])
+    y = gs.Variable("y", np.float32, [8, 8])
+    choose = gs.Node("If", inputs=[condition], outputs=[y], attrs=branches)
+    component = describe(Model(gs.Graph([choose], [x, condition], [y], opset=20), "unet"))
+    assert component.operators == {"MatMul": 2, "If": 1}
+    assert component.nodes == 3
+    assert component.parameters == 64
+
+
+def test_compare(plain: Path, fused: Path) -> None:
+    changes = compare(inspect_path(plain), inspect_path(fused))
+    assert changes == {
+        "vae_decoder": [
+            Change("count", "nodes", 4, 3),
+            Change("count", "parameters", 15, 111),
+            Change("version", "opset com.microsoft", None, 1),
+            Change("bytes", "float32", 60, 444),
+            Change("operator", "Relu", 2, None),
+            Change("operator", "com.microsoft.QuickGelu", None, 1),
+        ]
+    }
+
+
+def test_compare_sees_inputs_outputs_and_opsets(plain: Path) -> None:
+    (before,) = inspect_path(plain)
+    proto = decoder()
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "z"
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
+    proto.opset_import[0].version = 21
+    (after,) = inspect_path(save(proto, plain / "other"))
+    assert compare([before], [after])["vae_decoder"] == [
+        Change("version", "opset ai.onnx", 20, 21),
+        Change("input", "latent", "float32[batch, 4, height, width]", None),
+        Change("input", "z", None, "float32[batch, 4, height, width]"),
+        Change("output", "image", "float32[batch, 3, height, width]", "float32[1, 3, height, width]"),
+    ]
+
+
+def test_compare_tells_a_component_that_only_one_side_has(plain: Path, fused: Path) -> None:
+    encoder = describe(Model(gs.Graph(opset=20), "vae_encoder"))
+    changes = compare([encoder, *inspect_path(plain)], inspect_path(plain))
+    assert changes == {"vae_encoder": [Change("component", "vae_encoder", "present", None)], "vae_decoder": []}
+
+
+def test_tables(fused: Path) -> None:
+    result = sdort(fused, "--provider", "cpu", "--provider", "cuda")
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "vae_decoder 3 111 476 B float32 93.3%, int64 6.7% ai.onnx 20, com.microsoft 1 9 a-tool 7" in lines
+    assert "vae_decoder in latent float32[batch, 4, height, width]" in lines
+    assert "vae_decoder out image float32[batch, 3, height, width]" in lines
+    assert lines.index("* com.microsoft.QuickGelu 1") < lines.index("Conv 1")
+    assert "cpu vae_decoder com.microsoft.QuickGelu 1 no kernel for QuickGelu" in lines
+    assert "cuda vae_decoder none it has a kernel for every node" in lines
+    assert not any(line.startswith("rocm ") for line in lines)
+
+
+def test_json_has_the_same_facts(fused: Path) -> None:
+    (component,) = json.loads(sdort(fused, "--json").stdout)["components"]
+    assert component["operators"] == {"Conv": 1, "Reshape": 1, "com.microsoft.QuickGelu": 1}
+    assert component["inputs"] == [{"name": "latent", "dtype": "float32", "shape": ["batch", 4, "height", "width"]}]
+    assert list(component["providers"]) == ["rocm", "migraphx", "cuda", "cpu"]
+    assert component["providers"]["cpu"] == [
+        {"operator": "com.microsoft.QuickGelu", "nodes": 1, "reason": "no kernel for QuickGelu"}
+    ]
+
+
+def test_diff_table(plain: Path, fused: Path) -> None:
+    result = sdort("--diff", plain, fused)
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert result.exit_code == 0
+    assert "vae_decoder operator Relu 2 0 -2" in lines
+    assert "vae_decoder operator com.microsoft.QuickGelu 0 1 +1" in lines
+    assert not any("Reshape" in line for line in lines)
+
+
+def test_diff_json(plain: Path, fused: Path) -> None:
+    report = json.loads(sdort(plain, fused, "--diff", "--json").stdout)
+    assert (report["before"], report["after"]) == (str(plain), str(fused))
+    assert {"kind": "operator", "name": "Relu", "before": 2, "after": None} in report["components"]["vae_decoder"]
+
+
+def test_no_differences(plain: Path) -> None:
+    assert sdort("--diff", plain, plain).stdout == "No differences.\n"
+
+
+def test_two_files_are_compared_whatever_they_are(plain: Path, fused: Path) -> None:
+    encoder = decoder()
+    encoder.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 3, 1, 1), np.float32), "weight"))
+    for info, channels in ((encoder.graph.input[0], 3), (encoder.graph.output[0], 4)):
+        info.type.tensor_type.shape.dim[1].dim_value = channels
+    encoder.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(4, np.float32), "bias"))
+    (before,), (after,) = inspect_path(save(encoder, plain / "e")), inspect_path(plain)
+    assert (before.component, after.component) == ("vae_encoder", "vae_decoder")
+    kinds = [(change.kind, change.name) for change in compare([before], [after])["vae_decoder"]]
+    assert kinds == [("count", "parameters"), ("bytes", "float32"), ("input", "latent"), ("output", "image")]
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [
+        (0, [], "Missing argument"),
+        (2, [], "give one path, or two with --diff"),
+        (1, ["--diff"], "--diff compares two paths"),
+        (3, ["--diff"], "--diff compares two paths"),
+        (1, ["--provider", "tpu"], "'tpu' is not one of"),
+    ],
+)
+def test_usage_errors(plain: Path, count: int, options: list[str], message: str) -> None:
+    result = sdort(*[plain] * count, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_a_missing_path_is_a_usage_error(tmp_path: Path) -> None:
+    result = sdort(tmp_path / "nothing")
+    assert result.exit_code == 2
+    assert "nothing does not exist" in result.stderr
+
+
+def test_a_broken_model_is_an_error_and_prints_nothing(plain: Path) -> None:
+    (plain / "vae_decoder" / "model.onnx").write_bytes(b"not a model")
+    result = sdort(plain)
+    assert (result.exit_code, result.stdout) == (3, "")
