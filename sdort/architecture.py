@@ -1,0 +1,209 @@
+"""What a component is made of, counted from its diffusers or transformers config alone.
+
+Source of the rules: ``UNet2DConditionModel``, ``AutoencoderKL`` (diffusers) and ``CLIPTextModel`` (transformers).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sdort.errors import BadModelError
+
+Config = Mapping[str, Any]
+
+SILU = ("silu", "swish")
+DOWN_BLOCKS = {"DownBlock2D": False, "CrossAttnDownBlock2D": True}
+UP_BLOCKS = {"UpBlock2D": False, "CrossAttnUpBlock2D": True}
+MID_BLOCKS = {None: None, "UNetMidBlock2D": False, "UNetMidBlock2DCrossAttn": True}
+"""Block types and whether they hold transformers; a UNet may have no mid block at all."""
+TEXT_ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
+
+# Settings that change what a block computes, with the values whose structure is known here.
+KNOWN_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "dual_cross_attention": (False, None),
+    "attention_type": ("default", None),
+    "addition_embed_type": (None, "text_time"),
+    "encoder_hid_dim_type": (None, "text_proj"),
+    "resnet_time_scale_shift": ("default", "scale_shift", None),
+    "cross_attention_norm": (None,),
+}
+
+
+def architecture(config: Config, component: str) -> Counter[str]:
+    """Count the architecture's parts; a key that is absent counts 0.
+
+    Keys: ``attention_self``, ``attention_cross``, ``attention_causal`` (of the self attentions), ``group_norm``,
+    ``group_norm_silu`` (of them, those followed by SiLU), ``conv``, ``layer_norm``, ``skip_layer_norm`` (of them,
+    those whose input is a residual sum), ``geglu``, ``transformer``, ``gelu``, ``quick_gelu``.
+
+    Args:
+        config: the component's ``config.json``; both halves of a VAE share one.
+        component: ``unet``, ``vae_encoder``, ``vae_decoder``, ``text_encoder`` or ``text_encoder_2``.
+
+    Raises:
+        BadModelError: the config names a block or setting whose structure is not known, or lacks one.
+    """
+    builders = {
+        "unet": _unet,
+        "vae_encoder": _vae_encoder,
+        "vae_decoder": _vae_decoder,
+        "text_encoder": _text_encoder,
+        "text_encoder_2": _text_encoder,
+    }
+    if component not in builders:
+        raise BadModelError(f"no expected operators are known for a {component!r}", component=component)
+    try:
+        return builders[component](config)
+    except KeyError as error:
+        raise BadModelError(f"its config has no {error.args[0]!r}", component=component) from error
+    except (IndexError, TypeError, ValueError) as error:
+        raise BadModelError(f"its config contradicts itself: {error}", component=component) from error
+
+
+def _unet(config: Config) -> Counter[str]:
+    for setting, known in KNOWN_SETTINGS.items():
+        if config.get(setting) not in known:
+            raise _unknown("unet", setting, config[setting])
+    channels = [int(width) for width in config["block_out_channels"]]
+    levels = len(channels)
+    layers = _per_level(config.get("layers_per_block", 2), levels)
+    depths = _per_level(config.get("transformer_layers_per_block", 1), levels)
+    only_cross = _per_level(config.get("only_cross_attention") or False, levels)
+    total = Counter(conv=2, group_norm=1, group_norm_silu=_has_silu(config))  # conv_in, conv_norm_out, conv_out
+    for level, kind in enumerate(config["down_block_types"]):
+        width = [channels[max(level - 1, 0)]] + [channels[level]] * (layers[level] - 1)
+        for layer, size in enumerate(width):
+            total += _resnet(config, size, channels[level])
+            if _holds_transformers(kind, DOWN_BLOCKS):
+                total += _transformer(config, _depth(depths[level], layer), only_cross[level])
+        total["conv"] += level < levels - 1  # downsampler
+    total += _unet_mid(config, channels[-1], depths[-1])
+    return total + _unet_up(config, channels, layers, depths, only_cross)
+
+
+def _unet_mid(config: Config, channels: int, depth: int | Sequence[int]) -> Counter[str]:
+    kind = config.get("mid_block_type", "UNetMidBlock2DCrossAttn")
+    if kind is None:
+        return Counter()
+    total = _resnet(config, channels, channels)
+    if _holds_transformers(kind, MID_BLOCKS):
+        # UNet2DConditionModel does not hand only_cross_attention to this block.
+        total += _transformer(config, _depth(depth, 0), only_cross=False)
+        total += _resnet(config, channels, channels)
+    return total
+
+
+def _unet_up(
+    config: Config, channels: list[int], layers: list[Any], depths: list[Any], only_cross: list[Any]
+) -> Counter[str]:
+    total: Counter[str] = Counter()
+    reverse_depths = config.get("reverse_transformer_layers_per_block") or depths[::-1]
+    widths, previous = channels[::-1], channels[-1]
+    for level, kind in enumerate(config["up_block_types"]):
+        last = len(widths) - 1
+        count = layers[::-1][level] + 1
+        for layer in range(count):
+            skip = widths[min(level + 1, last)] if layer == count - 1 else widths[level]
+            total += _resnet(config, (previous if layer == 0 else widths[level]) + skip, widths[level])
+            if _holds_transformers(kind, UP_BLOCKS):
+                total += _transformer(config, _depth(reverse_depths[level], layer), only_cross[::-1][level])
+        previous = widths[level]
+        total["conv"] += level < last  # upsampler
+    return total
+
+
+def _vae_encoder(config: Config) -> Counter[str]:
+    channels = [int(width) for width in config["block_out_channels"]]
+    total = _vae_shared(config, channels[-1], bool(config.get("use_quant_conv", True)))
+    for level, kind in enumerate(config["down_block_types"]):
+        if kind != "DownEncoderBlock2D":
+            raise _unknown("vae_encoder", "down_block_types", kind)
+        total += _resnets(config, channels[max(level - 1, 0)], channels[level], int(config["layers_per_block"]))
+        total["conv"] += level < len(channels) - 1
+    return total
+
+
+def _vae_decoder(config: Config) -> Counter[str]:
+    channels = [int(width) for width in config["block_out_channels"]][::-1]
+    total = _vae_shared(config, channels[0], bool(config.get("use_post_quant_conv", True)))
+    for level, kind in enumerate(config["up_block_types"]):
+        if kind != "UpDecoderBlock2D":
+            raise _unknown("vae_decoder", "up_block_types", kind)
+        total += _resnets(config, channels[max(level - 1, 0)], channels[level], int(config["layers_per_block"]) + 1)
+        total["conv"] += level < len(channels) - 1
+    return total
+
+
+def _vae_shared(config: Config, channels: int, quantized: bool) -> Counter[str]:
+    """conv_in, the mid block, conv_norm_out, conv_out, and the 1x1 convolution at the latent."""
+    total = Counter(conv=2 + quantized, group_norm=1, group_norm_silu=_has_silu(config))
+    total += _resnets(config, channels, channels, 2)
+    if config.get("mid_block_add_attention", True):
+        total += Counter(attention_self=1, group_norm=1)
+    return total
+
+
+def _text_encoder(config: Config) -> Counter[str]:
+    config = config.get("text_config") or config
+    layers = int(config["num_hidden_layers"])
+    activation = config.get("hidden_act", "quick_gelu")
+    if activation not in TEXT_ACTIVATIONS:
+        raise _unknown("text_encoder", "hidden_act", activation)
+    total = Counter(attention_self=layers, attention_causal=layers, layer_norm=2 * layers + 1)
+    # Each block's two residual sums feed a norm; the last one final_layer_norm.
+    return total + Counter({"skip_layer_norm": 2 * layers, TEXT_ACTIVATIONS[activation]: layers})
+
+
+def _resnets(config: Config, before: int, channels: int, count: int) -> Counter[str]:
+    total = _resnet(config, before, channels)
+    for _ in range(count - 1):
+        total += _resnet(config, channels, channels)
+    return total
+
+
+def _resnet(config: Config, before: int, channels: int) -> Counter[str]:
+    """norm, SiLU, conv, time embedding, norm, SiLU, conv, and a 1x1 shortcut where the width changes."""
+    # scale_shift puts a multiplication by the time embedding between the second norm and its SiLU.
+    activated = 1 if config.get("resnet_time_scale_shift") == "scale_shift" else 2
+    return Counter(conv=2 + (before != channels), group_norm=2, group_norm_silu=activated * _has_silu(config))
+
+
+def _transformer(config: Config, depth: int, only_cross: bool) -> Counter[str]:
+    """Transformer2DModel: norm, projection in, ``depth`` blocks of two attentions and a GEGLU, projection out."""
+    total = Counter(transformer=1, group_norm=1, attention_cross=depth, layer_norm=3 * depth, geglu=depth)
+    total["attention_cross" if only_cross else "attention_self"] += depth
+    total["conv"] += 0 if config.get("use_linear_projection") else 2
+    # Norms 2 and 3 of a block follow a residual sum, and so does norm 1 of every block but the first.
+    total["skip_layer_norm"] += 3 * depth - 1
+    return total
+
+
+def _has_silu(config: Config) -> int:
+    return int(config.get("act_fn", "silu") in SILU)
+
+
+def _holds_transformers(kind: str, blocks: Mapping[Any, bool | None]) -> bool:
+    if kind not in blocks:
+        raise _unknown("unet", "block type", kind)
+    return bool(blocks[kind])
+
+
+def _per_level(value: Any, levels: int) -> list[Any]:
+    """diffusers allows one value for all levels or a list of one a level."""
+    return list(value) if isinstance(value, Sequence) else [value] * levels
+
+
+def _depth(depth: int | Sequence[int], layer: int) -> int:
+    """A level's transformer depth, which may differ from layer to layer."""
+    return depth if isinstance(depth, int) else depth[layer]
+
+
+def _unknown(component: str, setting: str, value: Any) -> BadModelError:
+    return BadModelError(
+        f"its config has an unknown {setting}: {value!r}",
+        component=component,
+        hint="sdort knows the architectures of Stable Diffusion 1.x, 2.x and XL; "
+        "pass --allow-misses to go on without counts.",
+    )
