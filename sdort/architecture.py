@@ -73,44 +73,37 @@ def _unet(config: Config) -> Counter[str]:
     only_cross = _per_level(config.get("only_cross_attention") or False, levels)
     total = Counter(conv=2, group_norm=1, group_norm_silu=_has_silu(config))  # conv_in, conv_norm_out, conv_out
     for level, kind in enumerate(config["down_block_types"]):
-        width = [channels[max(level - 1, 0)]] + [channels[level]] * (layers[level] - 1)
-        for layer, size in enumerate(width):
-            total += _resnet(config, size, channels[level])
+        for layer in range(layers[level]):
+            before = channels[max(level - 1, 0)] if layer == 0 else channels[level]
+            total += _resnet(config, shortcut=before != channels[level])
             if _holds_transformers(kind, DOWN_BLOCKS):
                 total += _transformer(config, _depth(depths[level], layer), only_cross[level])
         total["conv"] += level < levels - 1  # downsampler
-    total += _unet_mid(config, channels[-1], depths[-1])
-    return total + _unet_up(config, channels, layers, depths, only_cross)
+    return total + _unet_mid(config, depths[-1]) + _unet_up(config, layers, depths, only_cross)
 
 
-def _unet_mid(config: Config, channels: int, depth: int | Sequence[int]) -> Counter[str]:
+def _unet_mid(config: Config, depth: int | Sequence[int]) -> Counter[str]:
     kind = config.get("mid_block_type", "UNetMidBlock2DCrossAttn")
     if kind is None:
         return Counter()
-    total = _resnet(config, channels, channels)
+    total = _resnet(config, shortcut=False)
     if _holds_transformers(kind, MID_BLOCKS):
         # UNet2DConditionModel does not hand only_cross_attention to this block.
         total += _transformer(config, _depth(depth, 0), only_cross=False)
-        total += _resnet(config, channels, channels)
+        total += _resnet(config, shortcut=False)
     return total
 
 
-def _unet_up(
-    config: Config, channels: list[int], layers: list[Any], depths: list[Any], only_cross: list[Any]
-) -> Counter[str]:
+def _unet_up(config: Config, layers: list[Any], depths: list[Any], only_cross: list[Any]) -> Counter[str]:
     total: Counter[str] = Counter()
-    reverse_depths = config.get("reverse_transformer_layers_per_block") or depths[::-1]
-    widths, previous = channels[::-1], channels[-1]
+    depths = config.get("reverse_transformer_layers_per_block") or depths[::-1]
     for level, kind in enumerate(config["up_block_types"]):
-        last = len(widths) - 1
-        count = layers[::-1][level] + 1
-        for layer in range(count):
-            skip = widths[min(level + 1, last)] if layer == count - 1 else widths[level]
-            total += _resnet(config, (previous if layer == 0 else widths[level]) + skip, widths[level])
+        for layer in range(layers[::-1][level] + 1):
+            # Its input is a concatenation with a skip, hence always wider than its output.
+            total += _resnet(config, shortcut=True)
             if _holds_transformers(kind, UP_BLOCKS):
-                total += _transformer(config, _depth(reverse_depths[level], layer), only_cross[::-1][level])
-        previous = widths[level]
-        total["conv"] += level < last  # upsampler
+                total += _transformer(config, _depth(depths[level], layer), only_cross[::-1][level])
+        total["conv"] += level < len(layers) - 1  # upsampler
     return total
 
 
@@ -157,17 +150,17 @@ def _text_encoder(config: Config) -> Counter[str]:
 
 
 def _resnets(config: Config, before: int, channels: int, count: int) -> Counter[str]:
-    total = _resnet(config, before, channels)
+    total = _resnet(config, shortcut=before != channels)
     for _ in range(count - 1):
-        total += _resnet(config, channels, channels)
+        total += _resnet(config, shortcut=False)
     return total
 
 
-def _resnet(config: Config, before: int, channels: int) -> Counter[str]:
-    """norm, SiLU, conv, time embedding, norm, SiLU, conv, and a 1x1 shortcut where the width changes."""
+def _resnet(config: Config, shortcut: bool) -> Counter[str]:
+    """norm, SiLU, conv, time embedding, norm, SiLU, conv, and a 1x1 convolution where the width changes."""
     # scale_shift puts a multiplication by the time embedding between the second norm and its SiLU.
     activated = 1 if config.get("resnet_time_scale_shift") == "scale_shift" else 2
-    return Counter(conv=2 + (before != channels), group_norm=2, group_norm_silu=activated * _has_silu(config))
+    return Counter(conv=2 + shortcut, group_norm=2, group_norm_silu=activated * _has_silu(config))
 
 
 def _transformer(config: Config, depth: int, only_cross: bool) -> Counter[str]:

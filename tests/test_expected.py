@@ -12,7 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel
 from full_size import build_full
 from models import Built
 from torch.overrides import TorchFunctionMode
@@ -136,6 +136,26 @@ def test_unet_settings(variant: str) -> None:
         assert as_observed(config, "unet") == observe(built)
     # A config.json holds lists where Python has tuples.
     assert architecture(json.loads(json.dumps(config)), "unet") == architecture(config, "unet")
+
+
+VAE_VARIANTS: dict[str, dict[str, Any]] = {
+    "without the latent's convolutions": {"use_quant_conv": False, "use_post_quant_conv": False},
+    "only the encoder's": {"use_post_quant_conv": False},
+    "no attention": {"mid_block_add_attention": False},
+    "three layers": {"layers_per_block": 3, "block_out_channels": (16, 16, 32)},
+    "another activation": {"act_fn": "mish"},
+}
+
+
+@pytest.mark.parametrize("component", ["vae_encoder", "vae_decoder"])
+@pytest.mark.parametrize("variant", VAE_VARIANTS)
+def test_vae_settings(component: str, variant: str) -> None:
+    with torch.device("meta"):
+        model = AutoencoderKL(**{**models.VAE_CONFIG, **VAE_VARIANTS[variant]}).eval()
+        module = (models.VaeEncoder if component == "vae_encoder" else models.VaeDecoder)(model)
+        sample = torch.empty(1, 3 if component == "vae_encoder" else 4, 16, 24)
+        built = Built(component, dict(model.config), module, {"sample": sample}, [], {}, model)
+        assert as_observed(built.config, component) == observe(built)
 
 
 def test_stated_counts_of_stable_diffusion() -> None:
