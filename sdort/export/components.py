@@ -1,0 +1,222 @@
+"""The components of a pipeline: which architecture each one is, and the signature of its ONNX graph.
+
+Input and output names are those of optimum's ONNX exports, so that its ONNX Runtime pipelines load the result.
+The one difference is ``timestep``: float32 instead of int64, because several of diffusers' schedulers (Euler,
+Heun, LMS) step through fractional timesteps. optimum and diffusers cast to whatever dtype the graph declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sdort.errors import BadModelError
+
+FOLDERS = {
+    "text_encoder": "text_encoder",
+    "text_encoder_2": "text_encoder_2",
+    "unet": "unet",
+    "vae_encoder": "vae",
+    "vae_decoder": "vae",
+}
+"""Component -> the checkpoint's folder that holds its config and weights, in the order of export."""
+
+LIBRARIES = {
+    "CLIPTextModel": "transformers",
+    "CLIPTextModelWithProjection": "transformers",
+    "UNet2DConditionModel": "diffusers",
+    "AutoencoderKL": "diffusers",
+}
+"""The architectures that can be exported, and where their code is."""
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: its name, dtype (numpy's name) and dims (a number, or a name when dynamic)."""
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Component:
+    """One graph to be exported: an architecture, its config, and the graph's signature."""
+
+    name: str
+    class_name: str
+    config: Mapping[str, Any]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+Signature = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+
+
+def describe(
+    name: str,
+    class_name: str,
+    config: Mapping[str, Any],
+    *,
+    hidden_states: bool = False,
+    text_embeds: int | None = None,
+) -> Component:
+    """The component ``name`` with the dynamic signature that follows from its config.
+
+    Args:
+        name: one of :data:`FOLDERS`.
+        class_name: one of :data:`LIBRARIES`.
+        config: the architecture's config, with defaults filled in.
+        hidden_states: text encoders also return every layer's output, which SDXL conditions on.
+        text_embeds: width of SDXL's pooled text embedding, if it is known.
+
+    Raises:
+        BadModelError: the config is incomplete, or asks for inputs that Stable Diffusion pipelines do not feed.
+    """
+    try:
+        if FOLDERS[name] == "unet":
+            inputs, outputs = _unet(config, text_embeds)
+        elif FOLDERS[name] == "vae":
+            inputs, outputs = _VAE[name](config)
+        else:
+            inputs, outputs = _text_encoder(class_name, config, hidden_states)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise BadModelError(
+            f"its config.json is not that of a {class_name} ({type(error).__name__}: {error})",
+            component=name,
+            hint="The config is incomplete or damaged; copy or download the checkpoint again.",
+        ) from error
+    return Component(name, class_name, config, inputs, outputs)
+
+
+def vae_scale(config: Mapping[str, Any]) -> int:
+    """How many pixels one latent spans in height and width."""
+    return int(2 ** (len(config["block_out_channels"]) - 1))
+
+
+def at_size(component: Component, sizes: Mapping[str, int]) -> Component:
+    """The component with every dynamic dim that ``sizes`` names made static."""
+    return replace(
+        component,
+        inputs=tuple(_fixed(spec, sizes) for spec in component.inputs),
+        outputs=tuple(_fixed(spec, sizes) for spec in component.outputs),
+    )
+
+
+def _fixed(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    return replace(spec, dims=tuple(_evaluate(dim, sizes) for dim in spec.dims))
+
+
+def _evaluate(dim: Dim, sizes: Mapping[str, int]) -> Dim:
+    """``latent_height * 8`` at a known latent_height; a dim that is not in ``sizes`` stays."""
+    if isinstance(dim, int):
+        return dim
+    name, _, rest = dim.partition(" ")
+    if name not in sizes:
+        return dim
+    operator, _, factor = rest.partition(" ")
+    return {"": lambda: sizes[name], "*": lambda: sizes[name] * int(factor), "/": lambda: sizes[name] // int(factor)}[
+        operator
+    ]()
+
+
+def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> Signature:
+    width, layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
+    sequence = ("batch_size", "sequence_length", width)
+    inputs = (TensorSpec("input_ids", "int64", ("batch_size", "sequence_length")),)
+    last = TensorSpec("last_hidden_state", "float32", sequence)
+    # The pipelines take the pooled output of a projecting encoder by its position, the first.
+    if class_name == "CLIPTextModelWithProjection":
+        outputs = [TensorSpec("text_embeds", "float32", ("batch_size", _size(config, "projection_dim"))), last]
+    else:
+        outputs = [last, TensorSpec("pooler_output", "float32", ("batch_size", width))]
+    if hidden_states:
+        outputs += [TensorSpec(f"hidden_states.{index}", "float32", sequence) for index in range(layers + 1)]
+    return inputs, tuple(outputs)
+
+
+def _unet(config: Mapping[str, Any], text_embeds: int | None) -> Signature:
+    _refuse_foreign_unet(config)
+    latent = ("batch_size", _size(config, "in_channels"), "height", "width")
+    inputs = [
+        TensorSpec("sample", "float32", latent),
+        TensorSpec("timestep", "float32", ()),
+        TensorSpec("encoder_hidden_states", "float32", ("batch_size", "sequence_length", _context(config))),
+    ]
+    if config.get("addition_embed_type") == "text_time":
+        inputs += _added_conditions(config, text_embeds)
+    if config.get("time_cond_proj_dim") is not None:
+        inputs.append(TensorSpec("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
+    return tuple(inputs), (
+        TensorSpec("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
+    )
+
+
+def _refuse_foreign_unet(config: Mapping[str, Any]) -> None:
+    wanted = {
+        "class_embed_type": (None,),
+        "num_class_embeds": (None,),
+        "encoder_hid_dim_type": (None,),
+        "addition_embed_type": (None, "text_time"),
+        "attention_type": (None, "default"),
+    }
+    for key, values in wanted.items():
+        if config.get(key) not in values:
+            raise BadModelError(
+                f"a UNet with {key} = {config[key]!r} takes inputs that Stable Diffusion pipelines do not feed",
+                component="unet",
+                hint="sdort exports the UNets of SD 1.x, SD 2.x (inpainting too) and SDXL.",
+            )
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    """The width of the text embeddings."""
+    width = config["cross_attention_dim"]
+    return _positive(width[0] if isinstance(width, list) and len(set(width)) == 1 else width, "cross_attention_dim")
+
+
+def _added_conditions(config: Mapping[str, Any], text_embeds: int | None) -> list[TensorSpec]:
+    """SDXL: the pooled text embedding and the size and crop numbers, which one linear layer takes side by side."""
+    each, total = _size(config, "addition_time_embed_dim"), _size(config, "projection_class_embeddings_input_dim")
+    # The base model takes six numbers, the refiner five.
+    count = 6 if text_embeds is None else (total - text_embeds) // each
+    return [
+        TensorSpec("text_embeds", "float32", ("batch_size", total - count * each)),
+        TensorSpec("time_ids", "float32", ("batch_size", count)),
+    ]
+
+
+def _vae_encoder(config: Mapping[str, Any]) -> Signature:
+    factor = vae_scale(config)
+    latent = (f"sample_height / {factor}", f"sample_width / {factor}")
+    sample = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
+    # The mean and the log-variance of every latent, side by side.
+    parameters = ("batch_size", 2 * _size(config, "latent_channels"), *latent)
+    return (TensorSpec("sample", "float32", sample),), (TensorSpec("latent_parameters", "float32", parameters),)
+
+
+def _vae_decoder(config: Mapping[str, Any]) -> Signature:
+    factor = vae_scale(config)
+    latent = ("batch_size", _size(config, "latent_channels"), "latent_height", "latent_width")
+    pixels = (f"latent_height * {factor}", f"latent_width * {factor}")
+    sample = ("batch_size", _size(config, "out_channels"), *pixels)
+    return (TensorSpec("latent_sample", "float32", latent),), (TensorSpec("sample", "float32", sample),)
+
+
+_VAE: dict[str, Callable[[Mapping[str, Any]], Signature]] = {
+    "vae_encoder": _vae_encoder,
+    "vae_decoder": _vae_decoder,
+}
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    return _positive(config[key], key)
+
+
+def _positive(value: Any, key: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{key} = {value!r}")
+    return value

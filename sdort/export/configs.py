@@ -1,0 +1,91 @@
+"""Configs of pipelines and components: read, checked, and reduced to what shapes a graph.
+
+Two checkpoints of one architecture rarely have equal ``config.json`` files: they were saved by different versions
+of diffusers, name different parents, and differ in what only matters in training. ``normalise`` makes them equal,
+so that the second one finds the first one's trace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import BadModelError
+
+# Arguments of the architectures that do not change the graph. Whatever is not listed is taken to change it.
+_NO_EFFECT = {
+    "UNet2DConditionModel": {"sample_size", "dropout"},
+    "AutoencoderKL": {
+        "sample_size",
+        "scaling_factor",
+        "shift_factor",
+        "latents_mean",
+        "latents_std",
+        "force_upcast",
+    },
+}
+_NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = {
+    "architectures",
+    "attention_dropout",
+    "attn_implementation",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dropout",
+    "dtype",
+    "id2label",
+    "initializer_factor",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+}
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        BadModelError: there is no such file, or it holds something else; ``what`` says which file it is.
+    """
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadModelError(f"cannot read {what} {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadModelError(f"{what} {path} is no JSON ({error})", hint="Copy or download it again.") from error
+    if not isinstance(parsed, dict):
+        raise BadModelError(f"{what} {path} is no JSON object", hint="Copy or download it again.")
+    return parsed
+
+
+def normalise(class_name: str, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with defaults filled in, without what the architecture does not take or the graph does not show."""
+    kept = defaults.keys() - _NO_EFFECT[class_name]
+    return {key: config.get(key, defaults[key]) for key in sorted(kept)}
+
+
+def class_defaults(class_name: str) -> dict[str, Any]:
+    """The arguments of an architecture and their defaults, as JSON values. Imports diffusers or transformers."""
+    if class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
+        from transformers import CLIPTextConfig
+
+        defaults = {key: value for key, value in CLIPTextConfig().to_dict().items() if not key.startswith("_")}
+    else:
+        import inspect
+
+        import diffusers
+
+        parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
+        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    # Tuples become lists, as they are in a config.json.
+    parsed: dict[str, Any] = json.loads(json.dumps(defaults))
+    return parsed
