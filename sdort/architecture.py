@@ -131,7 +131,8 @@ def _vae_decoder(config: Config) -> Counter[str]:
 
 def _vae_shared(config: Config, channels: int, quantized: bool) -> Counter[str]:
     """conv_in, the mid block, conv_norm_out, conv_out, and the 1x1 convolution at the latent."""
-    total = Counter(conv=2 + quantized, group_norm=1, group_norm_silu=_has_silu(config))
+    # conv_norm_out is followed by SiLU whatever act_fn says.
+    total = Counter(conv=2 + quantized, group_norm=1, group_norm_silu=1)
     total += _resnets(config, channels, channels, 2)
     if config.get("mid_block_add_attention", True):
         total += Counter(attention_self=1, group_norm=1)
