@@ -14,8 +14,9 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
-from sdort.untrusted import tensor_nbytes
+from sdort.tensor_checks import tensor_nbytes
 from sdort.weights import Stored
+from sdort.wire import OWN_FILE
 
 _HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COPY_AGAIN = "The data file belongs to another model or is truncated; copy or download it again."
@@ -29,6 +30,8 @@ class ExternalData:
         self.path = path
         self.directory = path.parent.resolve()
         self._files: dict[str, tuple[Path, int]] = {}
+        if path.is_file():
+            self._files[OWN_FILE] = path.resolve(), path.stat().st_size
         self._regions: dict[Path, dict[tuple[int, int], str]] = {}
 
     def resolve(self, tensor: TensorProto) -> Stored:

@@ -6,82 +6,106 @@ import onnx
 import onnx.inliner
 
 from sdort.errors import BadModelError
-from sdort.untrusted import MAX_NODES, OWN_DOMAIN, check_opsets
+from sdort.node_checks import MAX_NODES, check_nodes
+from sdort.untrusted import check_opsets
+
+OWN_DOMAIN = "sdort"
+"""Operators of this project. Each comes with a function body, so any runtime can run it; it is not expanded."""
+
+MAX_DEPTH = 50
+"""Of functions that call functions; the expansion is recursive code in C++."""
 
 _Key = tuple[str, str]
+_Functions = dict[_Key, onnx.FunctionProto]
 
 
 def inline_functions(model: onnx.ModelProto, component: str) -> onnx.ModelProto:
     """The model without local functions, except those of sdort's own domain, which are operators with a fallback.
 
     Raises:
-        BadModelError: a function that is defined twice, calls itself, or expands to an absurd number of nodes.
+        BadModelError: a function that is broken, defined twice, calls itself, or expands to too many nodes.
     """
     if not model.functions:
         return model
-    functions: dict[_Key, onnx.FunctionProto] = {}
+    functions: _Functions = {}
     for function in model.functions:
         key = (function.domain, function.name)
         if key in functions or function.overload:
-            raise BadModelError("a function is defined twice", component=component, node=function.name)
+            raise BadModelError("overloaded functions are not supported", component=component, node=function.name)
         functions[key] = function
     _check_expansion(model, functions, component)
-    _check_bodies(model, functions, component)
-    chosen = [key for key in functions if key[0] != OWN_DOMAIN]
-    if not chosen:
-        return model
-    try:
-        inlined = onnx.inliner.inline_selected_functions(model, chosen)
-    except Exception as error:  # the C++ inliner raises bare RuntimeError and others
-        raise BadModelError(
-            f"its functions cannot be expanded: {str(error).splitlines()[0]}", component=component
-        ) from None
-    remaining = [f for f in inlined.functions if f.domain == OWN_DOMAIN]
-    del inlined.functions[:]
-    inlined.functions.extend(remaining)
-    return inlined
-
-
-def _check_bodies(model: onnx.ModelProto, functions: dict[_Key, onnx.FunctionProto], component: str) -> None:
     opsets = check_opsets(model.opset_import, component)
     for function in functions.values():
-        for entry in function.opset_import:
-            domain = "" if entry.domain == "ai.onnx" else entry.domain
-            if opsets.get(domain, entry.version) != entry.version:
-                raise BadModelError(
-                    f"the function imports {domain or 'ai.onnx'} {entry.version}, the model {opsets[domain]}",
-                    component=component,
-                    node=function.name,
-                )
+        _check_function(function, opsets, set(functions), component)
+    chosen = [key for key in functions if key[0] != OWN_DOMAIN]
+    return _expand(model, chosen, component) if chosen else model
 
 
-def _check_expansion(model: onnx.ModelProto, functions: dict[_Key, onnx.FunctionProto], component: str) -> None:
-    """Refuse recursion and exponential growth before anything is expanded."""
-    sizes: dict[_Key, int] = {}
-    for key in functions:
-        _expanded_size(key, functions, sizes, component)
-    total = sum(sizes.get((node.domain, node.op_type), 1) for node in model.graph.node)
-    if total > MAX_NODES:
-        raise BadModelError(f"its functions expand to {total} nodes", component=component)
+def _expand(model: onnx.ModelProto, chosen: list[_Key], component: str) -> onnx.ModelProto:
+    try:
+        expanded = onnx.inliner.inline_selected_functions(model, chosen)
+    except Exception as error:  # the C++ code has no one exception type
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadModelError(f"its functions cannot be expanded: {reason}", component=component) from None
+    kept = [function for function in expanded.functions if function.domain == OWN_DOMAIN]
+    del expanded.functions[:]
+    expanded.functions.extend(kept)
+    return expanded
 
 
-def _expanded_size(
-    root: _Key, functions: dict[_Key, onnx.FunctionProto], sizes: dict[_Key, int], component: str
+def _check_function(
+    function: onnx.FunctionProto, model_opsets: dict[str, int], functions: set[_Key], component: str
 ) -> None:
-    """Nodes after expansion of ``root`` and all it calls, into ``sizes``; depth first with an explicit stack."""
-    stack, active = [root], set()
+    opsets = check_opsets(function.opset_import, component)
+    for domain, version in opsets.items():
+        if model_opsets.setdefault(domain, version) != version:
+            raise BadModelError(
+                f"the function imports {domain or 'ai.onnx'} {version}, the model {model_opsets[domain]}",
+                component=component,
+                node=function.name,
+            )
+    check_nodes(function.node, opsets, functions, component, in_function=True)
+    known = {"", *function.input}
+    for node in function.node:
+        for name in node.input:
+            if name not in known:
+                raise BadModelError(
+                    f"used in function {function.name}, but not defined", component=component, node=name
+                )
+        if known.intersection(filter(None, node.output)):
+            raise BadModelError(f"defined twice in function {function.name}", component=component, node=node.output[0])
+        known.update(node.output)
+    if not known.issuperset(function.output) or "" in function.output:
+        raise BadModelError("an output is not defined", component=component, node=function.name)
+
+
+def _check_expansion(model: onnx.ModelProto, functions: _Functions, component: str) -> None:
+    """Refuse recursion, deep nesting and exponential growth before anything is expanded."""
+    measured: dict[_Key, tuple[int, int]] = {}
+    for key in functions:
+        _measure(key, functions, measured, component)
+    total = sum(measured.get((node.domain, node.op_type), (1, 0))[0] for node in model.graph.node)
+    if total > MAX_NODES:
+        raise BadModelError("its functions expand to too many nodes", component=component)
+
+
+def _measure(root: _Key, functions: _Functions, measured: dict[_Key, tuple[int, int]], component: str) -> None:
+    """Put (nodes when expanded, nesting) of ``root`` and all it calls into ``measured``; depth first, no recursion."""
+    active: set[_Key] = set()
+    stack = [root]
     while stack:
         key = stack[-1]
-        calls = [(n.domain, n.op_type) for n in functions[key].node]
-        pending = [c for c in calls if c in functions and c not in sizes]
-        if key in sizes:
+        if key in measured:
             stack.pop()
-        elif not pending:
-            sizes[key] = sum(sizes.get(c, 1) for c in calls)
-            active.discard(key)
-            stack.pop()
-        elif key in active and any(c in active for c in pending):
-            raise BadModelError("a function calls itself", component=component, node=key[1])
-        else:
+            continue
+        calls = [(node.domain, node.op_type) for node in functions[key].node]
+        pending = [call for call in calls if call in functions and call not in measured]
+        nesting = 1 + max((measured[call][1] for call in calls if call in measured), default=0)
+        if (pending and key in active) or nesting > MAX_DEPTH:
+            raise BadModelError("a function calls itself, or nests too deeply", component=component, node=key[1])
+        if pending:
             active.add(key)
             stack.extend(dict.fromkeys(pending))
+        else:
+            nodes = sum(measured[call][0] if call in measured else 1 for call in calls)
+            measured[key] = min(nodes, MAX_NODES + 1), nesting

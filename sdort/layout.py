@@ -8,16 +8,20 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError, UsageError
+from sdort.tensor_checks import type_name
+from sdort.wire import read_graph
 
 COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_decoder", "safety_checker")
 """Folder names shared by sdort, optimum and diffusers' conversion script."""
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _INTS = {TensorProto.INT32, TensorProto.INT64}
+_CONVS = {"Conv": 1, "NhwcConv": 3}
+"""Convolutions and the axis of their weight that is the channels in."""
 
 _EXPECTED = (
-    "Expected one of: a UNet (4-D sample, timestep, 3-D encoder_hidden_states -> 4-D), a text encoder (2-D token ids -> "
-    "3-D), a VAE decoder (4-D latent -> 3 channels) or a VAE encoder (3 channels -> 4-D latent)."
+    "Expected one of: a UNet (4-D sample, timestep, 3-D encoder_hidden_states -> 4-D), a text encoder (2-D token "
+    "ids -> 3-D), a VAE decoder (4-D latent -> 3 channels) or a VAE encoder (3 channels -> 4-D latent)."
 )
 
 
@@ -39,15 +43,17 @@ def find_components(path: Path) -> dict[str, Path]:
         return {identify(path): path}
     found = {name: _model_file(path / name) for name in COMPONENTS}
     models = {name: file for name, file in found.items() if file}
-    if models:
-        return models
-    lone = _model_file(path)
-    if lone is None:
+    for name, file in models.items():
+        _check_component(name, file)
+    lone = None if models else _model_file(path)
+    if lone:
+        return {identify(lone): lone}
+    if not models:
         raise BadModelError(
             f"{path} holds no ONNX pipeline: none of {', '.join(COMPONENTS)} with a model.onnx",
             hint="Make one with: sdort export MODEL OUT",
         )
-    return {identify(lone): lone}
+    return models
 
 
 def _model_file(folder: Path) -> Path | None:
@@ -68,40 +74,53 @@ def identify(path: Path) -> str:
     Raises:
         BadModelError: the file is broken, or its model is no component of a diffusion pipeline.
     """
-    from sdort.loader import read_proto
-
-    proto = read_proto(path, path.stem)
-    component = recognise(proto, path)
-    if component is None:
-        raise BadModelError(
-            f"{path} is no diffusion component: it maps {_signature(proto.graph.input)} to "
-            f"{_signature(proto.graph.output)}",
-            hint=_EXPECTED,
-        )
+    proto = read_graph(path, path.stem)
+    try:
+        component = recognise(proto, path)
+        if component is None:
+            raise BadModelError(f"{path} is no diffusion component: {_signature(proto)}", hint=_EXPECTED)
+    except UnicodeDecodeError:
+        raise BadModelError(f"{path} has names that are not text") from None
     return component
 
 
+def _check_component(name: str, path: Path) -> None:
+    """Refuse a model that lies in a component's folder and cannot be that component."""
+    if name == "safety_checker":  # a classifier like any other
+        return
+    proto = read_graph(path, name)
+    kind = recognise(proto, path)
+    fits = kind == name or {kind, name} == {"text_encoder", "text_encoder_2"}
+    if not fits:
+        raise BadModelError(f"{path} is no {name}: {_signature(proto)}", component=name, hint=_EXPECTED)
+
+
 def recognise(proto: onnx.ModelProto, path: Path | None = None) -> str | None:
-    """The component by structure; ``path`` only tells the two text encoders of SDXL apart. None if it is none."""
+    """The component by structure, None if it is none.
+
+    ``path`` only decides between the text encoders of SDXL, and between VAE encoder and decoder if their channels are
+    not known.
+    """
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = [info for info in proto.graph.input if info.name not in constants]
     outputs = list(proto.graph.output)
+    hints = {path.parent.name, path.stem} if path else set()
     if not inputs or not outputs:
         return None
     if _is_unet(inputs, outputs):
         return "unet"
     if _is_text_encoder(inputs, outputs):
-        second = path is not None and "text_encoder_2" in (path.parent.name, path.stem)
-        return "text_encoder_2" if second or _rank(outputs[0]) == 2 else "text_encoder"
+        return "text_encoder_2" if "text_encoder_2" in hints or _rank(outputs[0]) == 2 else "text_encoder"
     if len(inputs) == 1 and len(outputs) == 1 and _is_image(inputs[0]) and _is_image(outputs[0]):
-        return _which_vae(proto.graph, inputs[0], outputs[0])
+        return _which_vae(proto.graph, inputs[0], outputs[0], hints)
     return None
 
 
 def _is_unet(inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bool:
-    timestep = any((_rank(info) or 0) <= 1 and "time" in info.name for info in inputs)
+    timestep = any(_rank(info) in (0, 1) for info in inputs)
     context = any(_rank(info) == 3 and _kind(info) in _FLOATS for info in inputs)
-    return timestep and context and any(map(_is_image, inputs)) and _is_image(outputs[0])
+    # A ControlNet has the same inputs, and one output a level.
+    return timestep and context and any(map(_is_image, inputs)) and len(outputs) == 1 and _is_image(outputs[0])
 
 
 def _is_text_encoder(inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bool:
@@ -113,17 +132,31 @@ def _is_image(info: onnx.ValueInfoProto) -> bool:
     return _rank(info) == 4 and _kind(info) in _FLOATS
 
 
-def _which_vae(graph: onnx.GraphProto, source: onnx.ValueInfoProto, target: onnx.ValueInfoProto) -> str | None:
-    """By channels; diffusers' conversion script leaves them dynamic, so the first and last Conv may have to tell."""
-    shapes = {tensor.name: tensor.dims for tensor in graph.initializer if len(tensor.dims) == 4}
-    convs = [shapes[n.input[1]] for n in graph.node if n.op_type == "Conv" and len(n.input) > 1 and n.input[1] in shapes]
-    channels_in = source.type.tensor_type.shape.dim[1].dim_value or (convs[0][1] if convs else 0)
-    channels_out = target.type.tensor_type.shape.dim[1].dim_value or (convs[-1][0] if convs else 0)
-    if not convs:
-        return None
+def _which_vae(
+    graph: onnx.GraphProto, source: onnx.ValueInfoProto, target: onnx.ValueInfoProto, hints: set[str]
+) -> str | None:
+    first, last = _conv_channels(graph)
+    channels_in = source.type.tensor_type.shape.dim[1].dim_value or first
+    channels_out = target.type.tensor_type.shape.dim[1].dim_value or last
+    if 3 not in (channels_in, channels_out) and 0 in (channels_in, channels_out):
+        return next((name for name in ("vae_encoder", "vae_decoder") if name in hints), None)
     if channels_out == 3 and channels_in != 3:
         return "vae_decoder"
     return "vae_encoder" if channels_in == 3 and channels_out != 3 else None
+
+
+def _conv_channels(graph: onnx.GraphProto) -> tuple[int, int]:
+    """Channels into the first and out of the last convolution, 0 if unknown.
+
+    diffusers' conversion script leaves the channels of inputs and outputs dynamic, so the weights have to tell.
+    """
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer if len(tensor.dims) == 4}
+    weights = [(n.op_type, shapes.get(n.input[1], ())) for n in graph.node if n.op_type in _CONVS and len(n.input) > 1]
+    weights = [(op_type, dims) for op_type, dims in weights if dims]
+    if not weights:
+        return 0, 0
+    (op_type, first), (_, last) = weights[0], weights[-1]
+    return first[_CONVS[op_type]], last[0]
 
 
 def _rank(info: onnx.ValueInfoProto) -> int | None:
@@ -135,14 +168,11 @@ def _kind(info: onnx.ValueInfoProto) -> int:
     return int(info.type.tensor_type.elem_type)
 
 
-def _signature(infos: object) -> str:
-    return ", ".join(_describe(info) for info in list(infos)[:6]) or "nothing"  # type: ignore[call-overload]
+def _signature(proto: onnx.ModelProto) -> str:
+    inputs, outputs = ([_describe(info) for info in values[:6]] for values in (proto.graph.input, proto.graph.output))
+    return f"it maps {', '.join(inputs) or 'nothing'} to {', '.join(outputs) or 'nothing'}"
 
 
 def _describe(info: onnx.ValueInfoProto) -> str:
     dims = [str(d.dim_value or d.dim_param or "?") for d in info.type.tensor_type.shape.dim]
-    try:
-        kind = TensorProto.DataType.Name(_kind(info)).lower()
-    except ValueError:
-        kind = "unknown"
-    return f"{info.name}: {kind}[{', '.join(dims)}]"
+    return f"{info.name}: {type_name(_kind(info)).lower()}[{', '.join(dims)}]"

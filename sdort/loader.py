@@ -7,14 +7,13 @@ arrays.
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
@@ -24,17 +23,17 @@ from sdort.functions import inline_functions
 from sdort.importing import finish_graph
 from sdort.layout import find_components, recognise
 from sdort.model import Model
-from sdort.untrusted import check_model, tensor_nbytes
+from sdort.tensor_checks import check_tensor, tensor_nbytes
+from sdort.untrusted import check_model
 from sdort.weights import Array, Inline, Stored, Weight
+from sdort.wire import read_graph
 
-__all__ = ["SMALL", "Resolve", "find_components", "from_proto", "load_model", "read_proto"]
+__all__ = ["SMALL", "Resolve", "find_components", "from_proto", "load_model"]
 
 SMALL = 1024
 """Tensors of at most this many bytes are kept as arrays: shapes, axes, scalars, epsilons."""
 
 Resolve = Callable[[TensorProto], "Weight | None"]
-
-_COPY_AGAIN = "Check that the file is an ONNX model and was copied or downloaded completely."
 
 
 def load_model(path: Path, component: str | None = None) -> Model:
@@ -48,31 +47,22 @@ def load_model(path: Path, component: str | None = None) -> Model:
         BadModelError: the file is no ONNX model, is broken, unsafe, or has parts that sdort does not support.
     """
     path = Path(path)
-    proto = read_proto(path, component or path.stem)
+    proto = read_graph(path, component or path.stem)
+    with text_names(path, component or path.stem):
+        return from_proto(proto, None, component or recognise(proto, path) or path.stem, path)
+
+
+@contextmanager
+def text_names(path: Path, component: str) -> Iterator[None]:
+    """Bytes that are not UTF-8 parse, and fail wherever the name they stand for is looked at first."""
     try:
-        component = component or recognise(proto, path) or path.stem
-        return from_proto(proto, None, component, path)
+        yield
     except UnicodeDecodeError:
         raise BadModelError(
-            f"{path} has names that are not text", component=component or path.stem, hint=_COPY_AGAIN
+            f"{path} has names that are not text",
+            component=component,
+            hint="Check that the file is an ONNX model and was copied or downloaded completely.",
         ) from None
-
-
-def read_proto(path: Path, component: str) -> onnx.ModelProto:
-    """Parse the file; external data stays where it is."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BadModelError(f"{path} is not a file", component=component)
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadModelError(f"cannot read {path}: {error.strerror or error}", component=component) from None
-    try:
-        proto = onnx.ModelProto.FromString(data)
-    except DecodeError:
-        raise BadModelError(f"{path} is not an ONNX model", component=component, hint=_COPY_AGAIN) from None
-    if not proto.HasField("graph"):
-        raise BadModelError(f"{path} has no graph", component=component, hint=_COPY_AGAIN)
-    return proto
 
 
 def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, path: Path | None = None) -> Model:
@@ -80,8 +70,8 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
 
     Args:
         proto: the model; it belongs to this function now and may be changed.
-        resolve: maps a tensor that is above 1 KiB or external to its weight; None, or a weight of None, takes the
-            values in ``proto``, or the external data beside ``path``.
+        resolve: maps an initializer to its weight, and None takes the values in ``proto`` or the external data beside
+            ``path``. An initializer that it maps may lack its values.
         component: the pipeline component, for messages.
         path: the file it was read from.
 
@@ -90,14 +80,14 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
     """
     proto = inline_functions(proto, component)
     reader = _Reader(resolve, component, path)
-    order = check_model(proto, component, trusted_values=resolve is not None)
-    values = {tensor.name: reader.describe(tensor) for tensor in proto.graph.initializer}
+    order = check_model(proto, component)
+    values = {tensor.name: reader.initializer(tensor) for tensor in proto.graph.initializer}
     attributes = [
-        {a.name: reader.describe(a.t) for a in node.attribute if a.type == AttributeProto.TENSOR}
+        {a.name: reader.tensor(a.t) for a in node.attribute if a.type == AttributeProto.TENSOR}
         for node in proto.graph.node
     ]
     reader.check()
-    _drop_untyped_value_info(proto.graph)
+    _clean_value_info(proto.graph)
     with G_LOGGER.suppress():  # it would print a line about every dtype that numpy lacks
         graph = gs.import_onnx(proto)
     for node, tensors in zip(graph.nodes, attributes, strict=True):
@@ -115,20 +105,29 @@ class _Reader:
         self.component = component
         self.external = ExternalData(path, component) if path else None
 
-    def describe(self, tensor: TensorProto) -> Array | Weight:
-        """The tensor's values or where they are; reads nothing outside ``tensor``."""
-        outside = tensor.data_location == TensorProto.EXTERNAL
+    def initializer(self, tensor: TensorProto) -> Array | Weight:
+        """The initializer's values or where they are; reads nothing outside ``tensor``."""
         nbytes = tensor_nbytes(tensor, self.component)
-        if self.resolve and (outside or nbytes > SMALL):
-            weight = self.resolve(tensor)
-            if weight is not None:
-                return weight
-        if outside:
-            if self.external is None:
-                raise BadModelError("external data of a model without a file", component=self.component, node=tensor.name)
-            return self.external.resolve(tensor)
-        array = onnx.numpy_helper.to_array(tensor)
-        return Inline(array) if nbytes > SMALL else np.array(array)
+        weight = self.resolve(tensor) if self.resolve else None
+        if weight is None:
+            return self.tensor(tensor)
+        if weight.nbytes != nbytes:
+            raise BadModelError(
+                f"a weight of shape {weight.shape} for an initializer of shape {tuple(tensor.dims)}",
+                component=self.component,
+                node=tensor.name,
+            )
+        return weight
+
+    def tensor(self, tensor: TensorProto) -> Array | Weight:
+        """As :meth:`initializer`, for any tensor."""
+        check_tensor(tensor, self.component)
+        if tensor.data_location != TensorProto.EXTERNAL:
+            array = onnx.numpy_helper.to_array(tensor)
+            return Inline(array) if array.nbytes > SMALL else np.array(array)
+        if self.external is None:
+            raise BadModelError("external data of a model without a file", component=self.component, node=tensor.name)
+        return self.external.resolve(tensor)
 
     def check(self) -> None:
         """What can only be seen when every tensor was described."""
@@ -136,14 +135,23 @@ class _Reader:
             self.external.check_overlaps()
 
     def read_small(self, value: Array | Weight) -> Array | Weight:
+        """Small stored values as an array, all else as it is."""
         if isinstance(value, (Stored, Inline)) and value.nbytes <= SMALL:
             return value.load()
         return value
 
 
-def _drop_untyped_value_info(graph: onnx.GraphProto) -> None:
-    """An entry without an element type says nothing, and onnx-graphsurgeon cannot read it."""
-    typed = [info for info in graph.value_info if info.type.tensor_type.elem_type]
-    if len(typed) < len(graph.value_info):
+def _clean_value_info(graph: onnx.GraphProto) -> None:
+    """One typed entry a name, and none for inputs, outputs and initializers, which describe themselves.
+
+    onnx-graphsurgeon cannot read an entry without an element type, and would believe the last of several.
+    """
+    seen = {value.name for values in (graph.input, graph.output, graph.initializer) for value in values}
+    kept = []
+    for info in graph.value_info:
+        if info.name not in seen and info.type.tensor_type.elem_type:
+            seen.add(info.name)
+            kept.append(info)
+    if len(kept) < len(graph.value_info):
         del graph.value_info[:]
-        graph.value_info.extend(typed)
+        graph.value_info.extend(kept)

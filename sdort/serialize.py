@@ -23,7 +23,7 @@ from sdort.errors import BadModelError
 from sdort.importing import unique_name
 from sdort.model import Model
 from sdort.untrusted import topological_order
-from sdort.weights import Array, Cast, Inline, Reshaped, Weight
+from sdort.weights import Cast, Inline, Reshaped, Weight
 
 SMALL = 1024
 """Tensors of at most this many bytes stay inside the .onnx file."""
@@ -218,7 +218,7 @@ def _attribute(node: gs.Node, key: str, value: Any) -> onnx.AttributeProto:
         array = _weight_of(value).load()
         value = onnx.numpy_helper.from_array(array, value.name)
     elif isinstance(value, (list, tuple)) and not value:
-        return onnx.AttributeProto(name=key, type=_list_type(node, key))
+        return onnx.helper.make_attribute(key, [], attr_type=_list_type(node, key))
     elif isinstance(value, (type, np.dtype)):
         value = dtype_to_onnx(value)
     return onnx.helper.make_attribute(key, value)
@@ -226,11 +226,13 @@ def _attribute(node: gs.Node, key: str, value: Any) -> onnx.AttributeProto:
 
 def _list_type(node: gs.Node, key: str) -> int:
     """The type of an empty list, which its values cannot tell."""
+    kinds = onnx.defs.OpSchema.AttrType
     try:
-        schema = onnx.defs.get_schema(node.op, node.domain or "")
-        return int(schema.attributes[key].type)
+        kind = onnx.defs.get_schema(node.op, node.domain or "").attributes[key].type
     except (onnx.defs.SchemaError, KeyError):
-        return int(onnx.AttributeProto.INTS)
+        kind = kinds.INTS
+    types = {kinds.FLOATS: onnx.AttributeProto.FLOATS, kinds.STRINGS: onnx.AttributeProto.STRINGS}
+    return types.get(kind, onnx.AttributeProto.INTS)
 
 
 def _typed_variables(graph: gs.Graph, nodes: list[gs.Node]) -> Iterator[gs.Variable]:

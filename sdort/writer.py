@@ -10,11 +10,10 @@ import errno
 import hashlib
 import os
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,11 +142,13 @@ def _write_data(path: Path, content: Serialized, report: WriteReport, advance: A
     with open(path, "wb") as file:
         descriptor = file.fileno()
         _reserve(descriptor, content.data_bytes)
-        for blob, overflowed in _stream(content.blobs, descriptor):
-            if overflowed:
-                report.overflow_counts[blob.name] = overflowed
-            if advance:
-                advance(blob.weight.nbytes)
+        # Closed before the file is, also if advance() raises: no thread may write to a descriptor that is gone.
+        with closing(_stream(content.blobs, descriptor)) as written:
+            for blob, overflowed in written:
+                if overflowed:
+                    report.overflow_counts[blob.name] = overflowed
+                if advance:
+                    advance(blob.weight.nbytes)
         if sync:
             os.fsync(descriptor)
 
@@ -162,7 +163,7 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
-def _stream(blobs: Sequence[Blob], descriptor: int) -> Iterator[tuple[Blob, int]]:
+def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int], None, None]:
     """Write every blob; yields each with its count of overflowed values as it is done."""
     pool = ThreadPoolExecutor(WORKERS)
     running: dict[Future[int], Blob] = {}
@@ -178,13 +179,12 @@ def _stream(blobs: Sequence[Blob], descriptor: int) -> Iterator[tuple[Blob, int]
         for future, blob in running.items():
             yield blob, future.result()
     finally:
-        # Also after an error or Ctrl-C: the descriptor must stay open until no thread writes to it.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _write_blob(blob: Blob, descriptor: int) -> int:
     array = blob.weight.load()
-    _write_at(descriptor, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), blob.offset)
+    _write_at(descriptor, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, blob.offset)
     return _overflowed(array, blob.weight)
 
 
@@ -211,5 +211,8 @@ def _count_infinite(array: Array) -> int:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()
