@@ -56,8 +56,10 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], as_
     if as_json:
         emit_json(result)
         return
-    for table in tables or ["No differences."]:
+    for table in tables:
         show(table)
+    if not tables:
+        show("No differences.")
 
 
 def _tables(components: list[Component]) -> list[Table]:
@@ -70,13 +72,23 @@ def _tables(components: list[Component]) -> list[Table]:
 
 
 def _table(title: str, *headers: str) -> Table:
-    """A table without frames; headers that start with > are right-aligned."""
+    """A table without frames. Headers that start with > are right-aligned; those and nameless ones do not wrap."""
     from rich import box
     from rich.table import Table
 
-    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for header in headers:
-        table.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left", overflow="fold")
+        number = header.startswith(">")
+        table.add_column(
+            header.lstrip(">"), justify="right" if number else "left", overflow="fold", no_wrap=number or not header
+        )
     return table
 
 
@@ -88,7 +100,7 @@ def _summary_table(components: list[Component]) -> Table:
         total = sum(c.weight_bytes.values()) or 1
         dtypes = ", ".join(f"{dtype} {share_text(size / total)}" for dtype, size in c.weight_bytes.items())
         opsets = ", ".join(f"{domain} {version}" for domain, version in c.opsets.items())
-        row = (c.component, f"{c.nodes:,}", f"{c.parameters:,}", size_text(sum(c.weight_bytes.values())))
+        row = (c.component, f"{c.nodes:,}", count_text(c.parameters), size_text(sum(c.weight_bytes.values())))
         table.add_row(*row, dtypes, opsets, str(c.ir_version or ""), c.producer)
     return table
 
@@ -136,7 +148,8 @@ def _change_tables(changes: dict[str, list[Change]]) -> list[Table]:
         for change in differences:
             if change.kind in _COUNTED:
                 before, after = change.before or 0, change.after or 0
-                cells = (f"{before:,}", f"{after:,}", f"{after - before:+,}")
+                text = size_text if change.kind == "bytes" else "{:,}".format
+                cells = (text(before), text(after), ("-" if after < before else "+") + text(abs(after - before)))
                 counts.add_row(component, change.kind, change.name, *cells)
             else:
                 values.add_row(component, change.kind, change.name, change.before or "-", change.after or "-")
@@ -148,11 +161,17 @@ def share_text(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 else "<0.1%"
 
 
+def count_text(count: int) -> str:
+    """A count for people: ``859.5 M``."""
+    return _scaled(count, ("", "k", "M", "G"))
+
+
 def size_text(count: int) -> str:
     """Bytes for people: ``3.4 GB`` (powers of 1000)."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+    return _scaled(count, ("B", "kB", "MB", "GB"))
+
+
+def _scaled(count: int, units: tuple[str, ...]) -> str:
+    power = min(len(units) - 1, max(0, len(str(count)) - 1) // 3)
+    digits = str(count) if power == 0 else f"{count / 1000**power:.1f}"
+    return f"{digits} {units[power]}".rstrip()
