@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -19,6 +19,10 @@ import onnx_graphsurgeon as gs
 from sdort.layout import find_components
 from sdort.loader import load_model
 from sdort.model import Model
+
+if TYPE_CHECKING:
+    from sdort.rewrite.editor import Editor
+    from sdort.targets.target import Target
 
 PROVIDERS = ("rocm", "migraphx", "cuda", "cpu")
 
@@ -43,7 +47,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Nodes that a provider has no kernel for, so that lowering has to rewrite them."""
+    """Nodes that a provider has no kernel for, so that lowering has to rewrite them.
+
+    ``operator`` is named as by :func:`operator_name`; the whole graph's opset stands there as ``opset 23``.
+    """
 
     operator: str
     nodes: int
@@ -52,7 +59,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Component:
-    """The facts about one component's graph, subgraphs included."""
+    """The facts about one component's graph."""
 
     component: str
     path: Path | None
@@ -97,7 +104,7 @@ def inspect_path(path: Path, providers: Sequence[str] = PROVIDERS) -> list[Compo
 def describe(model: Model, providers: Sequence[str] = PROVIDERS) -> Component:
     """Collect the facts about a model in memory, without computing any weight."""
     graph = model.graph
-    nodes = list(_nodes(graph))
+    nodes = list(graph.nodes)
     counts = Counter(operator_name(node) for node in nodes)
     constants = _constants(nodes)
     weight_bytes: Counter[str] = Counter()
@@ -116,7 +123,7 @@ def describe(model: Model, providers: Sequence[str] = PROVIDERS) -> Component:
         operators=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
         parameters=sum(math.prod(c.shape) for c in constants if _is_float(c.dtype)),
         weight_bytes=dict(weight_bytes.most_common()),
-        providers={name: _rewrites(nodes, name) for name in providers},
+        providers=_rewrites(model, nodes, providers),
     )
 
 
@@ -174,29 +181,35 @@ def _facts(component: Component) -> dict[tuple[str, str], Any]:
     return facts | {("operator", name): count for name, count in component.operators.items()}
 
 
-def _nodes(graph: gs.Graph) -> Iterator[gs.Node]:
-    for node in graph.nodes:
-        yield node
-        for subgraph in node.subgraphs():
-            yield from _nodes(subgraph)
-
-
 def _constants(nodes: Sequence[gs.Node]) -> list[gs.Constant]:
     """Each constant that a node reads, once."""
     found = {id(tensor): tensor for node in nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)}
     return list(found.values())
 
 
-def _rewrites(nodes: Sequence[gs.Node], provider: str) -> tuple[Rewrite, ...]:
+def _rewrites(model: Model, nodes: Sequence[gs.Node], providers: Sequence[str]) -> dict[str, tuple[Rewrite, ...]]:
+    # Imported here: comparing two models needs neither targets nor shapes.
+    from sdort.rewrite.editor import Editor
     from sdort.targets import load_target
 
-    target = load_target(provider)
+    if not providers:
+        return {}
+    # Kernels take some forms of an operator only, which its inputs' shapes tell.
+    editor = Editor(model)
+    return {name: tuple(_rewrites_for(load_target(name), editor, nodes)) for name in providers}
+
+
+def _rewrites_for(target: Target, editor: Editor, nodes: Sequence[gs.Node]) -> Iterator[Rewrite]:
+    opset = editor.graph.opset
+    if opset > target.opset:
+        yield Rewrite(f"opset {opset}", len(nodes), f"lowered to opset {target.opset}")
     counts: Counter[tuple[str, str]] = Counter()
     for node in nodes:
-        reason = target.unsupported(node)
+        reason = target.unsupported(node, editor)
         if reason is not None:
             counts[operator_name(node), reason] += 1
-    return tuple(Rewrite(operator, count, reason) for (operator, reason), count in counts.most_common())
+    for (operator, reason), count in counts.most_common():
+        yield Rewrite(operator, count, reason)
 
 
 def _other_domains(graph: gs.Graph) -> list[onnx.OperatorSetIdProto]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,37 +16,21 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.cli import cli
-from sdort.inspect import Change, Rewrite, Value, compare, describe, inspect_path, is_fused
+from sdort.inspect import Change, Value, compare, describe, inspect_path, is_fused
 from sdort.model import Model
 from sdort.weights import Absent
 
 
-class NoKernel:
-    """A target that has kernels for all operators but the given ones."""
-
-    def __init__(self, *operators: str) -> None:
-        self.operators = operators
-
-    def unsupported(self, node: gs.Node) -> str | None:
-        return f"no kernel for {node.op}" if node.op in self.operators else None
-
-
 @pytest.fixture(autouse=True)
-def _targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = {
-        "cpu": NoKernel("QuickGelu"),
-        "rocm": NoKernel("Conv", "Relu"),
-        "cuda": NoKernel(),
-        "migraphx": NoKernel(),
-    }
-    monkeypatch.setattr("sdort.targets.load_target", targets.__getitem__, raising=False)
+def _pipe_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
 
 
 def decoder(activations: Sequence[str] = ("Relu", "Relu"), scale: int = 1) -> onnx.ModelProto:
     """A model with a VAE decoder's inputs and outputs: Conv 4 -> 3 channels, then activations, then a Resize."""
     nodes = [helper.make_node("Conv", ["latent", "weight", "bias"], ["t0"], name="conv")]
     for index, op in enumerate(activations):
-        domain = "com.microsoft" if op == "QuickGelu" else ""
+        domain = "com.microsoft" if op in ("QuickGelu", "BiasAdd") else ""
         nodes.append(helper.make_node(op, [f"t{index}"], [f"t{index + 1}"], name=f"act{index}", domain=domain))
     last = f"t{len(activations)}"
     nodes.append(helper.make_node("Reshape", [last, "shape"], ["image"], name="end"))
@@ -103,12 +89,32 @@ def test_operators_are_counted_the_most_frequent_first(plain: Path) -> None:
     assert list(component.operators.items()) == [("Relu", 2), ("Conv", 1), ("Reshape", 1)]
 
 
-def test_what_a_provider_has_to_rewrite(plain: Path) -> None:
-    (component,) = inspect_path(plain, ["rocm", "cpu"])
-    assert component.providers == {
-        "rocm": (Rewrite("Relu", 2, "no kernel for Relu"), Rewrite("Conv", 1, "no kernel for Conv")),
-        "cpu": (),
+def test_what_a_provider_has_to_rewrite(fused: Path) -> None:
+    """ONNX Runtime's ROCm provider has BiasAdd, its CPU provider and MIGraphX's list do not; all have QuickGelu."""
+    proto = decoder(("QuickGelu", "BiasAdd", "BiasAdd"))
+    for node in proto.graph.node[2:4]:
+        node.input.extend(["bias", "t0"])
+    (component,) = inspect_path(save(proto, fused), ["rocm", "migraphx", "cpu"])
+    found = {
+        provider: [(rewrite.operator, rewrite.nodes) for rewrite in rewrites]
+        for provider, rewrites in component.providers.items()
     }
+    assert found == {
+        "rocm": [("opset 20", 5)],
+        "migraphx": [("opset 20", 5), ("com.microsoft.BiasAdd", 2)],
+        "cpu": [("opset 20", 5), ("com.microsoft.BiasAdd", 2)],
+    }
+    assert all(rewrite.reason for rewrites in component.providers.values() for rewrite in rewrites)
+
+
+def test_the_form_of_a_node_decides_too() -> None:
+    """The CPU's MultiHeadAttention throws on packed QKV, one 5-D input, when it runs; the CUDA one takes it."""
+    packed = gs.Variable("qkv", np.float16, ["batch", 64, 8, 3, 40])
+    y = gs.Variable("y", np.float16, ["batch", 64, 320])
+    node = gs.Node("MultiHeadAttention", inputs=[packed], outputs=[y], attrs={"num_heads": 8}, domain="com.microsoft")
+    component = describe(Model(gs.Graph([node], [packed], [y], opset=18), "unet"), ["cpu", "cuda"])
+    assert [rewrite.operator for rewrite in component.providers["cpu"]] == ["com.microsoft.MultiHeadAttention"]
+    assert component.providers["cuda"] == ()
 
 
 @pytest.mark.parametrize(
@@ -131,19 +137,13 @@ def test_weights_are_not_read() -> None:
     assert [str(value) for value in (*component.inputs, *component.outputs)] == ["float16[b, 4, ?, ?]", "float16?"]
 
 
-def test_nodes_and_weights_of_subgraphs_count_once() -> None:
+def test_a_shared_weight_counts_once() -> None:
     weight = gs.Constant("weight", np.ones((8, 8), np.float32))
-    x, condition = gs.Variable("x", np.float32, [8, 8]), gs.Variable("condition", np.bool_, [])
-    branches = {}
-    for name in ("then_branch", "else_branch"):
-        inner = gs.Variable(f"{name}_out", np.float32, [8, 8])
-        branches[name] = gs.Graph([gs.Node("MatMul", inputs=[x, weight], outputs=[inner])], [], [inner])
-    y = gs.Variable("y", np.float32, [8, 8])
-    choose = gs.Node("If", inputs=[condition], outputs=[y], attrs=branches)
-    component = describe(Model(gs.Graph([choose], [x, condition], [y], opset=20), "unet"))
-    assert component.operators == {"MatMul": 2, "If": 1}
-    assert component.nodes == 3
+    x, y, z = (gs.Variable(name, np.float32, [8, 8]) for name in "xyz")
+    nodes = [gs.Node("MatMul", inputs=[x, weight], outputs=[y]), gs.Node("MatMul", inputs=[y, weight], outputs=[z])]
+    component = describe(Model(gs.Graph(nodes, [x], [z], opset=18), "unet"))
     assert component.parameters == 64
+    assert component.weight_bytes == {"float32": 256}
 
 
 def test_compare(plain: Path, fused: Path) -> None:
@@ -189,9 +189,16 @@ def test_tables(fused: Path) -> None:
     assert "vae_decoder in latent float32[batch, 4, height, width]" in lines
     assert "vae_decoder out image float32[batch, 3, height, width]" in lines
     assert lines.index("* com.microsoft.QuickGelu 1") < lines.index("Conv 1")
-    assert "cpu vae_decoder com.microsoft.QuickGelu 1 no kernel for QuickGelu" in lines
-    assert "cuda vae_decoder none it has a kernel for every node" in lines
+    assert "cpu vae_decoder opset 20 3 lowered to opset 18" in lines
+    assert "cuda vae_decoder opset 20 3 lowered to opset 18" in lines
     assert not any(line.startswith("rocm ") for line in lines)
+
+
+def test_tables_tell_that_a_provider_has_all_kernels(plain: Path) -> None:
+    proto = decoder()
+    proto.opset_import[0].version = 18
+    result = sdort(save(proto, plain), "--provider", "cpu")
+    assert "cpu vae_decoder none it has a kernel for every node" in " ".join(result.stdout.split())
 
 
 def test_json_has_the_same_facts(fused: Path) -> None:
@@ -199,9 +206,7 @@ def test_json_has_the_same_facts(fused: Path) -> None:
     assert component["operators"] == {"Conv": 1, "Reshape": 1, "com.microsoft.QuickGelu": 1}
     assert component["inputs"] == [{"name": "latent", "dtype": "float32", "shape": ["batch", 4, "height", "width"]}]
     assert list(component["providers"]) == ["rocm", "migraphx", "cuda", "cpu"]
-    assert component["providers"]["cpu"] == [
-        {"operator": "com.microsoft.QuickGelu", "nodes": 1, "reason": "no kernel for QuickGelu"}
-    ]
+    assert component["providers"]["cpu"] == [{"operator": "opset 20", "nodes": 3, "reason": "lowered to opset 18"}]
 
 
 def test_diff_table(plain: Path, fused: Path) -> None:
@@ -261,3 +266,13 @@ def test_a_broken_model_is_an_error_and_prints_nothing(plain: Path) -> None:
     (plain / "vae_decoder" / "model.onnx").write_bytes(b"not a model")
     result = sdort(plain)
     assert (result.exit_code, result.stdout) == (3, "")
+
+
+def test_neither_torch_nor_diffusers_is_imported(plain: Path) -> None:
+    code = (
+        "import sys\nfrom sdort.cli import cli\ncli(['inspect', *sys.argv[1:]], standalone_mode=False)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(plain)], capture_output=True, text=True, check=True)
+    assert "vae_decoder" in result.stdout
+    assert set(result.stderr.split()) & {"torch", "diffusers", "transformers", "onnxruntime"} == set()
