@@ -58,7 +58,8 @@ def trace_key(component: Component, opset: int) -> str:
 
 
 def _versions() -> dict[str, str]:
-    return {package: version(package) for package in _PACKAGES}
+    # Without the local part: torch 2.13.0+cpu and 2.13.0+rocm7.1 trace the same graph.
+    return {package: version(package).partition("+")[0] for package in _PACKAGES}
 
 
 class TraceCache:

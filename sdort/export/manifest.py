@@ -54,12 +54,11 @@ class ExportReport:
 
 def write_manifest(folder: Path, report: ExportReport) -> None:
     """Write ``sdort.json``: versions, hashes, shapes."""
-    components = {}
-    for each in report.components:
-        described = asdict(each)
-        components[described.pop("name")] = {
-            key: value for key, value in described.items() if key not in ("traced", "seconds")
-        }
+    left_out = ("name", "traced", "seconds")
+    components = {
+        each.name: {key: value for key, value in asdict(each).items() if key not in left_out}
+        for each in report.components
+    }
     manifest = {
         "versions": {"sdort": __version__}
         | {package: version(package) for package in ("torch", "diffusers", "transformers", "onnx")},

@@ -99,14 +99,8 @@ def _weightless(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> onnx.
     for name, value in model.graph.initializers.items():
         if name.removeprefix(architecture.PREFIX) in shapes and value.const_value is not None:
             tensor = value.const_value
-            value.const_value = ir.ExternalTensor(
-                PARAMETER,
-                None,
-                None,
-                tensor.dtype,
-                shape=tensor.shape,
-                name=name,  # type: ignore[arg-type]
-            )
+            shape = ir.Shape(shapes[name.removeprefix(architecture.PREFIX)])
+            value.const_value = ir.ExternalTensor(PARAMETER, None, None, tensor.dtype, shape=shape, name=name)
     return ir.to_proto(model)
 
 
