@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sdort.errors import BadModelError
 
 Array = npt.NDArray[Any]
 
 
-class Weight(gs.LazyValues):  # type: ignore[misc]
+class Weight(LazyValues):  # type: ignore[misc]
     """A tensor of known ``shape`` and ``dtype`` whose values :meth:`load` produces on demand."""
 
     # LazyValues.__init__ wants a TensorProto; a Weight has none until it is written.

@@ -1,0 +1,25 @@
+"""The execution providers, one file each."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from sdort.errors import UsageError
+
+if TYPE_CHECKING:
+    from sdort.targets.target import Target
+
+NAMES = ("rocm", "migraphx", "cuda", "cpu")
+
+
+def load_target(name: str) -> Target:
+    """A target by the name that ``--provider`` takes.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in NAMES:
+        raise UsageError(f"there is no target {name!r}", hint=f"Choose one of {', '.join(NAMES)}.")
+    target: Target = importlib.import_module(f"sdort.targets.{name}").TARGET
+    return target

@@ -1,0 +1,55 @@
+"""Scaled dot-product attention without a mask: softmax(scale * Q K^T) V (https://arxiv.org/abs/1706.03762)."""
+
+import math
+from typing import Any
+
+from sdort.rewrite.match import Match, Refusal, refuse
+
+STAGE = "raise"
+ANCHOR = "Softmax"
+RUN_AFTER = ("transpose_last_two",)
+_HEAD = """
+g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) <float scale> {
+    kt = Transpose <perm = [0, 1, 3, 2]> (k)
+    score = MatMul (q, kt)
+"""
+_TURNED = """
+g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) <float scale> {
+    kt = Transpose <perm = [0, 2, 3, 1]> (k)
+    score = MatMul (q, kt)
+"""
+_SCALED = """
+    logits = Mul (score, scale)
+    p = Softmax <axis = -1> (logits)
+    y = MatMul (p, v)
+}"""
+_PLAIN = """
+    p = Softmax <axis = -1> (score)
+    y = MatMul (p, v)
+}"""
+_AFTER = """
+g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) {
+    y = Attention <scale: float = @factor> (q, k, v)
+}"""
+_AFTER_TURNED = """
+g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) {
+    heads = Transpose <perm = [0, 2, 1, 3]> (k)
+    y = Attention <scale: float = @factor> (q, heads, v)
+}"""
+BEFORE = (_HEAD + _SCALED, _HEAD + _PLAIN, _TURNED + _SCALED, _TURNED + _PLAIN)
+AFTER = (_AFTER, _AFTER, _AFTER_TURNED, _AFTER_TURNED)
+EXAMPLE = {"B": 2, "N": 3, "S": 5, "L": 7, "D": 4, "E": 4, "scale": [0.3]}
+
+
+def check(m: Match) -> Refusal | None:
+    return None if m.known("D") else refuse("the head size is not fixed", m.dims["D"])
+
+
+def derive(m: Match) -> dict[str, Any]:
+    return {"factor": attention_scale(m)}
+
+
+def attention_scale(m: Match) -> float | None:
+    """The scale as an attribute: None where it is the operator's default, 1/sqrt(head size)."""
+    scale = m.scalar("scale") if "scale" in m.tensors else 1.0
+    return None if math.isclose(scale, int(m.dims["D"]) ** -0.5, rel_tol=1e-5) else scale  # type: ignore[arg-type]

@@ -1,0 +1,52 @@
+"""GroupNormalization as exporters below opset 21 write it: an InstanceNormalization over the grouped channels.
+
+y = gamma * (x - mean_g) / sqrt(var_g + epsilon) + beta, mean and variance over each group's channels and pixels
+(https://arxiv.org/abs/1803.08494).
+"""
+
+from typing import Any
+
+from sdort.rewrite.match import Match, Refusal, refuse
+from sdort.weights import Reshaped, as_weight
+
+STAGE = "raise"
+ANCHOR = "InstanceNormalization"
+MUST_FUSE = True
+_BODY = """
+    grouped = Reshape (x, group)
+    normal = InstanceNormalization <epsilon: float = @epsilon> (grouped, ones, zeros)
+    back = Reshape (normal, ungroup)
+    scaled = Mul (back, gamma)
+    y = Add (scaled, beta)
+}"""
+_IMAGE = """
+g (float[N, C, H, W] x, int64[] group, int64[] ungroup) => (float[N, C, H, W] y)
+<float[G] ones, float[G] zeros, float[C, 1, 1] gamma, float[C, 1, 1] beta, float[N, G, K] grouped> {"""
+_SEQUENCE = """
+g (float[N, C, S] x, int64[] group, int64[] ungroup) => (float[N, C, S] y)
+<float[G] ones, float[G] zeros, float[C, 1] gamma, float[C, 1] beta, float[N, G, K] grouped> {"""
+BEFORE = (_IMAGE + _BODY, _SEQUENCE + _BODY)
+AFTER = """
+g (float[] x, float[C] scale, float[C] shift) => (float[] y) {
+    y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, scale, shift)
+}"""
+EXAMPLE = {
+    "N": 2, "C": 8, "H": 3, "W": 5, "S": 15, "G": 4, "K": 30, "epsilon": 1e-5, "group": [0, 4, -1],
+    "ungroup": ([2, 8, 3, 5], [2, 8, 15]),
+    "ones": [1.0] * 4, "zeros": [0.0] * 4,
+}  # fmt: skip
+
+
+def check(m: Match) -> Refusal | None:
+    if m.known("C") is None or m.known("G") is None:
+        return refuse("the number of channels or groups is not fixed", (m.dims["C"], m.dims["G"]))
+    for name, wanted in (("ones", 1), ("zeros", 0)):
+        values = m.array(name)
+        if values is None or not (values == wanted).all():
+            return refuse(f"the inner normalization's {name} are not all {wanted}", values)
+    return None
+
+
+def derive(m: Match) -> dict[str, Any]:
+    flat = {k: Reshaped(as_weight(m[n]._values), [m.dims["C"]]) for k, n in (("scale", "gamma"), ("shift", "beta"))}
+    return {**{k: m.editor.constant(w, k) for k, w in flat.items()}, "groups": m.dims["G"]}

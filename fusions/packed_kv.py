@@ -1,0 +1,34 @@
+"""Cross-attention whose key and value are projections of one tensor: one MatMul, packed [B, L, heads, 2, size]."""
+
+from typing import Any
+
+from sdort.fusions.packed_qkv import check as check_width
+from sdort.fusions.packed_qkv import interleave
+from sdort.rewrite.match import Match, Refusal
+
+STAGE = "fuse"
+ANCHOR = "Attention"
+RUN_AFTER = ("packed_qkv",)
+BEFORE = """
+g (float[B, S, C] q, float[B, L, I] x) => (float[B, S, C] y) <float[I, C] wk, float[I, C] wv> {
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    y = Attention <q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale> (q, k, v)
+}"""
+AFTER = """
+g (float[B, S, C] q, float[B, L, I] x, float[I, P] weight, int64[5] shape) => (float[B, S, C] y) {
+    packed = MatMul (x, weight)
+    kv = Reshape (packed, shape)
+    y = com.microsoft.MultiHeadAttention <num_heads: int = @heads, scale: float = @scale> (q, kv)
+}"""
+EXAMPLE = {"B": 2, "S": 5, "L": 7, "I": 10, "C": 12, "heads": 3, "scale": 0.3}
+
+
+def check(m: Match) -> Refusal | None:
+    return check_width(m)
+
+
+def derive(m: Match) -> dict[str, Any]:
+    heads = m.attrs["heads"]
+    size = int(m.dims["C"]) // heads  # type: ignore[arg-type]
+    return {"weight": interleave(m, ("wk", "wv"), heads, size), "shape": m.editor.ints([0, 0, heads, 2, size])}

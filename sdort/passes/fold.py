@@ -1,0 +1,190 @@
+"""Constant folding and removal of what does nothing.
+
+Small tensors are computed; weights are only described (:mod:`sdort.weights`), so folding a Linear's transpose costs
+nothing here. Integer tensors whose elements are known symbolically fold too: that is what turns the
+``Shape -> Gather -> Concat`` chains of an exporter into constants.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import defs, helper
+from onnx.reference import ReferenceEvaluator
+
+from sdort.rewrite.editor import Editor, producer, scalar, weight
+from sdort.rewrite.infer import plain_attributes
+from sdort.weights import Array, Cast, Concatenated, Inline, Reshaped, Transposed, Weight, as_weight
+
+LIMIT = 1 << 16
+"""Constants of up to this many elements are computed; larger ones are described or left."""
+GROWING = frozenset({"Expand", "ConstantOfShape", "Tile", "Range", "Resize", "Pad", "OneHot", "EyeLike", "Upsample"})
+"""Their result may be far larger than their inputs."""
+RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"})
+
+
+def run(editor: Editor) -> int:
+    """Fold in one forward sweep; every node is inferred anew on the way, so chains fold to their end."""
+    changes = 0
+    for node in list(editor.graph.nodes):
+        editor.facts.infer(node)
+        if node.domain or len([t for t in node.outputs if t.name]) != 1:
+            continue
+        new = _constant(editor, node) or _unchanged(editor, node)
+        if new is not None and not (editor.is_output(node.outputs[0]) and node.op == "Identity"):
+            editor.replace(node.outputs[0], new)
+            changes += 1
+    editor.finish()
+    return changes
+
+
+def _constant(editor: Editor, node: gs.Node) -> gs.Constant | None:
+    fact = editor.facts.of(node.outputs[0])
+    if fact.value is not None and fact.shape is not None and fact.dtype is not None:
+        if all(isinstance(v, int) for v in (*fact.value, *fact.shape)):
+            values = np.array(fact.value, dtype=fact.dtype).reshape([int(d) for d in fact.shape])  # type: ignore[arg-type]
+            return editor.constant(values, "folded")
+    if not node.inputs or not all(isinstance(t, gs.Constant) or not t.name for t in node.inputs):
+        return None
+    described = _describe(node)
+    if described is not None:
+        return editor.constant(described, node.inputs[0].name)
+    values = _evaluate(editor, node)
+    return None if values is None else editor.constant(values, "folded")
+
+
+def _describe(node: gs.Node) -> Weight | None:
+    """The node's result as an expression over its weights, if its first input is a weight."""
+    operand = weight(node.inputs[0])
+    if not isinstance(operand, Weight):
+        return None
+    if node.op == "Identity":
+        return operand
+    if node.op == "Transpose":
+        return Transposed(operand, node.attrs.get("perm", list(range(len(operand.shape)))[::-1]))
+    if node.op == "Cast":
+        return Cast(operand, helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    if node.op in ("Reshape", "Unsqueeze", "Squeeze", "Flatten"):
+        return None
+    if node.op == "Concat":
+        return Concatenated([as_weight(t._values) for t in node.inputs], node.attrs["axis"])
+    return None
+
+
+def _reshaped(editor: Editor, node: gs.Node) -> Weight | None:
+    operand = weight(node.inputs[0]) if node.inputs else None
+    shape = editor.shape(node.outputs[0])
+    if node.op not in ("Reshape", "Unsqueeze", "Squeeze", "Flatten") or not isinstance(operand, Weight):
+        return None
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return None
+    return Reshaped(operand, [int(d) for d in shape])  # type: ignore[arg-type]
+
+
+def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
+    """Run one node on its constant inputs, if they and the result are small."""
+    reshaped = _reshaped(editor, node)
+    if reshaped is not None:
+        return reshaped
+    if node.op in RANDOM or not defs.has(node.op, editor.graph.opset):
+        return None
+    shape = editor.shape(node.outputs[0])
+    known = shape is not None and all(isinstance(d, int) for d in shape)
+    if (known and math.prod(shape) > LIMIT) or (not known and node.op in GROWING):  # type: ignore[arg-type]
+        return None
+    inputs = [_small(t) if t.name else np.zeros(0) for t in node.inputs]
+    if any(i is None for i in inputs):
+        return None
+    proto = helper.make_node(
+        node.op, [t.name for t in node.inputs], [node.outputs[0].name], **plain_attributes(node)
+    )
+    return evaluate_nodes([proto], {t.name: v for t, v in zip(node.inputs, inputs) if t.name}, editor.graph.opset)
+
+
+def _small(tensor: gs.Constant) -> Array | None:
+    if math.prod(tensor.shape) > LIMIT:
+        return None
+    values = tensor._values
+    if isinstance(values, Weight):
+        # Stored values stay on disk until the model is written, and a checkpoint may not even be bound yet.
+        inline = all(isinstance(leaf, Inline) for leaf in values.leaves())
+        return values.load() if inline else None
+    return np.asarray(tensor.values)
+
+
+def evaluate_nodes(nodes: list[onnx.NodeProto], feeds: dict[str, Any], opset: int) -> Array | None:
+    """The value of the last node's first output by ONNX's reference implementation; None if it has none."""
+    output = nodes[-1].output[0]
+    graph = helper.make_graph(
+        nodes,
+        "fold",
+        [helper.make_value_info(k, helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)) for k, v in feeds.items()],
+        [onnx.ValueInfoProto(name=output)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+    except Exception:  # the reference implementation raises whatever numpy raises; then the node stays
+        return None
+
+
+def _unchanged(editor: Editor, node: gs.Node) -> gs.Tensor | None:
+    """The input that the node's output equals, if the node does nothing."""
+    if not node.inputs:
+        return None
+    first = node.inputs[0]
+    shape, before = editor.shape(node.outputs[0]), editor.shape(first)
+    same = shape is not None and shape == before
+    if node.op in ("Identity", "Dropout") or (node.op == "Concat" and len(node.inputs) == 1):
+        return first
+    if node.op == "Cast":
+        return first if editor.dtype(first) == editor.dtype(node.outputs[0]) is not None else None
+    if node.op in ("Reshape", "Expand", "Flatten", "Squeeze", "Unsqueeze"):
+        return first if same else None
+    if node.op == "Slice":
+        steps = editor.dims(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4].name else (1,)
+        return first if same and steps is not None and set(steps) == {1} else None
+    if node.op == "Transpose":
+        return first if node.attrs.get("perm") == list(range(len(before or ()))) else None
+    if node.op in ("Add", "Sub", "Mul", "Div") and (editor.dtype(first) or np.dtype(np.int64)).kind == "f":
+        return _neutral(editor, node)
+    return None
+
+
+def _neutral(editor: Editor, node: gs.Node) -> gs.Tensor | None:
+    shape = editor.shape(node.outputs[0])
+    for kept, other in ((0, 1), (1, 0)):
+        if kept == 1 and node.op in ("Sub", "Div"):
+            continue
+        tensor = node.inputs[kept]
+        if shape is None or editor.shape(tensor) != shape:
+            continue
+        if node.op in ("Mul", "Div") and scalar(node.inputs[other]) == 1:
+            return tensor
+        if node.op in ("Add", "Sub") and is_zero(node.inputs[other]):
+            return tensor
+    return None
+
+
+def is_zero(tensor: gs.Tensor) -> bool:
+    """Whether all elements are known to be zero: what is left of ``baddbmm(..., beta=0)``."""
+    if isinstance(tensor, gs.Constant):
+        return scalar(tensor) == 0
+    node = producer(tensor)
+    if node is None:
+        return False
+    if node.op == "ConstantOfShape":
+        return "value" not in node.attrs or not np.any(np.asarray(node.attrs["value"].values))
+    if node.op in ("Expand", "Reshape"):
+        return is_zero(node.inputs[0])
+    return node.op == "Mul" and any(is_zero(t) for t in node.inputs)
+
+
+

@@ -1,0 +1,141 @@
+"""FP16: onnxconverter-common decides where casts go, on the graph without its weights; weights are cast as they are written.
+
+What stays in fp32 follows from structure:
+
+* the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
+* gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import TensorProto, helper
+
+from sdort.loader import from_proto
+from sdort.model import Model
+from sdort.rewrite.editor import Editor, producer
+from sdort.weights import Array, Cast, Weight
+
+FLOAT32_INPUTS = {"GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}
+"""Inputs (by position) that ORT's kernels take in fp32 only."""
+SMALLEST, LARGEST = 2.0**-24, 65504.0
+"""The range of fp16's finite positive numbers."""
+
+
+def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
+    """Convert the model to fp16.
+
+    Args:
+        io_fp16: also the graph's inputs and outputs; else they keep their types behind a Cast.
+
+    Returns:
+        An editor of the converted graph, which replaces the model's.
+    """
+    from onnxconverter_common.float16 import convert_float_to_float16
+
+    model = editor.model
+    kept = _hide_inputs(editor)
+    constants = _constants(editor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of every constant it rounds; overflow is found while writing
+        converted = convert_float_to_float16(
+            _weightless(editor, constants),
+            min_positive_val=SMALLEST,
+            max_finite_val=LARGEST,
+            keep_io_types=not io_fp16,
+            disable_shape_infer=True,
+            op_block_list=[],
+            node_block_list=islands(editor),
+            check_fp16_ready=False,
+        )
+    del converted.graph.value_info[:]
+    model.graph = from_proto(converted, lambda t: _resolve(t, constants), model.component).graph
+    _restore(model, kept)
+    return Editor(model)
+
+
+def islands(editor: Editor) -> list[str]:
+    """Names of the nodes that stay in fp32."""
+    names = {n.name for n in editor.graph.nodes if n.op == "Cast" and n.attrs.get("to") == TensorProto.FLOAT}
+    stack = [n for n in editor.graph.nodes if n.op in ("Sin", "Cos")]
+    while stack:
+        node = stack.pop()
+        if node.name not in names and editor.dtype(node.outputs[0]) == np.float32:
+            names.add(node.name)
+            stack.extend(p for t in node.inputs if (p := producer(t)) is not None)
+    return sorted(names)
+
+
+def _hide_inputs(editor: Editor) -> dict[str, dict[int, gs.Tensor]]:
+    """Take the inputs that stay fp32 out of the graph: the converter knows no per-input exceptions."""
+    kept: dict[str, dict[int, gs.Tensor]] = {}
+    for node in editor.graph.nodes:
+        if node.domain == "com.microsoft" and node.op in FLOAT32_INPUTS:
+            kept[node.name] = {i: node.inputs[i] for i in FLOAT32_INPUTS[node.op]}
+            for index in kept[node.name]:
+                node.inputs[index] = gs.Variable.empty()
+    return kept
+
+
+def _restore(model: Model, kept: dict[str, dict[int, gs.Tensor]]) -> None:
+    for node in model.graph.nodes:
+        for index, tensor in kept.get(node.name, {}).items():
+            node.inputs[index] = gs.Constant(tensor.name, tensor._values)
+
+
+def _constants(editor: Editor) -> dict[str, Array | Weight]:
+    tensors = (t for n in editor.graph.nodes for t in n.inputs)
+    return {t.name: t._values for t in tensors if isinstance(t, gs.Constant)}
+
+
+def _resolve(proto: TensorProto, constants: dict[str, Array | Weight]) -> Weight | None:
+    """The weight behind a converted initializer, cast if the converter says so."""
+    from sdort.weights import as_weight
+
+    values = constants.get(proto.name)
+    if values is None:
+        return None
+    half = proto.data_type == TensorProto.FLOAT16 and values.dtype != np.float16
+    return Cast(as_weight(values), np.float16) if half else as_weight(values)
+
+
+def _weightless(editor: Editor, constants: dict[str, Array | Weight]) -> onnx.ModelProto:
+    """The graph with every constant reduced to name, type and shape, and the type of every tensor stated."""
+    graph = editor.graph
+    outputs = [t for n in graph.nodes for t in n.outputs]
+    for index, tensor in enumerate(t for t in outputs if not t.name):
+        tensor.name = f"unused_{index}"  # the converter takes the empty name for a tensor
+    nodes = [_node(n) for n in graph.nodes]
+    known = {t.name for t in (*graph.inputs, *graph.outputs)}
+    proto = helper.make_graph(
+        nodes,
+        graph.name or "graph",
+        [_value_info(editor, t) for t in graph.inputs],
+        [_value_info(editor, t) for t in graph.outputs],
+        [
+            TensorProto(name=k, data_type=helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), dims=v.shape)
+            for k, v in constants.items()
+        ],
+        value_info=[_value_info(editor, t) for t in outputs if t.name not in known and editor.dtype(t) is not None],
+    )
+    opsets = [helper.make_opsetid("", graph.opset), *(d for d in graph.import_domains or [] if d.domain)]
+    if any(n.domain == "com.microsoft" for n in graph.nodes) and all(o.domain != "com.microsoft" for o in opsets):
+        opsets.append(helper.make_opsetid("com.microsoft", 1))
+    return helper.make_model(proto, opset_imports=opsets, ir_version=10)
+
+
+def _node(node: gs.Node) -> onnx.NodeProto:
+    attrs = {k: onnx.numpy_helper.from_array(np.asarray(v.values)) if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
+    names = [t.name for t in node.inputs], [t.name for t in node.outputs]
+    return helper.make_node(node.op, *names, name=node.name, domain=node.domain or "", **attrs)
+
+
+def _value_info(editor: Editor, tensor: gs.Tensor) -> onnx.ValueInfoProto:
+    dtype = editor.dtype(tensor) or np.dtype(tensor.dtype)
+    shape = editor.shape(tensor)
+    dims = None if shape is None else [d if isinstance(d, int) else str(d) for d in shape]
+    return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(dtype), dims)

@@ -1,0 +1,195 @@
+"""Move the convolutional trunk to channels-last as one region.
+
+A forward sweep keeps, for every image tensor, its channels-last twin. Operators that have a channels-last form read and
+write twins; a transpose to or from channels-last is then only a change of name. What is left are the transposes at
+the region's border: an image that comes in, an image that goes out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor, array
+from sdort.rewrite.fusion import Support
+from sdort.rewrite.symbolic import Shape
+from sdort.weights import Reshaped, Transposed, as_weight
+
+TO_LAST = [0, 2, 3, 1]
+TO_FIRST = [0, 3, 1, 2]
+UNARY = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Identity", "Cast", "Sqrt", "Exp", "Neg", "Clip"})
+BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
+MICROSOFT = "com.microsoft"
+
+
+def run(editor: Editor, support: Support) -> int:
+    """Convert every region that holds a convolution or group normalization the target runs in channels-last."""
+    region = Region(editor, support)
+    for node in list(editor.graph.nodes):
+        if node.outputs and not (node.domain or ""):
+            region.visit(node)
+    region.leave()
+    editor.finish()
+    return region.converted
+
+
+class Region:
+    """The channels-last twins found so far."""
+
+    def __init__(self, editor: Editor, support: Support) -> None:
+        self.editor = editor
+        self.support = support
+        self.twins: dict[str, gs.Tensor] = {}
+        self.originals: dict[str, gs.Tensor] = {}
+        self.converted = 0
+
+    # --- twins ---
+
+    def twin(self, tensor: gs.Tensor) -> gs.Tensor | None:
+        """The channels-last twin, made where it costs nothing or enters the region; None if the shape is unknown."""
+        shape = self.editor.shape(tensor)
+        if tensor.name in self.twins:
+            return self.twins[tensor.name]
+        if shape is None or len(shape) != 4:
+            return None
+        if isinstance(tensor, gs.Constant):
+            return self.editor.constant(Transposed(as_weight(tensor._values), TO_LAST), tensor.name)
+        if shape[2:] == (1, 1):  # one pixel: channels-last is a view
+            made = self.editor.op("Reshape", [tensor, self.editor.ints([0, 1, 1, -1])])
+        else:
+            made = self.editor.op("Transpose", [tensor], {"perm": TO_LAST})
+        self._remember(tensor, made)
+        return made
+
+    def _remember(self, tensor: gs.Tensor, twin: gs.Tensor) -> None:
+        self.twins[tensor.name] = twin
+        self.originals[tensor.name] = tensor
+
+    def _convert(self, node: gs.Node, twin: gs.Tensor) -> None:
+        """The node's output is computed as ``twin`` from now on."""
+        self._remember(node.outputs[0], twin)
+        node.inputs.clear()
+        node.outputs.clear()
+        self.converted += 1
+
+    def leave(self) -> None:
+        """Give readers outside the region their channels-first tensors back."""
+        for name, tensor in self.originals.items():
+            lost = isinstance(tensor, gs.Variable) and not tensor.inputs
+            read = tensor.outputs or self.editor.is_output(tensor)
+            if lost and read and not any(tensor is i for i in self.editor.graph.inputs):
+                self.editor.node("Transpose", [self.twins[name]], {"perm": TO_FIRST}, outputs=[tensor])
+
+    # --- operators ---
+
+    def visit(self, node: gs.Node) -> None:
+        if node.op in ("Conv", "GroupNormalization"):
+            self._kernel(node)
+        elif node.op == "Transpose":
+            self._transpose(node)
+        elif any(t.name in self.twins for t in node.inputs):
+            if node.op in UNARY:
+                self._elementwise(node, 1)
+            elif node.op in BINARY:
+                self._elementwise(node, 2)
+            elif node.op == "Concat":
+                self._concat(node)
+            elif node.op == "Resize":
+                self._resize(node)
+            elif node.op == "Pad":
+                self._pad(node)
+
+    def _shape(self, tensor: gs.Tensor) -> Shape:
+        return self.editor.shape(tensor) or ()
+
+    def _kernel(self, node: gs.Node) -> None:
+        """Conv -> NhwcConv (weights OHWI), GroupNormalization -> GroupNorm, if the target has the kernel."""
+        if len(self._shape(node.inputs[0])) != 4:
+            return
+        x = self.twin(node.inputs[0])
+        if x is None:
+            return
+        if node.op == "Conv":
+            kernel = self.editor.constant(Transposed(as_weight(node.inputs[1]._values), TO_LAST), node.inputs[1].name) \
+                if isinstance(node.inputs[1], gs.Constant) else None
+            if kernel is None:
+                return
+            attrs = {k: v for k, v in node.attrs.items() if k != "kernel_shape"}
+            made = self.editor.node("NhwcConv", [x, kernel, *node.inputs[2:]], attrs, domain=MICROSOFT)
+        else:
+            attrs = {"groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
+            attrs |= {"activation": 0, "channels_last": 1}
+            made = self.editor.node("GroupNorm", [x, *node.inputs[1:]], attrs, domain=MICROSOFT)
+        if self.support.unsupported(made, self.editor):
+            made.inputs.clear()
+            made.outputs.clear()
+            return
+        self._convert(node, made.outputs[0])
+
+    def _transpose(self, node: gs.Node) -> None:
+        source, output = node.inputs[0], node.outputs[0]
+        if node.attrs.get("perm") == TO_LAST and source.name in self.twins:
+            self.editor.replace(output, self.twins[source.name])
+            node.inputs.clear()
+            node.outputs.clear()
+            self.converted += 1
+        elif node.attrs.get("perm") == TO_FIRST:
+            self._remember(output, source)
+
+    def _elementwise(self, node: gs.Node, count: int) -> None:
+        shape = self._shape(node.outputs[0])
+        if len(shape) != 4:
+            return
+        inputs = []
+        for tensor in node.inputs[:count]:
+            twin = self._operand(tensor)
+            if twin is None:
+                return
+            inputs.append(twin)
+        made = self.editor.op(node.op, [*inputs, *node.inputs[count:]], dict(node.attrs))
+        self._convert(node, made)
+
+    def _operand(self, tensor: gs.Tensor) -> gs.Tensor | None:
+        """An operand of an elementwise operator; lower ranks broadcast from the right, so only some have a twin."""
+        shape = self._shape(tensor)
+        if len(shape) == 4:
+            return self.twin(tensor)
+        if all(d == 1 for d in shape):
+            return tensor
+        if isinstance(tensor, gs.Constant) and len(shape) == 3 and shape[1:] == (1, 1):
+            return self.editor.constant(Reshaped(as_weight(tensor._values), [shape[0]]), tensor.name)  # type: ignore[list-item]
+        return None
+
+    def _concat(self, node: gs.Node) -> None:
+        if node.attrs["axis"] % 4 != 1 or len(self._shape(node.outputs[0])) != 4:
+            return
+        twins = [self.twin(t) for t in node.inputs]
+        if all(t is not None for t in twins):
+            self._convert(node, self.editor.op("Concat", [t for t in twins if t is not None], {"axis": 3}))
+
+    def _resize(self, node: gs.Node) -> None:
+        """Only the two image axes change, so the twin resizes axes 1 and 2."""
+        x = self.twin(node.inputs[0])
+        if x is None or "axes" in node.attrs or node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+            return
+        empty = gs.Variable.empty()
+        scales = array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None
+        if scales is not None and scales.size == 4:
+            permuted = self.editor.constant(np.asarray(scales)[TO_LAST], "scales")
+            made = self.editor.op("Resize", [x, empty, permuted], dict(node.attrs))
+        elif len(node.inputs) > 3:
+            axis = self.editor.ints([0])
+            sizes = self.editor.op("Slice", [node.inputs[3], self.editor.ints([2]), self.editor.ints([4]), axis])
+            made = self.editor.op("Resize", [x, empty, empty, sizes], {**node.attrs, "axes": [1, 2]})
+        else:
+            return
+        self._convert(node, made)
+
+    def _pad(self, node: gs.Node) -> None:
+        pads = self.editor.dims(node.inputs[1])
+        x = self.twin(node.inputs[0])
+        if pads is None or len(pads) != 8 or x is None or not all(isinstance(p, int) for p in pads):
+            return
+        permuted = [int(pads[start + axis]) for start in (0, 4) for axis in TO_LAST]  # type: ignore[arg-type]
+        value = [node.inputs[2]] if len(node.inputs) > 2 else []
+        self._convert(node, self.editor.op("Pad", [x, self.editor.ints(permuted), *value], dict(node.attrs)))

@@ -1,0 +1,84 @@
+"""Reshape targets as constants.
+
+``[0, -1, 320]`` says the same as a chain that reads the batch, multiplies height by width and concatenates. Where two
+sizes change at once (a sequence back to height x width) a constant cannot say it; then the ``Shape`` of a tensor that
+has that very shape does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor, producer
+from sdort.rewrite.symbolic import Dim, Shape, is_known
+
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+
+
+def run(editor: Editor) -> int:
+    """Give every view of known shape a constant target, straight from the first tensor of a chain of views."""
+    changes = 0
+    for node in list(editor.graph.nodes):
+        if node.op not in VIEWS or node.domain or not node.outputs:
+            continue
+        source = node.inputs[0]
+        inner = producer(source)
+        while inner is not None and inner.op in VIEWS and not inner.domain:
+            source = inner.inputs[0]
+            inner = producer(source)
+        target, before = editor.shape(node.outputs[0]), editor.shape(source)
+        spec = None if target is None or before is None else constant_target(target, before)
+        if spec is None or (node.op == "Reshape" and source is node.inputs[0] and _has_target(node, spec)):
+            continue
+        editor.node("Reshape", [source, editor.ints(spec, "shape")], outputs=[node.outputs[0]])
+        node.inputs.clear()
+        changes += 1
+    editor.finish()
+    return changes
+
+
+def _has_target(node: gs.Node, spec: list[int]) -> bool:
+    shape = node.inputs[1]
+    return isinstance(shape, gs.Constant) and not node.attrs and np.asarray(shape.values).tolist() == spec
+
+
+def constant_target(target: Shape, before: Shape) -> list[int] | None:
+    """A Reshape target of numbers, 0 (as in the input) and at most one -1; None if there is none."""
+    spec: list[int] = []
+    for axis, dim in enumerate(target):
+        if isinstance(dim, int):
+            spec.append(dim)
+        else:
+            spec.append(0 if axis < len(before) and before[axis] == dim else -1)
+    if spec.count(-1) > 1 or 0 in [d for d in target if isinstance(d, int)]:
+        return None
+    return spec
+
+
+def borrow_shapes(editor: Editor) -> int:
+    """Let the Reshapes (and Expands) that are still computed read the Shape of an earlier tensor of that very shape."""
+    changes = 0
+    first: dict[tuple[Dim, ...], gs.Tensor] = {}
+    shapes: dict[str, gs.Tensor] = {}
+    for tensor in editor.graph.inputs:
+        _remember(editor, first, tensor)
+    for node in list(editor.graph.nodes):
+        if node.op in ("Reshape", "Expand") and not node.domain and not isinstance(node.inputs[1], gs.Constant):
+            target = editor.shape(node.outputs[0]) if node.op == "Reshape" else editor.dims(node.inputs[1])
+            lender = first.get(target) if target is not None else None
+            if lender is not None and producer(node.inputs[1], "Shape") is None:
+                if lender.name not in shapes:
+                    shapes[lender.name] = editor.op("Shape", [lender])
+                node.inputs[1] = shapes[lender.name]
+                changes += 1
+        for tensor in node.outputs:
+            _remember(editor, first, tensor)
+    editor.finish()
+    return changes
+
+
+def _remember(editor: Editor, first: dict[tuple[Dim, ...], gs.Tensor], tensor: gs.Tensor) -> None:
+    shape = editor.shape(tensor)
+    if shape is not None and all(is_known(d) for d in shape):
+        first.setdefault(shape, tensor)

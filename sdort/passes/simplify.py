@@ -1,0 +1,222 @@
+"""Small algebra that makes the graphs of different exporters alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor, producer, scalar
+from sdort.rewrite.infer import plain_attributes
+from sdort.weights import Weight
+
+
+def run(editor: Editor) -> int:
+    """One round of each simplification; the pipeline repeats it until nothing changes."""
+    changes = 0
+    for node in list(editor.graph.nodes):
+        if not node.outputs or node.domain:
+            continue
+        for step in (_last_axis, _divide_to_multiply, _merge_transposes, _hoist_scalar, _merge_scalars, _slice_of_concat):
+            if step(editor, node):
+                changes += 1
+                break
+    changes += _split_slices(editor)
+    editor.finish()
+    return changes
+
+
+def _last_axis(editor: Editor, node: gs.Node) -> bool:
+    """The last axis is called -1, whatever the exporter calls it."""
+    if node.op not in ("Concat", "Split", "Softmax", "LayerNormalization", "Gather") or node.attrs.get("axis", 0) <= 0:
+        return False
+    shape = editor.shape(node.inputs[0])
+    if shape is None or node.attrs["axis"] != len(shape) - 1:
+        return False
+    node.attrs["axis"] = -1
+    return True
+
+
+def _floating(editor: Editor, tensor: gs.Tensor) -> bool:
+    dtype = editor.dtype(tensor)
+    return dtype is not None and (dtype.kind == "f" or dtype.name == "bfloat16")
+
+
+def _divide_to_multiply(editor: Editor, node: gs.Node) -> bool:
+    """x / c -> x * (1/c)."""
+    if node.op != "Div" or not _floating(editor, node.inputs[0]) or isinstance(node.inputs[0], gs.Constant):
+        return False
+    value = scalar(node.inputs[1])
+    if not value or not _keeps_shape(editor, node, 0):
+        return False
+    dtype = editor.dtype(node.inputs[0])
+    factor = editor.constant(np.array(1.0 / value, dtype), "factor")
+    _rebuild(editor, node, "Mul", [node.inputs[0], factor])
+    return True
+
+
+def _keeps_shape(editor: Editor, node: gs.Node, index: int) -> bool:
+    shape = editor.shape(node.outputs[0])
+    return shape is not None and editor.shape(node.inputs[index]) == shape
+
+
+def _rebuild(editor: Editor, node: gs.Node, op: str, inputs: list[gs.Tensor], attrs: dict[str, Any] | None = None) -> None:
+    output = node.outputs[0]
+    node.inputs.clear()
+    editor.node(op, inputs, attrs, outputs=[output])
+
+
+def _merge_transposes(editor: Editor, node: gs.Node) -> bool:
+    inner = producer(node.inputs[0], "Transpose") if node.op == "Transpose" else None
+    if inner is None or "perm" not in node.attrs or "perm" not in inner.attrs:
+        return False
+    perm = [inner.attrs["perm"][p] for p in node.attrs["perm"]]
+    _rebuild(editor, node, "Transpose", [inner.inputs[0]], {"perm": perm})
+    return True
+
+
+def scaled(editor: Editor, tensor: gs.Tensor) -> tuple[gs.Tensor, float] | None:
+    """(x, c) if the tensor is x times a scalar constant and nothing else reads it."""
+    node = producer(tensor, "Mul")
+    if node is None or len(tensor.outputs) != 1 or editor.is_output(tensor):
+        return None
+    for index, other in ((0, 1), (1, 0)):
+        factor = scalar(node.inputs[other])
+        if factor is not None and not isinstance(node.inputs[index], gs.Constant) and _keeps_shape(editor, node, index):
+            return node.inputs[index], factor
+    return None
+
+
+def _hoist_scalar(editor: Editor, node: gs.Node) -> bool:
+    """op(x * c) -> op(x) * c for operators that are linear in x: all scales of an attention meet at its softmax."""
+    if node.op == "MatMul" and not any(isinstance(t, gs.Constant) for t in node.inputs):
+        candidates = [0, 1]
+    elif node.op == "Transpose":
+        candidates = [0]
+    else:
+        return False
+    for index in candidates:
+        found = scaled(editor, node.inputs[index])
+        if found is None:
+            continue
+        inputs = list(node.inputs)
+        inputs[index] = found[0]
+        dtype = editor.dtype(found[0])
+        inner = editor.op(node.op, inputs, dict(node.attrs))
+        _rebuild(editor, node, "Mul", [inner, editor.constant(np.array(found[1], dtype), "factor")])
+        return True
+    return False
+
+
+def _merge_scalars(editor: Editor, node: gs.Node) -> bool:
+    """(x * a) * b -> x * (a*b)."""
+    if node.op != "Mul" or not _floating(editor, node.inputs[0]):
+        return False
+    for index, other in ((0, 1), (1, 0)):
+        factor, found = scalar(node.inputs[other]), scaled(editor, node.inputs[index])
+        if factor is None or found is None or not _keeps_shape(editor, node, index):
+            continue
+        value = np.array(found[1] * factor, editor.dtype(node.inputs[index]))
+        _rebuild(editor, node, "Mul", [found[0], editor.constant(value, "factor")])
+        return True
+    return False
+
+
+def _bounds(editor: Editor, node: gs.Node) -> tuple[int, int, int] | None:
+    """(axis, start, end) of a Slice of one axis with step 1 and known bounds."""
+    if node.op != "Slice" or len(node.inputs) < 4:
+        return None
+    values = [editor.dims(t) for t in node.inputs[1:]]
+    if any(v is None or len(v) != 1 or not isinstance(v[0], int) for v in values):
+        return None
+    start, end, axis = (int(v[0]) for v in values[:3])  # type: ignore[index, arg-type]
+    if len(values) > 3 and values[3] != (1,):
+        return None
+    shape = editor.shape(node.inputs[0])
+    size = shape[axis] if shape is not None else None
+    if not isinstance(size, int) or shape is None:
+        return None
+    fit = [min(max(b + size if b < 0 else b, 0), size) for b in (start, end)]
+    return axis % len(shape), fit[0], fit[1]
+
+
+def _slice_of_concat(editor: Editor, node: gs.Node) -> bool:
+    """A Slice that takes exactly one input of a Concat is that input."""
+    bounds = _bounds(editor, node)
+    concat = producer(node.inputs[0], "Concat") if bounds else None
+    if bounds is None or concat is None:
+        return False
+    shape = editor.shape(concat.outputs[0])
+    if shape is None or concat.attrs["axis"] % len(shape) != bounds[0]:
+        return False
+    start = 0
+    for tensor in concat.inputs:
+        part = editor.shape(tensor)
+        size = part[bounds[0]] if part is not None else None
+        if not isinstance(size, int):
+            return False
+        if (start, start + size) == bounds[1:]:
+            editor.replace(node.outputs[0], tensor)
+            node.inputs.clear()
+            node.outputs.clear()
+            return True
+        start += size
+    return False
+
+
+def _split_slices(editor: Editor) -> int:
+    """Slices that cut a tensor into consecutive equal pieces -> Split."""
+    groups: dict[tuple[str, int], list[tuple[int, int, gs.Node]]] = {}
+    for node in editor.graph.nodes:
+        bounds = _bounds(editor, node) if node.op == "Slice" and node.outputs else None
+        if bounds is not None:
+            groups.setdefault((node.inputs[0].name, bounds[0]), []).append((bounds[1], bounds[2], node))
+    changes = 0
+    for (_, axis), parts in groups.items():
+        parts.sort(key=lambda p: p[0])
+        source = parts[0][2].inputs[0]
+        shape = editor.shape(source)
+        edges = [0, *(end for _, end, _ in parts)]
+        sizes = {end - start for start, end, _ in parts}
+        if shape is None or len(parts) < 2 or len(sizes) != 1 or edges[-1] != shape[axis]:
+            continue
+        if any(start != edge for (start, _, _), edge in zip(parts, edges)):
+            continue
+        outputs = [node.outputs[0] for _, _, node in parts]
+        for _, _, node in parts:
+            node.inputs.clear()
+        editor.node("Split", [source], {"axis": axis, "num_outputs": len(parts)}, outputs=outputs)
+        changes += 1
+    return changes
+
+
+def merge_equal_nodes(editor: Editor) -> int:
+    """Common subexpressions: nodes that compute the same from the same are one."""
+    seen: dict[Any, gs.Node] = {}
+    changes = 0
+    for node in list(editor.graph.nodes):
+        if any(editor.is_output(t) for t in node.outputs):
+            continue
+        key = (node.op, node.domain or "", tuple(_key(t) for t in node.inputs), _attribute_key(node), len(node.outputs))
+        twin = seen.setdefault(key, node)
+        if twin is not node:
+            for mine, theirs in zip(node.outputs, twin.outputs):
+                editor.replace(mine, theirs)
+            changes += 1
+    editor.finish()
+    return changes
+
+
+def _key(tensor: gs.Tensor) -> Any:
+    if isinstance(tensor, gs.Constant) and not isinstance(tensor._values, Weight):
+        values = np.asarray(tensor.values)
+        return (str(values.dtype), values.shape, values.tobytes())
+    return id(tensor._values) if isinstance(tensor, gs.Constant) else tensor.name
+
+
+def _attribute_key(node: gs.Node) -> str:
+    return repr(sorted((k, str(v)) for k, v in plain_attributes(node).items()))
+
+
+

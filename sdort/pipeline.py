@@ -1,0 +1,169 @@
+"""What happens to a model, in order, on one page.
+
+``optimize_model`` runs the steps of :data:`PIPELINE`; the runner times them, honours ``--disable``, collects what every
+fusion did, and names the step in which something went wrong. No pass knows of any of that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdort.errors import SdortError
+from sdort.model import Model
+from sdort.passes import fold, half, nhwc, reshape, simplify, upgrade
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import Outcome, apply_fusion, load_fusions
+from sdort.targets.target import Target
+
+ROUNDS = 12
+"""Tidying ends when nothing changes; this many rounds mean that two simplifications undo each other."""
+
+
+@dataclass
+class Options:
+    """How to optimize."""
+
+    target: Target
+    fp16: bool = False
+    io_fp16: bool = False
+    disable: Collection[str] = ()
+    explain: bool = False
+
+
+@dataclass
+class ComponentReport:
+    """What became of one component."""
+
+    component: str
+    nodes_before: int = 0
+    nodes_after: int = 0
+    operators_before: dict[str, int] = field(default_factory=dict)
+    operators: dict[str, int] = field(default_factory=dict)
+    fusions: dict[str, Outcome] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def misses(self) -> list[dict[str, Any]]:
+        """Places that should have fused and did not."""
+        return [{"fusion": o.name, **m} for o in self.fusions.values() for m in o.misses]
+
+
+@dataclass
+class Run:
+    """One model on its way through the pipeline."""
+
+    model: Model
+    options: Options
+    report: ComponentReport
+    editor: Editor
+
+    @property
+    def target(self) -> Target:
+        return self.options.target
+
+
+Step = tuple[str, Callable[[Run], None], str]
+
+
+def optimize_model(model: Model, options: Options) -> ComponentReport:
+    """Raise, fuse, lower and convert one model, in place.
+
+    Raises:
+        SdortError: with the component, the step and, where there is one, the node.
+    """
+    report = ComponentReport(model.component, len(model.graph.nodes), operators_before=count_operators(model))
+    start = time.perf_counter()
+    upgrade.to_pattern_opset(model)
+    run = Run(model, options, report, Editor(model))
+    report.seconds["upgrade"] = time.perf_counter() - start
+    for name, step, _ in PIPELINE:
+        start = time.perf_counter()
+        try:
+            step(run)
+        except SdortError:
+            raise
+        except Exception as error:
+            raise SdortError(
+                f"step {name!r} failed: {type(error).__name__}: {error}",
+                component=model.component,
+                hint="This is a bug in sdort; please report it with the model's architecture.",
+            ) from error
+        report.seconds[name] = time.perf_counter() - start
+    report.nodes_after, report.operators = len(model.graph.nodes), count_operators(model)
+    return report
+
+
+def canonicalize(model: Model) -> None:
+    """What an exporter's graph needs to be a tidy standard one: constants folded, shape residue gone, standard operators."""
+    upgrade.to_pattern_opset(model)
+    from sdort.targets import load_target
+
+    _tidy(Run(model, Options(load_target("cpu")), ComponentReport(model.component), Editor(model)))
+
+
+def count_operators(model: Model) -> dict[str, int]:
+    """Operators by name; those of other domains as ``domain.name``."""
+    names = (f"{n.domain}.{n.op}" if n.domain else n.op for n in model.graph.nodes)
+    return dict(sorted(Counter(names).items()))
+
+
+# --- steps ---
+
+
+def _tidy(run: Run) -> None:
+    for _ in range(ROUNDS):
+        changes = fold.run(run.editor) + reshape.run(run.editor) + simplify.run(run.editor)
+        changes += simplify.merge_equal_nodes(run.editor)
+        if not changes:
+            return
+
+
+def _stage(stage: str) -> Callable[[Run], None]:
+    def apply(run: Run) -> None:
+        support = None if stage == "raise" else run.target
+        for fusion in load_fusions().values():
+            if fusion.stage != stage or fusion.name in run.options.disable:
+                continue
+            run.report.fusions[fusion.name] = apply_fusion(fusion, run.editor, support, explain=run.options.explain)
+
+    return apply
+
+
+def _channels_last(run: Run) -> None:
+    if run.target.channels_last and "nhwc" not in run.options.disable:
+        nhwc.run(run.editor, run.target)
+
+
+def _borrow(run: Run) -> None:
+    reshape.borrow_shapes(run.editor)
+
+
+def _half(run: Run) -> None:
+    if run.options.fp16:
+        run.editor = half.run(run.editor, io_fp16=run.options.io_fp16)
+
+
+def _target_opset(run: Run) -> None:
+    upgrade.to_target_opset(run.model, run.target.opset)
+    run.model.graph.ir_version = run.target.ir_version
+
+
+PIPELINE: list[Step] = [
+    ("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
+    ("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
+    ("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),
+    ("fuse", _stage("fuse"), "standard operators -> the target's, in [batch, sequence, width]"),
+    ("channels last", _channels_last, "one region, before image fusions: the target's image operators are channels-last"),
+    ("tidy layout", _tidy, "merges the transposes and views that meet at the region's border"),
+    ("fuse images", _stage("fuse_nhwc"), "group normalizations take in what is around them"),
+    ("lower", _stage("lower"), "what the target lacks becomes standard operators that it has"),
+    ("borrow shapes", _borrow, "what is still computed from sizes reads the shape of a tensor that has it"),
+    ("tidy lowered", _tidy, "drops the chains that borrowing replaced"),
+    ("half", _half, "last, on the final operators: only they say what may be fp16"),
+    ("tidy half", _tidy, "one cast for each tensor, not one for each reader"),
+    ("opset", _target_opset, "the newest opset for which the target has every kernel"),
+]

@@ -1,0 +1,210 @@
+"""The one way in which passes change a graph.
+
+An :class:`Editor` wraps a model's graph with its facts and keeps every change linear in cost: new nodes are
+appended with their facts inferred, dead ones are swept and the order is restored once, in :meth:`Editor.finish`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.errors import BadModelError
+from sdort.model import Model
+from sdort.rewrite.infer import Fact, Facts
+from sdort.rewrite.symbolic import Dim, Shape
+from sdort.weights import Array, Weight
+
+SMALL = 1024
+"""Constants of up to this many elements may be read by passes; larger ones are only described."""
+
+
+class Editor:
+    """A graph under change.
+
+    Args:
+        model: the model; its graph is changed in place.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.graph = model.graph
+        self._names = {t.name for t in self.graph.tensors().values()} | {t.name for t in self.graph.outputs}
+        self._counter = 0
+        self.facts = Facts(self.graph.opset)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Order the nodes and compute all facts anew."""
+        self.graph.nodes = sort_nodes(self.graph.nodes, self.model.component)
+        self.facts = Facts(self.graph.opset)
+        for tensor in self.graph.inputs:
+            self.facts.declare(tensor)
+        for node in self.graph.nodes:
+            self.facts.infer(node)
+
+    # --- reading ---
+
+    def shape(self, tensor: gs.Tensor) -> Shape | None:
+        return self.facts.shape(tensor)
+
+    def dtype(self, tensor: gs.Tensor) -> np.dtype[Any] | None:
+        return self.facts.of(tensor).dtype
+
+    def dims(self, tensor: gs.Tensor) -> tuple[Dim, ...] | None:
+        """The elements of a small integer tensor, as far as they are known symbolically."""
+        return self.facts.of(tensor).value
+
+    def is_output(self, tensor: gs.Tensor) -> bool:
+        return any(tensor is output for output in self.graph.outputs)
+
+    # --- building ---
+
+    def name(self, hint: str) -> str:
+        """A tensor name that is not taken yet."""
+        while True:
+            self._counter += 1
+            name = f"{hint}_{self._counter}"
+            if name not in self._names:
+                self._names.add(name)
+                return name
+
+    def constant(self, values: Array | Weight, hint: str = "const") -> gs.Constant:
+        return gs.Constant(self.name(hint), values)
+
+    def ints(self, values: Sequence[int], hint: str = "ints") -> gs.Constant:
+        return self.constant(np.array(values, np.int64), hint)
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        attrs: dict[str, Any] | None = None,
+        *,
+        outputs: int | Sequence[gs.Tensor] = 1,
+        domain: str = "",
+        hint: str = "",
+    ) -> gs.Node:
+        """Append a node; ``outputs`` is a number of new tensors or the tensors themselves (their producers give way)."""
+        name = self.name(hint or op)
+        if isinstance(outputs, int):
+            outputs = [gs.Variable(f"{name}_{i}" if i else name) for i in range(outputs)]
+        for tensor in outputs:
+            tensor.inputs.clear()
+        node = gs.Node(op, name, attrs or {}, list(inputs), list(outputs), domain=domain or None)
+        self.graph.nodes.append(node)
+        self.facts.infer(node)
+        return node
+
+    def op(self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any] | None = None, **more: Any) -> gs.Tensor:
+        """Append a node of one output and return that output."""
+        return self.node(op, inputs, attrs, **more).outputs[0]
+
+    def replace(self, old: gs.Tensor, new: gs.Tensor) -> None:
+        """Let every consumer of ``old`` read ``new``; a graph output keeps its name through an Identity."""
+        for consumer in list(old.outputs):
+            for index, tensor in enumerate(consumer.inputs):
+                if tensor is old:
+                    consumer.inputs[index] = new
+        if self.is_output(old):
+            self.node("Identity", [new], outputs=[old])
+
+    # --- finishing ---
+
+    def finish(self) -> None:
+        """Drop what no output needs and restore the topological order."""
+        self.graph.nodes = sort_nodes(live_nodes(self.graph), self.model.component)
+
+
+def live_nodes(graph: gs.Graph) -> list[gs.Node]:
+    """The nodes that an output depends on; the others are cut from their inputs."""
+    alive: set[int] = set()
+    stack = [node for tensor in graph.outputs for node in tensor.inputs]
+    while stack:
+        node = stack.pop()
+        if id(node) not in alive:
+            alive.add(id(node))
+            stack.extend(producer for tensor in node.inputs for producer in tensor.inputs)
+    kept = []
+    for node in graph.nodes:
+        if id(node) in alive:
+            kept.append(node)
+        else:
+            node.inputs.clear()
+            node.outputs.clear()
+    return kept
+
+
+def sort_nodes(nodes: list[gs.Node], component: str) -> list[gs.Node]:
+    """Topological order that keeps the present order where it can (Kahn)."""
+    position = {id(node): index for index, node in enumerate(nodes)}
+    waiting: dict[int, int] = {}
+    ready: list[int] = []
+    for index, node in enumerate(nodes):
+        waiting[index] = len({id(p) for t in node.inputs for p in t.inputs if id(p) in position})
+        if not waiting[index]:
+            ready.append(index)
+    heapq.heapify(ready)
+    ordered: list[gs.Node] = []
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        ordered.append(node)
+        for index in {position[id(c)] for t in node.outputs for c in t.outputs if id(c) in position}:
+            waiting[index] -= 1
+            if not waiting[index]:
+                heapq.heappush(ready, index)
+    if len(ordered) != len(nodes):
+        stuck = next(node for index, node in enumerate(nodes) if waiting[index])
+        raise BadModelError("the graph has a cycle", component=component, node=stuck.name or stuck.op)
+    return ordered
+
+
+# --- small helpers on tensors ---
+
+
+def producer(tensor: gs.Tensor, op: str | None = None, domain: str = "") -> gs.Node | None:
+    """The node that computes a tensor, if there is one (and it is an ``op``)."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    if node is None or (op is not None and (node.op != op or (node.domain or "") != domain)):
+        return None
+    return node
+
+
+def consumers(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    yield from tensor.outputs
+
+
+def array(tensor: gs.Tensor) -> Array | None:
+    """The values of a small constant; None for variables and for weights."""
+    if not isinstance(tensor, gs.Constant) or math.prod(tensor.shape) > SMALL:
+        return None
+    values = tensor._values
+    if isinstance(values, Weight):
+        return values.load() if all(_readable(leaf) for leaf in values.leaves()) else None
+    return np.asarray(tensor.values)
+
+
+def _readable(leaf: Weight) -> bool:
+    from sdort.weights import Absent
+
+    return not isinstance(leaf, Absent)
+
+
+def scalar(tensor: gs.Tensor) -> float | None:
+    """The value of a one-element constant."""
+    values = array(tensor)
+    return None if values is None or values.size != 1 else float(values.reshape(-1)[0])
+
+
+def weight(tensor: gs.Tensor) -> Weight | Array | None:
+    """A constant's values, described or in memory; None for variables."""
+    return tensor._values if isinstance(tensor, gs.Constant) else None
+
+
+def fact_of(shape: Shape, dtype: Any) -> Fact:
+    return Fact(np.dtype(dtype), shape)

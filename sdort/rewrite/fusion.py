@@ -1,0 +1,265 @@
+"""A fusion: Before, After and a check, from one file; and how it is applied to a graph."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from types import ModuleType
+from typing import Any, Protocol
+
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.match import Match, Progress, Refusal, decline, find
+from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
+
+STAGES = ("raise", "fuse", "fuse_nhwc", "lower")
+
+
+class Support(Protocol):
+    """What a target says of one node: None if it runs it, else the reason why not."""
+
+    def unsupported(self, node: gs.Node, editor: Editor) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One file of ``fusions/``.
+
+    The file defines ``STAGE``, ``BEFORE`` (one text or several spellings), ``AFTER`` (one text, or one for each spelling)
+    and ``ANCHOR`` (the operator in Before that makes a place a candidate), and may define ``check(match)`` (returns a
+    refusal or None), ``derive(match)`` (returns the tensors and attributes that After names and Before does not have),
+    ``MUST_FUSE`` (no anchor may remain), ``RUN_AFTER`` (names of fusions of the same stage) and ``EXAMPLE`` (sizes for the
+    numeric test).
+    """
+
+    module: ModuleType
+
+    @property
+    def name(self) -> str:
+        return self.module.__name__.rpartition(".")[2]
+
+    @property
+    def stage(self) -> str:
+        return str(self.module.STAGE)
+
+    @property
+    def anchor(self) -> str:
+        return str(self.module.ANCHOR)
+
+    @property
+    def must_fuse(self) -> bool:
+        return bool(getattr(self.module, "MUST_FUSE", False))
+
+    @property
+    def run_after(self) -> tuple[str, ...]:
+        return tuple(getattr(self.module, "RUN_AFTER", ()))
+
+    @cached_property
+    def spellings(self) -> list[tuple[Pattern, Pattern]]:
+        """(Before, After) pairs."""
+        befores = _texts(self.module.BEFORE)
+        afters = _texts(self.module.AFTER)
+        afters = afters * len(befores) if len(afters) == 1 else afters
+        pairs = [(parse_pattern(b), parse_pattern(a)) for b, a in zip(befores, afters, strict=True)]
+        for before, _ in pairs:
+            check_connected(before)
+        return pairs
+
+    def check(self, match: Match) -> Refusal | None:
+        function: Callable[[Match], Refusal | None] | None = getattr(self.module, "check", None)
+        return function(match) if function else None
+
+    def derive(self, match: Match) -> dict[str, Any]:
+        function: Callable[[Match], dict[str, Any]] | None = getattr(self.module, "derive", None)
+        return function(match) if function else {}
+
+
+def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=1)
+def load_fusions() -> Mapping[str, Fusion]:
+    """All fusions by name, in the order in which their stage applies them."""
+    package = importlib.import_module("sdort.fusions")
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    found = {n: Fusion(importlib.import_module(f"sdort.fusions.{n}")) for n in names}
+    ordered: dict[str, Fusion] = {}
+
+    def place(name: str) -> None:
+        if name not in ordered:
+            for earlier in found[name].run_after:
+                place(earlier)
+            ordered[name] = found[name]
+
+    for name in names:
+        place(name)
+    return ordered
+
+
+@dataclass
+class Outcome:
+    """What one fusion did to one graph."""
+
+    name: str
+    matched: int = 0
+    candidates: int = 0
+    """Anchors that were there before the fusion ran."""
+    refusals: list[dict[str, Any]] = field(default_factory=list)
+    """One entry for each anchor left: node, reason, how many pattern nodes matched, and whether it is a miss."""
+
+    @property
+    def misses(self) -> list[dict[str, Any]]:
+        return [r for r in self.refusals if r["miss"]]
+
+
+def apply_fusion(fusion: Fusion, editor: Editor, support: Support | None = None, *, explain: bool = False) -> Outcome:
+    """Rewrite every place where the fusion matches, until none is left.
+
+    Args:
+        support: the target; a rewrite into operators that it does not run is not done.
+        explain: look into every anchor that is left, also where the fusion may leave some.
+    """
+    outcome = Outcome(fusion.name, candidates=len(_anchors(fusion, editor)))
+    refused: dict[str, Refusal] = {}
+    again = True
+    while again:
+        again = False
+        for node in list(editor.graph.nodes):
+            if node.outputs and _rewrite_at(fusion, editor, node, support, refused):
+                outcome.matched += 1
+                again = True
+        if again:
+            editor.finish()
+    if fusion.must_fuse or explain:
+        for anchor in _anchors(fusion, editor):
+            outcome.refusals.append(_why_not(fusion, editor, anchor, refused))
+    return outcome
+
+
+def _anchors(fusion: Fusion, editor: Editor) -> list[gs.Node]:
+    domain, _, op = fusion.anchor.rpartition(".")
+    return [n for n in editor.graph.nodes if n.op == op and (n.domain or "") == domain]
+
+
+def _rewrite_at(
+    fusion: Fusion, editor: Editor, root: gs.Node, support: Support | None, refused: dict[str, Refusal]
+) -> bool:
+    for before, after in fusion.spellings:
+        match = find(editor, before, root, Progress())
+        if match is None:
+            continue
+        refusal = fusion.check(match)
+        if refusal is None:
+            refusal = _substitute(editor, before, after, match, fusion.derive(match), support)
+        if refusal is None:
+            return True
+        for node in match.nodes.values():
+            refused[node.name] = refusal
+    return False
+
+
+def _substitute(
+    editor: Editor, before: Pattern, after: Pattern, match: Match, derived: dict[str, Any], support: Support | None
+) -> Refusal | None:
+    """Instantiate After in place of the match; nothing has changed if the target refuses one of its nodes."""
+    tensors: dict[str, gs.Tensor] = dict(match.tensors)
+    for name in after.outputs:
+        tensors.pop(name, None)
+    tensors.update({k: v for k, v in derived.items() if isinstance(v, gs.Tensor)})
+    tensors.update({k: editor.constant(v, k) for k, v in after.values.items()})
+    attrs = {**match.attrs, **derived}
+    built: list[gs.Node] = []
+    for node in after.nodes:
+        inputs = [tensors[n] if n else gs.Variable.empty() for n in node.inputs]
+        values = {k: attrs[v.name] if isinstance(v, Capture) else v for k, v in node.attrs.items()}
+        values = {k: v for k, v in values.items() if v is not None}
+        made = editor.node(node.op, inputs, values, outputs=len(node.outputs), domain=node.domain, hint=node.op)
+        tensors.update({n: t for n, t in zip(node.outputs, made.outputs) if n})
+        built.append(made)
+        reason = support.unsupported(made, editor) if support else None
+        if reason:
+            _discard(editor, built)
+            return decline(f"the target does not run it: {reason}")
+    for node in match.nodes.values():
+        node.inputs.clear()
+    for name in (n for n in after.outputs if n in match.tensors):
+        _take_over(editor, match.tensors[name], tensors[name])
+    for node in match.nodes.values():
+        node.outputs.clear()
+    for made in built:
+        _trim(editor, made)
+    return None
+
+
+def _discard(editor: Editor, nodes: list[gs.Node]) -> None:
+    for node in nodes:
+        node.inputs.clear()
+        node.outputs.clear()
+    gone = {id(n) for n in nodes}
+    editor.graph.nodes = [n for n in editor.graph.nodes if id(n) not in gone]
+
+
+def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> None:
+    """Let the producer of ``new`` produce ``old`` instead, so that readers and graph outputs stay as they are."""
+    node = producer = new.inputs[0] if new.inputs else None
+    if node is None or producer is None:
+        old.inputs.clear()
+        editor.replace(old, new)
+        return
+    old.inputs.clear()
+    position = next(i for i, t in enumerate(node.outputs) if t is new)
+    node.outputs[position] = old
+    for consumer in list(new.outputs):
+        for index, tensor in enumerate(consumer.inputs):
+            if tensor is new:
+                consumer.inputs[index] = old
+    editor.facts.set(old, editor.facts.of(new))
+
+
+def _trim(editor: Editor, node: gs.Node) -> None:
+    """Leave optional outputs that nobody reads away."""
+    for index in range(len(node.outputs) - 1, 0, -1):
+        tensor = node.outputs[index]
+        if tensor.name and (tensor.outputs or editor.is_output(tensor)):
+            break
+        node.outputs.pop()
+
+
+def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str, Refusal]) -> dict[str, Any]:
+    """Explain one anchor that is left: a refusal of the check, or the furthest that any root reached."""
+    refusal = refused.get(anchor.name)
+    if refusal is not None:
+        miss = refusal.applicable and fusion.must_fuse
+        return {"node": anchor.name, "reason": str(refusal), "matched": None, "of": None, "miss": miss}
+    best, size = Progress(), 0
+    for before, _ in fusion.spellings:
+        for root in _downstream(anchor, len(before.nodes)):
+            progress = Progress()
+            find(editor, before, root, progress)
+            if progress.matched > best.matched:
+                best, size = progress, len(before.nodes)
+    reason = best.reason or f"nothing after it looks like the end of {fusion.name}"
+    at = f" at {best.node!r}" if best.node else ""
+    return {
+        "node": anchor.name,
+        "reason": reason + at,
+        "matched": max(best.matched, 0),
+        "of": size,
+        "miss": fusion.must_fuse,
+    }
+
+
+def _downstream(anchor: gs.Node, depth: int) -> list[gs.Node]:
+    """The anchor and what reads it, up to ``depth`` steps away."""
+    found, frontier, seen = [anchor], [anchor], {id(anchor)}
+    for _ in range(depth):
+        frontier = [c for n in frontier for t in n.outputs for c in t.outputs if id(c) not in seen]
+        frontier = list({id(n): n for n in frontier}.values())
+        seen.update(id(n) for n in frontier)
+        found.extend(frontier)
+    return found

@@ -1,0 +1,541 @@
+"""Symbolic shape and value inference, node by node.
+
+ONNX's own inference leaves a dimension unknown as soon as it was computed; here ``Shape``, ``Gather``, ``Concat``,
+``Mul`` and so on carry :mod:`sdort.rewrite.symbolic` dims as *values*, so that a Reshape to
+``[batch, height*width, 320]`` has exactly that shape. Operators whose shape needs no arithmetic are left to
+``onnx.shape_inference.infer_node_outputs``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import defs, helper, shape_inference
+
+from sdort.rewrite.symbolic import Dim, Expr, Shape, divide, product, symbol, unknown
+from sdort.weights import Weight
+
+MAX_VALUE = 64
+"""Integer tensors up to this many elements are followed as values."""
+
+Value = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a tensor: dtype, shape (a tuple of dims) and, for small integer tensors, its elements."""
+
+    dtype: np.dtype[Any] | None = None
+    shape: Shape | None = None
+    value: Value | None = None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+
+NOTHING = Fact()
+
+
+class Facts:
+    """The facts of all tensors of a graph, by tensor name."""
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+        self._facts: dict[str, Fact] = {}
+        self._dims: dict[str, Dim] = {}
+
+    def of(self, tensor: gs.Tensor) -> Fact:
+        known = self._facts.get(tensor.name)
+        if known is None and isinstance(tensor, gs.Constant):
+            known = self._facts[tensor.name] = _constant_fact(tensor)
+        return known or NOTHING
+
+    def shape(self, tensor: gs.Tensor) -> Shape | None:
+        return self.of(tensor).shape
+
+    def set(self, tensor: gs.Tensor, fact: Fact) -> None:
+        self._facts[tensor.name] = fact
+
+    def declare(self, tensor: gs.Variable) -> None:
+        """Take a graph input's declared type; its symbolic dims become named sizes."""
+        dims = None
+        if tensor.shape is not None:
+            dims = tuple(
+                d if isinstance(d, int) and d >= 0 else symbol(d) if isinstance(d, str) and d else unknown()
+                for d in tensor.shape
+            )
+        self.set(tensor, Fact(_dtype(tensor.dtype), dims))
+
+    def infer(self, node: gs.Node) -> None:
+        """Compute the facts of the node's outputs from those of its inputs."""
+        rule = _RULES.get((node.domain or "", node.op))
+        facts = rule(node, [self.of(t) for t in node.inputs]) if rule else None
+        if facts is None:
+            facts = self._by_onnx(node)
+        for tensor, fact in zip(node.outputs, facts):
+            if tensor.name:
+                self.set(tensor, fact)
+
+    def _by_onnx(self, node: gs.Node) -> Sequence[Fact]:
+        nothing = [NOTHING] * len(node.outputs)
+        if node.domain or not defs.has(node.op, self.opset):
+            return nothing
+        schema = defs.get_schema(node.op, self.opset, "")
+        types: dict[str, onnx.TypeProto] = {}
+        data: dict[str, onnx.TensorProto] = {}
+        for tensor in node.inputs:
+            if not tensor.name:
+                continue
+            fact = self.of(tensor)
+            if fact.dtype is None:
+                return nothing
+            types[tensor.name] = self._type(fact)
+            if fact.value is not None and all(isinstance(v, int) for v in fact.value) and fact.shape is not None:
+                array = np.array(fact.value, fact.dtype).reshape([int(d) for d in fact.shape])  # type: ignore[arg-type]
+                data[tensor.name] = onnx.numpy_helper.from_array(array, tensor.name)
+        proto = helper.make_node(
+            node.op, [t.name for t in node.inputs], [t.name for t in node.outputs], **plain_attributes(node)
+        )
+        try:
+            inferred = shape_inference.infer_node_outputs(schema, proto, types, data)
+        except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+            return nothing
+        return [self._fact(inferred.get(t.name)) for t in node.outputs]
+
+    def _type(self, fact: Fact) -> onnx.TypeProto:
+        dims: list[int | str] | None = None
+        if fact.shape is not None:
+            dims = []
+            for dim in fact.shape:
+                if isinstance(dim, Expr):
+                    self._dims[str(dim)] = dim
+                    dims.append(str(dim))
+                else:
+                    dims.append(dim)
+        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(fact.dtype), dims)
+
+    def _fact(self, proto: onnx.TypeProto | None) -> Fact:
+        if proto is None or not proto.HasField("tensor_type"):
+            return NOTHING
+        tensor = proto.tensor_type
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)) if tensor.elem_type else None
+        if not tensor.HasField("shape"):
+            return Fact(dtype)
+        dims = tuple(
+            d.dim_value if d.HasField("dim_value") else self._dims.get(d.dim_param) or unknown()
+            for d in tensor.shape.dim
+        )
+        return Fact(dtype, dims)
+
+
+def plain_attributes(node: gs.Node) -> dict[str, Any]:
+    """The node's attributes as ``onnx.helper.make_node`` takes them."""
+    return {
+        key: onnx.numpy_helper.from_array(np.asarray(value.values)) if isinstance(value, gs.Constant) else value
+        for key, value in node.attrs.items()
+    }
+
+
+def _dtype(dtype: Any) -> np.dtype[Any] | None:
+    if isinstance(dtype, int):
+        return np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
+    return None if dtype is None else np.dtype(dtype)
+
+
+def _constant_fact(tensor: gs.Constant) -> Fact:
+    values = tensor._values
+    shape = tuple(int(d) for d in values.shape)
+    value = None
+    if not isinstance(values, Weight) and math.prod(shape) <= MAX_VALUE and np.asarray(values).dtype.kind in "iub":
+        value = tuple(int(v) for v in np.asarray(values).reshape(-1))
+    return Fact(_dtype(values.dtype), shape, value)
+
+
+# --- rules: (node, input facts) -> output facts, or None to leave the node to ONNX ---
+
+Rule = Callable[[gs.Node, list[Fact]], "Sequence[Fact] | None"]
+_RULES: dict[tuple[str, str], Rule] = {}
+INT64 = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+
+
+def rule(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            _RULES[domain, op] = function
+        return function
+
+    return register
+
+
+def broadcast(*shapes: Shape | None) -> Shape | None:
+    """Numpy broadcasting; of two different symbolic dims the result is unknown."""
+    known = [s for s in shapes if s is not None]
+    if len(known) != len(shapes):
+        return None
+    rank = max(len(s) for s in known)
+    out: list[Dim] = []
+    for axis in range(-rank, 0):
+        dims = {s[axis] for s in known if len(s) >= -axis} - {1}
+        # A known size beats a symbol: they must agree at run time, or the symbol is 1.
+        fixed = [d for d in dims if isinstance(d, int)]
+        out.append(1 if not dims else fixed[0] if fixed else next(iter(dims)) if len(dims) == 1 else unknown())
+    return tuple(out)
+
+
+def _axes(node: gs.Node, facts: list[Fact], index: int = 1) -> list[int] | None:
+    if "axes" in node.attrs:
+        return list(node.attrs["axes"])
+    if len(facts) > index and facts[index].value is not None:
+        return [int(v) for v in facts[index].value if isinstance(v, int)]  # type: ignore[union-attr]
+    return None
+
+
+@rule("Identity", "Sigmoid", "Erf", "Tanh", "Sqrt", "Exp", "Neg", "Softmax", "Gelu", "Relu", "Sin", "Cos", "Abs")
+@rule("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Reciprocal", "Dropout", "Clip")
+@rule("QuickGelu", "FastGelu", "BiasGelu", "Gelu", "BiasAdd", "GroupNorm", domain="com.microsoft")
+def _same(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    keep = facts[0] if node.op == "Identity" else Fact(facts[0].dtype, facts[0].shape)
+    return [keep] + [NOTHING] * (len(node.outputs) - 1)
+
+
+@rule("SkipGroupNorm", domain="com.microsoft")
+def _same_twice(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    return [Fact(facts[0].dtype, facts[0].shape)] * len(node.outputs)
+
+
+@rule("SkipLayerNormalization", domain="com.microsoft")
+def _skip_layer_norm(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    whole = Fact(facts[0].dtype, facts[0].shape)
+    return [whole, NOTHING, NOTHING, whole][: len(node.outputs)]
+
+
+def _arithmetic(op: str, a: Dim, b: Dim) -> Dim | None:
+    if op == "Add":
+        return a + b
+    if op == "Sub":
+        return a - b
+    if op == "Mul":
+        return a * b
+    if op == "Div" and isinstance(b, int) and b > 0:
+        return a // b
+    return None
+
+
+def _zip_values(a: Fact, b: Fact, function: Callable[[Dim, Dim], Dim | None]) -> Value | None:
+    """Apply ``function`` element by element to two integer values of rank 0 or 1."""
+    if a.value is None or b.value is None or max(a.rank or 0, b.rank or 0) > 1:
+        return None
+    size = max(len(a.value), len(b.value))
+    if len(a.value) not in (1, size) or len(b.value) not in (1, size):
+        return None
+    left = a.value * (size if len(a.value) == 1 else 1)
+    right = b.value * (size if len(b.value) == 1 else 1)
+    out = [function(x, y) for x, y in zip(left, right)]
+    return None if any(v is None for v in out) else tuple(v for v in out if v is not None)
+
+
+@rule("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Mod")
+def _binary(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    value = None
+    if len(facts) == 2 and facts[0].dtype is not None and facts[0].dtype.kind in "iu":
+        value = _zip_values(facts[0], facts[1], lambda a, b: _arithmetic(node.op, a, b))
+    return [Fact(facts[0].dtype, broadcast(*(f.shape for f in facts)), value)]
+
+
+def _compare(op: str, a: Dim, b: Dim) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return int({"Equal": a == b, "Less": a < b, "Greater": a > b}[op])
+    if op == "Equal" and a == b:
+        return 1
+    # A size is never negative, so it never equals the -1 of an expand.
+    if op == "Equal" and any(isinstance(d, int) and d < 0 for d in (a, b)):
+        return 0
+    return None
+
+
+@rule("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or")
+def _comparison(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    value = None
+    if node.op in ("Equal", "Less", "Greater"):
+        value = _zip_values(facts[0], facts[1], lambda a, b: _compare(node.op, a, b))
+    return [Fact(BOOL, broadcast(facts[0].shape, facts[1].shape), value)]
+
+
+@rule("Where")
+def _where(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    condition, yes, no = facts
+    value = None
+    if condition.value and yes.value and no.value and len({len(f.value or ()) for f in facts}) == 1:
+        if all(isinstance(c, int) for c in condition.value):
+            value = tuple(y if c else n for c, y, n in zip(condition.value, yes.value, no.value))
+    return [Fact(yes.dtype, broadcast(*(f.shape for f in facts)), value)]
+
+
+@rule("Cast")
+def _cast(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    dtype = _dtype(node.attrs["to"])
+    keep = facts[0].value if dtype is not None and dtype.kind in "iub" else None
+    return [Fact(dtype, facts[0].shape, keep)]
+
+
+@rule("Shape")
+def _shape(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    if facts[0].shape is None:
+        return [Fact(INT64)]
+    dims = facts[0].shape[node.attrs.get("start", 0) : node.attrs.get("end", None)]
+    return [Fact(INT64, (len(dims),), dims)]
+
+
+@rule("Gather")
+def _gather(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    data, index = facts
+    if data.shape is None or index.shape is None:
+        return [Fact(data.dtype)]
+    axis = node.attrs.get("axis", 0) % len(data.shape)
+    shape = data.shape[:axis] + index.shape + data.shape[axis + 1 :]
+    value = None
+    if data.value is not None and len(data.shape) == 1 and index.value is not None:
+        picks = [v for v in index.value if isinstance(v, int)]
+        value = tuple(data.value[v] for v in picks) if len(picks) == len(index.value) else None
+    return [Fact(data.dtype, shape, value)]
+
+
+@rule("Concat")
+def _concat(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    shapes = [f.shape for f in facts if f.shape is not None]
+    if len(shapes) != len(facts):
+        return [Fact(facts[0].dtype)]
+    axis = node.attrs["axis"] % len(shapes[0])
+    total: Dim = 0
+    for shape in shapes:
+        total = total + shape[axis]
+    # Along the other axes the inputs agree at run time; the shortest spelling is the most useful one.
+    others = [min((s[i] for s in shapes), key=lambda d: len(str(d))) for i in range(len(shapes[0]))]
+    out = (*others[:axis], total, *others[axis + 1 :])
+    value = None
+    if all(f.value is not None for f in facts) and len(out) == 1:
+        value = tuple(v for f in facts for v in (f.value or ()))
+    return [Fact(facts[0].dtype, out, value)]
+
+
+@rule("Unsqueeze")
+def _unsqueeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    axes = _axes(node, facts)
+    if axes is None or facts[0].shape is None:
+        return [Fact(facts[0].dtype)]
+    rank = len(facts[0].shape) + len(axes)
+    new = {a % rank for a in axes}
+    old = iter(facts[0].shape)
+    return [Fact(facts[0].dtype, tuple(1 if i in new else next(old) for i in range(rank)), facts[0].value)]
+
+
+@rule("Squeeze")
+def _squeeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    if facts[0].shape is None:
+        return [Fact(facts[0].dtype)]
+    rank = len(facts[0].shape)
+    axes = _axes(node, facts)
+    if axes is None and any(not isinstance(d, int) for d in facts[0].shape):
+        return [Fact(facts[0].dtype)]
+    drop = {i for i, d in enumerate(facts[0].shape) if d == 1} if axes is None else {a % rank for a in axes}
+    shape = tuple(d for i, d in enumerate(facts[0].shape) if i not in drop)
+    return [Fact(facts[0].dtype, shape, facts[0].value)]
+
+
+def _span(length: Dim, start: Dim, end: Dim, step: int) -> Dim:
+    """The number of elements of ``range(start, end, step)`` clipped to ``length``, for positive steps."""
+    if isinstance(start, int) and start < 0:
+        start = length + start
+    if isinstance(end, int) and end < 0:
+        end = length + end
+    if isinstance(length, int):
+        start = min(start, length) if isinstance(start, int) else start
+        end = min(end, length) if isinstance(end, int) else end
+    elif isinstance(end, int) and end >= 2**31 - 1:
+        end = length
+    size = end - start
+    if isinstance(length, Expr) and isinstance(end, int):
+        return unknown()  # it depends on whether the axis is that long
+    if isinstance(size, int):
+        size = max(size, 0)
+    return -(-size // step)
+
+
+@rule("Slice")
+def _slice(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    data = facts[0]
+    starts, ends = (facts[i].value if len(facts) > i else None for i in (1, 2))
+    if data.shape is None or starts is None or ends is None:
+        return [Fact(data.dtype, None if data.shape is None else tuple(unknown() for _ in data.shape))]
+    axes = facts[3].value if len(facts) > 3 and facts[3].shape is not None else tuple(range(len(starts)))
+    steps = facts[4].value if len(facts) > 4 and facts[4].shape is not None else (1,) * len(starts)
+    if axes is None or steps is None or not all(isinstance(s, int) and s > 0 for s in steps):
+        return [Fact(data.dtype, tuple(unknown() for _ in data.shape))]
+    shape = list(data.shape)
+    for axis, start, end, step in zip(axes, starts, ends, steps):
+        position = int(axis) % len(shape)  # type: ignore[arg-type]
+        shape[position] = _span(shape[position], start, end, int(step))  # type: ignore[arg-type]
+    value = None
+    if data.value is not None and len(shape) == 1 and isinstance(starts[0], int) and isinstance(ends[0], int):
+        value = data.value[starts[0] : ends[0] : int(steps[0])]  # type: ignore[arg-type]
+    return [Fact(data.dtype, tuple(shape), value)]
+
+
+@rule("Reshape")
+def _reshape(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    data, target = facts
+    if target.value is None:
+        rank = target.shape[0] if target.shape and isinstance(target.shape[0], int) else None
+        return [Fact(data.dtype, None if rank is None else tuple(unknown() for _ in range(rank)))]
+    dims: list[Dim | None] = []
+    for axis, dim in enumerate(target.value):
+        if dim == 0 and not node.attrs.get("allowzero", 0):
+            dims.append(data.shape[axis] if data.shape is not None and axis < len(data.shape) else unknown())
+        else:
+            dims.append(None if dim == -1 else dim)
+    if None in dims:
+        rest = product(d for d in dims if d is not None)
+        whole = None if data.shape is None else divide(product(data.shape), rest)
+        dims[dims.index(None)] = unknown() if whole is None else whole
+    return [Fact(data.dtype, tuple(d for d in dims if d is not None), data.value)]
+
+
+@rule("Flatten")
+def _flatten(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    if facts[0].shape is None:
+        return [Fact(facts[0].dtype)]
+    axis = node.attrs.get("axis", 1)
+    return [Fact(facts[0].dtype, (product(facts[0].shape[:axis]), product(facts[0].shape[axis:])))]
+
+
+@rule("Expand")
+def _expand(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    return [Fact(facts[0].dtype, broadcast(facts[0].shape, facts[1].value))]
+
+
+@rule("ConstantOfShape")
+def _constant_of_shape(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    fill = np.asarray(node.attrs["value"].values) if "value" in node.attrs else np.zeros(1, np.float32)
+    shape = facts[0].value
+    value = None
+    if shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] <= MAX_VALUE:
+        value = (int(fill[0]),) * shape[0] if fill.dtype.kind in "iub" else None
+    return [Fact(fill.dtype, shape, value)]
+
+
+@rule("Range")
+def _range(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    start, limit, step = (f.value for f in facts)
+    if start is None or limit is None or step != (1,):
+        return [Fact(facts[0].dtype, (unknown(),))]
+    return [Fact(facts[0].dtype, (limit[0] - start[0],))]
+
+
+@rule("Transpose")
+def _transpose(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    if facts[0].shape is None:
+        return [Fact(facts[0].dtype)]
+    perm = node.attrs.get("perm", list(range(len(facts[0].shape)))[::-1])
+    return [Fact(facts[0].dtype, tuple(facts[0].shape[p] for p in perm))]
+
+
+@rule("MatMul")
+def _matmul(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
+    a, b = (f.shape for f in facts[:2])
+    if a is None or b is None or len(a) < 2 or len(b) < 2:
+        return None
+    batch = broadcast(a[:-2], b[:-2])
+    return [Fact(facts[0].dtype, None if batch is None else (*batch, a[-2], b[-1]))]
+
+
+def _windows(node: gs.Node, size: Dim, axis: int, kernel: int, axes: int) -> Dim:
+    pads = node.attrs.get("pads", [0] * (2 * axes))
+    dilation = node.attrs.get("dilations", [1] * axes)[axis]
+    stride = node.attrs.get("strides", [1] * axes)[axis]
+    return (size + (pads[axis] + pads[axis + axes] - dilation * (kernel - 1) - 1)) // stride + 1
+
+
+@rule("Conv")
+def _conv(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
+    x, w = facts[0].shape, facts[1].shape
+    if x is None or w is None or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    spatial = tuple(_windows(node, s, i, int(k), len(x) - 2) for i, (s, k) in enumerate(zip(x[2:], w[2:])))  # type: ignore[arg-type]
+    return [Fact(facts[0].dtype, (x[0], w[0], *spatial))]
+
+
+@rule("NhwcConv", domain="com.microsoft")
+def _nhwc_conv(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    x, w = facts[0].shape, facts[1].shape
+    if x is None or w is None:
+        return [Fact(facts[0].dtype)]
+    spatial = tuple(_windows(node, s, i, int(k), 2) for i, (s, k) in enumerate(zip(x[1:3], w[1:3])))  # type: ignore[arg-type]
+    return [Fact(facts[0].dtype, (x[0], *spatial, w[0]))]
+
+
+@rule("Resize")
+def _resize(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
+    x = facts[0].shape
+    if x is None:
+        return None
+    axes = [a % len(x) for a in node.attrs.get("axes", range(len(x)))]
+    shape = list(x)
+    if len(facts) > 3 and facts[3].value is not None:
+        for axis, size in zip(axes, facts[3].value):
+            shape[axis] = size
+        return [Fact(facts[0].dtype, tuple(shape))]
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    if not isinstance(scales, gs.Constant):
+        return None
+    for axis, scale in zip(axes, np.asarray(scales.values).tolist()):
+        whole = float(scale).is_integer()
+        shape[axis] = shape[axis] * int(scale) if whole else unknown()
+    return [Fact(facts[0].dtype, tuple(shape))]
+
+
+@rule("Attention")
+def _attention(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    q, v = facts[0].shape, facts[2].shape
+    if q is None or v is None:
+        return [Fact(facts[0].dtype)] * len(node.outputs)
+    if len(q) == 3:
+        heads, kv_heads = node.attrs["q_num_heads"], node.attrs["kv_num_heads"]
+        width = divide(v[2] * heads, kv_heads)
+        return [Fact(facts[0].dtype, (q[0], q[1], unknown() if width is None else width))]
+    return [Fact(facts[0].dtype, (q[0], q[1], q[2], v[3]))] + [NOTHING] * (len(node.outputs) - 1)
+
+
+@rule("MultiHeadAttention", domain="com.microsoft")
+def _multi_head_attention(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    q = facts[0].shape
+    if q is None:
+        return [Fact(facts[0].dtype)]
+    if len(q) == 5:
+        return [Fact(facts[0].dtype, (q[0], q[1], q[2] * q[4]))]
+    v = facts[2].shape if len(facts) > 2 else None
+    return [Fact(facts[0].dtype, (q[0], q[1], v[2] if v is not None and len(v) == 3 else q[2]))]
+
+
+@rule("Attention", domain="com.microsoft")
+def _packed_attention(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    x, w = facts[0].shape, facts[1].shape
+    if x is None or w is None:
+        return [Fact(facts[0].dtype)]
+    width = divide(w[1], 3)
+    return [Fact(facts[0].dtype, (x[0], x[1], unknown() if width is None else width))]
+
+
+@rule("BiasSplitGelu", domain="com.microsoft")
+def _bias_split_gelu(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    if facts[0].shape is None:
+        return [Fact(facts[0].dtype)]
+    half = divide(facts[0].shape[-1], 2)
+    return [Fact(facts[0].dtype, (*facts[0].shape[:-1], unknown() if half is None else half))]

@@ -1,0 +1,279 @@
+"""Finding a pattern in a graph, and saying how far it got where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor, array, producer, scalar
+from sdort.rewrite.pattern import COMMUTATIVE, Capture, Pattern, PatternNode, TensorType, default_attribute, has_default
+from sdort.rewrite.symbolic import Dim
+from sdort.weights import Array, Weight
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a match is not rewritten: a reason and the value that caused it."""
+
+    reason: str
+    value: Any = None
+    applicable: bool = True
+    """False where the fusion simply does not concern this place (no miss)."""
+
+    def __str__(self) -> str:
+        return self.reason if self.value is None else f"{self.reason} ({self.value})"
+
+
+def refuse(reason: str, value: Any = None) -> Refusal:
+    """This place should have fused and cannot: a miss."""
+    return Refusal(reason, value)
+
+
+def decline(reason: str, value: Any = None) -> Refusal:
+    """This place is not the fusion's business."""
+    return Refusal(reason, value, applicable=False)
+
+
+@dataclass
+class Match:
+    """A pattern found in a graph.
+
+    ``m["x"]`` is the tensor bound to the pattern's ``x``; ``dims``, ``attrs`` and ``nodes`` are what the names in
+    shapes, the captured attributes and the pattern's nodes are bound to.
+    """
+
+    editor: Editor
+    tensors: dict[str, gs.Tensor] = field(default_factory=dict)
+    attrs: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[int, gs.Node] = field(default_factory=dict)
+    dims: dict[str, Dim] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> gs.Tensor:
+        return self.tensors[name]
+
+    def scalar(self, name: str) -> float:
+        """The value of a one-element constant; the check has made sure that it is one."""
+        value = scalar(self.tensors[name])
+        assert value is not None
+        return value
+
+    def array(self, name: str) -> Array | None:
+        """The values of a small constant; None where they are not at hand."""
+        return array(self.tensors[name])
+
+    def known(self, dim: str) -> int | None:
+        """A dim's value where it is a number."""
+        value = self.dims[dim]
+        return value if isinstance(value, int) else None
+
+
+@dataclass
+class Progress:
+    """The furthest that any attempt came: nodes matched, the node it stopped at, and why."""
+
+    matched: int = -1
+    node: str = ""
+    reason: str = ""
+
+    def note(self, matched: int, tensor: gs.Tensor | gs.Node, reason: str) -> None:
+        if matched > self.matched:
+            self.matched, self.node, self.reason = matched, tensor.name, reason
+
+
+def find(editor: Editor, pattern: Pattern, root: gs.Node, progress: Progress) -> Match | None:
+    """Match ``pattern`` with its first output at ``root``.
+
+    Args:
+        progress: takes note of the furthest attempt.
+    """
+    node = pattern.root
+    if root.op != node.op or (root.domain or "") != node.domain or not root.outputs:
+        return None
+    goal = (pattern.outputs[0], root.outputs[node.outputs.index(pattern.outputs[0])])
+    for match in _solve(pattern, [goal], Match(editor), progress):
+        if _closed(pattern, match, progress) and _typed(pattern, match, progress):
+            return match
+    return None
+
+
+def _solve(
+    pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, progress: Progress
+) -> Iterator[Match]:
+    """Depth-first search over (pattern name, tensor) goals; branches only at commutative operators."""
+    while goals:
+        (name, tensor), goals = goals[0], goals[1:]
+        bound = match.tensors.get(name)
+        if bound is not None:
+            if not same_tensor(bound, tensor):
+                progress.note(len(match.nodes), tensor, f"{name!r} would have to be {bound.name!r} here too")
+                return
+            continue
+        if name not in pattern.producers:
+            if not _leaf(pattern, name, tensor, match, progress):
+                return
+            match.tensors[name] = tensor
+            continue
+        index = pattern.producers[name]
+        node = _producer(pattern.nodes[index], name, tensor, len(match.nodes), progress)
+        if node is None:
+            return
+        attrs = _attributes(pattern.nodes[index], node, len(match.nodes), progress)
+        if attrs is None or any(match.attrs.get(k, v) != v for k, v in attrs.items()):
+            return
+        match = replace(
+            match,
+            tensors={**match.tensors, **_outputs(pattern.nodes[index], node)},
+            attrs={**match.attrs, **attrs},
+            nodes={**match.nodes, index: node},
+        )
+        orders = list(_input_orders(pattern.nodes[index], node, len(match.nodes), progress))
+        for order in orders[1:]:
+            yield from _solve(pattern, [*order, *goals], _copy(match), progress)
+        if not orders:
+            return
+        goals = [*orders[0], *goals]
+    yield match
+
+
+def _copy(match: Match) -> Match:
+    return replace(match, tensors=dict(match.tensors), attrs=dict(match.attrs), nodes=dict(match.nodes))
+
+
+def same_tensor(a: gs.Tensor, b: gs.Tensor) -> bool:
+    """Whether two tensors are one, or constants of equal value."""
+    if a is b:
+        return True
+    if not isinstance(a, gs.Constant) or not isinstance(b, gs.Constant):
+        return False
+    left, right = a._values, b._values
+    if isinstance(left, Weight) or isinstance(right, Weight):
+        return left is right
+    return left.dtype == right.dtype and np.array_equal(left, right)
+
+
+def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress: Progress) -> bool:
+    if name in pattern.inputs:
+        return True
+    if not isinstance(tensor, gs.Constant):
+        progress.note(len(match.nodes), tensor, f"{name!r} has to be a constant, {tensor.name!r} is computed")
+        return False
+    wanted = pattern.values.get(name)
+    if wanted is None:
+        return True
+    found = array(tensor)
+    if found is not None and found.size == wanted.size and (wanted.size == 1 or found.shape == wanted.shape):
+        # Exporters fold constants in their own precision: 1/sqrt(2) comes with float32's rounding.
+        if np.allclose(found.reshape(-1).astype(np.float64), wanted.reshape(-1).astype(np.float64), rtol=1e-6, atol=0):
+            return True
+    shown = "a large tensor" if found is None else found.reshape(-1)[:4].tolist()
+    progress.note(len(match.nodes), tensor, f"{name!r} has to be {wanted.reshape(-1)[:4].tolist()}, found {shown}")
+    return False
+
+
+def _producer(
+    wanted: PatternNode, name: str, tensor: gs.Tensor, matched: int, progress: Progress
+) -> gs.Node | None:
+    node = producer(tensor)
+    if node is None:
+        found = "a constant" if isinstance(tensor, gs.Constant) else "a graph input"
+        progress.note(matched, tensor, f"expected {wanted.op} -> {name!r}, found {found} {tensor.name!r}")
+        return None
+    if node.op != wanted.op or (node.domain or "") != wanted.domain:
+        progress.note(matched, node, f"expected {wanted.op} -> {name!r}, found {node.op}")
+        return None
+    if node.outputs.index(tensor) != wanted.outputs.index(name):
+        progress.note(matched, node, f"{name!r} is another output of {node.op}")
+        return None
+    return node
+
+
+def _outputs(wanted: PatternNode, node: gs.Node) -> dict[str, gs.Tensor]:
+    return {n: t for n, t in zip(wanted.outputs, node.outputs) if n and t.name}
+
+
+def _attributes(wanted: PatternNode, node: gs.Node, matched: int, progress: Progress) -> dict[str, Any] | None:
+    captured: dict[str, Any] = {}
+    for key in {*wanted.attrs, *node.attrs}:
+        default = default_attribute(wanted.op, wanted.domain, key)
+        found = node.attrs.get(key, default)
+        expected = wanted.attrs.get(key, default)
+        if isinstance(expected, Capture):
+            captured[expected.name] = found if has_default(found) else None
+        elif not _equal(found, expected):
+            shown = f"{key}={found!r}" if has_default(found) else f"no {key}"
+            progress.note(matched, node, f"{node.op} has {shown}, expected {expected if has_default(expected) else 'none'}")
+            return None
+    return captured
+
+
+def _equal(found: Any, expected: Any) -> bool:
+    if isinstance(found, float) and isinstance(expected, (int, float)):
+        return bool(np.isclose(found, expected, rtol=1e-6, atol=0))
+    return bool(found == expected)
+
+
+def _input_orders(
+    wanted: PatternNode, node: gs.Node, matched: int, progress: Progress
+) -> Iterator[list[tuple[str, gs.Tensor]]]:
+    inputs = list(node.inputs)
+    while inputs and not inputs[-1].name:
+        inputs.pop()
+    if len(inputs) != len(wanted.inputs) or any(bool(n) != bool(t.name) for n, t in zip(wanted.inputs, inputs)):
+        progress.note(matched, node, f"{node.op} has {len(inputs)} inputs, expected {len(wanted.inputs)}")
+        return
+    yield [(n, t) for n, t in zip(wanted.inputs, inputs) if n]
+    if wanted.op in COMMUTATIVE and not wanted.domain and len(inputs) == 2:
+        yield [(n, t) for n, t in zip(wanted.inputs, reversed(inputs))]
+
+
+def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
+    """Whether nothing outside the match reads what the rewrite would remove."""
+    inside = {id(node) for node in match.nodes.values()}
+    public = {id(match.tensors[name]) for name in pattern.outputs if name in match.tensors}
+    for node in match.nodes.values():
+        for tensor in node.outputs:
+            if id(tensor) in public:
+                continue
+            outsider = next((c for c in tensor.outputs if id(c) not in inside), None)
+            if outsider is not None or match.editor.is_output(tensor):
+                reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
+                progress.note(len(match.nodes), tensor, f"{tensor.name!r} is also read by {reader}")
+                return False
+    return True
+
+
+def _typed(pattern: Pattern, match: Match, progress: Progress) -> bool:
+    """Whether all stated types and shapes hold; binds the named dims."""
+    for name, wanted in pattern.types.items():
+        tensor = match.tensors.get(name)
+        if tensor is None:
+            continue
+        problem = _unify(wanted, match.editor, tensor, match.dims)
+        if problem:
+            progress.note(len(match.nodes), tensor, f"{name!r} ({tensor.name}): {problem}")
+            return False
+    return True
+
+
+def _unify(wanted: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str, Dim]) -> str | None:
+    fact = editor.facts.of(tensor)
+    if fact.dtype is not None and (fact.dtype.kind if fact.dtype.kind != "u" else "i") != wanted.kind:
+        if not (wanted.kind == "f" and fact.dtype.name == "bfloat16"):
+            return f"its type is {fact.dtype}"
+    if wanted.dims is None:
+        return None
+    if fact.shape is None:
+        return "its shape is not known"
+    if not wanted.dims and isinstance(tensor, gs.Constant) and all(d == 1 for d in fact.shape):
+        return None  # a one-element constant of any rank is a scalar
+    if len(fact.shape) != len(wanted.dims):
+        return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)}"
+    for found, name in zip(fact.shape, wanted.dims):
+        expected = dims.setdefault(name, found) if isinstance(name, str) else name
+        if expected != found:
+            return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)} with {name} = {expected}"
+    return None

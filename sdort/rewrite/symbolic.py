@@ -1,0 +1,156 @@
+"""Dimensions as polynomials over named sizes.
+
+With a dynamic batch, height and width a shape is arithmetic: an attention layer's sequence is ``height*width``,
+a downsampler leaves ``(height + 1)//2``. A :data:`Dim` is an ``int`` where the value is known and an
+:class:`Expr`, a polynomial with integer coefficients in normal form, where it is not, so that two dims are
+equal exactly when ``==`` says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Union
+
+Atom = Union[str, tuple["Expr", int]]
+"""A named size, or ``(numerator, divisor)`` for a floor division that does not come out even."""
+Monomial = tuple[Atom, ...]
+
+_fresh = itertools.count()
+
+
+def _order(atom: Atom) -> str:
+    return atom if isinstance(atom, str) else f"~{atom[0]}//{atom[1]}"
+
+
+class Expr:
+    """A polynomial in normal form; never a plain number (arithmetic returns an ``int`` for those)."""
+
+    __slots__ = ("_hash", "terms")
+
+    def __init__(self, terms: dict[Monomial, int]) -> None:
+        self.terms = terms
+        self._hash = hash(frozenset(terms.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expr) and self.terms == other.terms
+
+    def __add__(self, other: Dim) -> Dim:
+        terms = dict(self.terms)
+        for monomial, factor in _terms(other).items():
+            terms[monomial] = terms.get(monomial, 0) + factor
+        return _normal(terms)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Dim) -> Dim:
+        terms: dict[Monomial, int] = {}
+        for (left, f), (right, g) in itertools.product(self.terms.items(), _terms(other).items()):
+            monomial = tuple(sorted(left + right, key=_order))
+            terms[monomial] = terms.get(monomial, 0) + f * g
+        return _normal(terms)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + -other
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __floordiv__(self, divisor: int) -> Dim:
+        """Floor division by a positive number: ``(k*a + r)//k == a + r//k``."""
+        whole: dict[Monomial, int] = {}
+        rest: dict[Monomial, int] = {}
+        for monomial, factor in self.terms.items():
+            quotient, remainder = divmod(factor, divisor)
+            if remainder and monomial:
+                rest[monomial] = factor
+            else:
+                whole[monomial] = quotient
+                if remainder:
+                    rest[monomial] = remainder
+        if not any(rest):  # only a constant below the divisor is left: it adds nothing
+            return _normal(whole)
+        numerator = _normal(rest)
+        assert isinstance(numerator, Expr)
+        return Expr({((numerator, divisor),): 1}) + _normal(whole)
+
+    def __str__(self) -> str:
+        def show(monomial: Monomial, factor: int) -> str:
+            names = [a if isinstance(a, str) else f"(({a[0]})//{a[1]})" for a in monomial]
+            return "*".join(([str(factor)] if factor != 1 or not names else []) + names)
+
+        ordered = sorted(self.terms.items(), key=lambda item: (-len(item[0]), [_order(a) for a in item[0]]))
+        return " + ".join(show(monomial, factor) for monomial, factor in ordered)
+
+    __repr__ = __str__
+
+
+Dim = Union[int, Expr]
+Shape = tuple[Dim, ...]
+
+
+def _terms(value: Dim) -> dict[Monomial, int]:
+    return value.terms if isinstance(value, Expr) else ({(): value} if value else {})
+
+
+def _normal(terms: dict[Monomial, int]) -> Dim:
+    terms = {monomial: factor for monomial, factor in terms.items() if factor}
+    if not terms:
+        return 0
+    if len(terms) == 1 and () in terms:
+        return terms[()]
+    return Expr(terms)
+
+
+def symbol(name: str) -> Expr:
+    """A named size."""
+    return Expr({(name,): 1})
+
+
+def unknown() -> Expr:
+    """A size about which nothing is known: equal to itself only."""
+    return symbol(f"?{next(_fresh)}")
+
+
+def is_known(dim: Dim) -> bool:
+    """Whether the dim is free of unknown sizes."""
+    if isinstance(dim, int):
+        return True
+    atoms = (atom for monomial in dim.terms for atom in monomial)
+    return all(not a.startswith("?") if isinstance(a, str) else is_known(a[0]) for a in atoms)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    total: Dim = 1
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+def divide(total: Dim, part: Dim) -> Dim | None:
+    """``total / part`` where it is exact and ``part`` is a single term, else None."""
+    if isinstance(total, int) and isinstance(part, int):
+        return total // part if part and total % part == 0 else None
+    divisor = _terms(part)
+    if len(divisor) != 1:
+        return 1 if total == part else None
+    ((wanted, factor),) = divisor.items()
+    terms: dict[Monomial, int] = {}
+    for monomial, coefficient in _terms(total).items():
+        left = list(monomial)
+        for atom in wanted:
+            if atom not in left:
+                return None
+            left.remove(atom)
+        if coefficient % factor:
+            return None
+        terms[tuple(left)] = coefficient // factor
+    return _normal(terms)

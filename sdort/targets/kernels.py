@@ -1,0 +1,58 @@
+"""Input forms that ONNX Runtime's kernels take, read from its source; shared by the targets.
+
+Sources: onnxruntime/contrib_ops/{cuda,rocm}/diffusion and bert, releases 1.22 (rocm) and 1.31 (cuda).
+"""
+
+from __future__ import annotations
+
+from sdort.targets.target import NodeView
+
+GEGLU_WIDTHS = (1280, 2560, 5120)
+"""bias_split_gelu_impl.cu is compiled for these output widths and throws for any other."""
+
+
+def bias_split_gelu(view: NodeView) -> str | None:
+    shape = view.shape(0)
+    width = shape[-1] if shape else None
+    if not isinstance(width, int) or width // 2 not in GEGLU_WIDTHS:
+        half = width // 2 if isinstance(width, int) else width
+        return f"BiasSplitGelu is compiled for widths {', '.join(map(str, GEGLU_WIDTHS))}, this one is {half}"
+    return None
+
+
+def group_norm(view: NodeView) -> str | None:
+    """Channels-last, two channels a thread, a group within one block."""
+    if not view.node.attrs.get("channels_last", 1):
+        return "GroupNorm runs in channels-last only"
+    shape = view.shape(0)
+    channels = shape[-1] if shape and len(shape) == 4 else None
+    if not isinstance(channels, int):
+        return "GroupNorm needs a fixed number of channels"
+    size = channels // int(view.node.attrs["groups"])
+    return f"GroupNorm needs an even number of channels a group, this one has {size}" if size % 2 else None
+
+
+def nhwc_conv(view: NodeView) -> str | None:
+    shape = view.shape(0)
+    return None if shape and len(shape) == 4 else "NhwcConv runs on images only"
+
+
+def multi_head_attention(view: NodeView) -> str | None:
+    """Every form; causal only as an attribute that CUDA and the CPU read."""
+    return None
+
+
+def attention_on_rocm(view: NodeView) -> str | None:
+    """The ROCm kernel ignores ``unidirectional`` and refuses a bias."""
+    if view.node.attrs.get("unidirectional"):
+        return "MultiHeadAttention has no causal form on ROCm"
+    if view.has(3):
+        return "MultiHeadAttention takes no bias on ROCm"
+    return None
+
+
+def unpacked_attention(view: NodeView) -> str | None:
+    """Query, key and value apart: packed ones load on the CPU, then throw at run time."""
+    if not view.has(2):
+        return "MultiHeadAttention takes no packed inputs"
+    return None

@@ -1,0 +1,81 @@
+"""What an execution provider runs, as data.
+
+A target lists the ``com.microsoft`` operators it has kernels for, each with the input forms that the kernel takes, and the
+standard operators that it lacks. Fusing asks it before it builds a node, so a target never receives an operator that it
+cannot run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.symbolic import Shape
+
+Condition = Callable[["NodeView"], "str | None"]
+"""Says why a kernel cannot take a node; None if it can."""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node and what is known of its inputs."""
+
+    node: gs.Node
+    editor: Editor
+
+    def shape(self, index: int) -> Shape | None:
+        """The shape of an input; None if it is absent or unknown."""
+        return self.editor.shape(self.node.inputs[index]) if self.has(index) else None
+
+    def has(self, index: int) -> bool:
+        return index < len(self.node.inputs) and bool(self.node.inputs[index].name)
+
+
+def any_form(view: NodeView) -> str | None:
+    """The kernel takes every form of its operator."""
+    return None
+
+
+@dataclass(frozen=True)
+class Target:
+    """One execution provider.
+
+    Attributes:
+        name: what ``--provider`` calls it.
+        execution_provider: what ONNX Runtime calls it.
+        opset: the default domain's opset of the graphs made for it.
+        ir_version: the ONNX IR version of the graphs made for it.
+        channels_last: whether convolutions run in channels-last.
+        kernels: com.microsoft operators and the forms they take.
+        missing: standard operators that it does not have.
+        only: where not empty, the only standard operators that it has.
+    """
+
+    name: str
+    execution_provider: str
+    opset: int
+    ir_version: int
+    channels_last: bool
+    kernels: Mapping[str, Condition]
+    missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
+    only: frozenset[str] = field(default_factory=frozenset)
+
+    def unsupported(self, node: gs.Node, editor: Editor | None = None) -> str | None:
+        """Why this target does not run a node; None if it does.
+
+        Args:
+            editor: the graph's facts; without them only the operator's name is looked at.
+        """
+        if node.domain == "com.microsoft":
+            condition = self.kernels.get(node.op)
+            if condition is None:
+                return f"{self.name} has no kernel for {node.op}"
+            return condition(NodeView(node, editor)) if editor is not None else None
+        if node.domain:
+            return f"{self.name} has no kernels of domain {node.domain}"
+        if node.op in self.missing or (self.only and node.op not in self.only):
+            return f"{self.name} has no kernel for {node.op}"
+        return None
