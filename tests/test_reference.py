@@ -106,7 +106,7 @@ def test_group_norm(dtype: Any, silu: int, channels_last: int) -> None:
     inputs = {"x": x, "gamma": gamma.astype(np.float32), "beta": beta.astype(np.float32)}
     if not channels_last:
         inputs["x"], expected = x.transpose(0, 3, 1, 2), expected.transpose(0, 3, 1, 2)
-    settings = {"groups": 4, "epsilon": 0.01, "activation": silu, "channels_last": channels_last}
+    settings: dict[str, Any] = {"groups": 4, "epsilon": 0.01, "activation": silu, "channels_last": channels_last}
     (y,) = evaluate("GroupNorm", dtype, inputs, ["y"], keep=("gamma", "beta"), **settings)
     close(y, expected, dtype)
 
@@ -149,7 +149,13 @@ def test_nhwc_conv(dtype: Any, with_bias: bool) -> None:
     x, w, bias = (values.astype(dtype) for values in (normal(2, 7, 6, 4), normal(5, 3, 2, 4), normal(5)))
     strides, pads = (2, 1), (1, 0, 0, 1)
     inputs = {"x": x, "w": w, "b": bias if with_bias else None}
-    settings = {"strides": strides, "pads": pads, "kernel_shape": (3, 2), "dilations": (1, 1), "group": 1}
+    settings: dict[str, Any] = {
+        "strides": strides,
+        "pads": pads,
+        "kernel_shape": (3, 2),
+        "dilations": (1, 1),
+        "group": 1,
+    }
     (y,) = evaluate("NhwcConv", dtype, inputs, ["y"], **settings)
     wide = x.astype(np.float64), w.astype(np.float64), bias.astype(np.float64) * with_bias
     close(y, convolve(*wide, strides, pads), dtype)
