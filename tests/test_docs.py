@@ -90,6 +90,12 @@ def test_the_files_that_the_readme_names_exist() -> None:
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+def test_the_fusion_that_the_readme_shows_is_the_one_in_the_tree() -> None:
+    (shown,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+    (name,) = re.findall(r"This is `(fusions/\w+\.py)`", README)
+    assert shown in (ROOT / name).read_text()
+
+
 def test_the_readmes_exit_codes_are_the_programs() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", README, re.MULTILINE))
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, SdortError)]
