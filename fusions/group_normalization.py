@@ -20,18 +20,20 @@ _BODY = """
     y = Add (scaled, beta)
 }"""
 _IMAGE = """
-g (float[N, C, H, W] x, int64[] group, int64[] ungroup) => (float[N, C, H, W] y)
+g (float[] x, int64[] group, int64[] ungroup) => (float[N, C, H, W] y)
 <float[G] ones, float[G] zeros, float[C, 1, 1] gamma, float[C, 1, 1] beta, float[N, G, K] grouped> {"""
 _SEQUENCE = """
-g (float[N, C, S] x, int64[] group, int64[] ungroup) => (float[N, C, S] y)
+g (float[] x, int64[] group, int64[] ungroup) => (float[N, C, S] y)
 <float[G] ones, float[G] zeros, float[C, 1] gamma, float[C, 1] beta, float[N, G, K] grouped> {"""
 BEFORE = (_IMAGE + _BODY, _SEQUENCE + _BODY)
+# x may be another view of the same elements; grouping reads them in memory order, so y's own shape is the one to take.
 AFTER = """
-g (float[] x, float[C] scale, float[C] shift) => (float[] y) {
-    y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, scale, shift)
+g (float[] x, int64[] ungroup, float[C] scale, float[C] shift) => (float[] y) {
+    view = Reshape (x, ungroup)
+    y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (view, scale, shift)
 }"""
 EXAMPLE = {
-    "N": 2, "C": 8, "H": 3, "W": 5, "S": 15, "G": 4, "K": 30, "epsilon": 1e-5, "group": [0, 4, -1],
+    "x": [2, 8, 3, 5], "N": 2, "C": 8, "H": 3, "W": 5, "S": 15, "G": 4, "K": 30, "epsilon": 1e-5, "group": [0, 4, -1],
     "ungroup": ([2, 8, 3, 5], [2, 8, 15]),
     "ones": [1.0] * 4, "zeros": [0.0] * 4,
 }  # fmt: skip

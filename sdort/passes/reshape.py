@@ -57,28 +57,48 @@ def constant_target(target: Shape, before: Shape) -> list[int] | None:
 
 
 def borrow_shapes(editor: Editor) -> int:
-    """Let the Reshapes (and Expands) that are still computed read the Shape of an earlier tensor of that very shape."""
+    """Let sizes that are still computed be read off an earlier tensor that has them, whole or as a run of its axes."""
     changes = 0
-    first: dict[tuple[Dim, ...], gs.Tensor] = {}
-    shapes: dict[str, gs.Tensor] = {}
+    lenders: dict[tuple[Dim, ...], tuple[gs.Tensor, int, int, int]] = {}
+    made: dict[tuple[str, int, int], gs.Tensor] = {}
     for tensor in editor.graph.inputs:
-        _remember(editor, first, tensor)
+        _remember(editor, lenders, tensor)
     for node in list(editor.graph.nodes):
-        if node.op in ("Reshape", "Expand") and not node.domain and not isinstance(node.inputs[1], gs.Constant):
-            target = editor.shape(node.outputs[0]) if node.op == "Reshape" else editor.dims(node.inputs[1])
-            lender = first.get(target) if target is not None else None
-            if lender is not None and producer(node.inputs[1], "Shape") is None:
-                if lender.name not in shapes:
-                    shapes[lender.name] = editor.op("Shape", [lender])
-                node.inputs[1] = shapes[lender.name]
-                changes += 1
+        index = SIZE_INPUTS.get(node.op) if not node.domain else None
+        if index is not None and index < len(node.inputs) and not isinstance(node.inputs[index], gs.Constant):
+            lender = _lender(editor, lenders, node, index)
+            if lender is not None:
+                tensor, start, end, rank = lender
+                key = (tensor.name, start, end)
+                if key not in made:
+                    attrs = {} if end - start == rank else {"start": start, "end": end}
+                    made[key] = editor.op("Shape", [tensor], attrs)
+                if node.inputs[index] is not made[key]:
+                    node.inputs[index] = made[key]
+                    changes += 1
         for tensor in node.outputs:
-            _remember(editor, first, tensor)
+            _remember(editor, lenders, tensor)
     editor.finish()
     return changes
 
 
-def _remember(editor: Editor, first: dict[tuple[Dim, ...], gs.Tensor], tensor: gs.Tensor) -> None:
+SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
+"""The input of each operator that holds sizes."""
+
+
+def _lender(
+    editor: Editor, lenders: dict[tuple[Dim, ...], tuple[gs.Tensor, int, int, int]], node: gs.Node, index: int
+) -> tuple[gs.Tensor, int, int, int] | None:
+    sizes = editor.shape(node.outputs[0]) if node.op == "Reshape" else editor.dims(node.inputs[index])
+    return lenders.get(sizes) if sizes else None
+
+
+def _remember(
+    editor: Editor, lenders: dict[tuple[Dim, ...], tuple[gs.Tensor, int, int, int]], tensor: gs.Tensor
+) -> None:
     shape = editor.shape(tensor)
-    if shape is not None and all(is_known(d) for d in shape):
-        first.setdefault(shape, tensor)
+    if shape is None or not all(is_known(d) for d in shape):
+        return
+    for start in range(len(shape)):
+        for end in range(start + 1, len(shape) + 1):
+            lenders.setdefault(shape[start:end], (tensor, start, end, len(shape)))

@@ -18,7 +18,7 @@ def run(editor: Editor) -> int:
     for node in list(editor.graph.nodes):
         if not node.outputs or node.domain:
             continue
-        for step in (_last_axis, _divide_to_multiply, _merge_transposes, _hoist_scalar, _merge_scalars, _slice_of_concat):
+        for step in (_last_axis, _allow_zero, _divide_to_multiply, _merge_transposes, _hoist_scalar, _merge_scalars, _slice_of_concat):
             if step(editor, node):
                 changes += 1
                 break
@@ -35,6 +35,17 @@ def _last_axis(editor: Editor, node: gs.Node) -> bool:
     if shape is None or node.attrs["axis"] != len(shape) - 1:
         return False
     node.attrs["axis"] = -1
+    return True
+
+
+def _allow_zero(editor: Editor, node: gs.Node) -> bool:
+    """A Reshape target without a literal 0 means the same with and without ``allowzero``."""
+    if node.op != "Reshape" or "allowzero" not in node.attrs:
+        return False
+    target = editor.dims(node.inputs[1])
+    if node.attrs["allowzero"] and (target is None or 0 in target):
+        return False
+    del node.attrs["allowzero"]
     return True
 
 

@@ -18,7 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper, shape_inference
 
-from sdort.rewrite.symbolic import Dim, Expr, Shape, divide, product, symbol, unknown
+from sdort.rewrite.symbolic import Dim, Equalities, Expr, Shape, divide, product, symbol, unknown
 from sdort.weights import Weight
 
 MAX_VALUE = 64
@@ -50,6 +50,7 @@ class Facts:
         self.opset = opset
         self._facts: dict[str, Fact] = {}
         self._dims: dict[str, Dim] = {}
+        self._equal = Equalities()
 
     def of(self, tensor: gs.Tensor) -> Fact:
         known = self._facts.get(tensor.name)
@@ -61,7 +62,8 @@ class Facts:
         return self.of(tensor).shape
 
     def set(self, tensor: gs.Tensor, fact: Fact) -> None:
-        self._facts[tensor.name] = fact
+        shape, value = (None if dims is None else tuple(map(self._equal.apply, dims)) for dims in (fact.shape, fact.value))
+        self._facts[tensor.name] = Fact(fact.dtype, shape, value)
 
     def declare(self, tensor: gs.Variable) -> None:
         """Take a graph input's declared type; its symbolic dims become named sizes."""
@@ -75,6 +77,8 @@ class Facts:
 
     def infer(self, node: gs.Node) -> None:
         """Compute the facts of the node's outputs from those of its inputs."""
+        if node.op == "Concat" and not node.domain:
+            self._learn_from_concat(node)
         rule = _RULES.get((node.domain or "", node.op))
         facts = rule(node, [self.of(t) for t in node.inputs]) if rule else None
         if facts is None:
@@ -82,6 +86,15 @@ class Facts:
         for tensor, fact in zip(node.outputs, facts):
             if tensor.name:
                 self.set(tensor, fact)
+
+    def _learn_from_concat(self, node: gs.Node) -> None:
+        shapes = [shape for t in node.inputs if (shape := self.shape(t)) is not None]
+        if len(shapes) != len(node.inputs) or len({len(s) for s in shapes}) != 1:
+            return
+        for axis in range(len(shapes[0])):
+            if axis != node.attrs["axis"] % len(shapes[0]):
+                for shape in shapes[1:]:
+                    self._equal.learn(shapes[0][axis], shape[axis])
 
     def _by_onnx(self, node: gs.Node) -> Sequence[Fact]:
         nothing = [NOTHING] * len(node.outputs)
@@ -539,3 +552,11 @@ def _bias_split_gelu(node: gs.Node, facts: list[Fact]) -> list[Fact]:
         return [Fact(facts[0].dtype)]
     half = divide(facts[0].shape[-1], 2)
     return [Fact(facts[0].dtype, (*facts[0].shape[:-1], unknown() if half is None else half))]
+
+
+@rule("Pad")
+def _pad(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
+    shape, pads = facts[0].shape, facts[1].value if len(facts) > 1 else None
+    if shape is None or pads is None or len(node.inputs) > 3 or len(pads) != 2 * len(shape):
+        return None
+    return [Fact(facts[0].dtype, tuple(d + pads[i] + pads[i + len(shape)] for i, d in enumerate(shape)))]

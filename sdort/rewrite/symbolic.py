@@ -80,6 +80,10 @@ class Expr:
             return _normal(whole)
         numerator = _normal(rest)
         assert isinstance(numerator, Expr)
+        inner = _single_division(numerator)
+        if inner is not None:  # (n//d + c)//k == (n + c*d)//(d*k)
+            (deeper, by), constant = inner
+            return (deeper + constant * by) // (by * divisor) + _normal(whole)  # type: ignore[operator]
         return Expr({((numerator, divisor),): 1}) + _normal(whole)
 
     def __str__(self) -> str:
@@ -91,6 +95,17 @@ class Expr:
         return " + ".join(show(monomial, factor) for monomial, factor in ordered)
 
     __repr__ = __str__
+
+
+def _single_division(numerator: Expr) -> tuple[tuple[Expr, int], int] | None:
+    """((n, d), c) if the numerator is ``n//d + c``."""
+    terms = dict(numerator.terms)
+    constant = terms.pop((), 0)
+    if len(terms) == 1:
+        ((monomial, factor),) = terms.items()
+        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], tuple):
+            return monomial[0], constant
+    return None
 
 
 Dim = Union[int, Expr]
@@ -154,3 +169,35 @@ def divide(total: Dim, part: Dim) -> Dim | None:
             return None
         terms[tuple(left)] = coefficient // factor
     return _normal(terms)
+
+
+class Equalities:
+    """What a graph says of its sizes: the inputs of a Concat, for one, agree along the other axes."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Atom, tuple[int, Dim]] = {}
+
+    def learn(self, a: Dim, b: Dim) -> None:
+        """Take ``a == b`` as given; the longer one is written as the shorter one from now on."""
+        longer, shorter = sorted((a, b), key=lambda d: len(str(d)), reverse=True)
+        terms = _terms(longer)
+        if isinstance(longer, Expr) and len(terms) == 1:
+            ((monomial, factor),) = terms.items()
+            if len(monomial) == 1 and longer != shorter:
+                self._rules[monomial[0]] = (factor, shorter)
+
+    def apply(self, dim: Dim) -> Dim:
+        """``dim`` in the shortest spelling that is known."""
+        if not isinstance(dim, Expr) or not self._rules:
+            return dim
+        total: Dim = 0
+        for monomial, coefficient in dim.terms.items():
+            term: Dim = 1
+            for atom in monomial:
+                factor, value = self._rules.get(atom, (0, 0))
+                if factor and coefficient % factor == 0:
+                    coefficient, term = coefficient // factor, term * value
+                else:
+                    term = term * Expr({(atom,): 1})
+            total = total + term * coefficient
+        return total
