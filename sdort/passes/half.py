@@ -20,8 +20,8 @@ from sdort.model import Model
 from sdort.rewrite.editor import Editor, producer
 from sdort.weights import Array, Cast, Weight
 
-FLOAT32_INPUTS = {"GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}
-"""Inputs (by position) that ORT's kernels take in fp32 only."""
+FLOAT32_INPUTS = {("com.microsoft", "GroupNorm"): (1, 2), ("com.microsoft", "SkipGroupNorm"): (1, 2), ("", "Resize"): (1, 2)}
+"""Inputs (by position) that are fp32 whatever the activations are."""
 SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
 
@@ -38,6 +38,7 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
     from onnxconverter_common.float16 import convert_float_to_float16
 
     model = editor.model
+    before = {n.name for n in editor.graph.nodes}
     kept = _hide_inputs(editor)
     constants = _constants(editor)
     with warnings.catch_warnings():
@@ -55,7 +56,9 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
     del converted.graph.value_info[:]
     model.graph = from_proto(converted, lambda t: _resolve(t, constants), model.component).graph
     _restore(model, kept)
-    return Editor(model)
+    converted_editor = Editor(model)
+    _join_islands(converted_editor, before)
+    return converted_editor
 
 
 def islands(editor: Editor) -> list[str]:
@@ -70,12 +73,22 @@ def islands(editor: Editor) -> list[str]:
     return sorted(names)
 
 
+def _join_islands(editor: Editor, before: set[str]) -> None:
+    """Between two nodes of an island the converter casts to fp16 and back, which would lose what the island is for."""
+    for node in editor.graph.nodes:
+        inner = producer(node.inputs[0], "Cast") if node.op == "Cast" and node.name not in before else None
+        if inner is not None and inner.name not in before and node.attrs["to"] == TensorProto.FLOAT:
+            editor.replace(node.outputs[0], inner.inputs[0])
+    editor.finish()
+
+
 def _hide_inputs(editor: Editor) -> dict[str, dict[int, gs.Tensor]]:
     """Take the inputs that stay fp32 out of the graph: the converter knows no per-input exceptions."""
     kept: dict[str, dict[int, gs.Tensor]] = {}
     for node in editor.graph.nodes:
-        if node.domain == "com.microsoft" and node.op in FLOAT32_INPUTS:
-            kept[node.name] = {i: node.inputs[i] for i in FLOAT32_INPUTS[node.op]}
+        positions = FLOAT32_INPUTS.get((node.domain or "", node.op), ())
+        kept[node.name] = {i: node.inputs[i] for i in positions if i < len(node.inputs) and node.inputs[i].name}
+        if kept[node.name]:
             for index in kept[node.name]:
                 node.inputs[index] = gs.Variable.empty()
     return kept
