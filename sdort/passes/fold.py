@@ -96,7 +96,8 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
     shape = editor.shape(node.outputs[0])
     known = shape is not None and all(isinstance(d, int) for d in shape)
     if (known and math.prod(shape) > LIMIT) or (not known and node.op in GROWING):  # type: ignore[arg-type]
-        return None
+        if node.op != "Range" or not _short_range(node):
+            return None
     inputs = [_small(t) if t.name else np.zeros(0) for t in node.inputs]
     if any(i is None for i in inputs):
         return None
@@ -104,6 +105,11 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
         node.op, [t.name for t in node.inputs], [node.outputs[0].name], **plain_attributes(node)
     )
     return evaluate_nodes([proto], {t.name: v for t, v in zip(node.inputs, inputs) if t.name}, editor.graph.opset)
+
+
+def _short_range(node: gs.Node) -> bool:
+    start, limit, step = (scalar(t) for t in node.inputs)
+    return start is not None and limit is not None and bool(step) and abs((limit - start) / step) <= LIMIT  # type: ignore[operator]
 
 
 def _small(tensor: gs.Constant) -> Array | None:

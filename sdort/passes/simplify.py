@@ -22,7 +22,7 @@ def run(editor: Editor) -> int:
             if step(editor, node):
                 changes += 1
                 break
-    changes += _split_slices(editor)
+    changes += _split_slices(editor) + _split_sequences(editor)
     editor.finish()
     return changes
 
@@ -202,12 +202,40 @@ def _split_slices(editor: Editor) -> int:
     return changes
 
 
+def _split_sequences(editor: Editor) -> int:
+    """SplitToSequence whose elements are taken one by one -> Split (torch's chunk, before its exporter's optimizer)."""
+    changes = 0
+    for node in list(editor.graph.nodes):
+        if node.op != "SplitToSequence" or not node.outputs or len(node.inputs) != 2:
+            continue
+        readers = list(node.outputs[0].outputs)
+        picks = [editor.dims(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
+        size, shape = editor.dims(node.inputs[1]), editor.shape(node.inputs[0])
+        axis = node.attrs.get("axis", 0)
+        if shape is None or size is None or len(size) != 1 or not isinstance(shape[axis], int):
+            continue
+        if not isinstance(size[0], int) or any(p is None or not isinstance(p[0], int) for p in picks):
+            continue
+        sizes = [min(size[0], shape[axis] - start) for start in range(0, shape[axis], size[0])]  # type: ignore[operator]
+        attrs = {"axis": axis, "num_outputs": len(sizes)} if len(set(sizes)) == 1 else {"axis": axis}
+        inputs = [node.inputs[0]] if "num_outputs" in attrs else [node.inputs[0], editor.ints(sizes)]
+        parts = editor.node("Split", inputs, attrs, outputs=len(sizes)).outputs
+        for reader, pick in zip(readers, picks):
+            editor.replace(reader.outputs[0], parts[int(pick[0])])  # type: ignore[index, arg-type]
+        changes += 1
+    return changes
+
+
 def merge_equal_nodes(editor: Editor) -> int:
-    """Common subexpressions: nodes that compute the same from the same are one."""
+    """Common subexpressions: nodes that compute the same from the same are one.
+
+    Projections stay apart even where their weights are equal (exporters merge equal parameters): each belongs to a
+    fusion of its own.
+    """
     seen: dict[Any, gs.Node] = {}
     changes = 0
     for node in list(editor.graph.nodes):
-        if any(editor.is_output(t) for t in node.outputs):
+        if node.op in ("MatMul", "Gemm", "Conv") or any(editor.is_output(t) for t in node.outputs):
             continue
         key = (node.op, node.domain or "", tuple(_key(t) for t in node.inputs), _attribute_key(node), len(node.outputs))
         twin = seen.setdefault(key, node)
