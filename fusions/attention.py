@@ -7,6 +7,7 @@ from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "raise"
 ANCHOR = "Softmax"
+MUST_FUSE = True
 RUN_AFTER = ("transpose_last_two",)
 _HEAD = """
 g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) <float scale> {

@@ -16,7 +16,7 @@ from sdort.errors import SdortError
 from sdort.model import Model
 from sdort.passes import fold, half, nhwc, reshape, simplify, upgrade
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import Outcome, apply_fusion, load_fusions
+from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
 from sdort.targets.target import Target
 
 ROUNDS = 12
@@ -125,10 +125,9 @@ def _tidy(run: Run) -> None:
 def _stage(stage: str) -> Callable[[Run], None]:
     def apply(run: Run) -> None:
         support = None if stage == "raise" else run.target
-        for fusion in load_fusions().values():
-            if fusion.stage != stage or fusion.name in run.options.disable:
-                continue
-            run.report.fusions[fusion.name] = apply_fusion(fusion, run.editor, support, explain=run.options.explain)
+        fusions = [f for f in load_fusions().values() if f.stage == stage and f.name not in run.options.disable]
+        outcomes = apply_stage(fusions, run.editor, support, explain=run.options.explain)
+        run.report.fusions.update({outcome.name: outcome for outcome in outcomes})
 
     return apply
 

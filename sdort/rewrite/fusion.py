@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import ModuleType
@@ -110,39 +110,56 @@ class Outcome:
     candidates: int = 0
     """Anchors that were there before the fusion ran."""
     refusals: list[dict[str, Any]] = field(default_factory=list)
-    """One entry for each anchor left: node, reason, how many pattern nodes matched, and whether it is a miss."""
+    """One entry for each anchor left: node, reason, how many of the pattern's nodes matched, and whether it is a miss."""
 
     @property
     def misses(self) -> list[dict[str, Any]]:
         return [r for r in self.refusals if r["miss"]]
 
 
-def apply_fusion(fusion: Fusion, editor: Editor, support: Support | None = None, *, explain: bool = False) -> Outcome:
-    """Rewrite every place where the fusion matches, until none is left.
+def apply_stage(
+    fusions: Sequence[Fusion], editor: Editor, support: Support | None = None, *, explain: bool = False
+) -> list[Outcome]:
+    """Apply the fusions of one stage in order, then account for every place that should have fused and did not.
 
     Args:
         support: the target; a rewrite into operators that it does not run is not done.
-        explain: look into every anchor that is left, also where the fusion may leave some.
+        explain: account also for the places that a fusion may leave.
     """
-    outcome = Outcome(fusion.name, candidates=len(_anchors(fusion, editor)))
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, dict[str, Refusal]] = {f.name: {} for f in fusions}
+    outcomes = {f.name: apply_fusion(f, editor, support, refused[f.name]) for f in fusions}
+    for anchor in {f.anchor: None for f in fusions}:
+        group = [f for f in fusions if f.anchor == anchor]
+        must = any(f.must_fuse for f in group)
+        for node in _anchors(anchor, editor) if must or explain else ():
+            whys = [_why_not(f, editor, node, refused[f.name]) for f in group]
+            nearest = max(range(len(group)), key=lambda i: whys[i]["matched"] / max(whys[i]["of"], 1))
+            whys[nearest]["miss"] = must and all(w["applicable"] for w in whys)
+            for fusion, why in zip(group, whys):
+                if explain or why["miss"]:
+                    outcomes[fusion.name].refusals.append(why)
+    return list(outcomes.values())
+
+
+def apply_fusion(
+    fusion: Fusion, editor: Editor, support: Support | None = None, refused: dict[str, Refusal] | None = None
+) -> Outcome:
+    """Rewrite every place where the fusion matches, until none is left; ``refused`` takes the checks' refusals by node."""
+    outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
     again = True
     while again:
         again = False
         for node in list(editor.graph.nodes):
-            if node.outputs and _rewrite_at(fusion, editor, node, support, refused):
+            if node.outputs and _rewrite_at(fusion, editor, node, support, {} if refused is None else refused):
                 outcome.matched += 1
                 again = True
         if again:
             editor.finish()
-    if fusion.must_fuse or explain:
-        for anchor in _anchors(fusion, editor):
-            outcome.refusals.append(_why_not(fusion, editor, anchor, refused))
     return outcome
 
 
-def _anchors(fusion: Fusion, editor: Editor) -> list[gs.Node]:
-    domain, _, op = fusion.anchor.rpartition(".")
+def _anchors(anchor: str, editor: Editor) -> list[gs.Node]:
+    domain, _, op = anchor.rpartition(".")
     return [n for n in editor.graph.nodes if n.op == op and (n.domain or "") == domain]
 
 
@@ -234,8 +251,14 @@ def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str,
     """Explain one anchor that is left: a refusal of the check, or the furthest that any root reached."""
     refusal = refused.get(anchor.name)
     if refusal is not None:
-        miss = refusal.applicable and fusion.must_fuse
-        return {"node": anchor.name, "reason": str(refusal), "matched": None, "of": None, "miss": miss}
+        return {
+            "node": anchor.name,
+            "reason": str(refusal),
+            "matched": 1,
+            "of": 1,
+            "applicable": refusal.applicable,
+            "miss": False,
+        }
     best, size = Progress(), 0
     for before, _ in fusion.spellings:
         for root in _downstream(anchor, len(before.nodes)):
@@ -244,13 +267,13 @@ def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str,
             if progress.matched > best.matched:
                 best, size = progress, len(before.nodes)
     reason = best.reason or f"nothing after it looks like the end of {fusion.name}"
-    at = f" at {best.node!r}" if best.node else ""
     return {
         "node": anchor.name,
-        "reason": reason + at,
+        "reason": reason + (f" at {best.node!r}" if best.node else ""),
         "matched": max(best.matched, 0),
         "of": size,
-        "miss": fusion.must_fuse,
+        "applicable": True,
+        "miss": False,
     }
 
 

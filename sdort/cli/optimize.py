@@ -1,0 +1,100 @@
+"""``sdort optimize``: fuse, lower and convert for an execution provider."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sdort.optimize import Report
+
+_EPILOG = """\b
+Examples:
+  sdort optimize model fast --fp16                     for ROCm, the default
+  sdort optimize model fast-cpu --provider cpu
+  sdort optimize model fast --expect unet:MultiHeadAttention=32
+  sdort optimize model fast --explain --allow-misses   why something did not fuse
+"""
+
+
+def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    expected = {}
+    for value in values:
+        name, _, count = value.partition("=")
+        if not name or not count.isdecimal():
+            raise click.BadParameter(f"{value!r} is not NAME=COUNT, such as unet:MultiHeadAttention=32")
+        expected[name] = int(count)
+    return expected
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--provider", type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]), default="rocm", help="Optimize for this one."
+)
+@click.option("--fp16", is_flag=True, help="Convert to 16-bit floats.")
+@click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
+@click.option("--component", "components", multiple=True, metavar="C", help="Only this component (repeatable).")
+@click.option("--disable", multiple=True, metavar="FUSION", help="Leave a fusion out (repeatable).")
+@click.option(
+    "--expect",
+    multiple=True,
+    metavar="NAME=N",
+    callback=_expectations,
+    help="Fail unless the result has N operators NAME, or COMPONENT:NAME (repeatable).",
+)
+@click.option("--allow-misses", is_flag=True, help="Write the result though something did not fuse.")
+@click.option("--explain", is_flag=True, help="Say for every fusion what it left, and why.")
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: bool, **options: object) -> None:
+    """Fuse the operators of a model for an execution provider.
+
+    IN is a folder from sdort export, optimum or diffusers' converter, or one .onnx file. OUT is a folder; it appears
+    complete or not at all. Something that should have fused and did not is an error.
+    """
+    if io_fp16 and not fp16:
+        raise click.UsageError("--io-fp16 needs --fp16")
+    from sdort.console import emit_json, show
+    from sdort.optimize import Request, optimize
+
+    report = optimize(Request(source, out, fp16=fp16, io_fp16=io_fp16, **options))  # type: ignore[arg-type]
+    if as_json:
+        emit_json(report)
+        return
+    show(_summary(report))
+    if options["explain"]:
+        show(_explanations(report))
+    for miss in report.misses:
+        show(f"missed: {miss}")
+
+
+def _summary(report: Report) -> Table:
+    from sdort.cli.inspect import _table, size_text
+
+    title = f"{report.out}, for {report.provider}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB"
+    table = _table(title, "component", ">nodes", ">seconds", ">size", "fused operators")
+    for name, c in report.components.items():
+        fused = [f"{n} {op.rpartition('.')[2]}" for op, n in c["operators"].items() if "." in op]
+        nodes = f"{c['nodes_before']:,} -> {c['nodes_after']:,}"
+        table.add_row(name, nodes, f"{sum(c['seconds'].values()):.1f}", size_text(c["bytes"]), ", ".join(fused))
+    return table
+
+
+def _explanations(report: Report) -> Table:
+    from sdort.cli.inspect import _table
+
+    table = _table("What was left, and why", "component", "fusion", ">fused", "node", "furthest", "why")
+    for name, c in report.components.items():
+        for fusion, outcome in c["fusions"].items():
+            fused = f"{outcome['matched']}/{outcome['candidates']}"
+            for left in outcome["left"] or [{"node": "", "matched": "", "of": "", "reason": "nothing left"}]:
+                reached = f"{left['matched']}/{left['of']}" if left["of"] else ""
+                table.add_row(name, fusion, fused, left["node"], reached, left["reason"])
+    return table

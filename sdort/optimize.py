@@ -1,0 +1,235 @@
+"""``sdort optimize``: a folder of ONNX components (or one file) in, the same fused, lowered and converted for a target out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdort import __version__
+from sdort.console import detail, progress
+from sdort.errors import BadModelError, MissedFusionError, OutputError, ParityError, UsageError
+from sdort.expected import expected_operators
+from sdort.layout import find_components
+from sdort.loader import load_model
+from sdort.pipeline import ComponentReport, Options, optimize_model
+from sdort.rewrite.fusion import load_fusions
+from sdort.staging import staged_directory
+from sdort.targets import load_target
+from sdort.weights import Weight
+from sdort.writer import save_model
+
+if TYPE_CHECKING:
+    from sdort.model import Model
+
+MANIFEST = "sdort.json"
+PASSES = ("nhwc",)
+"""Steps beside the fusions that can be disabled."""
+COPIED = (".json", ".txt", ".jinja", ".model")
+"""Configs, tokenizers and schedulers: everything of a pipeline folder that is no weight."""
+
+
+@dataclass
+class Request:
+    """What to optimize, and how. Field by field what the command line offers."""
+
+    source: Path
+    out: Path
+    provider: str = "rocm"
+    fp16: bool = False
+    io_fp16: bool = False
+    components: Collection[str] = ()
+    disable: Collection[str] = ()
+    expect: Mapping[str, int] = field(default_factory=dict)
+    """Operator -> count, summed over the components; ``component:operator`` for one of them."""
+    allow_misses: bool = False
+    explain: bool = False
+    overwrite: bool = False
+    report: Path | None = None
+
+
+@dataclass
+class Report:
+    """What was done: written with ``--report``, printed with ``--json``."""
+
+    source: str
+    out: str
+    provider: str
+    fp16: bool
+    sdort: str = __version__
+    components: dict[str, dict[str, Any]] = field(default_factory=dict)
+    misses: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_rss_mb: int = 0
+
+
+def optimize(request: Request) -> Report:
+    """Optimize every component of a pipeline folder, or one ``.onnx`` file.
+
+    OUT is a folder; it appears complete or not at all.
+
+    Raises:
+        UsageError: ``disable`` or ``components`` names nothing.
+        BadModelError: a component cannot be read.
+        MissedFusionError: something should have fused and did not, and ``allow_misses`` is off.
+        ParityError: a weight overflows fp16.
+        OutputError: OUT exists or cannot be written.
+    """
+    start = time.perf_counter()
+    _check_disable(request.disable)
+    found = _select(find_components(request.source), request.components)
+    report = Report(str(request.source), str(request.out), request.provider, request.fp16)
+    with staged_directory(request.out, request.overwrite, [request.source]) as stage:
+        for name, path in found.items():
+            _optimize_component(request, report, name, path, stage)
+        _check_expectations(request, report)
+        if request.source.is_dir():
+            _copy_configs(request.source, stage, set(found))
+        report.seconds = round(time.perf_counter() - start, 3)
+        report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        _write_json(stage / MANIFEST, _manifest(request, report))
+        _write_report(request, report)
+        if report.misses and not request.allow_misses:
+            raise MissedFusionError(
+                "what should have fused did not:\n" + "\n".join(f"    {miss}" for miss in report.misses),
+                hint="Use --explain for every place, --allow-misses to write the result anyway.",
+            )
+    return report
+
+
+def _check_disable(names: Collection[str]) -> None:
+    known = {*load_fusions(), *PASSES}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--disable {name!r} names no fusion", hint=f"Known: {', '.join(sorted(known))}.")
+
+
+def _select(found: dict[str, Path], wanted: Collection[str]) -> dict[str, Path]:
+    for name in wanted:
+        if name not in found:
+            raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(found)}.")
+    return {name: path for name, path in found.items() if not wanted or name in wanted}
+
+
+def _optimize_component(request: Request, report: Report, name: str, path: Path, stage: Path) -> None:
+    start = time.perf_counter()
+    model = load_model(path, name)
+    loaded = time.perf_counter() - start
+    options = Options(
+        load_target(request.provider), request.fp16, request.io_fp16, frozenset(request.disable), request.explain
+    )
+    with progress(f"{name}: fusing"):
+        done = optimize_model(model, options)
+    report.misses.extend(
+        f"{name}: {m['fusion']} left {m['node']!r}: {m['reason']} ({m['matched']} of {m['of']} nodes matched)"
+        for m in done.misses
+    )
+    report.misses.extend(f"{name}: {miss}" for miss in _config_misses(request, model, path))
+    folder = stage / name if request.source.is_dir() else stage
+    folder.mkdir(exist_ok=True)
+    with progress(f"{name}: writing", total=float(_weight_bytes(model))) as advance:
+        written = save_model(model, folder / "model.onnx", advance=advance)
+    if written.overflowed:
+        raise ParityError(
+            f"fp16 cannot hold values of {len(written.overflowed)} weights: {', '.join(written.overflowed[:5])}",
+            component=name,
+            hint="Leave this component in fp32: optimize it without --fp16.",
+        )
+    detail(f"{name}: {done.nodes_before} -> {done.nodes_after} nodes, {written.bytes / 1e6:.0f} MB")
+    seconds = {"load": loaded, **done.seconds, "write": written.seconds}
+    report.components[name] = _component(done, seconds, written.bytes)
+
+
+def _component(done: ComponentReport, seconds: dict[str, float], size: int) -> dict[str, Any]:
+    return {
+        "nodes_before": done.nodes_before,
+        "nodes_after": done.nodes_after,
+        "operators_before": done.operators_before,
+        "operators": done.operators,
+        "fusions": {
+            o.name: {"matched": o.matched, "candidates": o.candidates, "left": o.refusals}
+            for o in done.fusions.values()
+        },
+        "seconds": {step: round(value, 4) for step, value in seconds.items()},
+        "bytes": size,
+    }
+
+
+def _weight_bytes(model: Model) -> int:
+    tensors = {id(t): t for n in model.graph.nodes for t in n.inputs}
+    weights = (getattr(t, "_values", None) for t in tensors.values())
+    return sum(w.nbytes for w in weights if isinstance(w, Weight))
+
+
+def _config_misses(request: Request, model: Model, path: Path) -> list[str]:
+    """What the graph lacks of what its architecture, told by config.json alone, has to have."""
+    config = path.parent / "config.json"
+    if request.disable or not config.is_file():
+        return []
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        expectations = expected_operators(settings, model.component, request.provider)
+    except (BadModelError, ValueError, KeyError, TypeError) as error:
+        detail(f"{model.component}: no counts can be derived from {config}: {error}")
+        return []
+    return [miss for e in expectations if (miss := e.miss(model.graph))]
+
+
+def _check_expectations(request: Request, report: Report) -> None:
+    for name, wanted in request.expect.items():
+        component, _, operator = name.rpartition(":")
+        if component and component not in report.components:
+            raise UsageError(f"--expect {name}: there is no component {component!r}")
+        counts = [c["operators"] for n, c in report.components.items() if component in ("", n)]
+        found = sum(v for c in counts for k, v in c.items() if k.rpartition(".")[2] == operator)
+        if found != wanted:
+            report.misses.append(f"--expect {name}={wanted}: found {found}")
+
+
+def _copy_configs(source: Path, stage: Path, components: set[str]) -> None:
+    """Everything beside the models: configs, tokenizers, scheduler, model_index.json; symbolic links are not followed."""
+    skipped = {"sdort.json"}
+    for path in sorted(source.rglob("*")):
+        inside = path.relative_to(source)
+        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED or str(inside) in skipped:
+            continue
+        target = stage / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _manifest(request: Request, report: Report) -> dict[str, Any]:
+    original = request.source / MANIFEST
+    before = {}
+    if original.is_file():
+        try:
+            before = json.loads(original.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadModelError(f"{original} is not JSON: {error}") from None
+    return {
+        **before,
+        "optimized": {
+            "sdort": __version__,
+            "from": str(request.source.resolve()),
+            "provider": request.provider,
+            "fp16": request.fp16,
+            "components": {n: {"operators": c["operators"], "bytes": c["bytes"]} for n, c in report.components.items()},
+        },
+    }
+
+
+def _write_report(request: Request, report: Report) -> None:
+    if request.report is not None:
+        _write_json(request.report, asdict(report))
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
