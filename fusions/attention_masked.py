@@ -38,7 +38,7 @@ g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v, float[] mask) 
     y = Attention <scale: float = @factor> (q, heads, v, mask)
 }"""
 AFTER = (_AFTER,) * 4 + (_AFTER_TURNED,) * 4
-EXAMPLE = {"B": 2, "N": 3, "S": 5, "L": 7, "D": 4, "E": 4, "scale": [0.3], "mask": [1, 1, 5, 7]}
+EXAMPLE = {"B": 2, "N": 3, "S": 5, "L": 5, "D": 4, "E": 4, "scale": [0.3], "mask": ([1, 1, 5, 5], "causal") * 4}
 
 
 def check(m: Match) -> Refusal | None:
