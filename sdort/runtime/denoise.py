@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sdort.errors import ParityError, UsageError
-from sdort.runtime.session import Session, static_size
+from sdort.runtime.session import Session, static_size, timestep_shape
 from sdort.runtime.tensors import keep, run_tensors
 
 
@@ -43,22 +43,13 @@ class UNet:
             some = sample[part]
             feeds = {
                 "sample": some,
-                "timestep": timestep.expand(self._timestep_shape(len(some))),
+                "timestep": timestep.expand(timestep_shape(self.session.inputs, len(some))),
                 "encoder_hidden_states": embeddings,
                 **{name: value.expand(len(some), -1) for name, value in self.conditions.items()},
             }
             shape = (len(some), static_size(output.shape, 1) or some.shape[1], *some.shape[2:])
             parts.append(run_tensors(self.session, feeds, {output.name: shape})[output.name].float())
         return torch.cat(parts)
-
-    def _timestep_shape(self, batch: int) -> tuple[int, ...]:
-        """A scalar, one for all, or one per sample, as the model declares its timestep."""
-        shape, sample = self.session.inputs["timestep"].shape, self.session.inputs["sample"].shape
-        if not shape:
-            return ()
-        if isinstance(shape[0], int):
-            return (shape[0],)
-        return (batch,) if shape[0] is not None and shape[0] == sample[0] else (1,)
 
 
 def embed_guidance(guidance_scale: float, width: int) -> Any:

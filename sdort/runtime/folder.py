@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,19 +82,24 @@ def open_folder(path: Path, needed: tuple[str, ...] = NEEDED) -> PipelineFolder:
 
 
 def hash_model(path: Path) -> str:
+    """:func:`hash_files` over an ``.onnx`` file and the files beside it whose names start alike: its external data."""
+    return hash_files(sorted(each for each in path.parent.iterdir() if each.name.startswith(path.stem)))
+
+
+def hash_files(paths: Iterable[Path]) -> str:
     """A hash that tells one model from another in milliseconds.
 
-    It covers the ``.onnx`` file, and for each other file beside it whose name starts with the model's (external
-    data) the size and 64 blocks of 64 KiB spread over it, so an edit between the blocks of a large file goes unseen.
+    Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB spread over them, so that an
+    edit between the blocks goes unseen.
     """
     digest = hashlib.sha256()
-    data_files = sorted(each for each in path.parent.iterdir() if each.name.startswith(path.stem) and each.is_file())
-    for file in data_files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}:".encode())
-        step = max(_SAMPLE_BYTES, size // _SAMPLES) if file != path else _SAMPLE_BYTES
-        with open(file, "rb") as stream:
-            for offset in range(0, size, step):
+    for path in paths:
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        with open(path, "rb") as stream:
+            for offset in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
                 stream.seek(offset)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]

@@ -163,6 +163,17 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
         for name in NEEDED:
             sessions[name] = open_session(folder.models[name], name, provider, options)
             advance(1)
+    return assemble(folder, sessions, provider, fallback)
+
+
+def assemble(
+    folder: PipelineFolder, sessions: dict[str, Session], provider: Provider, fallback: str | None
+) -> TextToImage:
+    """Put open sessions of ``folder``'s components together.
+
+    Raises:
+        BadModelError: they do not make text to image, or the tokenizer does not load.
+    """
     pipeline = TextToImage(folder, sessions, provider, fallback)
     check_text_to_image(sessions, pipeline.latent_channels)
     return pipeline

@@ -26,8 +26,9 @@ _NODE = re.compile(r"VerifyEachNodeIsAssignedToAnEp\]\s+(\w+) \(")
 # fmt: off
 SHAPE_OPERATORS = frozenset([
     "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",
-    "Floor", "Gather", "Greater", "Identity", "Less", "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod", "Mul", "Neg",
-    "Not", "Or", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where",
+    "Floor", "Gather", "Greater", "Identity", "Less", "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod",
+    "Mul", "Neg", "Not", "Or", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze",
+    "Sub", "Unsqueeze", "Where",
 ])
 # fmt: on
 

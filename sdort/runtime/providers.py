@@ -130,6 +130,8 @@ def session_options(onnxruntime: Any, options: RuntimeOptions, severity: int) ->
     result = onnxruntime.SessionOptions()
     result.log_severity_level = severity
     result.intra_op_num_threads = options.threads
+    # Its threads would otherwise go on spinning after a run and take the processor from the scheduler's torch threads.
+    result.add_session_config_entry("session.force_spinning_stop", "1")
     return result
 
 

@@ -144,10 +144,11 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
     """Open a model on a provider that is known to load (:func:`sdort.runtime.probe.choose_provider`).
 
     Raises:
-        BadModelError: ONNX Runtime cannot read the model.
+        BadModelError: the file is unsafe or broken, or ONNX Runtime cannot read it.
         ProviderError: the provider has no kernel for one of its operators, or ``options.no_fallback`` and part of
             the model would run on the CPU.
     """
+    check_file(path, component)
     verbose = options.no_fallback and provider.on_gpu
     try:
         if verbose:
@@ -164,6 +165,17 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
     return Session(ort, path, component, provider, options)
 
 
+def check_file(path: Path, component: str) -> None:
+    """Refuse an untrusted file that points outside its folder or is otherwise unsafe, before ONNX Runtime reads it.
+
+    Raises:
+        BadModelError: as :func:`sdort.loader.load_model`, which describes weights and reads none.
+    """
+    from sdort.loader import load_model
+
+    load_model(path, component)
+
+
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
     """What to say when ONNX Runtime refuses a model."""
     text = first_line(str(error))
@@ -175,6 +187,12 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
         )
     if _out_of_memory(text):
         return ProviderError(f"no memory left on {provider.name} to load the model", component=component)
+    if "opset" in text.lower() or "ir version" in text.lower():
+        return ProviderError(
+            f"this ONNX Runtime is too old for {path}: {text}",
+            component=component,
+            hint=f"Optimizing sets what it loads: sdort optimize ORIGINAL OUT --provider {provider.name}.",
+        )
     return BadModelError(
         f"ONNX Runtime cannot load {path}: {text}", component=component, hint="Export or optimize the model again."
     )
@@ -203,3 +221,13 @@ def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:
     """A dimension's fixed size, None when it is dynamic or absent."""
     size = shape[axis] if axis < len(shape) else None
     return size if isinstance(size, int) else None
+
+
+def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, ...]:
+    """A UNet's timestep as the model declares it: a scalar, one for all samples, or one for each."""
+    timestep, sample = inputs["timestep"].shape, inputs["sample"].shape
+    if not timestep:
+        return ()
+    if isinstance(timestep[0], int):
+        return (timestep[0],)
+    return (batch,) if timestep[0] is not None and timestep[0] == sample[0] else (1,)

@@ -1,0 +1,271 @@
+"""``sdort bench`` as a library call: check first, then time, two pipelines in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sdort.bench.cases import PIPELINE, Case, cases
+from sdort.bench.engines import Engine, OnnxEngine, Runner
+from sdort.bench.memory import Meter, Peak
+from sdort.bench.reference import (
+    Reference,
+    Result,
+    checkpoint_of,
+    compute_reference,
+    holds_onnx,
+    original_of,
+    verdict,
+)
+from sdort.bench.rows import Row
+from sdort.bench.timing import clock, interleave, ratio, statistics
+from sdort.bench.torch_engine import TorchEngine
+from sdort.console import detail, progress
+from sdort.errors import SdortError, UsageError
+from sdort.runtime.environment import device_name, versions
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.providers import Provider, RuntimeOptions
+from sdort.runtime.run import announce
+
+ENGINES = ("onnxruntime", "torch", "torch-compile")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
+
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    engine: str = "onnxruntime"
+    checkpoint: Path | None = None
+    baseline: Path | None = None
+    baseline_engine: str | None = None
+    reference: Path | None = None
+    components: Sequence[str] = ()
+    batch_sizes: Sequence[int] = (1,)
+    sizes: Sequence[tuple[int, int]] = ()
+    steps: int = 20
+    scheduler: str | None = None
+    warmup: int = 3
+    repeat: int = 10
+
+
+def bench(path: Path, options: Options) -> list[Row]:
+    """Measure a pipeline, and a baseline beside it.
+
+    Every case is checked before it is timed: its outputs are finite, not constant, repeatable, and equal those of the
+    reference. The reference is ``options.reference``, else the baseline, else what the manifest names as the
+    original.
+
+    Returns:
+        One row a case and pipeline; a row whose check failed has no times and says why in ``status``.
+
+    Raises:
+        SdortError: nothing could be measured at all.
+    """
+    announce(options.runtime)
+    provider, _ = choose_provider(options.runtime)
+    rows: list[Row] = []
+    with _engines(path, options, provider) as engines:
+        components = _components(engines, options.components)
+        todo = [_guided(case, engines) for case in _cases(components, engines, options)]
+        reference = _reference(path, options, todo, provider)
+        for each in engines:
+            each.import_libraries(components)
+        meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
+        calls = options.warmup + 1 + options.repeat
+        with progress("measuring", total=len(todo) * len(engines) * calls) as advance:
+            for component in components:
+                for case in todo:
+                    if case.component == component:
+                        rows += _measure(engines, meters, case, reference, options, advance)
+                for engine, meter in zip(engines, meters, strict=True):
+                    engine.close()
+                    meter.forget()
+    return rows
+
+
+def _cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:
+    return cases(components, options.batch_sizes, options.sizes or [engines[-1].default_size()])
+
+
+def _guided(case: Case, engines: Sequence[Engine]) -> Case:
+    """A static UNet is exported for guidance, with two samples an image; it takes no other batch."""
+    if case.component == "unet" and all(each.static_batch("unet") == 2 * case.batch for each in engines):
+        return replace(case, batch=2 * case.batch)
+    return case
+
+
+@contextmanager
+def _engines(path: Path, options: Options, provider: Provider) -> Iterator[list[Engine]]:
+    """The engines to measure, the baseline first."""
+    with ExitStack() as stack:
+        engines: list[Engine] = []
+        wanted = [(path, options.engine)]
+        if options.baseline:
+            kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
+            wanted.insert(0, (options.baseline, kind))
+        for folder, kind in wanted:
+            engine = _open_engine(folder, kind, options, provider, stack)
+            stack.callback(engine.close)
+            engines.append(engine)
+        yield engines
+
+
+def _open_engine(path: Path, kind: str, options: Options, provider: Provider, stack: ExitStack) -> Engine:
+    if kind == "onnxruntime":
+        return OnnxEngine(path, provider, options.runtime)
+    if kind not in ENGINES:
+        raise UsageError(f"there is no engine {kind!r}", hint=f"Choose one of: {', '.join(ENGINES)}.")
+    checkpoint = options.checkpoint or stack.enter_context(checkpoint_of(path))
+    # In the precision of the ONNX pipeline that it stands beside.
+    dtype = OnnxEngine(path, provider, options.runtime).dtype("unet") if holds_onnx(path) else _native(provider)
+    device = options.runtime.device_id
+    return TorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
+
+
+def _native(provider: Provider) -> str:
+    return "float16" if provider.on_gpu else "float32"
+
+
+def _components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[str]:
+    """The components that all engines have, of those that are wanted."""
+    common = [name for name in engines[-1].components() if all(name in each.components() for each in engines)]
+    unknown = [name for name in wanted if name not in common]
+    if unknown:
+        raise UsageError(
+            f"there is no component {', '.join(unknown)} to measure", hint=f"There are: {', '.join(common)}."
+        )
+    return list(wanted) or common
+
+
+def _reference(path: Path, options: Options, todo: Sequence[Case], provider: Provider) -> Reference | None:
+    """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
+    with ExitStack() as stack:
+        place = options.reference
+        if place is None and options.baseline is None:
+            place = stack.enter_context(original_of(path)) if holds_onnx(path) else path
+        if place is None:
+            return None
+        plain = replace(options.runtime, tuning=False, no_fallback=False)
+        with progress("computing the reference"):
+            return compute_reference(place, todo, provider, plain, options.steps, options.scheduler)
+
+
+@dataclass
+class _Ready:
+    """One engine on one case, after its warm-up."""
+
+    runner: Runner
+    row: Row
+    result: Result
+
+
+def _measure(
+    engines: Sequence[Engine],
+    meters: Sequence[Meter],
+    case: Case,
+    reference: Reference | None,
+    options: Options,
+    advance: Callable[[float], None],
+) -> list[Row]:
+    """Check and time one case on every engine."""
+    rows = [_row(engine, case, options) for engine in engines]
+    ready: list[_Ready] = []
+    for engine, meter, row in zip(engines, meters, rows, strict=True):
+        # One size too many for the memory must not lose the other rows.
+        try:
+            ready.append(_warm_up(engine, meter, case, row, options, advance))
+        except SdortError as error:
+            detail(str(error))
+            row.fail(error.message)
+    _check(ready, case, reference)
+    good = [each for each in ready if not each.row.failed]
+    times = interleave([each.runner for each in good], options.repeat, advance)
+    for each, milliseconds in zip(good, times, strict=True):
+        _fill_times(each.row, milliseconds, case, options)
+        _check_repeats(each)
+    if len(engines) == 2 and len(good) == 2 and not any(row.failed for row in rows):
+        compared = ratio(*times)
+        rows[1].speedup, rows[1].speedup_low, rows[1].speedup_high = compared.median, compared.low, compared.high
+    return rows
+
+
+def _warm_up(
+    engine: Engine, meter: Meter, case: Case, row: Row, options: Options, advance: Callable[[float], None]
+) -> _Ready:
+    """Open, run for the first time and warm up, watching memory."""
+    started = time.perf_counter()
+    with meter.peak() as first:
+        runner = engine.prepare(case, options.steps, options.scheduler)
+        row.load_s = time.perf_counter() - started
+        row.first_ms = clock(runner)
+    result = runner.result()
+    advance(1)
+    with meter.peak() as later:
+        for _ in range(options.warmup):
+            runner()
+            advance(1)
+    _fill_memory(row, first, later if options.warmup else None)
+    return _Ready(runner, row, result)
+
+
+def _row(engine: Engine, case: Case, options: Options) -> Row:
+    return Row(
+        pipeline=engine.path.resolve().name,
+        engine=engine.name,
+        provider=engine.provider.name,
+        device=device_name(engine.provider, options.runtime.device_id),
+        component=case.component,
+        batch_size=case.batch,
+        height=case.height,
+        width=case.width,
+        steps=options.steps if case.component == PIPELINE else None,
+        dtype=engine.dtype(case.component),
+        model_hash=engine.model_hash(),
+        versions=versions(),
+    )
+
+
+def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
+    row.host_first_mb = first.host / _MIB
+    row.device_first_mb = None if first.device is None else first.device / _MIB
+    if later:
+        row.host_later_mb = later.host / _MIB
+        row.device_later_mb = None if later.device is None else later.device / _MIB
+
+
+def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> None:
+    """Compare every engine with the reference, or with the baseline; a row that fails loses its times."""
+    for each in ready:
+        row = each.row
+        if reference:
+            found = reference.verdict(case, each.result, row.dtype)
+        elif each is ready[0]:
+            found = verdict(each.result, None, "", row.dtype)
+        else:
+            baseline = ready[0]
+            coarser = "float16" if "float16" in (row.dtype, baseline.row.dtype) else row.dtype
+            found = verdict(each.result, baseline.result, f"the baseline {baseline.row.pipeline}", coarser)
+        row.checked_against, row.error, row.psnr_db = found.checked, found.error, found.psnr
+        if found.problem:
+            row.fail(found.problem)
+        _check_repeats(each)
+
+
+def _check_repeats(each: _Ready) -> None:
+    """The last call must have given what the first one gave, which was checked."""
+    again = verdict(each.runner.result(), each.result, "the first call", each.row.dtype)
+    if again.problem and not each.row.failed:
+        each.row.fail(f"not repeatable: {again.problem}")
+
+
+def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: Options) -> None:
+    numbers = statistics(milliseconds)
+    row.median_ms, row.mean_ms, row.p90_ms, row.min_ms = numbers.median, numbers.mean, numbers.p90, numbers.minimum
+    row.repeat, row.warmup = numbers.repeat, options.warmup
+    if case.component == PIPELINE:
+        row.images_per_s = case.batch / (numbers.median / 1e3)

@@ -1,0 +1,193 @@
+"""What runs a component or a whole pipeline: ONNX Runtime here, torch in :mod:`sdort.bench.torch_engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sdort.bench.cases import PIPELINE, PROMPT, Case, make_feeds
+from sdort.errors import BadModelError, UsageError
+from sdort.runtime.folder import NEEDED, PipelineFolder, open_folder
+from sdort.runtime.images import Generated
+from sdort.runtime.providers import Provider, RuntimeOptions
+from sdort.runtime.request import Request
+from sdort.runtime.session import Array, Session, open_session, static_size
+
+if TYPE_CHECKING:
+    from sdort.inspect import Component
+
+SEED = 1234
+
+
+class Runner(Protocol):
+    """One case, ready to run again and again."""
+
+    def __call__(self) -> object:
+        """Run once and return when the device has finished."""
+
+    def result(self) -> dict[str, Array] | list[Generated]:
+        """Outputs (of a component, by name) or images (of the pipeline) of the last run, in host memory."""
+
+
+class Engine(Protocol):
+    """A pipeline in one runtime. Sessions are opened by the first case that needs them."""
+
+    name: str
+    path: Path
+    provider: Provider
+
+    def components(self) -> list[str]:
+        """Component names, and ``pipeline`` if images can be drawn."""
+
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the model was made for."""
+
+    def dtype(self, component: str) -> str:
+        """``float32`` or ``float16``: what most of the weights are."""
+
+    def model_hash(self) -> str:
+        """Tells this model from another."""
+
+    def static_batch(self, component: str) -> int | None:
+        """The one batch that a static component takes."""
+
+    def import_libraries(self, components: Sequence[str]) -> None:
+        """Import what running ``components`` needs, so that imports are neither timed nor counted as memory."""
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
+        """Open what ``case`` needs and put its inputs on the device."""
+
+    def close(self) -> None:
+        """Free the sessions."""
+
+
+def bench_request(case: Case, steps: int, scheduler: str | None) -> Request:
+    """The images that a pipeline case draws."""
+    return Request(
+        PROMPT,
+        steps=steps,
+        height=case.height,
+        width=case.width,
+        seed=SEED,
+        num_images=case.batch,
+        images_at_once=case.batch,
+        scheduler=scheduler,
+    )
+
+
+class OnnxEngine:
+    """A folder of ONNX components, or one component, on an execution provider."""
+
+    name = "onnxruntime"
+
+    def __init__(self, path: Path, provider: Provider, options: RuntimeOptions) -> None:
+        self.path = path
+        self.provider = provider
+        self.options = options
+        self.folder: PipelineFolder = open_folder(path, ())
+        self._sessions: dict[str, Session] = {}
+
+    def components(self) -> list[str]:
+        names = [name for name in self.folder.models if name != "safety_checker"]
+        whole = set(NEEDED) <= set(names) and "text_encoder_2" not in names and (self.path / "tokenizer").is_dir()
+        return [*names, *([PIPELINE] if whole else [])]
+
+    def default_size(self) -> tuple[int, int]:
+        factor = self.folder.vae_factor
+        size = self.folder.config("unet").get("sample_size") or 512 // factor
+        height, width = size if isinstance(size, list) else (size, size)
+        if "unet" in self.folder.models:
+            sample = _inputs(self.folder.models["unet"], "unet").get("sample", ())
+            height, width = static_size(sample, 2) or height, static_size(sample, 3) or width
+        return height * factor, width * factor
+
+    def dtype(self, component: str) -> str:
+        name = "unet" if component == PIPELINE else component
+        return weights_dtype(self.folder.models[name], name)
+
+    def static_batch(self, component: str) -> int | None:
+        shapes = _inputs(self.folder.models[component], component).values()
+        return next((static_size(shape, 0) for shape in shapes if len(shape) > 1), None)
+
+    def model_hash(self) -> str:
+        return self.folder.model_hash
+
+    def import_libraries(self, components: Sequence[str]) -> None:
+        if PIPELINE in components:
+            from sdort.runtime.prompt import load_tokenizer
+            from sdort.runtime.schedulers import load_scheduler
+
+            load_tokenizer(self.path / "tokenizer")
+            load_scheduler(self.path / "scheduler", None).set_timesteps(1)
+
+    def session(self, component: str) -> Session:
+        """The component's session, opened when it is first asked for."""
+        if component not in self._sessions:
+            path = self.folder.models[component]
+            self._sessions[component] = open_session(path, component, self.provider, self.options)
+        return self._sessions[component]
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
+        if case.component == PIPELINE:
+            return _OnnxPipeline(self, bench_request(case, steps, scheduler))
+        if case.component not in self.folder.models:
+            raise UsageError(f"{self.path} has no {case.component}")
+        return _OnnxComponent(self.session(case.component), case, self.folder.vae_factor)
+
+    def close(self) -> None:
+        self._sessions.clear()
+
+
+class _OnnxComponent:
+    def __init__(self, session: Session, case: Case, factor: int) -> None:
+        self.binding = session.bind(make_feeds(case, session.inputs, factor))
+
+    def __call__(self) -> None:
+        self.binding.run()
+
+    def result(self) -> dict[str, Array]:
+        return self.binding.outputs()
+
+
+class _OnnxPipeline:
+    def __init__(self, engine: OnnxEngine, request: Request) -> None:
+        from sdort.runtime.pipeline import assemble
+
+        sessions = {name: engine.session(name) for name in NEEDED}
+        self.drawer = assemble(engine.folder, sessions, engine.provider, None)
+        self.request = request
+        self.images: list[Generated] = []
+
+    def __call__(self) -> None:
+        self.images = self.drawer.generate(self.request)
+
+    def result(self) -> list[Generated]:
+        return self.images
+
+
+def weights_dtype(path: Path, component: str) -> str:
+    """The dtype that most of a model's weight bytes have, ``float32`` or ``float16``.
+
+    Raises:
+        BadModelError: the file is broken, or its weights are of another kind.
+    """
+    sizes = _described(path, component).weight_bytes
+    floats = {name: sizes[name] for name in ("float32", "float16") if sizes.get(name)}
+    if not floats:
+        raise BadModelError(f"{path} has no float weights", component=component)
+    return max(floats, key=lambda name: floats[name])
+
+
+def _inputs(path: Path, component: str) -> dict[str, tuple[int | str | None, ...]]:
+    """The shapes of a model's inputs."""
+    return {value.name: tuple(value.shape or ()) for value in _described(path, component).inputs}
+
+
+@cache
+def _described(path: Path, component: str) -> Component:
+    from sdort.inspect import describe
+    from sdort.loader import load_model
+
+    return describe(load_model(path, component), ())

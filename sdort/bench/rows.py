@@ -1,0 +1,160 @@
+"""One row of the result, and the table, CSV, JSON and Markdown of all of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Row:
+    """A component or the pipeline at one batch and size. Times are None when the check failed: ``status`` says why.
+
+    Memory is growth in MiB over what was in use before the model was opened, at the highest point of the first call
+    (with loading) and of the later warm-up calls. ``speedup`` is the baseline's time over this row's.
+    """
+
+    pipeline: str
+    engine: str
+    provider: str
+    device: str
+    component: str
+    batch_size: int
+    height: int
+    width: int
+    steps: int | None
+    dtype: str
+    model_hash: str
+    status: str = "ok"
+    checked_against: str = ""
+    error: float | None = None
+    psnr_db: float | None = None
+    load_s: float | None = None
+    first_ms: float | None = None
+    median_ms: float | None = None
+    mean_ms: float | None = None
+    p90_ms: float | None = None
+    min_ms: float | None = None
+    repeat: int | None = None
+    warmup: int | None = None
+    images_per_s: float | None = None
+    host_first_mb: float | None = None
+    host_later_mb: float | None = None
+    device_first_mb: float | None = None
+    device_later_mb: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.status != "ok"
+
+    def fail(self, reason: str) -> None:
+        """Say why the row has no times, and drop those that it has."""
+        self.status = reason
+        self.load_s = self.first_ms = self.median_ms = self.mean_ms = self.p90_ms = self.min_ms = None
+        self.images_per_s = self.speedup = self.speedup_low = self.speedup_high = None
+
+    def parity(self) -> str:
+        """What the check found, in a few words."""
+        if self.failed:
+            return f"FAILED: {self.status}"
+        if self.psnr_db is not None:
+            value = "equal" if math.isinf(self.psnr_db) else f"{self.psnr_db:.1f} dB"
+            return f"{value} vs {self.checked_against}"
+        if self.error is not None:
+            return f"{self.error:.1e} vs {self.checked_against}"
+        return self.checked_against
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; infinity, which JSON lacks, is the text ``inf``."""
+        values = asdict(self)
+        return {
+            key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in values.items()
+        }
+
+
+_SHORT: list[tuple[str, Callable[[Row], str]]] = [
+    ("pipeline", lambda row: f"{row.pipeline} {row.model_hash[:8]}"),
+    ("engine", lambda row: f"{row.engine} {row.provider} {row.dtype.replace('float', 'fp')}"),
+    ("component", lambda row: row.component),
+    ("batch", lambda row: str(row.batch_size)),
+    ("size", lambda row: f"{row.height}x{row.width}"),
+    ("median ms", lambda row: _number(row.median_ms)),
+    ("mean", lambda row: _number(row.mean_ms)),
+    ("p90", lambda row: _number(row.p90_ms)),
+    ("min", lambda row: _number(row.min_ms)),
+    ("first", lambda row: _number(row.first_ms)),
+    ("images/s", lambda row: _number(row.images_per_s)),
+    ("host MB", lambda row: _pair(row.host_first_mb, row.host_later_mb)),
+    ("device MB", lambda row: _pair(row.device_first_mb, row.device_later_mb)),
+    ("vs baseline", lambda row: _speedup(row)),
+    ("parity", lambda row: row.parity()),
+]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+
+
+def _pair(first: float | None, later: float | None) -> str:
+    return "n/a" if first is None else f"{first:,.0f} / {'-' if later is None else f'{later:,.0f}'}"
+
+
+def _speedup(row: Row) -> str:
+    if row.speedup is None:
+        return "-"
+    return f"{row.speedup:.2f}x ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """What holds for all rows: device, versions, calls."""
+    devices = ", ".join(dict.fromkeys(row.device for row in rows))
+    versions = ", ".join(f"{name} {version}" for name, version in (rows[0].versions if rows else {}).items())
+    steps = next((f"; {row.steps} steps" for row in rows if row.steps), "")
+    calls = next((f"; {row.warmup} warm-up and {row.repeat} timed calls" for row in rows if row.repeat), "")
+    return f"{devices}; {versions}{steps}{calls}"
+
+
+def as_text(rows: Sequence[Row], form: str) -> str:
+    """The rows as ``csv``, ``json`` or ``markdown``; the first two have every field."""
+    if form == "json":
+        return json.dumps([row.as_dict() for row in rows], indent=2) + "\n"
+    if form == "csv":
+        return _csv(rows)
+    lines = [[title for title, _ in _SHORT], ["---"] * len(_SHORT)]
+    lines += [[cell(row).replace("|", "\\|") for _, cell in _SHORT] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(rows)}\n"
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    flat = [
+        {**row.as_dict(), "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items())}
+        for row in rows
+    ]
+    writer = csv.DictWriter(text, list(flat[0]) if flat else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def as_table(rows: Sequence[Row]) -> Any:
+    """The rows as a rich table."""
+    from rich.table import Table
+
+    table = Table(caption=caption(rows), caption_justify="left")
+    for title, _ in _SHORT:
+        table.add_column(title, justify="left" if title in ("pipeline", "engine", "component", "parity") else "right")
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in _SHORT), style="red" if row.failed else None)
+    return table

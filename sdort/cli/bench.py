@@ -1,0 +1,152 @@
+"""``sdort bench``: latency, memory and parity."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+
+class _Numbers(click.ParamType[tuple[int, ...]]):
+    """``1,2,4``."""
+
+    name = "N,N,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", str(value)):
+            self.fail(f"{value!r} is not a list of numbers like 1,2,4", param, ctx)
+        return tuple(dict.fromkeys(int(number) for number in str(value).split(",")))
+
+
+class _Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
+    """``512x512,768x512``: height x width in pixels."""
+
+    name = "HxW,..."
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
+        if isinstance(value, tuple):
+            return value
+        sizes = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", part) for part in str(value).split(",")]
+        found = tuple((int(size[1]), int(size[2])) for size in sizes if size)
+        if len(found) < len(sizes):
+            self.fail(f"{value!r} is not a list of sizes like 512x512,768x512", param, ctx)
+        return tuple(dict.fromkeys(found))
+
+
+_ENGINE = click.Choice(["onnxruntime", "torch", "torch-compile"])
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  sdort bench fast --provider rocm --tuning
+  sdort bench fast --baseline model --batch-size 1,2,4 --size 512x512,768x512
+  sdort bench fast --baseline checkpoint --baseline-engine torch-compile --component unet
+  sdort bench fast --format markdown --output table.md
+"""
+)
+@click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
+    default="auto",
+    help="Execution provider; auto takes the best that really loads, and says which.",
+)
+@click.option("--tuning", is_flag=True, help="Search for the fastest kernels before the timed calls.")
+@click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU.")
+@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@click.option("--engine", type=_ENGINE, default="onnxruntime", help="torch engines run the checkpoint behind PIPELINE.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    show_default="from the manifest",
+    help="The diffusers folder for torch engines.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, path_type=Path),
+    help="Measure this pipeline too, call by call in turn, and print ratios. A diffusers folder runs in torch.",
+)
+@click.option("--baseline-engine", type=_ENGINE, show_default="by content", help="What runs the baseline.")
+@click.option(
+    "--reference",
+    type=click.Path(exists=True, path_type=Path),
+    show_default="the baseline, else the original that the manifest names",
+    help="Compare outputs with this pipeline: components on the CPU in fp32, images on the provider.",
+)
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    metavar="NAME",
+    show_default="all, and the pipeline",
+    help="Measure only this: a component's name, or pipeline. May be repeated.",
+)
+@click.option(
+    "--batch-size", "batch_sizes", type=_Numbers(), default="1", help="Samples of a component, images of the pipeline."
+)
+@click.option("--size", "sizes", type=_Sizes(), show_default="the model's own", help="Image sizes in pixels.")
+@click.option("--steps", type=click.IntRange(1), default=20, help="Denoising steps of the pipeline.")
+@click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
+@click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")
+@click.option("--repeat", type=click.IntRange(1), default=10, help="Timed calls.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", help="How to print."
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
+def command(
+    pipeline: Path,
+    provider: str,
+    tuning: bool,
+    no_fallback: bool,
+    device_id: int,
+    engine: str,
+    checkpoint: Path | None,
+    baseline: Path | None,
+    baseline_engine: str | None,
+    reference: Path | None,
+    components: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    sizes: tuple[tuple[int, int], ...] | None,
+    steps: int,
+    scheduler: str | None,
+    warmup: int,
+    repeat: int,
+    form: str,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Measure PIPELINE: per component and as a whole.
+
+    Outputs are checked before they are timed: finite, not constant, repeatable, and equal to the reference within a
+    stated tolerance. A row that fails the check has no times, and the exit code is 5.
+
+    Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
+    the first call with loading / during the later warm-up calls.
+    """
+    from sdort.bench.bench import Options, bench
+    from sdort.bench.report import deliver
+    from sdort.runtime.providers import RuntimeOptions
+
+    options = Options(
+        runtime=RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id),
+        engine=engine,
+        checkpoint=checkpoint,
+        baseline=baseline,
+        baseline_engine=baseline_engine,
+        reference=reference,
+        components=components,
+        batch_sizes=batch_sizes,
+        sizes=sizes or (),
+        steps=steps,
+        scheduler=scheduler,
+        warmup=warmup,
+        repeat=repeat,
+    )
+    deliver(lambda: bench(pipeline, options), "json" if as_json else form, output)
