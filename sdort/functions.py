@@ -64,6 +64,9 @@ def _check_function(
                 component=component,
                 node=function.name,
             )
+    for names in (function.input, function.output, function.attribute):
+        if len(set(names)) < len(names) or "" in names:
+            raise BadModelError("parameters without a name of their own", component=component, node=function.name)
     check_nodes(function.node, opsets, functions, component, in_function=True)
     known = {"", *function.input}
     for node in function.node:
@@ -75,7 +78,7 @@ def _check_function(
         if known.intersection(filter(None, node.output)):
             raise BadModelError(f"defined twice in function {function.name}", component=component, node=node.output[0])
         known.update(node.output)
-    if not known.issuperset(function.output) or "" in function.output:
+    if not known.issuperset(function.output):
         raise BadModelError("an output is not defined", component=component, node=function.name)
 
 

@@ -75,12 +75,9 @@ def identify(path: Path) -> str:
         BadModelError: the file is broken, or its model is no component of a diffusion pipeline.
     """
     proto = read_graph(path, path.stem)
-    try:
-        component = recognise(proto, path)
-        if component is None:
-            raise BadModelError(f"{path} is no diffusion component: {_signature(proto)}", hint=_EXPECTED)
-    except UnicodeDecodeError:
-        raise BadModelError(f"{path} has names that are not text") from None
+    component = recognise(proto, path)
+    if component is None:
+        raise BadModelError(f"{path} is no diffusion component: {_signature(proto)}", hint=_EXPECTED)
     return component
 
 

@@ -7,8 +7,7 @@ arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,21 +47,7 @@ def load_model(path: Path, component: str | None = None) -> Model:
     """
     path = Path(path)
     proto = read_graph(path, component or path.stem)
-    with text_names(path, component or path.stem):
-        return from_proto(proto, None, component or recognise(proto, path) or path.stem, path)
-
-
-@contextmanager
-def text_names(path: Path, component: str) -> Iterator[None]:
-    """Bytes that are not UTF-8 parse, and fail wherever the name they stand for is looked at first."""
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise BadModelError(
-            f"{path} has names that are not text",
-            component=component,
-            hint="Check that the file is an ONNX model and was copied or downloaded completely.",
-        ) from None
+    return from_proto(proto, None, component or recognise(proto, path) or path.stem, path)
 
 
 def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, path: Path | None = None) -> Model:

@@ -92,8 +92,6 @@ def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: 
 
 
 def _has_schema(op_type: str, domain: str, version: int) -> bool:
-    if not 0 < version < 2**31:
-        return False
     try:
         return not onnx.defs.get_schema(op_type, version, domain).deprecated
     except onnx.defs.SchemaError:
@@ -102,8 +100,8 @@ def _has_schema(op_type: str, domain: str, version: int) -> bool:
 
 def _check_attributes(node: onnx.NodeProto, component: str, in_function: bool) -> None:
     names = [attribute.name for attribute in node.attribute]
-    if len(set(names)) < len(names):
-        raise _bad(node, component, "an attribute is given twice")
+    if len(set(names)) < len(names) or "" in names:
+        raise _bad(node, component, "an attribute has no name, or the name of another")
     if node.op_type == "Constant" and (len(names) != 1 or names[0] not in CONSTANT_ATTRIBUTES):
         raise _bad(node, component, f"a Constant with the attributes {names}")
     for attribute in node.attribute:

@@ -71,7 +71,7 @@ def check_tensor(tensor: TensorProto, component: str) -> None:
         return
     if tensor.external_data:
         raise _bad(tensor, component, "external data that is not marked as such")
-    if (typed and raw) or len(typed) > 1:
+    if (typed and tensor.HasField("raw_data")) or len(typed) > 1:
         raise _bad(tensor, component, "values given twice")
     found = _typed_nbytes(tensor, typed[0], component) if typed else raw
     if found != nbytes:

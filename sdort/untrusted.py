@@ -63,6 +63,8 @@ def check_opsets(imports: Iterable[onnx.OperatorSetIdProto], component: str) -> 
         domain = default_domain(entry.domain)
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise BadModelError(f"domain {domain!r} is imported in two versions", component=component)
+        if not 0 < entry.version < 2**31:
+            raise BadModelError(f"domain {domain!r} is imported in version {entry.version}", component=component)
     newest = onnx.defs.onnx_opset_version()
     version = opsets.get("")
     if version is None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from sdort.errors import BadModelError
 
@@ -68,7 +69,45 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
         raise BadModelError(f"{path} is not an ONNX model", component=component, hint=_COPY_AGAIN) from None
     if not proto.HasField("graph"):
         raise BadModelError(f"{path} is not an ONNX model: it has no graph", component=component, hint=_COPY_AGAIN)
+    _check_text(proto, path, component)
     return proto
+
+
+def _check_text(proto: onnx.ModelProto, path: Path, component: str) -> None:
+    """Refuse names that are not UTF-8: the parser accepts them, then gives out bytes or fails where one is read."""
+    try:
+        broken = any(not isinstance(text, str) for text in texts_of(proto))
+    except UnicodeDecodeError:
+        broken = True
+    if broken:
+        raise BadModelError(f"{path} has names that are not text", component=component, hint=_COPY_AGAIN)
+
+
+def texts_of(proto: onnx.ModelProto) -> Iterator[str]:
+    """Every string of the model that sdort reads."""
+    graph = proto.graph
+    yield graph.name
+    for function in proto.functions:
+        yield from (function.name, function.domain, function.overload, *function.input, *function.output)
+    for entry in (*proto.opset_import, *(entry for function in proto.functions for entry in function.opset_import)):
+        yield entry.domain
+    for node in (*graph.node, *(node for function in proto.functions for node in function.node)):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name, attribute.t.name)
+            yield from _entries(attribute.t.external_data)
+    for tensor in graph.initializer:
+        yield tensor.name
+        yield from _entries(tensor.external_data)
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield info.name
+        yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+    yield from _entries(proto.metadata_props)
+
+
+def _entries(entries: Iterable[onnx.StringStringEntryProto]) -> Iterator[str]:
+    for entry in entries:
+        yield from (entry.key, entry.value)
 
 
 class _TooLargeError(Exception):
