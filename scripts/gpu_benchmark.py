@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""UNet step and VAE decode on one GPU: sdort's graphs against torch and against ONNX Runtime's own optimizer.
+
+Everything is checked against torch in fp32 before it is timed; both sides of every ratio come from one run.
+
+    python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2] [--size 512x512] [--checkpoint DIR]
+        [--engines sdort,torch,compile,ort] [--ort-optimized FILE] [--json FILE]
+
+Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+WARMUP, REPEAT = 5, 30
+
+
+def main() -> int:
+    args = arguments()
+    args.work.mkdir(parents=True, exist_ok=True)
+    checkpoint = args.checkpoint or make_pipeline(args.work / "checkpoint")
+    rows: list[dict[str, Any]] = []
+    for component in args.components.split(","):
+        rows += benchmark(component, checkpoint, args)
+    show(rows)
+    if args.json:
+        args.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2))
+    return 0 if all(row["ok"] for row in rows) else 5
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm"])
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--size", default="512x512")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--components", default="unet,vae_decoder")
+    parser.add_argument("--engines", default="sdort,torch,compile")
+    parser.add_argument("--ort-optimized", type=Path, help="a UNet made by ONNX Runtime's own optimizer")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def make_pipeline(folder: Path) -> Path:
+    """Stable Diffusion 1.5's architecture with seeded random weights, as a diffusers directory."""
+    if (folder / "model_index.json").exists():
+        return folder
+    import diffusers
+    import transformers
+
+    from sdort.export.tokenizer import write_tokenizer
+
+    size = write_tokenizer(folder / "tokenizer")
+    torch.manual_seed(15)
+    text = transformers.CLIPTextConfig(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, projection_dim=768,
+        vocab_size=size, bos_token_id=size - 2, eos_token_id=size - 1, pad_token_id=size - 1,
+    )  # fmt: skip
+    vae = diffusers.AutoencoderKL(
+        sample_size=512, block_out_channels=(128, 256, 512, 512), layers_per_block=2,
+        down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+    )  # fmt: skip
+    diffusers.StableDiffusionPipeline(
+        vae=vae,
+        text_encoder=transformers.CLIPTextModel(text),
+        tokenizer=transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer"),
+        unet=diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768),
+        scheduler=diffusers.PNDMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"),
+        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+    ).save_pretrained(folder)  # fmt: skip
+    write_tokenizer(folder / "tokenizer")
+    return folder
+
+
+def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool) -> Path:
+    """The component as sdort exports and optimizes it."""
+    from sdort.export.pipeline import Options, StaticSize, export
+    from sdort.optimize import Request, optimize
+
+    height, width = map(int, args.size.split("x"))
+    name = f"{component}-{'static' if static else 'dynamic'}"
+    exported, out = args.work / f"{name}-onnx", args.work / f"{name}-{args.provider}"
+    if not out.exists():
+        start = time.perf_counter()
+        size = StaticSize(args.batch, height, width) if static else None
+        if not exported.exists():
+            export(str(checkpoint), exported, Options(components=[component], static=size))
+        middle = time.perf_counter()
+        report = optimize(Request(exported, out, provider=args.provider, fp16=True))
+        print(f"{name}: export {middle - start:.1f} s, optimize {report.seconds:.1f} s", file=sys.stderr)
+    return out / component / "model.onnx"
+
+
+def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.nn.Module:
+    import diffusers
+
+    if component == "unet":
+        model = diffusers.UNet2DConditionModel.from_pretrained(checkpoint / "unet", torch_dtype=dtype)
+
+        class Step(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, sample: Any, timestep: Any, encoder_hidden_states: Any) -> Any:
+                return self.model(sample, timestep, encoder_hidden_states, return_dict=False)[0]
+
+        return Step().to("cuda").eval()
+    vae = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae", torch_dtype=dtype)
+
+    class Decode(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vae = vae
+
+        def forward(self, latent_sample: Any) -> Any:
+            return self.vae.decode(latent_sample, return_dict=False)[0]
+
+    return Decode().to("cuda").eval()
+
+
+def inputs(component: str, args: argparse.Namespace) -> dict[str, torch.Tensor]:
+    height, width = (int(d) // 8 for d in args.size.split("x"))
+    generator = torch.Generator("cuda").manual_seed(int(time.time()))
+    latent = torch.randn(args.batch, 4, height, width, device="cuda", generator=generator)
+    if component == "vae_decoder":
+        return {"latent_sample": latent}
+    states = torch.randn(args.batch, 77, 768, device="cuda", generator=generator)
+    return {"sample": latent, "timestep": torch.tensor([481], device="cuda"), "encoder_hidden_states": states}
+
+
+class OrtRunner:
+    """A session with inputs and outputs bound on the device, captured as a graph if asked."""
+
+    def __init__(self, model: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor], *, graph: bool) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        name, settings = {
+            "cuda": ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}),
+            "rocm": ("ROCMExecutionProvider", {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1",
+                                               "enable_hip_graph": str(int(graph))}),
+        }[args.provider]  # fmt: skip
+        self.session = onnxruntime.InferenceSession(model, options, providers=[(name, settings)])
+        if name not in self.session.get_providers():
+            raise SystemExit(f"{name} did not load: {self.session.get_providers()}")
+        self.binding = self.session.io_binding()
+        self.kept: list[torch.Tensor] = []
+        for value in self.session.get_inputs():
+            dtype = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(int64)": torch.int64}[value.type]
+            tensor = feeds[value.name].to(dtype)
+            if len(value.shape) == 0:
+                tensor = tensor.reshape(())
+            self._bind(self.binding.bind_input, value.name, tensor.contiguous())
+        (out,) = self.session.get_outputs()
+        shape = feeds["sample"].shape if "sample" in feeds else self._decoded(feeds["latent_sample"].shape)
+        dtype = torch.float16 if "16" in out.type else torch.float32
+        self.output = torch.full(tuple(shape), float("nan"), dtype=dtype, device="cuda")
+        self._bind(self.binding.bind_output, out.name, self.output)
+
+    @staticmethod
+    def _decoded(shape: Any) -> tuple[int, ...]:
+        return (shape[0], 3, shape[2] * 8, shape[3] * 8)
+
+    def _bind(self, bind: Any, name: str, tensor: torch.Tensor) -> None:
+        self.kept.append(tensor)
+        dtype = {torch.float16: np.float16, torch.float32: np.float32, torch.int64: np.int64}[tensor.dtype]
+        bind(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
+
+    def __call__(self) -> torch.Tensor:
+        self.session.run_with_iobinding(self.binding)
+        return self.output
+
+
+def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    feeds = inputs(component, args)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    with torch.inference_mode():
+        reference = torch_module(component, checkpoint, torch.float32)(*feeds.values())
+        torch.cuda.empty_cache()
+        rows = []
+        for name, make in runners(component, checkpoint, args, feeds):
+            try:
+                rows.append(measure(component, name, make(), reference, args))
+            except Exception as error:  # one engine's failure leaves the others their numbers
+                print(f"{component} {name}: {type(error).__name__}: {str(error)[:400]}", file=sys.stderr)
+                rows.append({"component": component, "engine": name, "ok": False, "error": str(error)[:400]})
+            torch.cuda.empty_cache()
+    return rows
+
+
+def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor]) -> list[Any]:
+    engines = args.engines.split(",")
+    half = {k: v.half() if v.is_floating_point() else v for k, v in feeds.items()}
+    found: list[Any] = []
+    if "torch" in engines:
+        def eager() -> Any:
+            model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
+            return lambda: model(*half.values())
+        found.append(("torch eager", eager))
+    if "compile" in engines:
+        def compiled() -> Any:
+            model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
+            fast = torch.compile(model, mode="reduce-overhead")
+            return lambda: fast(*half.values())
+        found.append(("torch.compile", compiled))
+    if args.ort_optimized and component == "unet":
+        for graph in (False, True):
+            found.append((f"ORT optimizer{' + graph' if graph else ''}", lambda g=graph: OrtRunner(args.ort_optimized, args, feeds, graph=g)))
+    if "sdort" in engines:
+        for static, graph in ((False, False), (True, False), (True, True)):
+            label = f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}"
+            found.append((label, lambda s=static, g=graph: OrtRunner(optimized(component, checkpoint, args, static=s), args, feeds, graph=g)))
+    return found
+
+
+def measure(component: str, name: str, run: Any, reference: torch.Tensor, args: argparse.Namespace) -> dict[str, Any]:
+    output = run().float()
+    error = float((output - reference).norm() / reference.norm())
+    worst = float((output - reference).abs().max() / reference.std())
+    times = []
+    for index in range(WARMUP + REPEAT):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        clock = time.perf_counter()
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        if index >= WARMUP:
+            times.append((time.perf_counter() - clock) * 1e3)
+    again = float((run().float() - output).norm() / reference.norm())
+    return {
+        "component": component, "engine": name, "batch": args.batch, "size": args.size,
+        "median_ms": statistics.median(times), "min_ms": min(times), "p90_ms": sorted(times)[int(0.9 * len(times))],
+        "error": error, "worst": worst, "rerun": again, "ok": bool(np.isfinite(error) and error < 2e-2),
+    }  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    import onnxruntime
+
+    return {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "onnxruntime": onnxruntime.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(json.dumps(environment()))
+    print(f"{'component':12} {'engine':22} {'median ms':>10} {'min':>8} {'p90':>8} {'error':>9} {'max/std':>9} {'rerun':>9}")
+    for row in rows:
+        if "median_ms" not in row:
+            print(f"{row['component']:12} {row['engine']:22} failed: {row['error'][:300]}")
+            continue
+        mark = "" if row["ok"] else "  WRONG"
+        print(
+            f"{row['component']:12} {row['engine']:22} {row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
+            f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{mark}"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
