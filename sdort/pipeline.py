@@ -149,6 +149,10 @@ def _half(run: Run) -> None:
 def _target_opset(run: Run) -> None:
     upgrade.to_target_opset(run.model, run.target.opset)
     run.model.graph.ir_version = run.target.ir_version
+    # What ONNX Runtime infers itself is never stale.
+    ends = {id(t) for t in (*run.model.graph.inputs, *run.model.graph.outputs)}
+    for tensor in (t for n in run.model.graph.nodes for t in n.outputs if id(t) not in ends):
+        tensor.shape = tensor.dtype = None
 
 
 PIPELINE: list[Step] = [

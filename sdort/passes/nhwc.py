@@ -110,11 +110,11 @@ class Region:
         if x is None:
             return
         if node.op == "Conv":
-            kernel = self.editor.constant(Transposed(as_weight(node.inputs[1]._values), TO_LAST), node.inputs[1].name) \
-                if isinstance(node.inputs[1], gs.Constant) else None
-            if kernel is None:
+            if not isinstance(node.inputs[1], gs.Constant):
                 return
-            attrs = {k: v for k, v in node.attrs.items() if k != "kernel_shape"}
+            kernel = self.editor.constant(Transposed(as_weight(node.inputs[1]._values), TO_LAST), node.inputs[1].name)
+            # ORT infers shapes from this attribute: from the weights it would take the wrong axes.
+            attrs = {**node.attrs, "kernel_shape": [int(d) for d in node.inputs[1].shape[2:]]}
             made = self.editor.node("NhwcConv", [x, kernel, *node.inputs[2:]], attrs, domain=MICROSOFT)
         else:
             attrs = {"groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
@@ -168,7 +168,7 @@ class Region:
             self._convert(node, self.editor.op("Concat", [t for t in twins if t is not None], {"axis": 3}))
 
     def _resize(self, node: gs.Node) -> None:
-        """Only the two image axes change, so the twin resizes axes 1 and 2."""
+        """Scales and sizes move with their axes."""
         x = self.twin(node.inputs[0])
         if x is None or "axes" in node.attrs or node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
             return
@@ -178,9 +178,9 @@ class Region:
             permuted = self.editor.constant(np.asarray(scales)[TO_LAST], "scales")
             made = self.editor.op("Resize", [x, empty, permuted], dict(node.attrs))
         elif len(node.inputs) > 3:
-            axis = self.editor.ints([0])
-            sizes = self.editor.op("Slice", [node.inputs[3], self.editor.ints([2]), self.editor.ints([4]), axis])
-            made = self.editor.op("Resize", [x, empty, empty, sizes], {**node.attrs, "axes": [1, 2]})
+            # All four sizes: ORT's transpose optimizer does not know Resize's ``axes``.
+            sizes = self.editor.op("Gather", [node.inputs[3], self.editor.ints(TO_LAST)], {"axis": 0})
+            made = self.editor.op("Resize", [x, empty, empty, sizes], dict(node.attrs))
         else:
             return
         self._convert(node, made)

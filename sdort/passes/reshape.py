@@ -56,49 +56,77 @@ def constant_target(target: Shape, before: Shape) -> list[int] | None:
     return spec
 
 
+Lender = tuple[gs.Tensor, int, int]
+"""A tensor and the run of its axes [start, end) that has the wanted sizes."""
+SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
+"""The input of each operator that holds sizes."""
+
+
 def borrow_shapes(editor: Editor) -> int:
-    """Let sizes that are still computed be read off an earlier tensor that has them, whole or as a run of its axes."""
+    """Let sizes that are still computed be read off earlier tensors that have them, and constants where they are fixed."""
     changes = 0
-    lenders: dict[tuple[Dim, ...], tuple[gs.Tensor, int, int, int]] = {}
-    made: dict[tuple[str, int, int], gs.Tensor] = {}
+    lenders: dict[tuple[Dim, ...], Lender] = {}
+    made: dict[tuple[Dim, ...], gs.Tensor] = {}
     for tensor in editor.graph.inputs:
         _remember(editor, lenders, tensor)
     for node in list(editor.graph.nodes):
         index = SIZE_INPUTS.get(node.op) if not node.domain else None
-        if index is not None and index < len(node.inputs) and not isinstance(node.inputs[index], gs.Constant):
-            lender = _lender(editor, lenders, node, index)
-            if lender is not None:
-                tensor, start, end, rank = lender
-                key = (tensor.name, start, end)
-                if key not in made:
-                    attrs = {} if end - start == rank else {"start": start, "end": end}
-                    made[key] = editor.op("Shape", [tensor], attrs)
-                if node.inputs[index] is not made[key]:
-                    node.inputs[index] = made[key]
-                    changes += 1
+        if index is not None and index < len(node.inputs) and isinstance(node.inputs[index], gs.Variable):
+            sizes = editor.shape(node.outputs[0]) if node.op == "Reshape" else editor.dims(node.inputs[index])
+            cover = _cover(sizes, lenders) if sizes else None
+            if sizes and cover is not None:
+                if sizes not in made:
+                    made[sizes] = _read(editor, cover)
+                changes += node.inputs[index] is not made[sizes]
+                node.inputs[index] = made[sizes]
         for tensor in node.outputs:
             _remember(editor, lenders, tensor)
     editor.finish()
     return changes
 
 
-SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
-"""The input of each operator that holds sizes."""
-
-
-def _lender(
-    editor: Editor, lenders: dict[tuple[Dim, ...], tuple[gs.Tensor, int, int, int]], node: gs.Node, index: int
-) -> tuple[gs.Tensor, int, int, int] | None:
-    sizes = editor.shape(node.outputs[0]) if node.op == "Reshape" else editor.dims(node.inputs[index])
-    return lenders.get(sizes) if sizes else None
-
-
-def _remember(
-    editor: Editor, lenders: dict[tuple[Dim, ...], tuple[gs.Tensor, int, int, int]], tensor: gs.Tensor
-) -> None:
+def _remember(editor: Editor, lenders: dict[tuple[Dim, ...], Lender], tensor: gs.Tensor) -> None:
     shape = editor.shape(tensor)
     if shape is None or not all(is_known(d) for d in shape):
         return
     for start in range(len(shape)):
         for end in range(start + 1, len(shape) + 1):
-            lenders.setdefault(shape[start:end], (tensor, start, end, len(shape)))
+            lenders.setdefault(shape[start:end], (tensor, start, end))
+
+
+def _cover(sizes: Shape, lenders: dict[tuple[Dim, ...], Lender]) -> list[Lender | int] | None:
+    """Numbers and the longest runs of axes that make up ``sizes``; None if one is nowhere to be read."""
+    if sizes in lenders:
+        return [lenders[sizes]]
+    cover: list[Lender | int] = []
+    start = 0
+    while start < len(sizes):
+        dim = sizes[start]
+        ends = [e for e in range(len(sizes), start, -1) if sizes[start:e] in lenders and not isinstance(sizes[e - 1], int)]
+        if isinstance(dim, int):
+            cover.append(dim)
+            start += 1
+        elif ends:
+            cover.append(lenders[sizes[start : ends[0]]])
+            start = ends[0]
+        else:
+            return None
+    return cover
+
+
+def _read(editor: Editor, cover: list[Lender | int]) -> gs.Tensor:
+    """Shape, a Slice where only some axes are wanted, and a Concat where there are several parts.
+
+    Not Shape's own ``start`` and ``end``: ORT's transpose optimizer leaves them as they are.
+    """
+    parts = []
+    for item in cover:
+        if isinstance(item, int):
+            parts.append(editor.ints([item]))
+            continue
+        tensor, start, end = item
+        part = editor.op("Shape", [tensor])
+        if (start, end) != (0, len(editor.shape(tensor) or ())):
+            part = editor.op("Slice", [part, editor.ints([start]), editor.ints([end]), editor.ints([0])])
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else editor.op("Concat", parts, {"axis": 0})
