@@ -129,7 +129,7 @@ def _optimize_component(request: Request, report: Report, name: str, path: Path,
         f"{name}: {m['fusion']} left {m['node']!r}: {m['reason']} ({m['matched']} of {m['of']} nodes matched)"
         for m in done.misses
     )
-    report.misses.extend(f"{name}: {miss}" for miss in _config_misses(request, model, path))
+    report.misses.extend(f"{name}: {miss}" for miss in _config_misses(request, model, path, done))
     folder = stage / name if request.source.is_dir() else stage
     folder.mkdir(exist_ok=True)
     with progress(f"{name}: writing", total=float(_weight_bytes(model))) as advance:
@@ -155,6 +155,7 @@ def _component(done: ComponentReport, seconds: dict[str, float], size: int) -> d
             o.name: {"matched": o.matched, "candidates": o.candidates, "left": o.refusals}
             for o in done.fusions.values()
         },
+        "declined": done.declined,
         "seconds": {step: round(value, 4) for step, value in seconds.items()},
         "bytes": size,
     }
@@ -166,18 +167,26 @@ def _weight_bytes(model: Model) -> int:
     return sum(w.nbytes for w in weights if isinstance(w, Weight))
 
 
-def _config_misses(request: Request, model: Model, path: Path) -> list[str]:
-    """What the graph lacks of what its architecture, told by config.json alone, has to have."""
+def _config_misses(request: Request, model: Model, path: Path, done: ComponentReport) -> list[str]:
+    """What the graph lacks of what its architecture, told by config.json alone, has to have.
+
+    The raised graph is held to it on every target, the fused one where the target declined nothing.
+    """
     config = path.parent / "config.json"
     if request.disable or not config.is_file():
         return []
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))
-        expectations = expected_operators(settings, model.component, request.provider)
-    except (BadModelError, ValueError, KeyError, TypeError) as error:
+        raised = expected_operators(settings, model.component, "raised")
+        fused = expected_operators(settings, model.component, request.provider)
+    except (BadModelError, ValueError) as error:
         detail(f"{model.component}: no counts can be derived from {config}: {error}")
         return []
-    return [miss for e in expectations if (miss := e.miss(model.graph))]
+    counts = done.operators_raised
+    misses = [e.judge(sum(counts.get(op, 0) for op in e.operators)) for e in raised]
+    if request.provider in ("rocm", "cuda") and not done.declined:
+        misses += [e.miss(model.graph) for e in fused]
+    return [miss for miss in misses if miss]
 
 
 def _check_expectations(request: Request, report: Report) -> None:

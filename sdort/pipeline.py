@@ -42,9 +42,20 @@ class ComponentReport:
     nodes_before: int = 0
     nodes_after: int = 0
     operators_before: dict[str, int] = field(default_factory=dict)
+    operators_raised: dict[str, int] = field(default_factory=dict)
+    """After raising: the standard operators that the architecture's config can be held against, whatever the target."""
     operators: dict[str, int] = field(default_factory=dict)
     fusions: dict[str, Outcome] = field(default_factory=dict)
+    layout_declined: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def declined(self) -> dict[str, int]:
+        """What stayed unfused because the target has no kernel for it: reason -> places."""
+        total = Counter(self.layout_declined)
+        for outcome in self.fusions.values():
+            total.update(outcome.declined)
+        return dict(total)
 
     @property
     def misses(self) -> list[dict[str, Any]]:
@@ -134,7 +145,11 @@ def _stage(stage: str) -> Callable[[Run], None]:
 
 def _channels_last(run: Run) -> None:
     if run.target.channels_last and "nhwc" not in run.options.disable:
-        nhwc.run(run.editor, run.target)
+        run.report.layout_declined = nhwc.run(run.editor, run.target)
+
+
+def _count_raised(run: Run) -> None:
+    run.report.operators_raised = count_operators(run.model)
 
 
 def _borrow(run: Run) -> None:
@@ -159,6 +174,7 @@ PIPELINE: list[Step] = [
     ("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
     ("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
     ("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),
+    ("count", _count_raised, "what is there now is what the config says, on every target"),
     ("fuse", _stage("fuse"), "standard operators -> the target's, in [batch, sequence, width]"),
     ("channels last", _channels_last, "one region, before image fusions: the target's image operators are channels-last"),
     ("tidy layout", _tidy, "merges the transposes and views that meet at the region's border"),

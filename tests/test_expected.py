@@ -216,7 +216,15 @@ def test_a_lower_bound_allows_more_but_not_less() -> None:
     assert bound.miss(graph_of()) == "skip_layer_norm: expected at least 1 SkipLayerNormalization, found 0"
 
 
-@pytest.mark.parametrize("target", FORMS)
+def test_the_raised_graph_has_the_standard_operators() -> None:
+    expected = {e.name: e for e in expected_operators(build_full("sd15").config, "unet", "raised")}
+    counts = {name: e.count for name, e in expected.items()}
+    assert counts == {"attention": 32, "group_norm": 61, "conv": 98, "layer_norm": 48, "gelu": 16}
+    assert expected["conv"].judge(98) is None
+    assert expected["conv"].judge(97) == "conv: expected 98 Conv, found 97"
+
+
+@pytest.mark.parametrize("target", sorted(set(FORMS) - {"raised"}))
 def test_every_target_accounts_for_the_whole_architecture(target: str) -> None:
     config = build_full("sd15").config
     expected = {item.name: item for item in expected_operators(config, "unet", target)}

@@ -71,6 +71,9 @@ def command(source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: bool, *
     show(_summary(report))
     if options["explain"]:
         show(_explanations(report))
+    for name, c in report.components.items():
+        for reason, places in c["declined"].items():
+            show(f"{name}: {places} left in standard operators: {reason}")
     for miss in report.misses:
         show(f"missed: {miss}")
 

@@ -7,6 +7,8 @@ the region's border: an image that comes in, an image that goes out.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -22,15 +24,19 @@ BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 MICROSOFT = "com.microsoft"
 
 
-def run(editor: Editor, support: Support) -> int:
-    """Convert every region that holds a convolution or group normalization the target runs in channels-last."""
+def run(editor: Editor, support: Support) -> dict[str, int]:
+    """Convert every region that holds a convolution or group normalization the target runs in channels-last.
+
+    Returns:
+        Why the target does not run the channels-last form -> how many operators stayed as they were for it.
+    """
     region = Region(editor, support)
     for node in list(editor.graph.nodes):
         if node.outputs and not (node.domain or ""):
             region.visit(node)
     region.leave()
     editor.finish()
-    return region.converted
+    return dict(region.declined)
 
 
 class Region:
@@ -41,7 +47,7 @@ class Region:
         self.support = support
         self.twins: dict[str, gs.Tensor] = {}
         self.originals: dict[str, gs.Tensor] = {}
-        self.converted = 0
+        self.declined: Counter[str] = Counter()
 
     # --- twins ---
 
@@ -70,7 +76,6 @@ class Region:
         self._remember(node.outputs[0], twin)
         node.inputs.clear()
         node.outputs.clear()
-        self.converted += 1
 
     def leave(self) -> None:
         """Give readers outside the region their channels-first tensors back."""
@@ -120,7 +125,9 @@ class Region:
             attrs = {"groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
             attrs |= {"activation": 0, "channels_last": 1}
             made = self.editor.node("GroupNorm", [x, *node.inputs[1:]], attrs, domain=MICROSOFT)
-        if self.support.unsupported(made, self.editor):
+        reason = self.support.unsupported(made, self.editor)
+        if reason:
+            self.declined[reason] += 1
             made.inputs.clear()
             made.outputs.clear()
             return
@@ -132,7 +139,6 @@ class Region:
             self.editor.replace(output, self.twins[source.name])
             node.inputs.clear()
             node.outputs.clear()
-            self.converted += 1
         elif node.attrs.get("perm") == TO_FIRST:
             self._remember(output, source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.match import Match, Progress, Refusal, decline, find
+from sdort.rewrite.match import Match, Progress, Refusal, find
 from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
 
 STAGES = ("raise", "fuse", "fuse_nhwc", "lower")
@@ -109,6 +110,8 @@ class Outcome:
     matched: int = 0
     candidates: int = 0
     """Anchors that were there before the fusion ran."""
+    declined: dict[str, int] = field(default_factory=dict)
+    """Why the target does not run the result -> how many anchors stayed as they were for it."""
     refusals: list[dict[str, Any]] = field(default_factory=list)
     """One entry for each anchor left: node, reason, how many of the pattern's nodes matched, and whether it is a miss."""
 
@@ -131,7 +134,10 @@ def apply_stage(
     for anchor in {f.anchor: None for f in fusions}:
         group = [f for f in fusions if f.anchor == anchor]
         must = any(f.must_fuse for f in group)
-        for node in _anchors(anchor, editor) if must or explain else ():
+        left = _anchors(anchor, editor)
+        for fusion in group:
+            outcomes[fusion.name].declined = _declined(left, refused[fusion.name])
+        for node in left if must or explain else ():
             whys = [_why_not(f, editor, node, refused[f.name]) for f in group]
             nearest = max(range(len(group)), key=lambda i: whys[i]["matched"] / max(whys[i]["of"], 1))
             whys[nearest]["miss"] = must and all(w["applicable"] for w in whys)
@@ -156,6 +162,11 @@ def apply_fusion(
         if again:
             editor.finish()
     return outcome
+
+
+def _declined(left: list[gs.Node], refused: dict[str, Refusal]) -> dict[str, int]:
+    refusals = {id(r): r for n in left if (r := refused.get(n.name)) is not None and r.by_target}
+    return dict(Counter(r.reason for r in refusals.values()))
 
 
 def _anchors(anchor: str, editor: Editor) -> list[gs.Node]:
@@ -201,7 +212,7 @@ def _substitute(
         reason = support.unsupported(made, editor) if support else None
         if reason:
             _discard(editor, built)
-            return decline(f"the target does not run it: {reason}")
+            return Refusal(reason, applicable=False, by_target=True)
     for node in match.nodes.values():
         node.inputs.clear()
     for name in (n for n in after.outputs if n in match.tensors):

@@ -23,6 +23,8 @@ class Refusal:
     value: Any = None
     applicable: bool = True
     """False where the fusion simply does not concern this place (no miss)."""
+    by_target: bool = False
+    """Whether it was the target that has no kernel for the result."""
 
     def __str__(self) -> str:
         return self.reason if self.value is None else f"{self.reason} ({self.value})"
