@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,35 @@ def byte_tokenizer(folder: Path) -> Any:
     return CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=77)
 
 
+@dataclass(frozen=True)
+class Tiny:
+    """The pipeline in diffusers (the folder it was saved to, and the object) and as ONNX."""
+
+    diffusers: Path
+    onnx: Path
+    pipeline: Any
+
+
+def build(folder: Path) -> Tiny:
+    """Build and export it in ``folder``."""
+    pipeline = build_diffusers(folder / "diffusers")
+    export_onnx(pipeline, folder / "onnx")
+    return Tiny(folder / "diffusers", folder / "onnx", pipeline)
+
+
+def edit_weights(model: Path, change: Callable[[Any, str], Any], *names: str) -> None:
+    """Replace the initializers of an ``.onnx`` file whose names contain one of ``names`` by ``change(array, name)``."""
+    import onnx
+
+    proto = onnx.load(model)
+    found = [tensor for tensor in proto.graph.initializer if any(name in tensor.name for name in names)]
+    assert found, f"no initializer of {model} is named like {names}"
+    for tensor in found:
+        changed = change(onnx.numpy_helper.to_array(tensor), tensor.name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(changed, tensor.name))
+    onnx.save(proto, model)
+
+
 def build_diffusers(folder: Path, unet: dict[str, Any] | None = None) -> Any:
     """Build the diffusers pipeline with seeded random weights and save it to ``folder``."""
     import torch
@@ -75,8 +106,11 @@ def build_diffusers(folder: Path, unet: dict[str, Any] | None = None) -> Any:
     return pipeline
 
 
-def export_onnx(pipeline: Any, folder: Path, *, batch: int | None = None) -> None:
-    """Export with TorchScript at opset 17; ``batch`` makes every shape static, for 64 x 64 pixels."""
+def export_onnx(pipeline: Any, folder: Path, *, batch: int | None = None, only: str | None = None) -> None:
+    """Export with TorchScript at opset 17; ``batch`` makes every shape static, for 64 x 64 pixels.
+
+    ``only`` names the one component to export, without configs.
+    """
     import torch
 
     config = pipeline.unet.config
@@ -103,6 +137,8 @@ def export_onnx(pipeline: Any, folder: Path, *, batch: int | None = None) -> Non
         ),
     }
     for name, (module, inputs, outputs) in cases.items():
+        if only not in (None, name):
+            continue
         path = folder / name / "model.onnx"
         path.parent.mkdir(parents=True)
         axes = {key: _dynamic(value) for key, value in inputs.items() if value.ndim}
@@ -113,6 +149,8 @@ def export_onnx(pipeline: Any, folder: Path, *, batch: int | None = None) -> Non
                 module.eval(), tuple(inputs.values()), str(path), input_names=list(inputs), output_names=outputs,
                 opset_version=17, dynamo=False, dynamic_axes=None if batch else axes,
             )  # fmt: skip
+    if only:
+        return
     for name, part in (("unet", pipeline.unet), ("vae_decoder", pipeline.vae)):
         (folder / name / "config.json").write_text(part.to_json_string())
     pipeline.tokenizer.save_pretrained(str(folder / "tokenizer"))

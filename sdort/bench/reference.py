@@ -52,23 +52,25 @@ def holds_onnx(path: Path) -> bool:
 
 @contextmanager
 def original_of(path: Path) -> Iterator[Path | None]:
-    """What the pipeline in ``path`` was made from, as its manifest names it; None when that is not on this machine.
+    """What the pipeline in ``path`` was made from, as its manifest says; None when that is not on this machine.
 
-    The manifest names the source as the user called it, so it is looked for from the current folder and beside the
-    pipeline. ``demo`` is made again.
+    An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
+    that is looked for from the current folder and beside the pipeline; ``demo`` is made again.
     """
-    manifest = path / MANIFEST
-    source = read_config(manifest).get("source") if manifest.is_file() else None
-    if source == DEMO:
+    manifest = read_config(path / MANIFEST) if (path / MANIFEST).is_file() else {}
+    optimized = manifest.get("optimized")
+    source = optimized.get("from") if isinstance(optimized, dict) else manifest.get("source")
+    if source == DEMO and not isinstance(optimized, dict):
         with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder:
             from sdort.export.demo import make_demo
 
-            make_demo(Path(folder))
-            yield Path(folder)
+            demo = Path(folder) / DEMO
+            demo.mkdir()
+            make_demo(demo)
+            yield demo
         return
-    places = [Path(source), path / source, path.resolve().parent / source] if isinstance(source, str) else []
-    found = (place for place in places if _is_pipeline(place) and place.resolve() != path.resolve())
-    yield next(found, None)
+    places = [Path(source), path.resolve().parent / source] if isinstance(source, str) else []
+    yield next((place for place in places if _is_pipeline(place) and place.resolve() != path.resolve()), None)
 
 
 def _is_pipeline(path: Path) -> bool:

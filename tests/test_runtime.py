@@ -1,0 +1,526 @@
+"""ONNX Runtime behind sdort: which distribution, which provider, what a session says and refuses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from sdort.errors import BadModelError, ProviderError, UsageError
+from sdort.runtime import flavours, placement, probe
+from sdort.runtime.environment import versions
+from sdort.runtime.folder import hash_model
+from sdort.runtime.images import constant_problem, output_paths, to_image
+from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
+from sdort.runtime.providers import (
+    CPU,
+    CUDA,
+    MIGRAPHX,
+    PROVIDERS,
+    ROCM,
+    RuntimeOptions,
+    provider_options,
+    tuning_remark,
+)
+from sdort.runtime.schedulers import find_scheduler, load_scheduler, scheduler_names
+from sdort.runtime.session import Session, open_session, run_error, timestep_shape
+from sdort.runtime.tensors import hip_runtimes
+
+SAMPLE = """
+<ir_version: 8, opset_import: ["": 17]>
+unet (float16[batch,4,height,width] sample, int64 timestep) => (float16[batch,4,height,width] out_sample) {
+  as_half = Cast <to = 10> (timestep)
+  out_sample = Mul (sample, as_half)
+}"""
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[str], Path]:
+    """Saves a model written in ONNX's text syntax."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "model.onnx"
+        onnx.save(onnx.parser.parse_model(text), path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretends that these distributions, and no others, are installed."""
+
+    def pretend(**versions: str) -> None:
+        found = {name.replace("_", "-"): version for name, version in versions.items()}
+        monkeypatch.setattr(flavours, "installed_version", found.get)
+
+    return pretend
+
+
+def on_cpu(path: Path, component: str = "unet") -> Session:
+    return open_session(path, component, CPU, RuntimeOptions("cpu"))
+
+
+# Which distribution
+
+
+def test_one_distribution_is_what_there_should_be(installed: Callable[..., None]) -> None:
+    installed(onnxruntime_rocm="1.22.2.post3")
+    assert flavours.flavour() == flavours.Flavour("onnxruntime-rocm", "1.22.2.post3")
+
+
+def test_no_distribution_is_an_error_with_the_commands_that_install_one(installed: Callable[..., None]) -> None:
+    installed()
+    with pytest.raises(ProviderError, match="is not installed") as caught:
+        flavours.import_onnxruntime()
+    assert caught.value.exit_code == 6
+    for extra in ("rocm", "migraphx", "cuda", "cpu"):
+        assert f"sdort[{extra}]" in str(caught.value)
+
+
+def test_two_distributions_are_an_error_with_the_command_that_removes_both(installed: Callable[..., None]) -> None:
+    installed(onnxruntime="1.31.1", onnxruntime_rocm="1.22.2")
+    with pytest.raises(ProviderError, match="2 distributions") as caught:
+        flavours.import_onnxruntime()
+    assert "pip uninstall -y onnxruntime onnxruntime-rocm" in str(caught.value)
+
+
+def test_a_distribution_that_does_not_import_is_an_error(
+    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(onnxruntime_gpu="1.31.1")
+    # What is left of the package when the other of two distributions was uninstalled.
+    monkeypatch.delattr(onnxruntime, "InferenceSession")
+    with pytest.raises(ProviderError, match="does not import") as caught:
+        flavours.import_onnxruntime()
+    assert "--force-reinstall --no-deps onnxruntime-gpu==1.31.1" in str(caught.value)
+
+
+def test_versions_name_the_installed_distribution(installed: Callable[..., None]) -> None:
+    versions.cache_clear()
+    installed(onnxruntime_migraphx="1.27.1")
+    try:
+        assert versions()["onnxruntime-migraphx"] == "1.27.1"
+        assert "onnxruntime" not in versions()
+    finally:
+        versions.cache_clear()
+
+
+# Provider options
+
+
+def test_rocm_always_uses_tunable_op_and_says_why() -> None:
+    plain = provider_options(ROCM, RuntimeOptions("rocm"))
+    assert plain == {"device_id": "0", "tunable_op_enable": "1"}
+    remark = tuning_remark(ROCM, RuntimeOptions("rocm"))
+    assert remark is not None
+    assert "attention" in remark
+
+
+def test_tuning_on_rocm_searches_kernels_and_convolutions() -> None:
+    options = provider_options(ROCM, RuntimeOptions("rocm", tuning=True, tuning_ms=250, device_id=1))
+    assert options == {
+        "device_id": "1",
+        "tunable_op_enable": "1",
+        "tunable_op_tuning_enable": "1",
+        "tunable_op_max_tuning_duration_ms": "250",
+        "miopen_conv_exhaustive_search": "1",
+        "miopen_conv_use_max_workspace": "1",
+    }
+
+
+def test_tuning_on_migraphx_is_exhaustive() -> None:
+    assert provider_options(MIGRAPHX, RuntimeOptions(tuning=True))["migraphx_exhaustive_tune"] == "1"
+    assert "migraphx_exhaustive_tune" not in provider_options(MIGRAPHX, RuntimeOptions())
+
+
+@pytest.mark.parametrize("provider", [CPU, CUDA], ids=lambda provider: provider.name)
+def test_tuning_without_anything_to_tune_has_no_effect_and_says_so(provider: Any) -> None:
+    tuned, plain = RuntimeOptions(tuning=True), RuntimeOptions()
+    assert provider_options(provider, tuned) == provider_options(provider, plain)
+    assert "no effect" in (tuning_remark(provider, tuned) or "")
+    assert tuning_remark(provider, plain) is None
+
+
+# Which provider really loads
+
+
+class FakeRuntime:
+    """``onnxruntime`` with a provider that it lists, and whose sessions run elsewhere."""
+
+    def __init__(self, listed: list[str], usable: list[str], printed: str = "", raises: str = "") -> None:
+        self.listed, self.usable, self.printed, self.raises = listed, usable, printed, raises
+        self.asked: list[Any] = []
+        self.__file__ = onnxruntime.__file__
+        self.SessionOptions = onnxruntime.SessionOptions
+
+    def get_available_providers(self) -> list[str]:
+        return self.listed
+
+    def set_default_logger_severity(self, level: int) -> None:
+        pass
+
+    def InferenceSession(self, model: Any, options: Any, providers: list[Any], **_: Any) -> FakeRuntime:
+        self.asked = providers
+        if self.raises:
+            raise RuntimeError(self.raises)
+        if self.printed:
+            print(self.printed)  # noqa: T201 - ONNX Runtime 1.22 does
+        return self
+
+    def get_providers(self) -> list[str]:
+        return self.usable
+
+    def disable_fallback(self) -> None:
+        pass
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuntime]:
+    """Puts a :class:`FakeRuntime` in the place of ONNX Runtime while providers are probed."""
+
+    def install(*listed: str, usable: tuple[str, ...] = ("cpu",), **more: Any) -> FakeRuntime:
+        fake = FakeRuntime([PROVIDERS[n].ep for n in listed], [PROVIDERS[n].ep for n in usable], **more)
+        monkeypatch.setattr(probe, "import_onnxruntime", lambda: fake)
+        probe._why_not.cache_clear()
+        return fake
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def _forget_probes() -> Any:
+    yield
+    probe._why_not.cache_clear()
+
+
+def test_a_provider_that_was_not_built_in_names_the_package_that_has_it() -> None:
+    reason = probe.why_not(ROCM, RuntimeOptions())
+    assert reason is not None
+    assert "built without ROCMExecutionProvider" in reason
+    assert "sdort[rocm]" in reason
+
+
+def test_a_listed_provider_that_does_not_load_is_found_by_its_session(
+    runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime("rocm", "cpu", usable=("cpu",))
+
+    def load(path: str, mode: int = 0) -> None:
+        if "rocm" in path:
+            raise OSError("libhipblas.so.3: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    provider, reason = probe.choose_provider(RuntimeOptions("rocm"))
+    assert provider is CPU
+    assert reason is not None
+    assert "libhipblas.so.3" in reason
+    assert "ROCm 7" in reason
+    assert capsys.readouterr().out == ""
+
+
+def test_what_onnxruntime_prints_before_it_falls_back_is_the_reason(
+    runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime(
+        "cuda", "cpu", printed="**** EP Error ****\nEP Error CUDA failure 100: no device ; when using []\nFalling back"
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
+    reason = probe.why_not(CUDA, RuntimeOptions())
+    assert (reason or "").startswith("CUDA failure 100: no device")
+    assert capsys.readouterr().out == ""
+
+
+def test_an_exception_of_a_provider_is_the_reason(
+    runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime("cuda", "cpu", raises="CUDA failure 35: driver too old\nstack")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
+    reason = probe.why_not(CUDA, RuntimeOptions())
+    assert (reason or "").startswith("CUDA failure 35: driver too old.")
+
+
+def test_no_fallback_makes_it_an_error(runtime: Callable[..., FakeRuntime]) -> None:
+    runtime("migraphx", "cpu", usable=("cpu",))
+    with pytest.raises(ProviderError, match="migraphx cannot be used") as caught:
+        probe.choose_provider(RuntimeOptions("migraphx", no_fallback=True))
+    assert caught.value.exit_code == 6
+
+
+def test_a_provider_that_loads_is_used_with_its_options(runtime: Callable[..., FakeRuntime]) -> None:
+    fake = runtime("rocm", "cpu", usable=("rocm", "cpu"))
+    assert probe.choose_provider(RuntimeOptions("rocm", no_fallback=True)) == (ROCM, None)
+    assert fake.asked == [
+        ("ROCMExecutionProvider", {"device_id": "0", "tunable_op_enable": "1"}),
+        "CPUExecutionProvider",
+    ]
+
+
+def test_auto_takes_the_first_that_loads(runtime: Callable[..., FakeRuntime]) -> None:
+    runtime("cuda", "migraphx", "cpu", usable=("migraphx", "cuda", "cpu"))
+    assert probe.choose_provider(RuntimeOptions("auto")) == (MIGRAPHX, None)
+
+
+def test_auto_says_what_it_passed_over(runtime: Callable[..., FakeRuntime]) -> None:
+    runtime("rocm", "cpu", usable=("cpu",))
+    provider, reason = probe.choose_provider(RuntimeOptions("auto"))
+    assert provider is CPU
+    assert "rocm cannot be used" in (reason or "")
+    with pytest.raises(ProviderError, match="rocm cannot be used"):
+        probe.choose_provider(RuntimeOptions("auto", no_fallback=True))
+
+
+def test_auto_on_a_cpu_build_has_nothing_to_excuse() -> None:
+    assert probe.choose_provider(RuntimeOptions("auto", no_fallback=True)) == (CPU, None)
+
+
+def test_an_unknown_provider_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="'tpu'") as caught:
+        probe.choose_provider(RuntimeOptions("tpu"))
+    assert "migraphx" in str(caught.value)
+
+
+# Placement
+
+MIXED = """
+2026-01-01 [V:onnxruntime:, session_state.cc:1578 VerifyEachNodeIsAssignedToAnEp] Node placements
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]  Node(s) placed on [ROCMExecutionProvider]. Number of nodes: 2
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]   NhwcConv (/conv_in/Conv)
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]   MemcpyFromHost (Memcpy)
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]  Node(s) placed on [CPUExecutionProvider]. Number of nodes: 3
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]   Gather (/Gather)
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]   {op} (/mid/one)
+2026-01-01 [V:onnxruntime:, session_state.cc:1 VerifyEachNodeIsAssignedToAnEp]   {op} (/mid/two)
+2026-01-01 [V:onnxruntime:, session_state.cc:193 CreateGraphInfo] SaveMLValueNameIndexMapping
+"""  # noqa: E501 - as ONNX Runtime writes it
+
+
+def test_placement_is_read_from_the_log() -> None:
+    assert parse_placement(MIXED.format(op="Einsum")) == {
+        "ROCMExecutionProvider": {"NhwcConv": 1, "MemcpyFromHost": 1},
+        "CPUExecutionProvider": {"Gather": 1, "Einsum": 2},
+    }
+
+
+def test_shape_arithmetic_may_stay_on_the_cpu() -> None:
+    refuse_fallback(MIXED.format(op="Shape"), ROCM, "unet")
+
+
+def test_any_other_operator_on_the_cpu_is_a_fallback() -> None:
+    with pytest.raises(ProviderError, match="2 Einsum would run on the CPU, not on rocm"):
+        refuse_fallback(MIXED.format(op="Einsum"), ROCM, "unet")
+
+
+def test_the_real_log_of_this_onnxruntime_is_understood(save: Callable[[str], Path]) -> None:
+    path = save(SAMPLE)
+    _, log = run_logged(lambda: probe.create_session(str(path), CPU, RuntimeOptions(), severity=0))
+    placed = parse_placement(log)
+    assert list(placed) == ["CPUExecutionProvider"]
+    assert placed["CPUExecutionProvider"][""] > 0
+    with pytest.raises(ProviderError, match=r"all \d+ nodes would run on the CPU"):
+        refuse_fallback(log, ROCM, "unet")
+
+
+def test_the_log_is_kept_off_the_terminal(save: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    path = save(SAMPLE)
+    placement.run_logged(lambda: probe.create_session(str(path), CPU, RuntimeOptions(), severity=0))
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+# Sessions
+
+
+def test_inputs_get_the_dtypes_that_the_model_declares(save: Callable[[str], Path]) -> None:
+    session = on_cpu(save(SAMPLE))
+    sample = np.arange(1 * 4 * 2 * 3, dtype=np.float64).reshape(1, 4, 2, 3)
+    outputs = session.run({"sample": sample, "timestep": np.array(2.0, np.float32), "unused": sample})
+    assert outputs["out_sample"].dtype == np.float16
+    np.testing.assert_array_equal(outputs["out_sample"], 2 * sample)
+
+
+def test_uploaded_inputs_and_bound_runs_give_the_same(save: Callable[[str], Path]) -> None:
+    session = on_cpu(save(SAMPLE))
+    sample = np.linspace(-1, 1, 24, dtype=np.float16).reshape(1, 4, 2, 3)
+    timestep = np.array(3)
+    plain = session.run({"sample": sample, "timestep": timestep})["out_sample"]
+    kept = session.run({"sample": session.upload(sample), "timestep": timestep})["out_sample"]
+    binding = session.bind({"sample": sample, "timestep": timestep})
+    binding.run()
+    np.testing.assert_array_equal(plain, 3 * sample)
+    np.testing.assert_array_equal(kept, plain)
+    np.testing.assert_array_equal(binding.outputs()["out_sample"], plain)
+
+
+def test_a_missing_input_is_named(save: Callable[[str], Path]) -> None:
+    with pytest.raises(BadModelError, match="timestep"):
+        on_cpu(save(SAMPLE)).run({"sample": np.zeros((1, 4, 2, 2))})
+
+
+def test_a_wrong_shape_is_a_sentence(save: Callable[[str], Path]) -> None:
+    with pytest.raises(BadModelError, match="does not take this input"):
+        on_cpu(save(SAMPLE)).run({"sample": np.zeros((1, 3, 2, 2)), "timestep": np.array(1)})
+
+
+def test_a_model_made_for_another_provider_is_a_provider_error(save: Callable[[str], Path]) -> None:
+    path = save(
+        """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        unet (float16[1,2,2,32] x) => (float16[1,2,2,32] y) <float[32] gamma = {GAMMA}, float[32] beta = {GAMMA}> {
+          y = com.microsoft.GroupNorm <activation = 1, groups = 32> (x, gamma, beta)
+        }""".replace("GAMMA", ", ".join(["1.0"] * 32))
+    )
+    with pytest.raises(ProviderError, match="GroupNorm") as caught:
+        on_cpu(path)
+    assert "sdort optimize ORIGINAL OUT --provider cpu" in str(caught.value)
+
+
+def test_an_opset_from_the_future_is_not_called_a_broken_model(save: Callable[[str], Path]) -> None:
+    error = RuntimeError("ONNX Runtime only *guarantees* support for opset versions ... Opset 99 is under development")
+    from sdort.runtime.session import load_error
+
+    found = load_error(error, save(SAMPLE), "unet", ROCM)
+    assert isinstance(found, ProviderError)
+    assert "sdort optimize ORIGINAL OUT --provider rocm" in str(found)
+
+
+def test_external_data_outside_the_folder_is_refused_before_onnxruntime_sees_it(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"\0" * 4096)
+    folder = tmp_path / "unet"
+    folder.mkdir()
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1024] x) => (float[1024] y) { y = Add (x, w) }'
+    )
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[1024], data_location=onnx.TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="../secret")
+    model.graph.initializer.append(weight)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(BadModelError, match="w"):
+        on_cpu(folder / "model.onnx")
+
+
+def test_running_out_of_memory_says_what_to_do() -> None:
+    error = run_error(RuntimeError("[ONNXRuntimeError] : Failed to allocate memory for requested buffer"), "unet", ROCM)
+    assert isinstance(error, ProviderError)
+    assert "ran out of memory" in str(error)
+    assert "fewer images" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("timestep", "shape"), [("float", ()), ("float[1]", (1,)), ("float[steps]", (1,)), ("float[batch]", (6,))]
+)
+def test_timesteps_take_the_shape_that_the_model_declares(
+    timestep: str, shape: tuple[int, ...], save: Callable[[str], Path]
+) -> None:
+    text = SAMPLE.replace("float16", "float").replace("int64", timestep).replace("<to = 10>", "<to = 1>")
+    text = text.replace("Mul (sample, as_half)", "Identity (sample)")
+    assert timestep_shape(on_cpu(save(text)).inputs, 6) == shape
+
+
+# Schedulers
+
+
+@pytest.mark.parametrize(
+    ("name", "class_name"),
+    [
+        ("DDIM", "DDIMScheduler"),
+        ("pndm", "PNDMScheduler"),
+        ("LMS", "LMSDiscreteScheduler"),
+        ("Euler", "EulerDiscreteScheduler"),
+        ("Euler a", "EulerAncestralDiscreteScheduler"),
+        ("DPM++ 2M", "DPMSolverMultistepScheduler"),
+        ("dpm++_2m", "DPMSolverMultistepScheduler"),
+        ("DPMSolverMultistepScheduler", "DPMSolverMultistepScheduler"),
+        ("UniPC", "UniPCMultistepScheduler"),
+        ("lcm", "LCMScheduler"),
+    ],
+)
+def test_schedulers_have_the_names_that_people_use(name: str, class_name: str) -> None:
+    assert find_scheduler(name)[0] == class_name
+
+
+def test_an_unknown_scheduler_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="'dppm'") as caught:
+        find_scheduler("dppm")
+    assert all(name in str(caught.value) for name in scheduler_names())
+
+
+def test_every_scheduler_is_one_of_diffusers() -> None:
+    import diffusers
+
+    for name in scheduler_names():
+        assert hasattr(diffusers, find_scheduler(name)[0]), name
+
+
+def test_a_scheduler_config_cannot_name_any_class(tmp_path: Path) -> None:
+    (tmp_path / "scheduler_config.json").write_text('{"_class_name": "DiffusionPipeline"}')
+    with pytest.raises(BadModelError, match="'DiffusionPipeline'"):
+        load_scheduler(tmp_path, None)
+
+
+def test_karras_is_more_than_a_name(tmp_path: Path) -> None:
+    (tmp_path / "scheduler_config.json").write_text('{"_class_name": "PNDMScheduler", "steps_offset": 1}')
+    assert load_scheduler(tmp_path, "dpm++-2m-karras").config.use_karras_sigmas
+    assert not load_scheduler(tmp_path, "dpm++-2m").config.use_karras_sigmas
+
+
+# Folders, devices, images
+
+
+def test_hashes_tell_models_apart_by_graph_and_by_data(tmp_path: Path) -> None:
+    model, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+    model.write_bytes(b"graph")
+    data.write_bytes(bytes(10 << 20))
+    first = hash_model(model)
+    assert hash_model(model) == first
+    data.write_bytes(b"\1" * (10 << 20))
+    second = hash_model(model)
+    model.write_bytes(b"grape")
+    assert len({first, second, hash_model(model)}) == 3
+
+
+def test_two_hip_runtimes_in_a_process_are_seen() -> None:
+    maps = (
+        "7f00-7f01 r-xp 0 08:01 12 /opt/rocm/lib/libamdhip64.so.7\n"
+        "7f02-7f03 r-xp 0 08:01 12 /opt/rocm/lib/libamdhip64.so.7\n"
+    )
+    assert len(hip_runtimes(maps)) == 1
+    assert len(hip_runtimes(maps + "7f04-7f05 r-xp 0 08:01 9 /venv/torch/lib/libamdhip64.so\n")) == 2
+
+
+@pytest.mark.parametrize(("low", "high", "problem"), [(0, 0, "black"), (0, 2, "black"), (119, 120, "same value")])
+def test_an_image_of_one_colour_is_a_problem(low: int, high: int, problem: str) -> None:
+    pixels = np.full((8, 8, 3), low, np.uint8)
+    pixels[3, 3, 1] = high
+    assert problem in (constant_problem(pixels) or "")
+    pixels[3, 3, 1] = high + 40
+    assert constant_problem(pixels) is None
+
+
+def test_one_nan_pixel_is_a_problem() -> None:
+    decoded = np.linspace(-1, 1, 3 * 16, dtype=np.float32).reshape(3, 4, 4)
+    assert to_image(decoded, 1).problem is None
+    decoded[1, 2, 3] = np.nan
+    assert "NaN" in (to_image(decoded, 1).problem or "")
+
+
+def test_pixels_are_rounded_and_clamped() -> None:
+    decoded = np.array([-3, -1, 0.0, 0.5, 1, 3], np.float32).reshape(1, 1, 6).repeat(3, axis=0)
+    # (x / 2 + 0.5) * 255, to nearest: 127.5 to even, 191.25 down.
+    assert to_image(decoded, 0).pixels[0, :, 0].tolist() == [0, 0, 128, 191, 255, 255]
+
+
+def test_several_images_are_numbered_and_defaults_avoid_what_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [path.name for path in output_paths(tmp_path / "a.png", 1, 3, overwrite=False)]
+    assert names == ["a-1.png", "a-2.png", "a-3.png"]
+    monkeypatch.chdir(tmp_path)
+    assert output_paths(None, 7, 1, overwrite=False) == [Path("sdort-7.png")]
+    Path("sdort-7.png").touch()
+    assert output_paths(None, 7, 1, overwrite=False) == [Path("sdort-7-run2.png")]
