@@ -4,16 +4,22 @@
 #
 #   scripts/demo.sh [FOLDER]     FOLDER is .demo unless given; running it again uses the same environment
 set -euo pipefail
+folder=.demo
+if [ $# -gt 0 ]; then
+    mkdir -p "$1"
+    folder=$(cd "$1" && pwd)
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
-mkdir -p "${1:-.demo}"
-folder=$(cd "${1:-.demo}" && pwd)
+mkdir -p "$folder"
 make_environment "$folder/venv" cpu
-PATH="$folder/venv/bin:$PATH"
+PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 
 step() {
-    printf '\n==> %s\n' "$*"
+    printf '\n==>'
+    printf ' %q' "$@"
+    printf '\n'
     "$@"
 }
 
@@ -24,6 +30,8 @@ step sdort run "$folder/fp32" --provider cpu --prompt "a lighthouse at dusk" --s
 step sdort run "$folder/fp16" --provider cpu --prompt "a lighthouse at dusk" --seed 7 --steps 10 -o "$folder/fp16.png" --overwrite
 step sdort bench "$folder/fp32" --baseline "$folder/model" --provider cpu --format markdown --output "$folder/bench.md"
 
+printf '\n'
+cat "$folder/bench.md"
 cat <<END
 
 Done. The demo pipeline has random weights, so its images are noise; what counts is that they are the same noise.
