@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.match import Match, Progress, Refusal, find
+from sdort.rewrite.match import Match, Progress, Refusal, find, refuse
 from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
 
 STAGES = ("raise", "fuse", "fuse_nhwc", "lower")
@@ -195,6 +195,9 @@ def _substitute(
     editor: Editor, before: Pattern, after: Pattern, match: Match, derived: dict[str, Any], support: Support | None
 ) -> Refusal | None:
     """Instantiate After in place of the match; nothing has changed if the target refuses one of its nodes."""
+    circular = _reads_removed(before, after, match)
+    if circular:
+        return refuse("the result would need a size of what it replaces", circular)
     tensors: dict[str, gs.Tensor] = dict(match.tensors)
     for name in after.outputs:
         tensors.pop(name, None)
@@ -221,6 +224,24 @@ def _substitute(
         node.outputs.clear()
     for made in built:
         _trim(editor, made)
+    return None
+
+
+def _reads_removed(before: Pattern, after: Pattern, match: Match) -> str | None:
+    """An input of After that is computed from what the rewrite removes."""
+    removed = {id(node) for node in match.nodes.values()}
+    used = {n for node in after.nodes for n in node.inputs}
+    for name in before.inputs:
+        if name not in used or before.types[name].kind != "i":
+            continue
+        stack, seen = [match.tensors[name]], set[int]()
+        while stack:
+            for node in stack.pop().inputs:
+                if id(node) in removed:
+                    return name
+                if id(node) not in seen:
+                    seen.add(id(node))
+                    stack.extend(node.inputs)
     return None
 
 

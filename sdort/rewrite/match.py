@@ -233,18 +233,38 @@ def _input_orders(
 
 
 def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
-    """Whether nothing outside the match reads what the rewrite would remove."""
+    """Whether nothing outside the match reads what the rewrite would remove.
+
+    A reader outside that only hands a size back into the match, as the ``Shape`` of a tensor on its way to a Reshape
+    of the match does, goes with it.
+    """
     inside = {id(node) for node in match.nodes.values()}
     public = {id(match.tensors[name]) for name in pattern.outputs if name in match.tensors}
     for node in match.nodes.values():
         for tensor in node.outputs:
             if id(tensor) in public:
                 continue
-            outsider = next((c for c in tensor.outputs if id(c) not in inside), None)
+            outsider = next((c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside)), None)
             if outsider is not None or match.editor.is_output(tensor):
                 reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
                 progress.note(len(match.nodes), tensor, f"{tensor.name!r} is also read by {reader}")
                 return False
+    return True
+
+
+def _returns(node: gs.Node, inside: set[int]) -> bool:
+    """Whether a Shape's sizes end up nowhere but in nodes of ``inside``."""
+    if node.op != "Shape":
+        return False
+    stack, seen = [node], {id(node)}
+    while stack:
+        readers = [reader for tensor in stack.pop().outputs for reader in tensor.outputs]
+        if not readers:
+            return False
+        for reader in readers:
+            if id(reader) not in inside and id(reader) not in seen:
+                seen.add(id(reader))
+                stack.append(reader)
     return True
 
 
