@@ -29,6 +29,7 @@ from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.run import announce
+from sdort.runtime.schedulers import find_scheduler
 
 ENGINES = ("onnxruntime", "torch", "torch-compile")
 _MIB = 1 << 20
@@ -66,6 +67,8 @@ def bench(path: Path, options: Options) -> list[Row]:
     Raises:
         SdortError: nothing could be measured at all.
     """
+    if options.scheduler:
+        find_scheduler(options.scheduler)
     announce(options.runtime)
     provider, _ = choose_provider(options.runtime)
     rows: list[Row] = []
@@ -89,6 +92,10 @@ def bench(path: Path, options: Options) -> list[Row]:
 
 
 def _cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:
+    factor = engines[-1].factor
+    for height, width in options.sizes:
+        if height % factor or width % factor:
+            raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
     return cases(components, options.batch_sizes, options.sizes or [engines[-1].default_size()])
 
 

@@ -41,6 +41,10 @@ class Engine(Protocol):
     def components(self) -> list[str]:
         """Component names, and ``pipeline`` if images can be drawn."""
 
+    @property
+    def factor(self) -> int:
+        """Pixels a latent."""
+
     def default_size(self) -> tuple[int, int]:
         """Height and width in pixels that the model was made for."""
 
@@ -93,6 +97,10 @@ class OnnxEngine:
         names = [name for name in self.folder.models if name != "safety_checker"]
         whole = set(NEEDED) <= set(names) and "text_encoder_2" not in names and (self.path / "tokenizer").is_dir()
         return [*names, *([PIPELINE] if whole else [])]
+
+    @property
+    def factor(self) -> int:
+        return self.folder.vae_factor
 
     def default_size(self) -> tuple[int, int]:
         factor = self.folder.vae_factor

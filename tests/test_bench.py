@@ -1,0 +1,584 @@
+"""``sdort bench``: no timing without a check, two pipelines in turn, and what each row says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_pipeline
+from click.testing import CliRunner, Result
+from tiny_pipeline import Tiny, edit_weights
+
+from sdort import console
+from sdort.bench import bench as bench_module
+from sdort.bench.bench import Options, bench
+from sdort.bench.cases import Case, cases, make_feeds
+from sdort.bench.check import PSNR, TOLERANCE, check_images, check_outputs, psnr, relative_error
+from sdort.bench.engines import OnnxEngine, weights_dtype
+from sdort.bench.memory import Meter, _AmdUsed, device_reader
+from sdort.bench.reference import checkpoint_of, original_of
+from sdort.bench.rows import Row, as_text, caption
+from sdort.bench.timing import interleave, ratio, statistics
+from sdort.cli import cli
+from sdort.errors import OutputError, ParityError, ProviderError, UsageError
+from sdort.runtime.images import Generated
+from sdort.runtime.providers import CPU, CUDA, ROCM, RuntimeOptions
+from sdort.runtime.session import TensorSpec
+
+# diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+QUICK: dict[str, Any] = {"runtime": RuntimeOptions("cpu"), "steps": 2, "warmup": 1, "repeat": 2}
+TIMES = ("load_s", "first_ms", "median_ms", "mean_ms", "p90_ms", "min_ms", "images_per_s", "speedup")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def _restore_verbosity() -> Iterator[None]:
+    yield
+    console.set_verbosity(console.NORMAL)
+
+
+@pytest.fixture
+def copy(tiny: Tiny, tmp_path: Path) -> Path:
+    """A copy of the ONNX pipeline that a test may break."""
+    return Path(shutil.copytree(tiny.onnx, tmp_path / "copy"))
+
+
+@pytest.fixture
+def sdort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Calls ``sdort bench PIPELINE ...`` for few and short calls on the CPU."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(pipeline: Path, *args: str) -> Result:
+        few = ["--provider", "cpu", "--steps", "2", "--warmup", "1", "--repeat", "2"]
+        return CliRunner().invoke(cli, ["bench", str(pipeline), *few, *args])
+
+    return call
+
+
+def shift(size: float) -> Callable[[Any, str], Any]:
+    """A change of weights that moves outputs by a share of ``size``."""
+    return lambda array, _: (array + size * np.linspace(-1, 1, array.size).reshape(array.shape)).astype(array.dtype)
+
+
+# Statistics
+
+
+def test_statistics_are_those_of_the_definition() -> None:
+    found = statistics([4.0, 1.0, 2.0, 3.0, 10.0])
+    assert (found.median, found.mean, found.minimum, found.repeat) == (3.0, 4.0, 1.0, 5)
+    # Ranks 0 to 4: the 90th percentile stands at 3.6, between 4 and 10.
+    assert found.p90 == pytest.approx(7.6)
+
+
+def test_ratios_are_of_calls_that_followed_each_other() -> None:
+    found = ratio([10, 20, 40], [5, 10, 10])
+    # Pairs: 2, 2, 4. A ratio of the medians would say the same; of the means it would say 2.8.
+    assert found.median == 2
+    assert found.low == pytest.approx(2)
+    assert found.high == pytest.approx(3.6)
+
+
+def test_calls_are_interleaved_in_alternating_order() -> None:
+    order: list[str] = []
+    times = interleave([lambda: order.append("a"), lambda: order.append("b")], 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert [len(each) for each in times] == [3, 3]
+
+
+# Checks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_tolerance_is_relative_to_the_spread_of_the_reference(dtype: str) -> None:
+    reference = np.linspace(-100, 300, 1000, dtype=np.float32)
+    error = TOLERANCE[dtype] * 400
+    for factor, passes in ((0.9, True), (1.1, False)):
+        output = reference.copy()
+        output[500] += factor * error
+        verdict = check_outputs({"y": output}, {"y": reference}, "the original", dtype)
+        assert (verdict.problem is None) is passes
+        assert verdict.error == pytest.approx(factor * TOLERANCE[dtype], rel=0.05)
+        assert verdict.checked == "the original"
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "problem"),
+    [
+        ([1.0, math.nan], [1.0, 2.0], "y has NaN"),
+        ([1.0, math.inf], None, "y has NaN or infinite"),
+        ([3.0, 3.0], None, "y is constant"),
+        ([1.0, 2.0, 3.0], [1.0, 2.0], "shape"),
+        ([1.0, 2.0], [1.0, math.nan], "the original itself gives NaN"),
+    ],
+)
+def test_outputs_that_cannot_be_right_fail(output: list[float], reference: list[float] | None, problem: str) -> None:
+    wanted = None if reference is None else {"y": np.array(reference)}
+    assert problem in (check_outputs({"y": np.array(output)}, wanted, "the original", "float32").problem or "")
+
+
+def test_without_a_reference_it_is_said_that_there_is_none() -> None:
+    verdict = check_outputs({"y": np.arange(3.0)}, None, "", "float32")
+    assert verdict.problem is None
+    assert "no reference" in verdict.checked
+
+
+def test_outputs_are_compared_by_name_and_else_by_order() -> None:
+    a, b = np.arange(3.0), np.arange(3.0) * 7
+    assert check_outputs({"a": a, "b": b}, {"b": b, "a": a}, "it", "float32").problem is None
+    assert check_outputs({"a": a, "b": b}, {"b": a, "a": b}, "it", "float32").problem is not None
+    assert check_outputs({"sample": a}, {"image": a}, "it", "float32").problem is None
+    assert check_outputs({"sample": a}, {"image": b}, "it", "float32").problem is not None
+
+
+def test_psnr_is_that_of_the_definition() -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    assert psnr(image, image) == math.inf
+    # A mean squared error of 25: 10 log10(255^2 / 25).
+    assert psnr(image + 5, image) == pytest.approx(34.151, abs=1e-3)
+    assert relative_error(np.array([0.0, 2.0]), np.array([0.0, 4.0])) == 0.5
+
+
+@pytest.mark.parametrize(("difference", "fp32", "fp16"), [(1, True, True), (5, False, True), (40, False, False)])
+def test_images_are_held_to_the_psnr_of_their_precision(difference: int, fp32: bool, fp16: bool) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    one, other = Generated(1, pixels, None), Generated(1, pixels + np.uint8(difference), None)
+    for dtype, passes in (("float32", fp32), ("float16", fp16)):
+        verdict = check_images([other], [one], "it", dtype)
+        assert (verdict.problem is None) is passes, (verdict, PSNR[dtype])
+
+
+def test_a_bad_image_fails_whatever_it_is_compared_with() -> None:
+    bad = Generated(3, np.zeros((2, 2, 3), np.uint8), "it is all black")
+    assert "seed 3 is bad: it is all black" in (check_images([bad], [bad], "it", "float32").problem or "")
+
+
+# Cases
+
+
+def test_text_encoders_are_measured_at_one_size() -> None:
+    made = cases(["text_encoder", "unet"], [1, 2], [(64, 64), (32, 48)])
+    assert [str(case) for case in made if case.component == "text_encoder"] == [
+        "text_encoder, batch 1, 64x64",
+        "text_encoder, batch 2, 64x64",
+    ]
+    assert len([case for case in made if case.component == "unet"]) == 4
+
+
+def test_exports_of_one_model_get_equal_inputs() -> None:
+    floats = np.dtype("float32")
+    case = Case("unet", 2, 64, 32)
+    inputs = {
+        "sample": TensorSpec("sample", floats, ("batch", 9, "h", "w")),
+        "timestep": TensorSpec("timestep", np.dtype("int64"), ()),
+        "encoder_hidden_states": TensorSpec("encoder_hidden_states", floats, ("batch", None, 24)),
+        "text_embeds": TensorSpec("text_embeds", floats, ("batch", 12)),
+        "time_ids": TensorSpec("time_ids", floats, ("batch", 6)),
+    }
+    feeds = make_feeds(case, inputs, 8)
+    assert {name: value.shape for name, value in feeds.items()} == {
+        "sample": (2, 9, 8, 4),
+        "timestep": (),
+        "encoder_hidden_states": (2, 77, 24),
+        "text_embeds": (2, 12),
+        "time_ids": (2, 6),
+    }
+    assert feeds["time_ids"][1].tolist() == [64, 32, 0, 0, 64, 32]
+    other = {**inputs, "timestep": TensorSpec("timestep", floats, ("batch",))}
+    again = make_feeds(case, other, 8)
+    np.testing.assert_array_equal(feeds["sample"], again["sample"])
+    assert again["timestep"].tolist() == [500, 500]
+    decoder = make_feeds(Case("vae_decoder", 1, 64, 32), {"z": TensorSpec("z", floats, (1, 4, None, None))}, 8)
+    assert decoder["z"].shape == (1, 4, 8, 4)
+
+
+def test_a_static_model_takes_its_own_size_only() -> None:
+    inputs = {"sample": TensorSpec("sample", np.dtype("float32"), (2, 4, 8, 8))}
+    assert make_feeds(Case("vae_decoder", 2, 64, 64), inputs, 8)["sample"].shape == (2, 4, 8, 8)
+    with pytest.raises(UsageError, match=r"\[2, 4, 8, 8\], not \[1, 4, 8, 8\]"):
+        make_feeds(Case("vae_decoder", 1, 64, 64), inputs, 8)
+
+
+# Memory
+
+
+def test_the_meter_sees_what_a_block_allocates_and_what_stays() -> None:
+    meter = Meter(CPU, 0)
+    with meter.peak() as first:
+        kept = np.ones(24 << 20, np.uint8)
+        passing = np.ones(48 << 20, np.uint8)
+        del passing
+    with meter.peak() as later:
+        pass
+    # The kernel counts pages in batches per thread, so a MiB may be missing.
+    assert 70 <= first.host / 2**20 < 90
+    assert 22 <= later.host / 2**20 < 42
+    assert first.device is None
+    del kept
+    meter.forget()
+    with meter.peak() as empty:
+        pass
+    assert empty.host / 2**20 < 10
+
+
+def test_memory_that_others_take_meanwhile_does_not_count() -> None:
+    meter = Meter(CPU, 0)
+    with meter.peak():
+        pass
+    others = np.ones(64 << 20, np.uint8)
+    with meter.peak() as later:
+        pass
+    assert later.host / 2**20 < 16
+    del others
+
+
+def test_the_meter_works_where_the_kernel_keeps_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdort.bench.memory._reset_peak", lambda: False)
+    meter = Meter(CPU, 0)
+    with meter.peak() as peak:
+        kept = np.ones(48 << 20, np.uint8)
+    assert 46 <= peak.host / 2**20 < 66
+    del kept
+
+
+def test_amd_memory_is_read_from_the_driver(tmp_path: Path) -> None:
+    for index, used in enumerate((100, 200)):
+        device = tmp_path / f"pci{index}"
+        device.mkdir()
+        (device / "mem_info_vram_used").write_text(f"{used}\n")
+        (tmp_path / f"card{index}").mkdir()
+        (tmp_path / f"card{index}" / "device").symlink_to(device)
+    assert [_AmdUsed(index, tmp_path)() for index in range(3)] == [100, 200, None]
+
+
+def test_nvidia_memory_is_that_of_nvidia_smi_and_else_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def tool(*command: str) -> list[str] | None:
+        asked.append(command)
+        return ["1234"]
+
+    monkeypatch.setattr("sdort.bench.memory.run_tool", tool)
+    reader = device_reader(CUDA, 1)
+    assert reader is not None
+    assert reader() == 1234 << 20
+    assert "--id=1" in asked[0]
+    monkeypatch.setattr("sdort.bench.memory.run_tool", lambda *_: None)
+    assert device_reader(CUDA, 0) is None
+    assert device_reader(CPU, 0) is None
+
+
+# Rows
+
+
+def row(**values: Any) -> Row:
+    base: dict[str, Any] = {
+        "pipeline": "fast", "engine": "onnxruntime", "provider": "cpu", "device": "a|b", "component": "unet",
+        "batch_size": 1, "height": 64, "width": 64, "steps": None, "dtype": "float32", "model_hash": "0123456789abcdef",
+        "versions": {"sdort": "1", "onnxruntime": "2"},
+    }  # fmt: skip
+    return Row(**{**base, **values})
+
+
+def test_every_format_has_every_row() -> None:
+    rows = [row(median_ms=1.5, psnr_db=math.inf, checked_against="it"), row(component="pipeline", status="bad | worse")]
+    loaded = json.loads(as_text(rows, "json"))
+    assert [each["component"] for each in loaded] == ["unet", "pipeline"]
+    assert set(loaded[0]) == {field.name for field in fields(Row)}
+    assert loaded[0]["psnr_db"] == "inf"
+    assert loaded[0]["versions"] == {"sdort": "1", "onnxruntime": "2"}
+    table = list(csv.DictReader(io.StringIO(as_text(rows, "csv"))))
+    assert [each["median_ms"] for each in table] == ["1.5", ""]
+    assert table[0]["versions"] == "sdort 1; onnxruntime 2"
+    lines = as_text(rows, "markdown").splitlines()
+    assert len({line.replace("\\|", "").count("|") for line in lines[:4]}) == 1
+    assert "FAILED: bad \\| worse" in lines[3]
+    assert caption(rows) in lines[-1]
+
+
+def test_a_failed_row_has_no_times() -> None:
+    failed = row(**dict.fromkeys(TIMES, 1.0), speedup_low=1.0, speedup_high=1.0)
+    failed.fail("it is wrong")
+    assert all(getattr(failed, name) is None for name in (*TIMES, "speedup_low", "speedup_high"))
+
+
+# The whole benchmark
+
+
+def test_a_pipeline_against_the_checkpoint_it_came_from(tiny: Tiny) -> None:
+    rows = bench(tiny.onnx, Options(**QUICK, reference=tiny.diffusers, batch_sizes=(1, 2), sizes=((32, 48),)))
+    assert [(each.component, each.batch_size) for each in rows] == [
+        (name, batch) for name in ("text_encoder", "unet", "vae_decoder", "pipeline") for batch in (1, 2)
+    ]
+    for each in rows:
+        assert each.status == "ok", each
+        assert each.checked_against == "diffusers (torch)"
+        assert (each.height, each.width, each.repeat, each.warmup) == (32, 48, 2, 1)
+        assert each.median_ms
+        assert each.min_ms
+        assert each.p90_ms
+        assert each.min_ms <= each.median_ms <= each.p90_ms
+        assert each.model_hash == rows[0].model_hash
+        assert {"sdort", "onnxruntime", "torch"} <= set(each.versions)
+        if each.component == "pipeline":
+            assert each.psnr_db is not None
+            assert each.psnr_db >= 40
+            assert each.images_per_s == pytest.approx(each.batch_size / each.median_ms * 1000)
+        else:
+            assert each.error is not None
+            assert each.error < 1e-4
+            assert each.images_per_s is None
+
+
+def test_a_baseline_is_measured_beside_and_gives_ratios(tiny: Tiny, copy: Path) -> None:
+    rows = bench(copy, Options(**QUICK, baseline=tiny.onnx, components=("unet", "pipeline")))
+    assert [(each.pipeline, each.component) for each in rows] == [
+        (name, component) for component in ("unet", "pipeline") for name in ("onnx", "copy")
+    ]
+    for baseline, candidate in zip(rows[::2], rows[1::2], strict=True):
+        assert baseline.speedup is None
+        assert candidate.speedup
+        assert candidate.speedup_low
+        assert candidate.speedup_high
+        assert candidate.speedup_low <= candidate.speedup <= candidate.speedup_high
+        assert candidate.checked_against == "the baseline onnx"
+
+
+def test_a_checkpoint_as_baseline_runs_in_torch(tiny: Tiny) -> None:
+    rows = bench(tiny.onnx, Options(**QUICK, baseline=tiny.diffusers, components=("text_encoder", "vae_decoder")))
+    assert [each.engine for each in rows] == ["torch", "onnxruntime"] * 2
+    assert all(each.status == "ok" for each in rows)
+    assert rows[1].error is not None
+    assert 0 < rows[1].error < 1e-4
+
+
+@pytest.mark.parametrize("component", ["unet", "pipeline"])
+def test_a_wrong_output_has_no_timing(component: str, tiny: Tiny, copy: Path, sdort: Callable[..., Result]) -> None:
+    edit_weights(copy / "unet" / "model.onnx", shift(0.5), "conv_in.weight")
+    result = sdort(copy, "--baseline", str(tiny.onnx), "--component", component, "--format", "json")
+    assert result.exit_code == ParityError.exit_code
+    assert "1 of 2 rows were not timed" in result.stderr
+    baseline, candidate = json.loads(result.stdout)
+    assert baseline["median_ms"] > 0
+    assert "the baseline onnx" in candidate["status"]
+    assert all(candidate[name] is None for name in TIMES)
+
+
+def test_nan_is_found_without_any_reference(copy: Path) -> None:
+    edit_weights(copy / "vae_decoder" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
+    rows = bench(copy, Options(**QUICK, components=("vae_decoder", "pipeline", "text_encoder")))
+    assert "NaN" in rows[0].status
+    assert "NaN" in rows[1].status
+    assert rows[2].status == "ok"
+    assert [each.median_ms is None for each in rows] == [True, True, False]
+    assert "no reference" in rows[2].checked_against
+
+
+def test_a_reference_that_is_broken_approves_of_nothing(tiny: Tiny, copy: Path) -> None:
+    edit_weights(copy / "unet" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
+    rows = bench(tiny.onnx, Options(**QUICK, reference=copy, components=("unet",)))
+    assert "copy (ONNX) itself gives NaN" in rows[0].status
+    assert rows[0].median_ms is None
+
+
+def test_outputs_that_do_not_repeat_have_no_timing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sdort.bench import engines
+
+    def drifting(self: Any, calls: list[int] = []) -> Any:  # noqa: B006 - counts the calls
+        calls.append(1)
+        return {"y": np.arange(5.0) * len(calls)}
+
+    monkeypatch.setattr(engines._OnnxComponent, "result", drifting)
+    rows = bench(tiny.onnx, Options(**QUICK, components=("unet",)))
+    assert "not repeatable" in rows[0].status
+    assert rows[0].median_ms is None
+
+
+def test_one_size_that_fails_does_not_lose_the_others(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = OnnxEngine.prepare
+
+    def fail_at_two(self: Any, case: Case, *rest: Any) -> Any:
+        if case.batch == 2:
+            raise ProviderError("cpu ran out of memory")
+        return prepare(self, case, *rest)
+
+    monkeypatch.setattr(OnnxEngine, "prepare", fail_at_two)
+    rows = bench(tiny.onnx, Options(**QUICK, components=("unet",), batch_sizes=(1, 2, 3)))
+    assert [each.status for each in rows] == ["ok", "cpu ran out of memory", "ok"]
+    assert [each.median_ms is None for each in rows] == [False, True, False]
+
+
+def test_a_static_unet_is_fed_the_batch_it_was_exported_for(tiny: Tiny, tmp_path: Path) -> None:
+    tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2)
+    rows = bench(tmp_path / "static", Options(**QUICK, components=("unet", "vae_decoder")))
+    assert [(each.batch_size, each.status) for each in rows] == [(2, "ok"), (1, "ok")]
+
+
+def test_torch_runs_the_checkpoint(tiny: Tiny) -> None:
+    rows = bench(tiny.diffusers, Options(**QUICK, engine="torch", components=("unet", "pipeline")))
+    assert [(each.engine, each.status, each.dtype) for each in rows] == [("torch", "ok", "float32")] * 2
+    assert all(each.checked_against == "diffusers (torch)" for each in rows)
+
+
+def test_torch_compile_compiles_the_unet_and_the_decoder(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    compiled: list[str] = []
+
+    def record(module: Any) -> Any:
+        compiled.append(type(module).__name__)
+        return module
+
+    monkeypatch.setattr(torch, "compile", record)
+    options = Options(**QUICK, engine="torch-compile", checkpoint=tiny.diffusers, components=("pipeline",))
+    rows = bench(tiny.onnx, options)
+    assert rows[0].engine == "torch-compile"
+    assert rows[0].status == "ok"
+    assert compiled == ["UNet2DConditionModel", "method"]
+
+
+def test_a_compiler_that_fails_is_a_row_and_no_traceback(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def broken(module: Any) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no C++ compiler\nlong story")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    options = Options(**QUICK, engine="torch-compile", components=("vae_decoder",))
+    rows = bench(tiny.diffusers, options)
+    assert rows[0].status == "torch-compile on cpu failed: no C++ compiler"
+
+
+def test_torch_on_a_gpu_that_torch_does_not_have_is_an_error(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bench_module, "choose_provider", lambda options: (ROCM, None))
+    monkeypatch.setattr(bench_module, "announce", lambda options: None)
+    with pytest.raises(ProviderError, match="has no GPU"):
+        bench(tiny.diffusers, Options(engine="torch"))
+
+
+# Where originals are
+
+
+def test_an_optimized_pipeline_is_compared_with_what_its_manifest_names(tiny: Tiny, copy: Path) -> None:
+    (copy / "sdort.json").write_text(json.dumps({"source": "x", "optimized": {"from": str(tiny.onnx)}}))
+    with original_of(copy) as original:
+        assert original == tiny.onnx
+    rows = bench(copy, Options(**QUICK, components=("unet",)))
+    assert rows[0].checked_against == "onnx (ONNX)"
+    assert rows[0].error == 0
+
+
+def test_the_checkpoint_is_at_the_end_of_the_chain(tiny: Tiny, copy: Path, tmp_path: Path) -> None:
+    optimized = Path(shutil.copytree(tiny.onnx, tmp_path / "optimized"))
+    (optimized / "sdort.json").write_text(json.dumps({"source": "gone", "optimized": {"from": str(copy)}}))
+    (copy / "sdort.json").write_text(json.dumps({"source": "diffusers"}))
+    shutil.copytree(tiny.diffusers, tmp_path / "diffusers")
+    with checkpoint_of(optimized) as checkpoint:
+        assert checkpoint == tmp_path / "diffusers"
+
+
+def test_the_demo_is_made_again(copy: Path) -> None:
+    (copy / "sdort.json").write_text('{"source": "demo"}')
+    with original_of(copy) as original:
+        assert original is not None
+        assert (original / "unet" / "config.json").is_file()
+    assert not original.exists()
+
+
+@pytest.mark.parametrize("manifest", [None, "{}", '{"source": "nowhere"}', '{"optimized": {"from": "/nowhere"}}'])
+def test_an_original_that_is_not_here_is_not_guessed(manifest: str | None, copy: Path) -> None:
+    if manifest:
+        (copy / "sdort.json").write_text(manifest)
+    with original_of(copy) as original:
+        assert original is None
+    with pytest.raises(UsageError, match="--checkpoint DIR"), checkpoint_of(copy):
+        pass
+
+
+def test_the_dtype_of_the_weights_is_found(tiny: Tiny, copy: Path) -> None:
+    assert weights_dtype(tiny.onnx / "unet" / "model.onnx", "unet") == "float32"
+
+
+# The command
+
+
+def test_the_command_prints_a_table(tiny: Tiny, sdort: Callable[..., Result]) -> None:
+    result = sdort(tiny.onnx, "--component", "unet", "--component", "text_encoder")
+    assert result.exit_code == 0, result.output
+    assert "median ms" in result.stdout
+    assert "text_encoder" in result.stdout
+    assert "2 timed calls" in result.stdout
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "markdown", "table"])
+def test_the_result_goes_to_a_file(form: str, tiny: Tiny, sdort: Callable[..., Result]) -> None:
+    result = sdort(tiny.onnx, "--component", "text_encoder", "--format", form, "--output", "out.txt")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    text = Path("out.txt").read_text()
+    assert {"csv": "pipeline,engine", "json": "[", "markdown": "| pipeline", "table": "| pipeline"}[form] == text[
+        : len({"csv": "pipeline,engine", "json": "[", "markdown": "| pipeline", "table": "| pipeline"}[form])
+    ]
+
+
+def test_json_is_a_short_form(tiny: Tiny, sdort: Callable[..., Result]) -> None:
+    result = sdort(tiny.onnx, "--component", "text_encoder", "--json", "-q")
+    assert [each["component"] for each in json.loads(result.stdout)] == ["text_encoder"]
+
+
+def test_a_failed_check_still_delivers_the_file(copy: Path, sdort: Callable[..., Result]) -> None:
+    edit_weights(copy / "unet" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
+    result = sdort(copy, "--component", "unet", "--format", "csv", "--output", "out.csv")
+    assert result.exit_code == ParityError.exit_code
+    assert "NaN" in Path("out.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--batch-size", "1,x"], "like 1,2,4"),
+        (["--batch-size", "0"], "like 1,2,4"),
+        (["--size", "512"], "like 512x512,768x512"),
+        (["--size", "512x512,"], "like 512x512,768x512"),
+        (["--size", "64x66"], "multiples of 4"),
+        (["--repeat", "0"], "--repeat"),
+        (["--component", "decoder"], "there is no component decoder"),
+        (["--engine", "torch"], "--checkpoint DIR"),
+        (["--scheduler", "dppm"], "there is no scheduler"),
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    args: list[str], message: str, tiny: Tiny, sdort: Callable[..., Result]
+) -> None:
+    result = sdort(tiny.onnx, *args)
+    assert result.exit_code == UsageError.exit_code, result.output
+    assert message in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_first(
+    tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "bench", None)
+    result = sdort(tiny.onnx, "--output", "missing/out.csv")
+    assert result.exit_code == OutputError.exit_code
+    assert "missing" in result.stderr
