@@ -46,15 +46,14 @@ class ComponentReport:
     """After raising: the standard operators that the architecture's config can be held against, whatever the target."""
     operators: dict[str, int] = field(default_factory=dict)
     fusions: dict[str, Outcome] = field(default_factory=dict)
-    layout_declined: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def declined(self) -> dict[str, int]:
         """What stayed unfused because the target has no kernel for it: reason -> places."""
-        total = Counter(self.layout_declined)
+        total: Counter[str] = Counter()
         for outcome in self.fusions.values():
-            total.update(outcome.declined)
+            total |= Counter(outcome.declined)  # several fusions may stop at one place for one reason
         return dict(total)
 
     @property
@@ -145,7 +144,7 @@ def _stage(stage: str) -> Callable[[Run], None]:
 
 def _channels_last(run: Run) -> None:
     if run.target.channels_last and "nhwc" not in run.options.disable:
-        run.report.layout_declined = nhwc.run(run.editor, run.target)
+        nhwc.run(run.editor, run.target)
 
 
 def _count_raised(run: Run) -> None:

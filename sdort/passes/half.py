@@ -2,6 +2,7 @@
 
 What stays in fp32 follows from structure:
 
+* a variance: the mean of squares up to its square root;
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
 * gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are.
 """
@@ -64,6 +65,11 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
 def islands(editor: Editor) -> list[str]:
     """Names of the nodes that stay in fp32."""
     names = {n.name for n in editor.graph.nodes if n.op == "Cast" and n.attrs.get("to") == TensorProto.FLOAT}
+    for root in (n for n in editor.graph.nodes if n.op == "Sqrt"):
+        chain: gs.Node | None = root
+        while chain is not None and chain.op in ("Sqrt", "Add", "ReduceMean", "Mul", "Pow"):
+            names.add(chain.name)
+            chain = producer(chain.inputs[0])
     stack = [n for n in editor.graph.nodes if n.op in ("Sin", "Cos")]
     while stack:
         node = stack.pop()

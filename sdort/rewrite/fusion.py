@@ -136,7 +136,7 @@ def apply_stage(
         must = any(f.must_fuse for f in group)
         left = _anchors(anchor, editor)
         for fusion in group:
-            outcomes[fusion.name].declined = _declined(left, refused[fusion.name])
+            outcomes[fusion.name].declined.update(_declined(left, refused[fusion.name]))
         for node in left if must or explain else ():
             whys = [_why_not(f, editor, node, refused[f.name]) for f in group]
             nearest = max(range(len(group)), key=lambda i: whys[i]["matched"] / max(whys[i]["of"], 1))
@@ -156,9 +156,15 @@ def apply_fusion(
     while again:
         again = False
         for node in list(editor.graph.nodes):
-            if node.outputs and _rewrite_at(fusion, editor, node, support, {} if refused is None else refused):
+            if not node.outputs:
+                continue
+            # Lowering is for what the target does not run, and says so.
+            reason = support.unsupported(node, editor) if support and fusion.stage == "lower" else ""
+            if reason is not None and _rewrite_at(fusion, editor, node, support, {} if refused is None else refused):
                 outcome.matched += 1
                 again = True
+                if reason and node.domain:
+                    outcome.declined[reason] = outcome.declined.get(reason, 0) + 1
         if again:
             editor.finish()
     return outcome

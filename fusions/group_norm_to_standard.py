@@ -1,0 +1,42 @@
+"""A channels-last GroupNorm of a form that the target's kernel refuses: mean and variance spelled out, no transposes."""
+
+from typing import Any
+
+import numpy as np
+
+from sdort.rewrite.match import Match
+
+STAGE = "lower"
+ANCHOR = "com.microsoft.GroupNorm"
+BEFORE = """
+g (float[N, H, W, C] x) => (float[N, H, W, C] y) <float[C] gamma, float[C] beta> {
+    y = com.microsoft.GroupNorm <activation = 0, channels_last = 1, epsilon: float = @epsilon, groups: int = @groups>
+        (x, gamma, beta)
+}"""
+AFTER = """
+g (float[N, H, W, C] x, float[C] gamma, float[C] beta, int64[4] by_group, float small) => (float[N, H, W, C] y)
+<int64[2] axes = {1, 3}> {
+    grouped = Reshape (x, by_group)
+    mean = ReduceMean <keepdims = 1> (grouped, axes)
+    centered = Sub (grouped, mean)
+    square = Mul (centered, centered)
+    variance = ReduceMean <keepdims = 1> (square, axes)
+    shifted = Add (variance, small)
+    deviation = Sqrt (shifted)
+    normal = Div (centered, deviation)
+    size = Shape (x)
+    back = Reshape (normal, size)
+    scaled = Mul (back, gamma)
+    y = Add (scaled, beta)
+}"""
+EXAMPLE = {"N": 2, "H": 3, "W": 5, "C": 8, "epsilon": 1e-5, "groups": 8}
+
+
+def derive(m: Match) -> dict[str, Any]:
+    groups = m.attrs["groups"]
+    channels = m["gamma"].shape[0]
+    small = np.array(m.attrs["epsilon"], m.editor.dtype(m["x"]))
+    return {
+        "by_group": m.editor.ints([0, -1, groups, channels // groups]),
+        "small": m.editor.constant(small, "epsilon"),
+    }
