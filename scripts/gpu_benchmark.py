@@ -93,7 +93,9 @@ def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, sta
     exported, out = args.work / f"{name}-onnx", args.work / f"{name}-{args.provider}"
     if not out.exists():
         start = time.perf_counter()
-        size = StaticSize(args.batch, height, width) if static else None
+        # A static UNet runs both halves of classifier-free guidance at once: two rows for each image.
+        images = args.batch // 2 if component == "unet" else args.batch
+        size = StaticSize(images, height, width) if static else None
         if not exported.exists():
             export(str(checkpoint), exported, Options(components=[component], static=size))
         middle = time.perf_counter()
