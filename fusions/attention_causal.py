@@ -6,13 +6,16 @@ from sdort.rewrite.shapes_only import is_causal
 STAGE = "raise"
 ANCHOR = "Attention"
 RUN_AFTER = ("attention_masked",)
-BEFORE = """
+BEFORE = (
+    """
 g (float[B, N, S, D] q, float[B, N, S, D] k, float[B, N, S, E] v, float[] mask) => (float[B, N, S, E] y) {
     y = Attention <scale: float = @scale> (q, k, v, mask)
-}""", """
+}""",
+    """
 g (float[B, N, S, D] q, float[B, N, S, D] k, float[B, N, S, E] v, bool[] mask) => (float[B, N, S, E] y) {
     y = Attention <scale: float = @scale> (q, k, v, mask)
-}"""
+}""",
+)
 AFTER = """
 g (float[B, N, S, D] q, float[B, N, S, D] k, float[B, N, S, E] v) => (float[B, N, S, E] y) {
     y = Attention <scale: float = @scale, is_causal = 1> (q, k, v)

@@ -7,6 +7,7 @@ causal: there the diagonal is always open.
 from typing import Any
 
 from sdort.fusions.attention import attention_scale
+
 from sdort.rewrite.match import Match, Refusal, refuse
 from sdort.rewrite.shapes_only import is_causal
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sdort.fusions.attention import attention_scale
+
 from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "raise"

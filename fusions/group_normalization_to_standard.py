@@ -8,13 +8,16 @@ from sdort.weights import Reshaped, as_weight
 STAGE = "lower"
 ANCHOR = "GroupNormalization"
 MUST_FUSE = True
-BEFORE = """
+BEFORE = (
+    """
 g (float[N, C, H, W] x) => (float[N, C, H, W] y) <float[C] gamma, float[C] beta> {
     y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, gamma, beta)
-}""", """
+}""",
+    """
 g (float[N, C, S] x) => (float[N, C, S] y) <float[C] gamma, float[C] beta> {
     y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, gamma, beta)
-}"""
+}""",
+)
 AFTER = """
 g (float[] x, float[G] ones, float[G] zeros, float[] scale, float[] shift, int64[3] group) => (float[] y) {
     grouped = Reshape (x, group)

@@ -4,6 +4,7 @@ from typing import Any
 
 from sdort.fusions.packed_qkv import check as check_width
 from sdort.fusions.packed_qkv import interleave
+
 from sdort.rewrite.match import Match, Refusal
 
 STAGE = "fuse"

@@ -30,7 +30,9 @@ EXAMPLE = {"B": 2, "S": 5, "I": 12, "C": 12, "heads": 3, "scale": 0.3}
 
 def check(m: Match) -> Refusal | None:
     width, heads = m.known("C"), m.attrs["heads"]
-    return None if width and width % heads == 0 else refuse("the width is no multiple of the heads", (m.dims["C"], heads))
+    return (
+        None if width and width % heads == 0 else refuse("the width is no multiple of the heads", (m.dims["C"], heads))
+    )
 
 
 def derive(m: Match) -> dict[str, Any]:

@@ -161,7 +161,9 @@ class OrtRunner:
         self.binding = self.session.io_binding()
         self.kept: list[torch.Tensor] = []
         for value in self.session.get_inputs():
-            dtype = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(int64)": torch.int64}[value.type]
+            dtype = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(int64)": torch.int64}[
+                value.type
+            ]
             tensor = feeds[value.name].to(dtype)
             if len(value.shape) == 0:
                 tensor = tensor.reshape(())
@@ -209,23 +211,39 @@ def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: d
     half = {k: v.half() if v.is_floating_point() else v for k, v in feeds.items()}
     found: list[Any] = []
     if "torch" in engines:
+
         def eager() -> Any:
             model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
             return lambda: model(*half.values())
+
         found.append(("torch eager", eager))
     if "compile" in engines:
+
         def compiled() -> Any:
             model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
             fast = torch.compile(model, mode="reduce-overhead")
             return lambda: fast(*half.values())
+
         found.append(("torch.compile", compiled))
     if args.ort_optimized and component == "unet":
         for graph in (False, True):
-            found.append((f"ORT optimizer{' + graph' if graph else ''}", lambda g=graph: OrtRunner(args.ort_optimized, args, feeds, graph=g)))
+            found.append(
+                (
+                    f"ORT optimizer{' + graph' if graph else ''}",
+                    lambda g=graph: OrtRunner(args.ort_optimized, args, feeds, graph=g),
+                )
+            )
     if "sdort" in engines:
         for static, graph in ((False, False), (True, False), (True, True)):
             label = f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}"
-            found.append((label, lambda s=static, g=graph: OrtRunner(optimized(component, checkpoint, args, static=s), args, feeds, graph=g)))
+            found.append(
+                (
+                    label,
+                    lambda s=static, g=graph: OrtRunner(
+                        optimized(component, checkpoint, args, static=s), args, feeds, graph=g
+                    ),
+                )
+            )
     return found
 
 
@@ -263,7 +281,9 @@ def environment() -> dict[str, str]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     print(json.dumps(environment()))
-    print(f"{'component':12} {'engine':22} {'median ms':>10} {'min':>8} {'p90':>8} {'error':>9} {'max/std':>9} {'rerun':>9}")
+    print(
+        f"{'component':12} {'engine':22} {'median ms':>10} {'min':>8} {'p90':>8} {'error':>9} {'max/std':>9} {'rerun':>9}"
+    )
     for row in rows:
         if "median_ms" not in row:
             print(f"{row['component']:12} {row['engine']:22} failed: {row['error'][:300]}")

@@ -175,7 +175,11 @@ PIPELINE: list[Step] = [
     ("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),
     ("count", _count_raised, "what is there now is what the config says, on every target"),
     ("fuse", _stage("fuse"), "standard operators -> the target's, in [batch, sequence, width]"),
-    ("channels last", _channels_last, "one region, before image fusions: the target's image operators are channels-last"),
+    (
+        "channels last",
+        _channels_last,
+        "one region, before image fusions: the target's image operators are channels-last",
+    ),
     ("tidy layout", _tidy, "merges the transposes and views that meet at the region's border"),
     ("fuse images", _stage("fuse_nhwc"), "group normalizations take in what is around them"),
     ("lower", _stage("lower"), "what the target lacks becomes standard operators that it has"),

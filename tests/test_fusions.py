@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from fusion_models import before_model, feeds
 
 from sdort.loader import from_proto
 from sdort.model import Model
@@ -19,7 +20,6 @@ from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import STAGES, apply_fusion, load_fusions
 from sdort.rewrite.pattern import Pattern
 from sdort.writer import save_model
-from tests.fusion_models import before_model, feeds
 
 CASES = [(name, index) for name, fusion in load_fusions().items() for index in range(len(fusion.spellings))]
 TOLERANCE = 2e-5

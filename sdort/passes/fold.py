@@ -25,7 +25,9 @@ LIMIT = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
 GROWING = frozenset({"Expand", "ConstantOfShape", "Tile", "Range", "Resize", "Pad", "OneHot", "EyeLike", "Upsample"})
 """Their result may be far larger than their inputs."""
-RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"})
+RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 
 
 def run(editor: Editor) -> int:
@@ -101,9 +103,7 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
     inputs = [_small(t) if t.name else np.zeros(0) for t in node.inputs]
     if any(i is None for i in inputs):
         return None
-    proto = helper.make_node(
-        node.op, [t.name for t in node.inputs], [node.outputs[0].name], **plain_attributes(node)
-    )
+    proto = helper.make_node(node.op, [t.name for t in node.inputs], [node.outputs[0].name], **plain_attributes(node))
     return evaluate_nodes([proto], {t.name: v for t, v in zip(node.inputs, inputs) if t.name}, editor.graph.opset)
 
 
@@ -129,7 +129,10 @@ def evaluate_nodes(nodes: list[onnx.NodeProto], feeds: dict[str, Any], opset: in
     graph = helper.make_graph(
         nodes,
         "fold",
-        [helper.make_value_info(k, helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)) for k, v in feeds.items()],
+        [
+            helper.make_value_info(k, helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), v.shape))
+            for k, v in feeds.items()
+        ],
         [onnx.ValueInfoProto(name=output)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
@@ -191,6 +194,3 @@ def is_zero(tensor: gs.Tensor) -> bool:
     if node.op in ("Expand", "Reshape"):
         return is_zero(node.inputs[0])
     return node.op == "Mul" and any(is_zero(t) for t in node.inputs)
-
-
-

@@ -21,7 +21,11 @@ from sdort.model import Model
 from sdort.rewrite.editor import Editor, producer
 from sdort.weights import Array, Cast, Weight
 
-FLOAT32_INPUTS = {("com.microsoft", "GroupNorm"): (1, 2), ("com.microsoft", "SkipGroupNorm"): (1, 2), ("", "Resize"): (1, 2)}
+FLOAT32_INPUTS = {
+    ("com.microsoft", "GroupNorm"): (1, 2),
+    ("com.microsoft", "SkipGroupNorm"): (1, 2),
+    ("", "Resize"): (1, 2),
+}
 """Inputs (by position) that are fp32 whatever the activations are."""
 SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
@@ -148,7 +152,10 @@ def _weightless(editor: Editor, constants: dict[str, Array | Weight]) -> onnx.Mo
 
 
 def _node(node: gs.Node) -> onnx.NodeProto:
-    attrs = {k: onnx.numpy_helper.from_array(np.asarray(v.values)) if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()}
+    attrs = {
+        k: onnx.numpy_helper.from_array(np.asarray(v.values)) if isinstance(v, gs.Constant) else v
+        for k, v in node.attrs.items()
+    }
     names = [t.name for t in node.inputs], [t.name for t in node.outputs]
     return helper.make_node(node.op, *names, name=node.name, domain=node.domain or "", **attrs)
 

@@ -167,7 +167,11 @@ class Region:
     def _resize(self, node: gs.Node) -> None:
         """Scales and sizes move with their axes."""
         x = self.twin(node.inputs[0])
-        if x is None or "axes" in node.attrs or node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        if (
+            x is None
+            or "axes" in node.attrs
+            or node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+        ):
             return
         empty = gs.Variable.empty()
         scales = array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None

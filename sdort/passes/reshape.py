@@ -102,7 +102,9 @@ def _cover(sizes: Shape, lenders: dict[tuple[Dim, ...], Lender]) -> list[Lender 
     start = 0
     while start < len(sizes):
         dim = sizes[start]
-        ends = [e for e in range(len(sizes), start, -1) if sizes[start:e] in lenders and not isinstance(sizes[e - 1], int)]
+        ends = [
+            e for e in range(len(sizes), start, -1) if sizes[start:e] in lenders and not isinstance(sizes[e - 1], int)
+        ]
         if isinstance(dim, int):
             cover.append(dim)
             start += 1

@@ -18,7 +18,15 @@ def run(editor: Editor) -> int:
     for node in list(editor.graph.nodes):
         if not node.outputs or node.domain:
             continue
-        for step in (_last_axis, _allow_zero, _divide_to_multiply, _merge_transposes, _hoist_scalar, _merge_scalars, _slice_of_concat):
+        for step in (
+            _last_axis,
+            _allow_zero,
+            _divide_to_multiply,
+            _merge_transposes,
+            _hoist_scalar,
+            _merge_scalars,
+            _slice_of_concat,
+        ):
             if step(editor, node):
                 changes += 1
                 break
@@ -72,7 +80,9 @@ def _keeps_shape(editor: Editor, node: gs.Node, index: int) -> bool:
     return shape is not None and editor.shape(node.inputs[index]) == shape
 
 
-def _rebuild(editor: Editor, node: gs.Node, op: str, inputs: list[gs.Tensor], attrs: dict[str, Any] | None = None) -> None:
+def _rebuild(
+    editor: Editor, node: gs.Node, op: str, inputs: list[gs.Tensor], attrs: dict[str, Any] | None = None
+) -> None:
     output = node.outputs[0]
     node.inputs.clear()
     editor.node(op, inputs, attrs, outputs=[output])
@@ -256,6 +266,3 @@ def _key(tensor: gs.Tensor) -> Any:
 
 def _attribute_key(node: gs.Node) -> str:
     return repr(sorted((k, str(v)) for k, v in plain_attributes(node).items()))
-
-
-

@@ -136,10 +136,10 @@ def _group_normalization(model: Model, node: gs.Node, opset: int) -> None:
 
 
 CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
-    **{
-        op: ((18, _axes_to_input),)
-        for op in ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-    },
+    **dict.fromkeys(
+        ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
+        ((18, _axes_to_input),),
+    ),
     "ReduceSum": ((13, _axes_to_input),),
     "Unsqueeze": ((13, _axes_to_input),),
     "Squeeze": ((13, _axes_to_input),),

@@ -62,7 +62,9 @@ class Facts:
         return self.of(tensor).shape
 
     def set(self, tensor: gs.Tensor, fact: Fact) -> None:
-        shape, value = (None if dims is None else tuple(map(self._equal.apply, dims)) for dims in (fact.shape, fact.value))
+        shape, value = (
+            None if dims is None else tuple(map(self._equal.apply, dims)) for dims in (fact.shape, fact.value)
+        )
         self._facts[tensor.name] = Fact(fact.dtype, shape, value)
 
     def declare(self, tensor: gs.Variable) -> None:

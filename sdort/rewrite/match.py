@@ -102,9 +102,7 @@ def find(editor: Editor, pattern: Pattern, root: gs.Node, progress: Progress) ->
     return None
 
 
-def _solve(
-    pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, progress: Progress
-) -> Iterator[Match]:
+def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, progress: Progress) -> Iterator[Match]:
     """Depth-first search over (pattern name, tensor) goals; branches only at commutative operators."""
     while goals:
         (name, tensor), goals = goals[0], goals[1:]
@@ -176,9 +174,7 @@ def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress
     return False
 
 
-def _producer(
-    wanted: PatternNode, name: str, tensor: gs.Tensor, matched: int, progress: Progress
-) -> gs.Node | None:
+def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, matched: int, progress: Progress) -> gs.Node | None:
     node = producer(tensor)
     if node is None:
         found = "a constant" if isinstance(tensor, gs.Constant) else "a graph input"
@@ -207,7 +203,9 @@ def _attributes(wanted: PatternNode, node: gs.Node, matched: int, progress: Prog
             captured[expected.name] = found if has_default(found) else None
         elif not _equal(found, expected):
             shown = f"{key}={found!r}" if has_default(found) else f"no {key}"
-            progress.note(matched, node, f"{node.op} has {shown}, expected {expected if has_default(expected) else 'none'}")
+            progress.note(
+                matched, node, f"{node.op} has {shown}, expected {expected if has_default(expected) else 'none'}"
+            )
             return None
     return captured
 
