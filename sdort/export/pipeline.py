@@ -28,6 +28,9 @@ from sdort.export.manifest import (
 from sdort.export.source import Source, open_source, plan, read_config
 from sdort.loader import from_proto
 from sdort.model import Model
+from sdort.passes.upgrade import to_target_opset
+from sdort.pipeline import canonicalize
+from sdort.rewrite.pattern import OPSET
 from sdort.staging import staged_directory
 from sdort.weights import Weight
 from sdort.writer import save_model
@@ -174,16 +177,17 @@ def bound_model(trace: Trace, weights: Mapping[str, Weight], component: str) -> 
     proto = onnx.ModelProto()
     proto.CopyFrom(trace.proto)
     model = from_proto(proto, lambda tensor: weights.get(tensor.name), component)
-    _canonicalize(model)
+    _tidy(model)
     return model
 
 
-def _canonicalize(model: Model) -> None:
-    try:
-        from sdort.pipeline import canonicalize  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return
-    canonicalize(model)
+def _tidy(model: Model) -> None:
+    """Fold constants and drop shape residue; the graph is as torch traced it, before torch's own optimizer."""
+    opset = model.graph.opset
+    # sdort's passes know operators up to their own opset; a newer graph stays as torch wrote it.
+    if opset <= OPSET:
+        canonicalize(model)
+        to_target_opset(model, opset)
 
 
 def _parameter_names(proto: onnx.ModelProto) -> list[str]:
