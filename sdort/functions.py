@@ -6,7 +6,7 @@ import onnx
 import onnx.inliner
 
 from sdort.errors import BadModelError
-from sdort.node_checks import MAX_NODES, check_nodes
+from sdort.node_checks import MAX_NODES, check_attributes, check_nodes
 from sdort.untrusted import check_opsets
 
 OWN_DOMAIN = "sdort"
@@ -37,8 +37,18 @@ def inline_functions(model: onnx.ModelProto, component: str) -> onnx.ModelProto:
     opsets = check_opsets(model.opset_import, component)
     for function in functions.values():
         _check_function(function, opsets, set(functions), component)
+    _give_defaults(model, functions)
     chosen = [key for key in functions if key[0] != OWN_DOMAIN]
     return _expand(model, chosen, component) if chosen else model
+
+
+def _give_defaults(model: onnx.ModelProto, functions: _Functions) -> None:
+    """Write the functions' default attributes into the calls that omit them: onnx.inliner forgets them."""
+    for node in (*model.graph.node, *(node for function in functions.values() for node in function.node)):
+        called = functions.get((node.domain, node.op_type))
+        if called is not None and called.attribute_proto:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(default for default in called.attribute_proto if default.name not in given)
 
 
 def _expand(model: onnx.ModelProto, chosen: list[_Key], component: str) -> onnx.ModelProto:
@@ -67,6 +77,8 @@ def _check_function(
     for names in (function.input, function.output, function.attribute):
         if len(set(names)) < len(names) or "" in names:
             raise BadModelError("parameters without a name of their own", component=component, node=function.name)
+    call = onnx.NodeProto(op_type=function.name, attribute=function.attribute_proto)
+    check_attributes(call, component)
     check_nodes(function.node, opsets, functions, component, in_function=True)
     known = {"", *function.input}
     for node in function.node:

@@ -49,7 +49,7 @@ def tensors_of(graph: gs.Graph) -> Iterator[gs.Tensor]:
 def _constant_nodes_to_constants(graph: gs.Graph) -> None:
     kept = []
     for node in graph.nodes:
-        if node.op == "Constant" and node.domain in (None, "", "ai.onnx"):
+        if node.op == "Constant" and not node.domain:
             (output,) = node.outputs
             output.to_constant(_constant_value(node))
             # The producer goes: removal by index, never by the slow Node.__eq__.
@@ -111,7 +111,7 @@ def _name_nodes(graph: gs.Graph) -> None:
             counters[base] = counters.get(base, -1) + 1
             node.name = unique_name(f"{base}_{counters[base]}", taken)
         taken.add(node.name)
-        node.domain = None if node.domain in ("", "ai.onnx") else node.domain
+        node.domain = node.domain or None
 
 
 def _keep_used_domains(graph: gs.Graph) -> None:

@@ -22,6 +22,7 @@ from sdort.functions import inline_functions
 from sdort.importing import finish_graph
 from sdort.layout import find_components, recognise
 from sdort.model import Model
+from sdort.node_checks import shorten_domains
 from sdort.tensor_checks import check_tensor, tensor_nbytes
 from sdort.untrusted import check_model
 from sdort.weights import Array, Inline, Stored, Weight
@@ -63,6 +64,7 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
     Raises:
         BadModelError: as for :func:`load_model`.
     """
+    shorten_domains(proto)
     proto = inline_functions(proto, component)
     reader = _Reader(resolve, component, path)
     order = check_model(proto, component)

@@ -53,12 +53,19 @@ def check_nodes(
         raise BadModelError(f"{len(nodes)} nodes are too many", component=component)
     context = onnx.checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION
-    context.opset_imports = {**opsets, "ai.onnx": opsets[""]}
+    context.opset_imports = dict(opsets)
     for node in nodes:
         _check_operator(node, opsets, functions, component)
-        _check_attributes(node, component, in_function)
-        if default_domain(node.domain) == "" and (node.domain, node.op_type) not in functions:
+        check_attributes(node, component, in_function)
+        if node.domain == "" and (node.domain, node.op_type) not in functions:
             _check_schema(node, context, component)
+
+
+def shorten_domains(model: onnx.ModelProto) -> None:
+    """Write the default domain in its short form, as onnx's own checker wants it."""
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        if node.domain == "ai.onnx":
+            node.domain = ""
 
 
 def default_domain(domain: str) -> str:
@@ -72,7 +79,7 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: Functions, component: str) -> None:
-    domain = default_domain(node.domain)
+    domain = node.domain
     if (node.domain, node.op_type) in functions:
         return
     if domain not in opsets:
@@ -98,7 +105,8 @@ def _has_schema(op_type: str, domain: str, version: int) -> bool:
         return False
 
 
-def _check_attributes(node: onnx.NodeProto, component: str, in_function: bool) -> None:
+def check_attributes(node: onnx.NodeProto, component: str, in_function: bool = False) -> None:
+    """Refuse attributes that clash, are no values, or are of an unsupported kind."""
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names) or "" in names:
         raise _bad(node, component, "an attribute has no name, or the name of another")

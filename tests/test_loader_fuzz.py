@@ -151,10 +151,10 @@ def write_seeds(folder: Path) -> list[bytes]:
 def damage(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.35:
         return damage_bytes(data, rng)
-    model = onnx.ModelProto.FromString(data)
+    model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         damage_message(model, rng)
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
 
 
 def damage_bytes(data: bytes, rng: random.Random) -> bytes:
