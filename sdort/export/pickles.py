@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sdort.errors import BadModelError
+from sdort.export.architecture import quiet_libraries
 from sdort.weights import Array, Weight
 
 
@@ -34,7 +35,8 @@ def read_pickle(path: Path, component: str) -> dict[str, Weight]:
         BadModelError: the file is broken or holds more than tensors.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        with quiet_libraries():  # torch warns about what it refuses a moment later
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         first = str(error).strip().partition("\n")[0]
         raise BadModelError(

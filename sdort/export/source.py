@@ -162,7 +162,7 @@ def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
                     model, variant=variant, use_safetensors=None if allow_pickle else True
                 )
         except Exception as error:  # offline, no such model, gated: each library below raises its own
-            first = str(error).strip().partition("\n")[0]
+            first = str(error).strip().partition("\n")[0].partition(" Please check out")[0]
             raise SdortError(
                 f"cannot load {model} from the hub ({type(error).__name__}: {first})",
                 hint="Check the name, the network and your token; or download it elsewhere and give its folder.",
