@@ -20,11 +20,12 @@ from tiny_pipeline import Tiny, edit_weights
 
 from sdort import console
 from sdort.bench import bench as bench_module
-from sdort.bench.bench import Options, bench
+from sdort.bench.bench import bench
 from sdort.bench.cases import Case, cases, make_feeds
 from sdort.bench.check import PSNR, TOLERANCE, check_images, check_outputs, psnr, relative_error
 from sdort.bench.engines import OnnxEngine, weights_dtype
 from sdort.bench.memory import Meter, _AmdUsed, device_reader
+from sdort.bench.plan import Options
 from sdort.bench.reference import checkpoint_of, original_of
 from sdort.bench.rows import Row, as_text, caption
 from sdort.bench.timing import interleave, ratio, statistics

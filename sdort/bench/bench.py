@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.bench.cases import PIPELINE, Case, cases
-from sdort.bench.engines import Engine, OnnxEngine, Runner
+from sdort.bench.cases import PIPELINE, Case
+from sdort.bench.engines import Engine, Runner
 from sdort.bench.memory import Meter, Peak
-from sdort.bench.reference import (
-    Reference,
-    Result,
-    checkpoint_of,
-    compute_reference,
-    holds_onnx,
-    original_of,
-    verdict,
-)
+from sdort.bench.plan import Options, choose_components, find_reference, open_engines, plan_cases
+from sdort.bench.reference import Reference, Result, verdict
 from sdort.bench.rows import Row
 from sdort.bench.timing import clock, interleave, ratio, statistics
-from sdort.bench.torch_engine import TorchEngine
 from sdort.console import detail, progress
-from sdort.errors import SdortError, UsageError
+from sdort.errors import SdortError
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.run import announce
 from sdort.runtime.schedulers import find_scheduler
 
-ENGINES = ("onnxruntime", "torch", "torch-compile")
 _MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
-
-    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
-    engine: str = "onnxruntime"
-    checkpoint: Path | None = None
-    baseline: Path | None = None
-    baseline_engine: str | None = None
-    reference: Path | None = None
-    components: Sequence[str] = ()
-    batch_sizes: Sequence[int] = (1,)
-    sizes: Sequence[tuple[int, int]] = ()
-    steps: int = 20
-    scheduler: str | None = None
-    warmup: int = 3
-    repeat: int = 10
 
 
 def bench(path: Path, options: Options) -> list[Row]:
@@ -72,10 +42,10 @@ def bench(path: Path, options: Options) -> list[Row]:
     announce(options.runtime)
     provider, _ = choose_provider(options.runtime)
     rows: list[Row] = []
-    with _engines(path, options, provider) as engines:
-        components = _components(engines, options.components)
-        todo = [_guided(case, engines) for case in _cases(components, engines, options)]
-        reference = _reference(path, options, todo, provider)
+    with open_engines(path, options, provider) as engines:
+        components = choose_components(engines, options.components)
+        todo = plan_cases(components, engines, options)
+        reference = find_reference(path, options, todo, provider)
         for each in engines:
             each.import_libraries(components)
         meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
@@ -89,77 +59,6 @@ def bench(path: Path, options: Options) -> list[Row]:
                     engine.close()
                     meter.forget()
     return rows
-
-
-def _cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:
-    factor = engines[-1].factor
-    for height, width in options.sizes:
-        if height % factor or width % factor:
-            raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
-    return cases(components, options.batch_sizes, options.sizes or [engines[-1].default_size()])
-
-
-def _guided(case: Case, engines: Sequence[Engine]) -> Case:
-    """A static UNet is exported for guidance, with two samples an image; it takes no other batch."""
-    if case.component == "unet" and all(each.static_batch("unet") == 2 * case.batch for each in engines):
-        return replace(case, batch=2 * case.batch)
-    return case
-
-
-@contextmanager
-def _engines(path: Path, options: Options, provider: Provider) -> Iterator[list[Engine]]:
-    """The engines to measure, the baseline first."""
-    with ExitStack() as stack:
-        engines: list[Engine] = []
-        wanted = [(path, options.engine)]
-        if options.baseline:
-            kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
-            wanted.insert(0, (options.baseline, kind))
-        for folder, kind in wanted:
-            engine = _open_engine(folder, kind, options, provider, stack)
-            stack.callback(engine.close)
-            engines.append(engine)
-        yield engines
-
-
-def _open_engine(path: Path, kind: str, options: Options, provider: Provider, stack: ExitStack) -> Engine:
-    if kind == "onnxruntime":
-        return OnnxEngine(path, provider, options.runtime)
-    if kind not in ENGINES:
-        raise UsageError(f"there is no engine {kind!r}", hint=f"Choose one of: {', '.join(ENGINES)}.")
-    checkpoint = options.checkpoint or stack.enter_context(checkpoint_of(path))
-    # In the precision of the ONNX pipeline that it stands beside.
-    dtype = OnnxEngine(path, provider, options.runtime).dtype("unet") if holds_onnx(path) else _native(provider)
-    device = options.runtime.device_id
-    return TorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
-
-
-def _native(provider: Provider) -> str:
-    return "float16" if provider.on_gpu else "float32"
-
-
-def _components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[str]:
-    """The components that all engines have, of those that are wanted."""
-    common = [name for name in engines[-1].components() if all(name in each.components() for each in engines)]
-    unknown = [name for name in wanted if name not in common]
-    if unknown:
-        raise UsageError(
-            f"there is no component {', '.join(unknown)} to measure", hint=f"There are: {', '.join(common)}."
-        )
-    return list(wanted) or common
-
-
-def _reference(path: Path, options: Options, todo: Sequence[Case], provider: Provider) -> Reference | None:
-    """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
-    with ExitStack() as stack:
-        place = options.reference
-        if place is None and options.baseline is None:
-            place = stack.enter_context(original_of(path)) if holds_onnx(path) else path
-        if place is None:
-            return None
-        plain = replace(options.runtime, tuning=False, no_fallback=False)
-        with progress("computing the reference"):
-            return compute_reference(place, todo, provider, plain, options.steps, options.scheduler)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,11 @@ import numpy as np
 
 from sdort.bench.cases import PIPELINE, TOKENS, Case, make_feeds
 from sdort.bench.engines import Runner, bench_request
+from sdort.bench.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
-from sdort.runtime.images import Generated, to_image
 from sdort.runtime.providers import Provider
-from sdort.runtime.request import Request
 from sdort.runtime.schedulers import load_scheduler, read_config
-from sdort.runtime.session import Array, TensorSpec
+from sdort.runtime.session import TensorSpec
 
 # component: (attribute of the diffusers pipeline, its method)
 _MODULES = {
@@ -25,10 +24,7 @@ _MODULES = {
     "vae_encoder": ("vae", "encode"),
     "vae_decoder": ("vae", "decode"),
 }
-
-
 _PARTS = {part for part, _ in _MODULES.values()}
-_TEXT_OUTPUTS = ("text_embeds", "last_hidden_state", "pooler_output")
 
 
 class TorchEngine:
@@ -136,11 +132,17 @@ class TorchEngine:
 
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         if case.component == PIPELINE:
-            return _TorchPipeline(self, bench_request(case, steps, scheduler))
+            pipeline = self.pipeline(PIPELINE)
+            pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
+            return PipelineRunner(pipeline, bench_request(case, steps, scheduler), self.guard)
         if case.component not in self.components():
             raise UsageError(f"{self.path} has no {case.component}")
         feeds = make_feeds(case, self.inputs(case.component), self.factor)
-        return _TorchComponent(self, case.component, feeds)
+        part, method = _MODULES[case.component]
+        module = getattr(self.pipeline(case.component), part)
+        # Calling the module itself is what torch.compile replaces.
+        call = module if method == "forward" else getattr(module, method)
+        return ComponentRunner(call, case.component, feeds, self.device, self._dtype, self.guard)
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:
         """What the component's ONNX export declares."""
@@ -187,86 +189,3 @@ class TorchEngine:
         self._pipeline, self._loaded = None, set()
         if self.device != "cpu":
             torch.cuda.empty_cache()
-
-
-class _TorchComponent:
-    def __init__(self, engine: TorchEngine, component: str, feeds: Mapping[str, Array]) -> None:
-        import torch
-
-        self.engine = engine
-        self.component = component
-        part, method = _MODULES[component]
-        module = getattr(engine.pipeline(component), part)
-        # Calling the module itself is what torch.compile replaces.
-        self.call = module if method == "forward" else getattr(module, method)
-        self.arguments = {}
-        for name, value in feeds.items():
-            tensor = torch.from_numpy(np.asarray(value)).to(engine.device)
-            keep = not tensor.is_floating_point() or name == "timestep"
-            self.arguments[name] = tensor if keep else tensor.to(getattr(torch, engine.dtype(component)))
-        self.values: Any = None
-
-    def __call__(self) -> None:
-        self.values = self.engine.guard(self._run)
-
-    def _run(self) -> Any:
-        if self.component == "unet":
-            added = {name: self.arguments[name] for name in ("text_embeds", "time_ids") if name in self.arguments}
-            plain = {name: value for name, value in self.arguments.items() if name not in added}
-            return self.call(**plain, added_cond_kwargs=added or None, return_dict=False)
-        if self.component == "vae_decoder":
-            return self.call(self.arguments["sample"], return_dict=False)
-        if self.component == "vae_encoder":
-            return (self.call(self.arguments["sample"], return_dict=False)[0].parameters,)
-        return self.call(**self.arguments, return_dict=True)
-
-    def result(self) -> dict[str, Array]:
-        """Named as the exports name them."""
-        values = self.values
-        if self.component == "unet":
-            named = {"out_sample": values[0]}
-        elif self.component == "vae_decoder":
-            named = {"sample": values[0]}
-        elif self.component == "vae_encoder":
-            named = {"latent_parameters": values[0]}
-        else:
-            named = {
-                name: values[name] for name in ("text_embeds", "last_hidden_state", "pooler_output") if name in values
-            }
-        return {name: value.float().cpu().numpy() for name, value in named.items()}
-
-
-class _TorchPipeline:
-    def __init__(self, engine: TorchEngine, request: Request) -> None:
-        self.engine = engine
-        self.request = request
-        self.decoded: Any = None
-        self.pipeline = engine.pipeline(PIPELINE)
-        self.pipeline.scheduler = load_scheduler(engine.path / "scheduler", request.scheduler)
-
-    def __call__(self) -> None:
-        self.decoded = self.engine.guard(self._run)
-
-    def _run(self) -> Any:
-        import torch
-
-        request = self.request
-        seeds = range(request.seed, request.seed + request.num_images)
-        return self.pipeline(
-            request.prompt,
-            negative_prompt=request.negative_prompt,
-            num_inference_steps=request.steps,
-            guidance_scale=request.guidance_scale,
-            height=request.height,
-            width=request.width,
-            num_images_per_prompt=request.num_images,
-            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-            output_type="np",
-        ).images
-
-    def result(self) -> list[Generated]:
-        # diffusers' arrays are [height, width, 3] in [0, 1].
-        return [
-            to_image(image.transpose(2, 0, 1) * 2 - 1, self.request.seed + index)
-            for index, image in enumerate(self.decoded)
-        ]

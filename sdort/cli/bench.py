@@ -130,7 +130,8 @@ def command(
     Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
     the first call with loading / during the later warm-up calls.
     """
-    from sdort.bench.bench import Options, bench
+    from sdort.bench.bench import bench
+    from sdort.bench.plan import Options
     from sdort.bench.report import deliver
     from sdort.runtime.providers import RuntimeOptions
 

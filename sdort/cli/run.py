@@ -76,9 +76,10 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Draw images from text with the ONNX PIPELINE (a folder from sdort export or sdort optimize).
+    """Draw images from text with an ONNX pipeline.
 
-    The generation parameters are stored in each PNG. An image with NaN pixels or of one colour is an error and is not
+    PIPELINE is a folder from sdort export or sdort optimize, from optimum, or from diffusers' conversion script. The
+    generation parameters are stored in each PNG. An image with NaN pixels or of one colour is an error and is not
     written.
     """
     import secrets

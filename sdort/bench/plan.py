@@ -1,0 +1,124 @@
+"""What to measure: the options, the engines, the cases and what they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sdort.bench.cases import Case, cases
+from sdort.bench.engines import Engine, OnnxEngine
+from sdort.bench.reference import Reference, checkpoint_of, compute_reference, holds_onnx, original_of
+from sdort.bench.torch_engine import TorchEngine
+from sdort.console import progress
+from sdort.errors import UsageError
+from sdort.runtime.providers import Provider, RuntimeOptions
+
+ENGINES = ("onnxruntime", "torch", "torch-compile")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
+
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    engine: str = "onnxruntime"
+    checkpoint: Path | None = None
+    baseline: Path | None = None
+    baseline_engine: str | None = None
+    reference: Path | None = None
+    components: Sequence[str] = ()
+    batch_sizes: Sequence[int] = (1,)
+    sizes: Sequence[tuple[int, int]] = ()
+    steps: int = 20
+    scheduler: str | None = None
+    warmup: int = 3
+    repeat: int = 10
+
+
+def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:
+    """Every case to measure.
+
+    Raises:
+        UsageError: a size that the autoencoder cannot make.
+    """
+    factor = engines[-1].factor
+    for height, width in options.sizes:
+        if height % factor or width % factor:
+            raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
+    made = cases(components, options.batch_sizes, options.sizes or [engines[-1].default_size()])
+    return [_guided(case, engines) for case in made]
+
+
+def _guided(case: Case, engines: Sequence[Engine]) -> Case:
+    """A static UNet is exported for guidance, with two samples an image; it takes no other batch."""
+    if case.component == "unet" and all(each.static_batch("unet") == 2 * case.batch for each in engines):
+        return replace(case, batch=2 * case.batch)
+    return case
+
+
+@contextmanager
+def open_engines(path: Path, options: Options, provider: Provider) -> Iterator[list[Engine]]:
+    """The engines to measure, the baseline first.
+
+    Raises:
+        UsageError: a torch engine's checkpoint is not known.
+        ProviderError: torch does not reach the device.
+        BadModelError: a folder holds no pipeline.
+    """
+    with ExitStack() as stack:
+        engines: list[Engine] = []
+        wanted = [(path, options.engine)]
+        if options.baseline:
+            kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
+            wanted.insert(0, (options.baseline, kind))
+        for folder, kind in wanted:
+            engine = _open_engine(folder, kind, options, provider, stack)
+            stack.callback(engine.close)
+            engines.append(engine)
+        yield engines
+
+
+def _open_engine(path: Path, kind: str, options: Options, provider: Provider, stack: ExitStack) -> Engine:
+    if kind == "onnxruntime":
+        return OnnxEngine(path, provider, options.runtime)
+    if kind not in ENGINES:
+        raise UsageError(f"there is no engine {kind!r}", hint=f"Choose one of: {', '.join(ENGINES)}.")
+    checkpoint = options.checkpoint or stack.enter_context(checkpoint_of(path))
+    # In the precision of the ONNX pipeline that it stands beside.
+    dtype = OnnxEngine(path, provider, options.runtime).dtype("unet") if holds_onnx(path) else _native(provider)
+    device = options.runtime.device_id
+    return TorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
+
+
+def _native(provider: Provider) -> str:
+    return "float16" if provider.on_gpu else "float32"
+
+
+def choose_components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[str]:
+    """The components that all engines have, of those that are wanted.
+
+    Raises:
+        UsageError: a wanted component is not there.
+    """
+    common = [name for name in engines[-1].components() if all(name in each.components() for each in engines)]
+    unknown = [name for name in wanted if name not in common]
+    if unknown:
+        raise UsageError(
+            f"there is no component {', '.join(unknown)} to measure", hint=f"There are: {', '.join(common)}."
+        )
+    return list(wanted) or common
+
+
+def find_reference(path: Path, options: Options, todo: Sequence[Case], provider: Provider) -> Reference | None:
+    """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
+    with ExitStack() as stack:
+        place = options.reference
+        if place is None and options.baseline is None:
+            place = stack.enter_context(original_of(path)) if holds_onnx(path) else path
+        if place is None:
+            return None
+        plain = replace(options.runtime, tuning=False, no_fallback=False)
+        with progress("computing the reference"):
+            return compute_reference(place, todo, provider, plain, options.steps, options.scheduler)
