@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,8 +104,7 @@ def show(result: RenderableType) -> None:
     if out.is_terminal:
         out.print(result, markup=False)
         return
-    if "COLUMNS" not in os.environ:
-        out.width = _PIPE_WIDTH
+    out.width = _PIPE_WIDTH
     with out.capture() as captured:
         out.print(result, markup=False)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -266,7 +266,7 @@ def test_json_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.table import Table
 
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
     table = Table("name", "value", box=None)
     table.add_row("x" * 70, "y" * 70)
     console.show(table)

@@ -21,11 +21,6 @@ from sdort.model import Model
 from sdort.weights import Absent
 
 
-@pytest.fixture(autouse=True)
-def _pipe_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
-
-
 def decoder(activations: Sequence[str] = ("Relu", "Relu"), scale: int = 1) -> onnx.ModelProto:
     """A model with a VAE decoder's inputs and outputs: Conv 4 -> 3 channels, then activations, then a Resize."""
     nodes = [helper.make_node("Conv", ["latent", "weight", "bias"], ["t0"], name="conv")]
