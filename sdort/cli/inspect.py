@@ -117,7 +117,7 @@ def _values_table(components: list[Component]) -> Table:
 def _operators_table(components: list[Component]) -> Table:
     from sdort.inspect import is_fused
 
-    table = _table("Operators (* fused)", "operator", *(f">{c.component}" for c in components))
+    table = _table("Operators (* fused, of domain com.microsoft)", "operator", *(f">{c.component}" for c in components))
     totals: dict[str, int] = {}
     for c in components:
         for name, count in c.operators.items():
@@ -125,7 +125,9 @@ def _operators_table(components: list[Component]) -> Table:
     for name in sorted(totals, key=lambda name: (not is_fused(name), -totals[name], name)):
         counts = [c.operators.get(name) for c in components]
         cells = ["" if count is None else f"{count:,}" for count in counts]
-        table.add_row(f"* {name}" if is_fused(name) else f"  {name}", *cells, style="bold" if is_fused(name) else None)
+        # Without the domain, a pipeline's table fits 80 columns.
+        label = f"* {name.removeprefix('com.microsoft.')}" if is_fused(name) else f"  {name}"
+        table.add_row(label, *cells, style="bold" if is_fused(name) else None)
     return table
 
 
