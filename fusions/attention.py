@@ -53,4 +53,4 @@ def derive(m: Match) -> dict[str, Any]:
 def attention_scale(m: Match) -> float | None:
     """The scale as an attribute: None where it is the operator's default, 1/sqrt(head size)."""
     scale = m.scalar("scale") if "scale" in m.tensors else 1.0
-    return None if math.isclose(scale, int(m.dims["D"]) ** -0.5, rel_tol=1e-5) else scale  # type: ignore[arg-type]
+    return None if math.isclose(scale, m.size("D") ** -0.5, rel_tol=1e-5) else scale

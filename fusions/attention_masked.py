@@ -26,7 +26,8 @@ g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v, float[] mask) 
 _SCORES = ("score = MatMul (q, kt)  logits = Mul (score, scale)", "logits = MatMul (q, kt)")
 _TAILS = (
     "sum = Add (logits, mask)  p = Softmax <axis = -1> (sum)  y = MatMul (p, v) }",
-    "sum = Add (logits, mask)  p = Softmax <axis = -1> (sum)  bad = IsNaN (p)  safe = Where (bad, zero, p)  y = MatMul (safe, v) }",
+    "sum = Add (logits, mask)  p = Softmax <axis = -1> (sum)  bad = IsNaN (p)  safe = Where (bad, zero, p)  "
+    "y = MatMul (safe, v) }",
 )
 BEFORE = tuple(head + score + "\n" + tail for head in (_STRAIGHT, _TURNED) for score in _SCORES for tail in _TAILS)
 _AFTER = """

@@ -57,7 +57,7 @@ def check(m: Match) -> Refusal | None:
 
 def derive(m: Match) -> dict[str, Any]:
     heads, dtype = m.attrs["heads"], m.editor.dtype(m["q"])
-    width, values = (int(m.dims[d]) // heads for d in ("C", "V"))  # type: ignore[arg-type]
+    width, values = (m.size(d) // heads for d in ("C", "V"))
     scale = m.attrs["scale"] or width**-0.5
     return {
         "scale": m.editor.constant(np.array(scale, dtype), "scale"),

@@ -25,4 +25,4 @@ def check(m: Match) -> Refusal | None:
 
 
 def derive(m: Match) -> dict[str, Any]:
-    return {"target": m.editor.ints([0, -1, m.dims["C"]])}  # type: ignore[list-item]
+    return {"target": m.editor.ints([0, -1, m.size("C")])}

@@ -1,4 +1,4 @@
-"""A channels-last GroupNorm of a form that the target's kernel refuses: mean and variance spelled out, no transposes."""
+"""A channels-last GroupNorm of a form that the target's kernel refuses: mean and variance spelled out in place."""
 
 from typing import Any
 

@@ -50,5 +50,5 @@ def check(m: Match) -> Refusal | None:
 
 
 def derive(m: Match) -> dict[str, Any]:
-    flat = {k: Reshaped(as_weight(m[n]._values), [m.dims["C"]]) for k, n in (("scale", "gamma"), ("shift", "beta"))}
+    flat = {k: Reshaped(as_weight(m[n]._values), [m.size("C")]) for k, n in (("scale", "gamma"), ("shift", "beta"))}
     return {**{k: m.editor.constant(w, k) for k, w in flat.items()}, "groups": m.dims["G"]}

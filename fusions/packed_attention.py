@@ -19,7 +19,8 @@ g (float[B, S, I] x) => (float[B, S, C] y)
     q = Add (qm, bq)
     k = Add (km, bk)
     v = Add (vm, bv)
-    y = Attention <q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale, is_causal = 1> (q, k, v)
+    y = Attention <q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale,
+                   is_causal = 1> (q, k, v)
 }"""
 AFTER = """
 g (float[B, S, I] x, float[I, P] weight, float[P] bias) => (float[B, S, C] y) {

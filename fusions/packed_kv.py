@@ -5,7 +5,7 @@ from typing import Any
 from sdort.fusions.packed_qkv import check as check_width
 from sdort.fusions.packed_qkv import interleave
 
-from sdort.rewrite.match import Match, Refusal
+from sdort.rewrite.match import Match
 
 STAGE = "fuse"
 ANCHOR = "Attention"
@@ -25,11 +25,10 @@ g (float[B, S, C] q, float[B, L, I] x, float[I, P] weight, int64[5] shape) => (f
 EXAMPLE = {"B": 2, "S": 5, "L": 7, "I": 10, "C": 12, "heads": 3, "scale": 0.3}
 
 
-def check(m: Match) -> Refusal | None:
-    return check_width(m)
+check = check_width
 
 
 def derive(m: Match) -> dict[str, Any]:
     heads = m.attrs["heads"]
-    size = int(m.dims["C"]) // heads  # type: ignore[arg-type]
+    size = m.size("C") // heads
     return {"weight": interleave(m, ("wk", "wv"), heads, size), "shape": m.editor.ints([0, 0, heads, 2, size])}

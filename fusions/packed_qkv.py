@@ -30,14 +30,14 @@ EXAMPLE = {"B": 2, "S": 5, "I": 12, "C": 12, "heads": 3, "scale": 0.3}
 
 def check(m: Match) -> Refusal | None:
     width, heads = m.known("C"), m.attrs["heads"]
-    return (
-        None if width and width % heads == 0 else refuse("the width is no multiple of the heads", (m.dims["C"], heads))
-    )
+    if width and width % heads == 0:
+        return None
+    return refuse("the width is no multiple of the heads", (m.dims["C"], heads))
 
 
 def derive(m: Match) -> dict[str, Any]:
     heads = m.attrs["heads"]
-    size = int(m.dims["C"]) // heads  # type: ignore[arg-type]
+    size = m.size("C") // heads
     return {
         "weight": interleave(m, ("wq", "wk", "wv"), heads, size),
         "shape": m.editor.ints([0, 0, heads, 3, size]),

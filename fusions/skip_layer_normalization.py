@@ -21,7 +21,8 @@ AFTER = (
     """
 g (float[B, S, C] x, float[B, S, C] skip, float[C] gamma, float[C] beta, float[C] bias)
 => (float[B, S, C] y, float[B, S, C] sum) {
-    y, mean, deviation, sum = com.microsoft.SkipLayerNormalization <epsilon: float = @epsilon> (x, skip, gamma, beta, bias)
+    y, mean, deviation, sum
+        = com.microsoft.SkipLayerNormalization <epsilon: float = @epsilon> (x, skip, gamma, beta, bias)
 }""",
     """
 g (float[B, S, C] x, float[B, S, C] skip, float[C] gamma, float[C] beta)

@@ -18,8 +18,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper, shape_inference
 
-from sdort.rewrite.symbolic import Dim, Equalities, Expr, Shape, divide, product, symbol, unknown
-from sdort.weights import Weight
+from sdort.rewrite.symbolic import Dim, Equalities, Expr, Shape, divide, numbers, product, symbol, unknown
+from sdort.weights import Array, Weight
 
 MAX_VALUE = 64
 """Integer tensors up to this many elements are followed as values."""
@@ -38,6 +38,13 @@ class Fact:
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
+
+    def array(self) -> Array | None:
+        """The tensor, where every element is a known number."""
+        if self.value is None or self.shape is None or self.dtype is None:
+            return None
+        values, shape = numbers(self.value), numbers(self.shape)
+        return None if values is None or shape is None else np.array(values, self.dtype).reshape(shape)
 
 
 NOTHING = Fact()
@@ -85,7 +92,7 @@ class Facts:
         facts = rule(node, [self.of(t) for t in node.inputs]) if rule else None
         if facts is None:
             facts = self._by_onnx(node)
-        for tensor, fact in zip(node.outputs, facts):
+        for tensor, fact in zip(node.outputs, facts, strict=False):  # a rule states the outputs it knows
             if tensor.name:
                 self.set(tensor, fact)
 
@@ -112,8 +119,8 @@ class Facts:
             if fact.dtype is None:
                 return nothing
             types[tensor.name] = self._type(fact)
-            if fact.value is not None and all(isinstance(v, int) for v in fact.value) and fact.shape is not None:
-                array = np.array(fact.value, fact.dtype).reshape([int(d) for d in fact.shape])  # type: ignore[arg-type]
+            array = fact.array()
+            if array is not None:
                 data[tensor.name] = onnx.numpy_helper.from_array(array, tensor.name)
         proto = helper.make_node(
             node.op, [t.name for t in node.inputs], [t.name for t in node.outputs], **plain_attributes(node)
@@ -209,7 +216,7 @@ def _axes(node: gs.Node, facts: list[Fact], index: int = 1) -> list[int] | None:
     if "axes" in node.attrs:
         return list(node.attrs["axes"])
     if len(facts) > index and facts[index].value is not None:
-        return [int(v) for v in facts[index].value if isinstance(v, int)]  # type: ignore[union-attr]
+        return numbers(facts[index].value or ())
     return None
 
 
@@ -253,7 +260,7 @@ def _zip_values(a: Fact, b: Fact, function: Callable[[Dim, Dim], Dim | None]) ->
         return None
     left = a.value * (size if len(a.value) == 1 else 1)
     right = b.value * (size if len(b.value) == 1 else 1)
-    out = [function(x, y) for x, y in zip(left, right)]
+    out = [function(x, y) for x, y in zip(left, right, strict=True)]
     return None if any(v is None for v in out) else tuple(v for v in out if v is not None)
 
 
@@ -288,9 +295,9 @@ def _comparison(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 def _where(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     condition, yes, no = facts
     value = None
-    if condition.value and yes.value and no.value and len({len(f.value or ()) for f in facts}) == 1:
-        if all(isinstance(c, int) for c in condition.value):
-            value = tuple(y if c else n for c, y, n in zip(condition.value, yes.value, no.value))
+    picks = numbers(condition.value or ())
+    if picks and yes.value and no.value and len(picks) == len(yes.value) == len(no.value):
+        value = tuple(y if c else n for c, y, n in zip(picks, yes.value, no.value, strict=True))
     return [Fact(yes.dtype, broadcast(*(f.shape for f in facts)), value)]
 
 
@@ -384,23 +391,30 @@ def _span(length: Dim, start: Dim, end: Dim, step: int) -> Dim:
     return -(-size // step)
 
 
+def _numbers(facts: list[Fact], index: int, default: list[int]) -> list[int] | None:
+    """The elements of an optional input: the default where it is absent, None where they are not known."""
+    if len(facts) <= index or facts[index].shape is None:
+        return default
+    value = facts[index].value
+    return None if value is None else numbers(value)
+
+
 @rule("Slice")
 def _slice(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     data = facts[0]
     starts, ends = (facts[i].value if len(facts) > i else None for i in (1, 2))
     if data.shape is None or starts is None or ends is None:
         return [Fact(data.dtype, None if data.shape is None else tuple(unknown() for _ in data.shape))]
-    axes = facts[3].value if len(facts) > 3 and facts[3].shape is not None else tuple(range(len(starts)))
-    steps = facts[4].value if len(facts) > 4 and facts[4].shape is not None else (1,) * len(starts)
-    if axes is None or steps is None or not all(isinstance(s, int) and s > 0 for s in steps):
+    axes = _numbers(facts, 3, list(range(len(starts))))
+    steps = _numbers(facts, 4, [1] * len(starts))
+    if axes is None or steps is None or min(steps) <= 0:
         return [Fact(data.dtype, tuple(unknown() for _ in data.shape))]
     shape = list(data.shape)
-    for axis, start, end, step in zip(axes, starts, ends, steps):
-        position = int(axis) % len(shape)  # type: ignore[arg-type]
-        shape[position] = _span(shape[position], start, end, int(step))  # type: ignore[arg-type]
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        shape[axis] = _span(shape[axis], start, end, step)
     value = None
     if data.value is not None and len(shape) == 1 and isinstance(starts[0], int) and isinstance(ends[0], int):
-        value = data.value[starts[0] : ends[0] : int(steps[0])]  # type: ignore[arg-type]
+        value = data.value[starts[0] : ends[0] : steps[0]]
     return [Fact(data.dtype, tuple(shape), value)]
 
 
@@ -471,11 +485,14 @@ def _matmul(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     return [Fact(facts[0].dtype, None if batch is None else (*batch, a[-2], b[-1]))]
 
 
-def _windows(node: gs.Node, size: Dim, axis: int, kernel: int, axes: int) -> Dim:
-    pads = node.attrs.get("pads", [0] * (2 * axes))
-    dilation = node.attrs.get("dilations", [1] * axes)[axis]
-    stride = node.attrs.get("strides", [1] * axes)[axis]
-    return (size + (pads[axis] + pads[axis + axes] - dilation * (kernel - 1) - 1)) // stride + 1
+def _windows(node: gs.Node, sizes: Shape, kernel: Shape) -> Shape:
+    """The spatial sizes that a convolution leaves of ``sizes``."""
+    axes = len(sizes)
+    pads: list[int] = node.attrs.get("pads", [0] * (2 * axes))
+    dilations: list[int] = node.attrs.get("dilations", [1] * axes)
+    strides: list[int] = node.attrs.get("strides", [1] * axes)
+    reach = [dilations[i] * (kernel[i] - 1) + 1 for i in range(axes)]
+    return tuple((sizes[i] + pads[i] + pads[i + axes] - reach[i]) // strides[i] + 1 for i in range(axes))
 
 
 @rule("Conv")
@@ -483,8 +500,7 @@ def _conv(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     x, w = facts[0].shape, facts[1].shape
     if x is None or w is None or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
         return None
-    spatial = tuple(_windows(node, s, i, int(k), len(x) - 2) for i, (s, k) in enumerate(zip(x[2:], w[2:])))  # type: ignore[arg-type]
-    return [Fact(facts[0].dtype, (x[0], w[0], *spatial))]
+    return [Fact(facts[0].dtype, (x[0], w[0], *_windows(node, x[2:], w[2:])))]
 
 
 @rule("NhwcConv", domain="com.microsoft")
@@ -492,8 +508,7 @@ def _nhwc_conv(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     x, w = facts[0].shape, facts[1].shape
     if x is None or w is None:
         return [Fact(facts[0].dtype)]
-    spatial = tuple(_windows(node, s, i, int(k), 2) for i, (s, k) in enumerate(zip(x[1:3], w[1:3])))  # type: ignore[arg-type]
-    return [Fact(facts[0].dtype, (x[0], *spatial, w[0]))]
+    return [Fact(facts[0].dtype, (x[0], *_windows(node, x[1:3], w[1:3]), w[0]))]
 
 
 @rule("Resize")
@@ -504,13 +519,13 @@ def _resize(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     axes = [a % len(x) for a in node.attrs.get("axes", range(len(x)))]
     shape = list(x)
     if len(facts) > 3 and facts[3].value is not None:
-        for axis, size in zip(axes, facts[3].value):
+        for axis, size in zip(axes, facts[3].value, strict=True):
             shape[axis] = size
         return [Fact(facts[0].dtype, tuple(shape))]
     scales = node.inputs[2] if len(node.inputs) > 2 else None
     if not isinstance(scales, gs.Constant):
         return None
-    for axis, scale in zip(axes, np.asarray(scales.values).tolist()):
+    for axis, scale in zip(axes, np.asarray(scales.values).tolist(), strict=True):
         whole = float(scale).is_integer()
         shape[axis] = shape[axis] * int(scale) if whole else unknown()
     return [Fact(facts[0].dtype, tuple(shape))]

@@ -72,6 +72,12 @@ class Match:
         value = self.dims[dim]
         return value if isinstance(value, int) else None
 
+    def size(self, dim: str) -> int:
+        """A dim's number; the check has made sure that it is one."""
+        value = self.dims[dim]
+        assert isinstance(value, int)
+        return value
+
 
 @dataclass
 class Progress:

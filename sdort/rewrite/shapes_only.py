@@ -95,8 +95,10 @@ def _size(dim: Dim, sizes: dict[str, int], default: int) -> int:
     total = 0
     for monomial, factor in dim.terms.items():
         for atom in monomial:
-            divided = isinstance(atom, tuple)
-            factor *= _size(atom[0], sizes, default) // atom[1] if divided else sizes.get(atom, default)  # type: ignore[arg-type]
+            if isinstance(atom, str):
+                factor *= sizes.get(atom, default)
+            else:
+                factor *= _size(atom[0], sizes, default) // atom[1]
         total += factor
     return total
 

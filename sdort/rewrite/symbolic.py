@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Union
+from typing import TypeAlias
 
-Atom = Union[str, tuple["Expr", int]]
+Atom: TypeAlias = "str | tuple[Expr, int]"
 """A named size, or ``(numerator, divisor)`` for a floor division that does not come out even."""
-Monomial = tuple[Atom, ...]
+Monomial: TypeAlias = "tuple[Atom, ...]"
 
 _fresh = itertools.count()
 
@@ -83,7 +83,7 @@ class Expr:
         inner = _single_division(numerator)
         if inner is not None:  # (n//d + c)//k == (n + c*d)//(d*k)
             (deeper, by), constant = inner
-            return (deeper + constant * by) // (by * divisor) + _normal(whole)  # type: ignore[operator]
+            return (deeper + constant * by) // (by * divisor) + _normal(whole)
         return Expr({((numerator, divisor),): 1}) + _normal(whole)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def _single_division(numerator: Expr) -> tuple[tuple[Expr, int], int] | None:
     return None
 
 
-Dim = Union[int, Expr]
+Dim: TypeAlias = int | Expr
 Shape = tuple[Dim, ...]
 
 
@@ -141,6 +141,13 @@ def is_known(dim: Dim) -> bool:
         return True
     atoms = (atom for monomial in dim.terms for atom in monomial)
     return all(not a.startswith("?") if isinstance(a, str) else is_known(a[0]) for a in atoms)
+
+
+def numbers(dims: Iterable[Dim]) -> list[int] | None:
+    """The dims as plain numbers; None if one of them is not."""
+    known = list(dims)
+    plain = [d for d in known if isinstance(d, int)]
+    return plain if len(plain) == len(known) else None
 
 
 def product(dims: Iterable[Dim]) -> Dim:
