@@ -43,6 +43,7 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
     from onnxconverter_common.float16 import convert_float_to_float16
 
     model = editor.model
+    _separate_outputs(editor)
     before = {n.name for n in editor.graph.nodes}
     kept = _hide_inputs(editor)
     constants = _constants(editor)
@@ -81,6 +82,22 @@ def islands(editor: Editor) -> list[str]:
             names.add(node.name)
             stack.extend(p for t in node.inputs if (p := producer(t)) is not None)
     return sorted(names)
+
+
+def _separate_outputs(editor: Editor) -> None:
+    """An output that is read inside too: the converter would hand its readers the output's own type."""
+    for output in editor.graph.outputs:
+        if output.outputs and output.inputs:
+            node, inner = output.inputs[0], gs.Variable(editor.name(output.name))
+            readers = list(output.outputs)
+            node.outputs[next(i for i, t in enumerate(node.outputs) if t is output)] = inner
+            editor.facts.set(inner, editor.facts.of(output))
+            for reader in readers:
+                for index, tensor in enumerate(reader.inputs):
+                    if tensor is output:
+                        reader.inputs[index] = inner
+            editor.node("Identity", [inner], outputs=[output])
+    editor.finish()
 
 
 def _join_islands(editor: Editor, before: set[str]) -> None:
