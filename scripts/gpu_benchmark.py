@@ -110,7 +110,7 @@ def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.
     if component == "unet":
         model = diffusers.UNet2DConditionModel.from_pretrained(checkpoint / "unet", torch_dtype=dtype)
 
-        class Step(torch.nn.Module):
+        class Step(torch.nn.Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.model = model
@@ -121,7 +121,7 @@ def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.
         return Step().to("cuda").eval()
     vae = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae", torch_dtype=dtype)
 
-    class Decode(torch.nn.Module):
+    class Decode(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.vae = vae
@@ -282,7 +282,8 @@ def environment() -> dict[str, str]:
 def show(rows: list[dict[str, Any]]) -> None:
     print(json.dumps(environment()))
     print(
-        f"{'component':12} {'engine':22} {'median ms':>10} {'min':>8} {'p90':>8} {'error':>9} {'max/std':>9} {'rerun':>9}"
+        f"{'component':12} {'engine':22} {'median ms':>10} {'min':>8} {'p90':>8} "
+        f"{'error':>9} {'max/std':>9} {'rerun':>9}"
     )
     for row in rows:
         if "median_ms" not in row:
@@ -290,7 +291,8 @@ def show(rows: list[dict[str, Any]]) -> None:
             continue
         mark = "" if row["ok"] else "  WRONG"
         print(
-            f"{row['component']:12} {row['engine']:22} {row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
+            f"{row['component']:12} {row['engine']:22} "
+            f"{row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
             f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{mark}"
         )
 

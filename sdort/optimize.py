@@ -1,4 +1,4 @@
-"""``sdort optimize``: a folder of ONNX components (or one file) in, the same fused, lowered and converted for a target out."""
+"""``sdort optimize``: a folder of ONNX components (or one file), fused, lowered and converted for a target."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _check_expectations(request: Request, report: Report) -> None:
 
 
 def _copy_configs(source: Path, stage: Path, components: set[str]) -> None:
-    """Everything beside the models: configs, tokenizers, scheduler, model_index.json; symbolic links are not followed."""
+    """Everything beside the models: configs, tokenizers, scheduler, model_index.json; links are not followed."""
     skipped = {"sdort.json"}
     for path in sorted(source.rglob("*")):
         inside = path.relative_to(source)

@@ -108,7 +108,7 @@ def optimize_model(model: Model, options: Options) -> ComponentReport:
 
 
 def canonicalize(model: Model) -> None:
-    """What an exporter's graph needs to be a tidy standard one: constants folded, shape residue gone, standard operators."""
+    """What an exporter's graph needs to be a tidy standard one: constants folded, shape residue gone."""
     upgrade.to_pattern_opset(model)
     from sdort.targets import load_target
 

@@ -16,7 +16,7 @@ DTYPES = {"f": np.float32, "i": np.int64, "b": np.bool_}
 
 def example(fusion: Fusion, index: int) -> dict[str, Any]:
     """EXAMPLE of a fusion for one spelling: a tuple holds one value for each spelling."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in fusion.module.EXAMPLE.items():
         values[name] = value[index] if isinstance(value, tuple) else value
     return values

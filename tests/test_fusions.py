@@ -61,7 +61,7 @@ def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarr
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()})
+    return list(session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()}))
 
 
 @pytest.mark.parametrize("name", load_fusions())

@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from sdort.rewrite.editor import Editor, producer, scalar, weight
 from sdort.rewrite.infer import plain_attributes
+from sdort.rewrite.symbolic import numbers
 from sdort.weights import Array, Cast, Concatenated, Inline, Reshaped, Transposed, Weight, as_weight
 
 LIMIT = 1 << 16
@@ -46,11 +47,9 @@ def run(editor: Editor) -> int:
 
 
 def _constant(editor: Editor, node: gs.Node) -> gs.Constant | None:
-    fact = editor.facts.of(node.outputs[0])
-    if fact.value is not None and fact.shape is not None and fact.dtype is not None:
-        if all(isinstance(v, int) for v in (*fact.value, *fact.shape)):
-            values = np.array(fact.value, dtype=fact.dtype).reshape([int(d) for d in fact.shape])  # type: ignore[arg-type]
-            return editor.constant(values, "folded")
+    known = editor.facts.of(node.outputs[0]).array()
+    if known is not None:
+        return editor.constant(known, "folded")
     if not node.inputs or not all(isinstance(t, gs.Constant) or not t.name for t in node.inputs):
         return None
     described = _describe(node)
@@ -83,9 +82,8 @@ def _reshaped(editor: Editor, node: gs.Node) -> Weight | None:
     shape = editor.shape(node.outputs[0])
     if node.op not in ("Reshape", "Unsqueeze", "Squeeze", "Flatten") or not isinstance(operand, Weight):
         return None
-    if shape is None or not all(isinstance(d, int) for d in shape):
-        return None
-    return Reshaped(operand, [int(d) for d in shape])  # type: ignore[arg-type]
+    sizes = None if shape is None else numbers(shape)
+    return None if sizes is None else Reshaped(operand, sizes)
 
 
 def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
@@ -95,21 +93,25 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
         return reshaped
     if node.op in RANDOM or not defs.has(node.op, editor.graph.opset):
         return None
-    shape = editor.shape(node.outputs[0])
-    known = shape is not None and all(isinstance(d, int) for d in shape)
-    if (known and math.prod(shape) > LIMIT) or (not known and node.op in GROWING):  # type: ignore[arg-type]
-        if node.op != "Range" or not _short_range(node):
-            return None
-    inputs = [_small(t) if t.name else np.zeros(0) for t in node.inputs]
-    if any(i is None for i in inputs):
+    if not _short(editor, node):
+        return None
+    inputs = {t.name: _small(t) for t in node.inputs if t.name}
+    if any(i is None for i in inputs.values()):
         return None
     proto = helper.make_node(node.op, [t.name for t in node.inputs], [node.outputs[0].name], **plain_attributes(node))
-    return evaluate_nodes([proto], {t.name: v for t, v in zip(node.inputs, inputs) if t.name}, editor.graph.opset)
+    return evaluate_nodes([proto], inputs, editor.graph.opset)
 
 
-def _short_range(node: gs.Node) -> bool:
-    start, limit, step = (scalar(t) for t in node.inputs)
-    return start is not None and limit is not None and bool(step) and abs((limit - start) / step) <= LIMIT  # type: ignore[operator]
+def _short(editor: Editor, node: gs.Node) -> bool:
+    """Whether the result has at most LIMIT elements."""
+    if node.op == "Range":
+        start, limit, step = (scalar(t) for t in node.inputs)
+        if start is None or limit is None or not step:
+            return False
+        return abs((limit - start) / step) <= LIMIT
+    shape = editor.shape(node.outputs[0])
+    sizes = None if shape is None else numbers(shape)
+    return node.op not in GROWING if sizes is None else math.prod(sizes) <= LIMIT
 
 
 def _small(tensor: gs.Constant) -> Array | None:
@@ -139,7 +141,8 @@ def evaluate_nodes(nodes: list[onnx.NodeProto], feeds: dict[str, Any], opset: in
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+            values: Any = ReferenceEvaluator(model).run(None, feeds)
+            return np.asarray(values[0])
     except Exception:  # the reference implementation raises whatever numpy raises; then the node stays
         return None
 

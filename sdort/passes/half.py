@@ -1,4 +1,4 @@
-"""FP16: onnxconverter-common decides where casts go, on the graph without its weights; weights are cast as they are written.
+"""FP16: onnxconverter-common places the casts, on the graph without its weights; weights are cast as they are written.
 
 What stays in fp32 follows from structure:
 

@@ -154,7 +154,7 @@ class Region:
         if all(d == 1 for d in shape):
             return tensor
         if isinstance(tensor, gs.Constant) and len(shape) == 3 and shape[1:] == (1, 1):
-            return self.editor.constant(Reshaped(as_weight(tensor._values), [shape[0]]), tensor.name)  # type: ignore[list-item]
+            return self.editor.constant(Reshaped(as_weight(tensor._values), tensor.shape[:1]), tensor.name)
         return None
 
     def _concat(self, node: gs.Node) -> None:

@@ -63,7 +63,7 @@ SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 
 
 def borrow_shapes(editor: Editor) -> int:
-    """Let sizes that are still computed be read off earlier tensors that have them, and constants where they are fixed."""
+    """Let sizes that are still computed be read off earlier tensors that have them, and be constant where fixed."""
     changes = 0
     lenders: dict[tuple[Dim, ...], Lender] = {}
     made: dict[tuple[Dim, ...], gs.Tensor] = {}

@@ -148,15 +148,12 @@ def _bounds(editor: Editor, node: gs.Node) -> tuple[int, int, int] | None:
     """(axis, start, end) of a Slice of one axis with step 1 and known bounds."""
     if node.op != "Slice" or len(node.inputs) < 4:
         return None
-    values = [editor.dims(t) for t in node.inputs[1:]]
-    if any(v is None or len(v) != 1 or not isinstance(v[0], int) for v in values):
-        return None
-    start, end, axis = (int(v[0]) for v in values[:3])  # type: ignore[index, arg-type]
-    if len(values) > 3 and values[3] != (1,):
-        return None
+    start, end, axis = (editor.integer(t) for t in node.inputs[1:4])
     shape = editor.shape(node.inputs[0])
-    size = shape[axis] if shape is not None else None
-    if not isinstance(size, int) or shape is None:
+    if start is None or end is None or axis is None or shape is None:
+        return None
+    size = shape[axis]
+    if not isinstance(size, int) or (len(node.inputs) > 4 and editor.integer(node.inputs[4]) != 1):
         return None
     fit = [min(max(b + size if b < 0 else b, 0), size) for b in (start, end)]
     return axis % len(shape), fit[0], fit[1]
@@ -202,7 +199,7 @@ def _split_slices(editor: Editor) -> int:
         sizes = {end - start for start, end, _ in parts}
         if shape is None or len(parts) < 2 or len(sizes) != 1 or edges[-1] != shape[axis]:
             continue
-        if any(start != edge for (start, _, _), edge in zip(parts, edges)):
+        if any(start != edge for (start, _, _), edge in zip(parts, edges[:-1], strict=True)):
             continue
         outputs = [node.outputs[0] for _, _, node in parts]
         for _, _, node in parts:
@@ -219,19 +216,18 @@ def _split_sequences(editor: Editor) -> int:
         if node.op != "SplitToSequence" or not node.outputs or len(node.inputs) != 2:
             continue
         readers = list(node.outputs[0].outputs)
-        picks = [editor.dims(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
-        size, shape = editor.dims(node.inputs[1]), editor.shape(node.inputs[0])
+        picks = [editor.integer(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
+        size, shape = editor.integer(node.inputs[1]), editor.shape(node.inputs[0])
         axis = node.attrs.get("axis", 0)
-        if shape is None or size is None or len(size) != 1 or not isinstance(shape[axis], int):
+        length = None if shape is None else shape[axis]
+        if not size or not isinstance(length, int) or None in picks:
             continue
-        if not isinstance(size[0], int) or any(p is None or not isinstance(p[0], int) for p in picks):
-            continue
-        sizes = [min(size[0], shape[axis] - start) for start in range(0, shape[axis], size[0])]  # type: ignore[operator]
+        sizes = [min(size, length - start) for start in range(0, length, size)]
         attrs = {"axis": axis, "num_outputs": len(sizes)} if len(set(sizes)) == 1 else {"axis": axis}
         inputs = [node.inputs[0]] if "num_outputs" in attrs else [node.inputs[0], editor.ints(sizes)]
         parts = editor.node("Split", inputs, attrs, outputs=len(sizes)).outputs
-        for reader, pick in zip(readers, picks):
-            editor.replace(reader.outputs[0], parts[int(pick[0])])  # type: ignore[index, arg-type]
+        for reader, pick in zip(readers, picks, strict=True):
+            editor.replace(reader.outputs[0], parts[pick])
         changes += 1
     return changes
 
@@ -250,7 +246,7 @@ def merge_equal_nodes(editor: Editor) -> int:
         key = (node.op, node.domain or "", tuple(_key(t) for t in node.inputs), _attribute_key(node), len(node.outputs))
         twin = seen.setdefault(key, node)
         if twin is not node:
-            for mine, theirs in zip(node.outputs, twin.outputs):
+            for mine, theirs in zip(node.outputs, twin.outputs, strict=True):
                 editor.replace(mine, theirs)
             changes += 1
     editor.finish()

@@ -60,6 +60,11 @@ class Editor:
         """The elements of a small integer tensor, as far as they are known symbolically."""
         return self.facts.of(tensor).value
 
+    def integer(self, tensor: gs.Tensor) -> int | None:
+        """The element of an integer tensor that has one, where it is a known number."""
+        value = self.dims(tensor)
+        return value[0] if value is not None and len(value) == 1 and isinstance(value[0], int) else None
+
     def is_output(self, tensor: gs.Tensor) -> bool:
         return any(tensor is output for output in self.graph.outputs)
 
@@ -90,7 +95,7 @@ class Editor:
         domain: str = "",
         hint: str = "",
     ) -> gs.Node:
-        """Append a node; ``outputs`` is a number of new tensors or the tensors themselves (their producers give way)."""
+        """Append a node; ``outputs``: how many new tensors, or the tensors themselves (their producers give way)."""
         name = self.name(hint or op)
         if isinstance(outputs, int):
             outputs = [gs.Variable(f"{name}_{i}" if i else name) for i in range(outputs)]

@@ -30,11 +30,11 @@ class Support(Protocol):
 class Fusion:
     """One file of ``fusions/``.
 
-    The file defines ``STAGE``, ``BEFORE`` (one text or several spellings), ``AFTER`` (one text, or one for each spelling)
-    and ``ANCHOR`` (the operator in Before that makes a place a candidate), and may define ``check(match)`` (returns a
-    refusal or None), ``derive(match)`` (returns the tensors and attributes that After names and Before does not have),
-    ``MUST_FUSE`` (no anchor may remain), ``RUN_AFTER`` (names of fusions of the same stage) and ``EXAMPLE`` (sizes for the
-    numeric test).
+    The file defines ``STAGE``, ``BEFORE`` (one text or several spellings), ``AFTER`` (one text, or one for each
+    spelling), ``ANCHOR`` (the operator in Before that makes a place a candidate) and ``EXAMPLE`` (sizes for the numeric
+    test). It may define ``check(match)`` (returns a refusal or None), ``derive(match)`` (returns the tensors and
+    attributes that After names and Before does not have), ``MUST_FUSE`` (no anchor may remain) and ``RUN_AFTER`` (names
+    of fusions of the same stage).
     """
 
     module: ModuleType
@@ -113,7 +113,7 @@ class Outcome:
     declined: dict[str, int] = field(default_factory=dict)
     """Why the target does not run the result -> how many anchors stayed as they were for it."""
     refusals: list[dict[str, Any]] = field(default_factory=list)
-    """One entry for each anchor left: node, reason, how many of the pattern's nodes matched, and whether it is a miss."""
+    """One entry for each anchor left: node, reason, how much of the pattern matched, and whether it is a miss."""
 
     @property
     def misses(self) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def apply_stage(
             whys = [_why_not(f, editor, node, refused[f.name]) for f in group]
             nearest = max(range(len(group)), key=lambda i: whys[i]["matched"] / max(whys[i]["of"], 1))
             whys[nearest]["miss"] = must and all(w["applicable"] for w in whys)
-            for fusion, why in zip(group, whys):
+            for fusion, why in zip(group, whys, strict=True):
                 if explain or why["miss"]:
                     outcomes[fusion.name].refusals.append(why)
     return list(outcomes.values())
@@ -150,7 +150,11 @@ def apply_stage(
 def apply_fusion(
     fusion: Fusion, editor: Editor, support: Support | None = None, refused: dict[str, Refusal] | None = None
 ) -> Outcome:
-    """Rewrite every place where the fusion matches, until none is left; ``refused`` takes the checks' refusals by node."""
+    """Rewrite every place where the fusion matches, until none is left.
+
+    Args:
+        refused: takes the checks' refusals, by node.
+    """
     outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
     again = True
     while again:
@@ -216,7 +220,7 @@ def _substitute(
         values = {k: attrs[v.name] if isinstance(v, Capture) else v for k, v in node.attrs.items()}
         values = {k: v for k, v in values.items() if v is not None}
         made = editor.node(node.op, inputs, values, outputs=len(node.outputs), domain=node.domain, hint=node.op)
-        tensors.update({n: t for n, t in zip(node.outputs, made.outputs) if n})
+        tensors.update({n: t for n, t in zip(node.outputs, made.outputs, strict=True) if n})
         built.append(made)
         reason = support.unsupported(made, editor) if support else None
         if reason:

@@ -171,13 +171,19 @@ def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress
     if wanted is None:
         return True
     found = array(tensor)
-    if found is not None and found.size == wanted.size and (wanted.size == 1 or found.shape == wanted.shape):
-        # Exporters fold constants in their own precision: 1/sqrt(2) comes with float32's rounding.
-        if np.allclose(found.reshape(-1).astype(np.float64), wanted.reshape(-1).astype(np.float64), rtol=1e-6, atol=0):
-            return True
+    if found is not None and _same_values(found, wanted):
+        return True
     shown = "a large tensor" if found is None else found.reshape(-1)[:4].tolist()
     progress.note(len(match.nodes), tensor, f"{name!r} has to be {wanted.reshape(-1)[:4].tolist()}, found {shown}")
     return False
+
+
+def _same_values(found: Array, wanted: Array) -> bool:
+    if found.size != wanted.size or (wanted.size > 1 and found.shape != wanted.shape):
+        return False
+    # Exporters fold constants in their own precision: 1/sqrt(2) comes with float32's rounding.
+    left, right = (values.reshape(-1).astype(np.float64) for values in (found, wanted))
+    return np.allclose(left, right, rtol=1e-6, atol=0)
 
 
 def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, matched: int, progress: Progress) -> gs.Node | None:
@@ -196,7 +202,7 @@ def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, matched: int, p
 
 
 def _outputs(wanted: PatternNode, node: gs.Node) -> dict[str, gs.Tensor]:
-    return {n: t for n, t in zip(wanted.outputs, node.outputs) if n and t.name}
+    return {n: t for n, t in zip(wanted.outputs, node.outputs, strict=False) if n and t.name}
 
 
 def _attributes(wanted: PatternNode, node: gs.Node, matched: int, progress: Progress) -> dict[str, Any] | None:
@@ -228,12 +234,14 @@ def _input_orders(
     inputs = list(node.inputs)
     while inputs and not inputs[-1].name:
         inputs.pop()
-    if len(inputs) != len(wanted.inputs) or any(bool(n) != bool(t.name) for n, t in zip(wanted.inputs, inputs)):
+    if len(inputs) != len(wanted.inputs) or any(
+        bool(n) != bool(t.name) for n, t in zip(wanted.inputs, inputs, strict=True)
+    ):
         progress.note(matched, node, f"{node.op} has {len(inputs)} inputs, expected {len(wanted.inputs)}")
         return
-    yield [(n, t) for n, t in zip(wanted.inputs, inputs) if n]
+    yield [(n, t) for n, t in zip(wanted.inputs, inputs, strict=True) if n]
     if wanted.op in COMMUTATIVE and not wanted.domain and len(inputs) == 2:
-        yield [(n, t) for n, t in zip(wanted.inputs, reversed(inputs))]
+        yield [(n, t) for n, t in zip(wanted.inputs, reversed(inputs), strict=True)]
 
 
 def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
@@ -285,11 +293,15 @@ def _typed(pattern: Pattern, match: Match, progress: Progress) -> bool:
     return True
 
 
+def _kind(dtype: np.dtype[Any]) -> str:
+    """The letter of :class:`TensorType`; to numpy bfloat16 is a plain lump of bytes."""
+    return "f" if dtype.name == "bfloat16" else "i" if dtype.kind == "u" else dtype.kind
+
+
 def _unify(wanted: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str, Dim]) -> str | None:
     fact = editor.facts.of(tensor)
-    if fact.dtype is not None and (fact.dtype.kind if fact.dtype.kind != "u" else "i") != wanted.kind:
-        if not (wanted.kind == "f" and fact.dtype.name == "bfloat16"):
-            return f"its type is {fact.dtype}"
+    if fact.dtype is not None and _kind(fact.dtype) != wanted.kind:
+        return f"its type is {fact.dtype}"
     if wanted.dims is None:
         return None
     if fact.shape is None:
@@ -298,7 +310,7 @@ def _unify(wanted: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str
         return None  # a one-element constant of any rank is a scalar
     if len(fact.shape) != len(wanted.dims):
         return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)}"
-    for found, name in zip(fact.shape, wanted.dims):
+    for found, name in zip(fact.shape, wanted.dims, strict=True):
         expected = dims.setdefault(name, found) if isinstance(name, str) else name
         if expected != found:
             return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)} with {name} = {expected}"

@@ -121,7 +121,7 @@ def check_connected(pattern: Pattern) -> None:
 
 
 def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
-    kinds = {onnx.TensorProto.INT64: "i", onnx.TensorProto.INT32: "i", onnx.TensorProto.BOOL: "b"}
+    kinds: dict[int, str] = {onnx.TensorProto.INT64: "i", onnx.TensorProto.INT32: "i", onnx.TensorProto.BOOL: "b"}
     dims = None
     if proto.HasField("shape"):
         dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in proto.shape.dim)

@@ -1,8 +1,8 @@
 """What an execution provider runs, as data.
 
-A target lists the ``com.microsoft`` operators it has kernels for, each with the input forms that the kernel takes, and the
-standard operators that it lacks. Fusing asks it before it builds a node, so a target never receives an operator that it
-cannot run.
+A target lists the ``com.microsoft`` operators it has kernels for, each with the input forms that the kernel takes, and
+the standard operators that it lacks. Fusing asks it before it builds a node, so a target never receives an operator
+that it cannot run.
 """
 
 from __future__ import annotations
