@@ -57,7 +57,7 @@ def check_nodes(
     for node in nodes:
         _check_operator(node, opsets, functions, component)
         check_attributes(node, component, in_function)
-        if node.domain == "" and (node.domain, node.op_type) not in functions:
+        if node.domain == "":
             _check_schema(node, context, component)
 
 

@@ -40,10 +40,10 @@ def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> 
     if out.is_symlink():
         out = out.resolve()
     _refuse_input(out, reads)
+    _recover(out)
     _check_target(out, overwrite)
     made = _make_parents(out)
     try:
-        _recover(out)
         stage, lock = _make_stage(out)
         try:
             yield stage
@@ -83,7 +83,8 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 def _replaceable(out: Path) -> bool:
     """Whether deleting ``out`` loses no more than a pipeline: a mistyped OUT must not cost a home folder."""
-    if out.resolve() in (Path.home(), Path.cwd(), *Path.home().parents, *Path.cwd().parents) or os.path.ismount(out):
+    precious = [Path(os.path.expanduser("~")), Path.cwd()]
+    if any(path.is_relative_to(out.resolve()) for path in precious) or os.path.ismount(out):
         return False
     entries = list(out.iterdir())
     marks = ("*.onnx", "*/*.onnx", "model_index.json")
@@ -127,7 +128,8 @@ def _recover(out: Path) -> None:
         if not _is_abandoned(leftover):
             continue
         if "sdort-old-" in leftover.name and not out.exists():
-            leftover.rename(out)  # killed between the two renames of _swap
+            with suppress(OSError):
+                leftover.rename(out)  # killed between the two renames of _swap
         else:
             _remove(leftover)
 

@@ -273,6 +273,14 @@ def test_metadata_versions_and_component_are_kept(tmp_path: Path) -> None:
     assert [entry.domain for entry in loaded.graph.import_domains] == [""]  # nothing uses com.microsoft
 
 
+def test_contrib_operators_load() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "unused.domain" : 7]>
+    g (float[N] x) => (float[N] y) { y = com.microsoft.QuickGelu <alpha = 1.702> (x) }"""
+    graph = from_proto(parser.parse_model(text), None, "unet").graph
+    assert [(n.op, n.domain) for n in graph.nodes] == [("QuickGelu", "com.microsoft")]
+    assert {entry.domain: entry.version for entry in graph.import_domains} == {"": 17, "com.microsoft": 1}
+
+
 def test_tied_weights_share_their_bytes(tmp_path: Path) -> None:
     model = linear("h = MatMul (x, w)  i = MatMul (x, w2)  j = Add (h, i)  y = Add (j, b)")
     (tmp_path / "data").write_bytes(LARGE.tobytes())

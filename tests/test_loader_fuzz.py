@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def test_damaged_models_are_refused_or_loaded(seed: int) -> None:
 MLP = """
 <ir_version: 8, opset_import: ["" : 17], producer_name: "fuzz", metadata_props: ["k": "v"]>
 mlp (float[N, 4] x, int64[2] size) => (float[N, 2] y, int64[2] size_out)
-<float[4, 8] w = {%s}, float[8] b = {1,2,3,4,5,6,7,8}, int64[2] target = {-1, 8}, float[M, 8] hidden> {
+<float[4, 8] w = {WEIGHTS}, float[8] b = {1,2,3,4,5,6,7,8}, int64[2] target = {-1, 8}, float[M, 8] hidden> {
   half = Constant <value_float = 0.5> ()
   ones = Constant <value = float[1] {1.0}> ()
   size_out = Identity (size)
@@ -71,7 +70,7 @@ mlp (float[N, 4] x, int64[2] size) => (float[N, 2] y, int64[2] size_out)
   summed = Add (left, right)
   y = ReduceMean <axes = [1], keepdims = 1> (summed)
 }
-""" % ",".join(str(i / 8) for i in range(32))
+""".replace("WEIGHTS", ",".join(str(i / 8) for i in range(32)))
 
 FUNCTIONS = """
 <ir_version: 9, opset_import: ["" : 18, "local" : 1, "sdort" : 1, "com.microsoft" : 1]>
@@ -171,7 +170,7 @@ def damage_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def damage_message(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Change one field of one message of the model, chosen evenly over kinds of fields, so that rare ones get a turn."""
+    """Change one field of one message of the model, chosen evenly over kinds of fields: rare ones get a turn."""
     places: dict[str, list[tuple[Any, Any]]] = {}
     texts: list[str] = list(TEXTS)
     collect(model, places, texts)
@@ -262,7 +261,8 @@ def try_case(folder: Path, reasons: set[str]) -> str:
     try:
         model = load_model(folder / "case.onnx")
     except SdortError as error:
-        assert error.component, f"no component: {error}"
+        if not error.component:
+            raise AssertionError(f"no component: {error}") from error
         reasons.add(str(error.message)[:25])
         return "refused"
     save_model(model, folder / "saved.onnx")

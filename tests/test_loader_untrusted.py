@@ -1,0 +1,482 @@
+"""What the loader refuses: every message names the component and the node or tensor, and no weight was read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper, parser
+
+from sdort.errors import BadModelError
+from sdort.loader import from_proto, load_model
+from sdort.weights import Stored
+from sdort.wire import MAX_GRAPH_BYTES, encode_varint
+
+LARGE = np.arange(512, dtype=np.float32).reshape(16, 32)  # 2 KiB
+Change = Callable[[ModelProto], object]
+
+
+@pytest.fixture(autouse=True)
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The weights that were read; a refusal must come before the first."""
+    names: list[str] = []
+    monkeypatch.setattr(Stored, "load", lambda self: names.append(str(self)))
+    return names
+
+
+def model() -> ModelProto:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N, 16] x) => (float[N, 32] y) {
+      [matmul] h = MatMul (x, w)  [add] i = Add (h, b)  [reshape] y = Reshape (i, shape) }"""
+    proto = parser.parse_model(text)
+    arrays = {"w": LARGE, "b": LARGE[0], "shape": np.array([-1, 32])}
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return proto
+
+
+def weight(proto: ModelProto, name: str = "w") -> TensorProto:
+    tensors: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}
+    return tensors[name]
+
+
+def refusal(path: Path, read: list[str]) -> BadModelError:
+    with pytest.raises(BadModelError) as caught:
+        load_model(path, "unet")
+    assert caught.value.component == "unet"
+    assert read == []
+    return caught.value
+
+
+def set_dims(*dims: int, name: str = "w") -> Change:
+    return lambda proto: weight(proto, name).dims.__setitem__(slice(None), dims)
+
+
+def add_node(op_type: str, inputs: list[str], outputs: list[str], **kwargs: Any) -> Change:
+    return lambda proto: proto.graph.node.append(helper.make_node(op_type, inputs, outputs, "extra", **kwargs))
+
+
+def set_opset(version: int, domain: str = "") -> Change:
+    def change(proto: ModelProto) -> None:
+        proto.opset_import[0].CopyFrom(helper.make_opsetid(domain, version))
+
+    return change
+
+
+def typed(field: str, count: int, kind: int = TensorProto.FLOAT) -> Change:
+    def change(proto: ModelProto) -> None:
+        weight(proto, "b").ClearField("raw_data")
+        weight(proto, "b").data_type = kind
+        getattr(weight(proto, "b"), field).extend([b""] * count if field == "string_data" else [1] * count)
+
+    return change
+
+
+def cycle(proto: ModelProto) -> None:
+    proto.graph.node[0].input[0] = "i"
+
+
+def sequence_input(proto: ModelProto) -> None:
+    proto.graph.input.append(helper.make_tensor_sequence_value_info("seq", TensorProto.FLOAT, None))
+
+
+def optional_output(proto: ModelProto) -> None:
+    proto.graph.output[0].type.CopyFrom(helper.make_optional_type_proto(proto.graph.output[0].type))
+
+
+def sparse(proto: ModelProto) -> None:
+    values, indices = numpy_helper.from_array(LARGE[0], "s"), numpy_helper.from_array(np.arange(32), "si")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [64]))
+
+
+def subgraph(proto: ModelProto) -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["y"], ["z"])], "b", [], [helper.make_empty_tensor_value_info("z")]
+    )
+    proto.graph.node.append(helper.make_node("If", ["c"], ["o"], "branch", then_branch=branch, else_branch=branch))
+
+
+def bad_text(proto: ModelProto) -> None:
+    proto.graph.node[0].attribute.add(name="note", type=AttributeProto.STRING, s=b"\xff\xfe")
+
+
+def attribute_twice(proto: ModelProto) -> None:
+    proto.graph.node[2].attribute.extend([helper.make_attribute("allowzero", 0)] * 2)
+
+
+def attribute_tensor(proto: ModelProto) -> None:
+    value = TensorProto(data_type=TensorProto.FLOAT, dims=[2**40])
+    proto.graph.node.append(helper.make_node("Constant", [], ["c"], "extra", value=value))
+
+
+def function_in(text: str) -> Change:
+    def change(proto: ModelProto) -> None:
+        header = '<ir_version: 8, opset_import: ["" : 17, "f" : 1]> g (float[N] x) => (float[N] y) { y = f.a (x) }'
+        proto.CopyFrom(parser.parse_model(header + text))
+
+    return change
+
+
+FUNCTION = '<domain: "f", opset_import: ["" : 17, "f" : 1]> {0} (t) => (r) {{ {1} }}'
+BOMB = "".join(FUNCTION.format(chr(97 + i), f"s = f.{chr(98 + i)} (t) r = f.{chr(98 + i)} (s)") for i in range(25))
+DEEP = "".join(
+    FUNCTION.format(name, f"r = f.{called} (t)")
+    for name, called in zip(["a", *(f"a{i}" for i in range(80))], (f"a{i}" for i in range(81)), strict=False)
+)
+
+CASES: dict[str, tuple[Change, str, str | None]] = {
+    "claims 2**40 elements": (set_dims(2**20, 2**20), r"needs 4398046511104 bytes", "w"),
+    "overflows 64 bits": (set_dims(2**62, 2**62), "impossible shape", "w"),
+    "overflows with a zero": (set_dims(0, 2**62, 2**62), "impossible shape", "w"),
+    "negative dimension": (set_dims(-16, -32), "negative dimension", "w"),
+    "too few values": (set_dims(16, 33), "needs 2112 bytes", "w"),
+    "too many values": (set_dims(16, 31), "needs 1984 bytes", "w"),
+    "small tensor's size": (set_dims(31, name="b"), "needs 124 bytes, the file has 128", "b"),
+    "rank": (set_dims(*[1] * 40, name="b"), "rank 40", "b"),
+    "strings": (lambda p: setattr(weight(p), "data_type", TensorProto.STRING), "type STRING", "w"),
+    "4-bit": (lambda p: setattr(weight(p), "data_type", TensorProto.INT4), "type INT4", "w"),
+    "no type": (lambda p: setattr(weight(p), "data_type", 0), "type UNDEFINED", "w"),
+    "unheard-of type": (lambda p: setattr(weight(p), "data_type", 99), "type 99", "w"),
+    "typed count": (typed("float_data", 31), "needs 128 bytes, the file has 124", "b"),
+    "typed in the wrong field": (typed("int64_data", 32), "FLOAT values stand in int64_data", "b"),
+    "given twice": (lambda p: weight(p, "b").float_data.extend([1] * 32), "given twice", "b"),
+    "not marked as external": (
+        lambda p: weight(p, "b").external_data.add(key="location", value="data"),
+        "not marked as such",
+        "b",
+    ),
+    "type attribute": (
+        lambda p: p.graph.node[0].attribute.add(name="t", type=AttributeProto.TYPE_PROTO),
+        "unsupported kind",
+        "matmul",
+    ),
+    "segment": (lambda p: weight(p).segment.SetInParent(), "segmented", "w"),
+    "attribute's tensor": (attribute_tensor, "attribute 'value'.*needs 4398046511104", "extra"),
+    "initializer twice": (lambda p: p.graph.initializer.append(weight(p)), "two initializers", "w"),
+    "input twice": (lambda p: p.graph.input.append(p.graph.input[0]), "two graph inputs", "x"),
+    "output twice": (lambda p: p.graph.output.append(p.graph.output[0]), "two graph outputs", "y"),
+    "value twice": (add_node("Neg", ["x"], ["h"]), "two node outputs", "h"),
+    "node writes an input": (add_node("Neg", ["h"], ["x"]), "writes an input", "x"),
+    "node writes an initializer": (add_node("Neg", ["h"], ["w"]), "writes an input or initializer", "w"),
+    "nameless initializer": (lambda p: p.graph.initializer.add(data_type=1, dims=[0]), "without a name", None),
+    "nonsense version": (lambda p: p.opset_import.add(domain="a.b", version=2**40), "in version 1099511627776", None),
+    "undefined input": (add_node("Neg", ["nowhere"], ["z"]), "nothing defines it", "nowhere"),
+    "undefined output": (lambda p: setattr(p.graph.output[0], "name", "nowhere"), "nothing defines it", "nowhere"),
+    "cycle": (cycle, "cycle", "add"),
+    "own input": (lambda p: p.graph.node[0].input.__setitem__(0, "h"), "cycle", "matmul"),
+    "unknown operator": (add_node("Florb", ["x"], ["z"]), "unknown operator Florb", "extra"),
+    "operator of a later opset": (add_node("Gelu", ["x"], ["z"]), r"unknown operator Gelu \(opset 17\)", "extra"),
+    "removed operator": (add_node("Upsample", ["x", "x"], ["z"]), "unknown operator Upsample", "extra"),
+    "domain not imported": (add_node("BiasGelu", ["x", "b"], ["z"], domain="com.microsoft"), "not imported", "extra"),
+    "unheard-of domain": (
+        lambda p: (
+            set_opset(17)(p),
+            p.opset_import.add(domain="a.b", version=1),
+            add_node("C", [], ["z"], domain="a.b")(p),
+        ),
+        r"unknown operator a\.b\.C",
+        "extra",
+    ),
+    "unheard-of contrib operator": (
+        lambda p: (
+            p.opset_import.add(domain="com.microsoft", version=1),
+            add_node("C", [], ["z"], domain="com.microsoft")(p),
+        ),
+        r"unknown operator com\.microsoft\.C",
+        "extra",
+    ),
+    "our domain without a function": (
+        lambda p: (p.opset_import.add(domain="sdort", version=1), add_node("C", [], ["z"], domain="sdort")(p)),
+        r"unknown operator sdort\.C",
+        "extra",
+    ),
+    "schema: inputs": (add_node("MatMul", ["x"], ["z"]), "not a valid MatMul", "extra"),
+    "schema: attribute": (add_node("Neg", ["x"], ["z"], axis=1), "not a valid Neg", "extra"),
+    "schema: attribute type": (add_node("Softmax", ["x"], ["z"], axis=1.5), "not a valid Softmax", "extra"),
+    "constant of strings": (add_node("Constant", [], ["z"], value_string="a"), "Constant with", "extra"),
+    "constant of nothing": (add_node("Constant", [], ["z"]), "Constant with", "extra"),
+    "attribute twice": (attribute_twice, "the name of another", "reshape"),
+    "attribute that is no text": (bad_text, "not text", "matmul"),
+    "attribute that refers": (
+        lambda p: p.graph.node[2].attribute.add(name="allowzero", type=AttributeProto.INT, ref_attr_name="a"),
+        "refers to an attribute of a function",
+        "reshape",
+    ),
+    "subgraph": (subgraph, "control flow is not supported", "branch"),
+    "sequence": (sequence_input, "kind sequence_type", "seq"),
+    "optional": (optional_output, "kind optional_type", "y"),
+    "sparse": (sparse, "sparse", None),
+    "string input": (lambda p: p.graph.input.append(helper.make_tensor_value_info("t", 8, [])), "STRING", "t"),
+    "negative input": (
+        lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", -4),
+        "impossible shape",
+        "x",
+    ),
+    "no outputs": (lambda p: p.graph.ClearField("output"), "no outputs", None),
+    "no graph": (lambda p: p.ClearField("graph"), "no graph", None),
+    "no opset": (set_opset(1, "com.microsoft"), "no opset of the default domain", None),
+    "old opset": (set_opset(10), "opset 10 is not supported", None),
+    "future opset": (set_opset(99), "opset 99 is not supported", None),
+    "two opsets": (lambda p: p.opset_import.add(domain="ai.onnx", version=18), "two versions", None),
+    "future IR": (lambda p: setattr(p, "ir_version", 99), "IR version 99", None),
+    "no IR": (lambda p: p.ClearField("ir_version"), "IR version 0", None),
+    "function that calls itself": (function_in(FUNCTION.format("a", "r = f.a (t)")), "calls itself", "a"),
+    "functions in a ring": (
+        function_in(FUNCTION.format("a", "r = f.b (t)") + FUNCTION.format("b", "r = f.a (t)")),
+        "calls itself",
+        None,
+    ),
+    "functions that explode": (function_in(BOMB + FUNCTION.format("z", "r = Neg (t)")), "too many nodes", None),
+    "functions that nest": (function_in(DEEP + FUNCTION.format("a80", "r = Neg (t)")), "nests too deeply", None),
+    "function twice": (function_in(FUNCTION.format("a", "r = Neg (t)") * 2), "overloaded", "a"),
+    "function with undefined names": (
+        function_in(FUNCTION.format("a", "r = Neg (q)")),
+        "function a, but not defined",
+        "q",
+    ),
+    "function without its output": (function_in(FUNCTION.format("a", "s = Neg (t)")), "output is not defined", "a"),
+    "function of another opset": (
+        function_in(FUNCTION.format("a", "r = Neg (t)").replace("17", "18")),
+        "imports ai.onnx 18, the model 17",
+        "a",
+    ),
+    "function of unknown operators": (
+        function_in(FUNCTION.format("a", "r = Florb (t)")),
+        "unknown operator Florb",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused(name: str, tmp_path: Path, read: list[str]) -> None:
+    change, message, node = CASES[name]
+    proto = model()
+    change(proto)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    error = refusal(path, read)
+    assert re.search(message, error.message), error.message
+    if node:
+        assert error.node == node
+
+
+def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdort.node_checks.MAX_NODES", 2)
+    with pytest.raises(BadModelError, match="3 nodes are too many"):
+        from_proto(model(), None, "unet")
+
+
+def test_the_model_without_damage_loads() -> None:
+    assert len(from_proto(model(), None, "unet").graph.nodes) == 3
+
+
+# ------------------------------------------------------------------------------------------------- broken files
+
+
+def test_files_that_are_no_model(tmp_path: Path, read: list[str]) -> None:
+    good = model().SerializeToString()
+    path = tmp_path / "model.onnx"
+    contents = [
+        b"",
+        b"\0" * 64,
+        b"<html>not found</html>" * 99,
+        good[:-1],
+        good[: len(good) // 2],
+        good + b"\xff",
+        b"PK\x03\x04",
+    ]
+    contents += [b"\x0a" * 5000, b"\x3a\xff\xff\xff\xff\x0f", b"\x0b" * 500]
+    for content in contents:
+        path.write_bytes(content)
+        assert "model.onnx" in refusal(path, read).message, content[:20]
+
+
+def test_deeply_nested_messages(tmp_path: Path, read: list[str]) -> None:
+    """graph > node > attribute > graph > ..., 5000 deep: deeper than any parser's stack."""
+    content = b""
+    for field in (6, 5, 1) * 1700:
+        content = encode_varint(field << 3 | 2) + encode_varint(len(content)) + content
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x08\x3a" + encode_varint(len(content)) + content)
+    assert "not an ONNX model" in refusal(path, read).message
+
+
+def test_endless_empty_fields_are_too_large(tmp_path: Path, read: list[str]) -> None:
+    """Each empty node costs two bytes in the file and a hundred when parsed."""
+    graph = b"\x0a\x00" * (MAX_GRAPH_BYTES // 60)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x3a" + encode_varint(len(graph)) + graph)
+    assert "too large" in refusal(path, read).message
+
+
+def test_names_that_are_not_text(tmp_path: Path, read: list[str]) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model().SerializeToString().replace(b"matmul", b"mat\xff\xfel"))
+    assert "not text" in refusal(path, read).message
+
+
+def test_paths_that_are_no_file(tmp_path: Path, read: list[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")  # reading it would wait forever
+    assert "is not a file" in refusal(tmp_path / "pipe.onnx", read).message
+    assert "is not a file" in refusal(tmp_path, read).message
+    assert "No such file" in refusal(tmp_path / "missing.onnx", read).message
+
+
+# ------------------------------------------------------------------------------------------------- external data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder, whose data file is sound, and a secret beside the folder."""
+    (tmp_path / "secret").write_bytes(LARGE.tobytes() * 2)
+    folder = tmp_path / "unet"
+    folder.mkdir()
+    (folder / "data").write_bytes(LARGE.tobytes() * 2)
+    (folder / "sub").mkdir()
+    return folder
+
+
+def refuse_external(folder: Path, read: list[str], **entries: str) -> BadModelError:
+    proto = model()
+    tensor = weight(proto)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key.rstrip("_"), value=value)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    error = refusal(path, read)
+    assert error.node == "w"
+    return error
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "{parent}/secret",
+        "../secret",
+        "sub/../../secret",
+        "sub/../data",
+        "link",
+        "away/secret",
+        "",
+        "/dev/zero",
+        "..",
+        "a\\..\\b",
+        "C:data",
+        "d\0",
+    ],
+)
+def test_external_data_outside_the_folder(folder: Path, read: list[str], location: str) -> None:
+    (folder / "link").symlink_to(folder.parent / "secret")
+    (folder / "away").symlink_to(folder.parent)
+    error = refuse_external(folder, read, location=location.format(parent=folder.parent))
+    assert "outside the model's directory" in error.message
+
+
+def test_a_hub_link_of_another_repository(tmp_path: Path, read: list[str]) -> None:
+    folder = tmp_path / "models--a--b" / "snapshots" / "1" / "unet"
+    blobs = tmp_path / "models--c--d" / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir(parents=True)
+    (blobs / ("a" * 40)).write_bytes(LARGE.tobytes())
+    (folder / "data").symlink_to(blobs / ("a" * 40))
+    assert "outside" in refuse_external(folder, read, location="data").message
+
+
+def test_a_link_inside_the_folder_is_fine(folder: Path) -> None:
+    (folder / "link").symlink_to("data")
+    proto = model()
+    weight(proto).ClearField("raw_data")
+    weight(proto).data_location = TensorProto.EXTERNAL
+    weight(proto).external_data.add(key="location", value="link")
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    assert load_model(folder / "model.onnx").graph.nodes[0].inputs[1]._values.path == folder / "data"
+
+
+def test_missing_and_special_files(folder: Path, read: list[str]) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
+    assert "No such file" in refuse_external(folder, read, location="gone").message
+    assert "not a regular file" in refuse_external(folder, read, location="pipe").message
+    assert "not a regular file" in refuse_external(folder, read, location="sub").message
+    assert "'loop': " in refuse_external(folder, read, location="loop").message
+    assert "'data/x': " in refuse_external(folder, read, location="data/x").message
+    assert "too long" in refuse_external(folder, read, location="x" * 5000).message
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"offset": "2049"}, "ends at byte 4097, but data has 4096"),
+        ({"offset": "9223372036854775807"}, "ends at byte 9223372036854777855"),
+        ({"offset": "-1"}, "offset is '-1'"),
+        ({"offset": "99999999999999999999"}, "offset is"),
+        ({"offset": " 0"}, "offset is"),
+        ({"offset": "1_0"}, "offset is"),
+        ({"offset": "\u0661"}, "offset is"),
+        ({"offset": ""}, "offset is"),
+        ({"length": "2047"}, "needs 2048 bytes, its length says 2047"),
+        ({"length": "2049"}, "needs 2048 bytes, its length says 2049"),
+        ({"length": "-2048"}, "length is '-2048'"),
+        ({"offset": "0", "offset_": "8"}, "two entries 'offset'"),
+    ],
+)
+def test_offsets_and_lengths(folder: Path, read: list[str], entries: dict[str, str], message: str) -> None:
+    assert message in refuse_external(folder, read, location="data", **entries).message
+
+
+def test_a_truncated_data_file(folder: Path, read: list[str]) -> None:
+    (folder / "data").write_bytes(LARGE.tobytes()[:-1])
+    error = refuse_external(folder, read, location="data")
+    assert "ends at byte 2048, but data has 2047 bytes" in error.message
+    assert error.hint
+    assert "truncated" in error.hint
+
+
+def test_values_inside_and_outside(folder: Path, read: list[str]) -> None:
+    for name in ("w", "b"):  # w's raw data is large, so the parser never sees it
+        proto = model()
+        weight(proto, name).data_location = TensorProto.EXTERNAL
+        weight(proto, name).external_data.add(key="location", value="data")
+        (folder / "model.onnx").write_bytes(proto.SerializeToString())
+        assert refusal(folder / "model.onnx", read).node == name
+
+
+def test_overlapping_tensors(folder: Path, read: list[str]) -> None:
+    """Otherwise a file of a few KB could claim thousands of different large tensors."""
+    proto = model()
+    for index, offset in enumerate((0, 4)):
+        tensor = proto.graph.initializer.add(name=f"t{index}", dims=[16, 32], data_type=1)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="data")
+        tensor.external_data.add(key="offset", value=str(offset))
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    error = refusal(folder / "model.onnx", read)
+    assert (error.node, "overlaps" in error.message) == ("t1", True)
+
+
+def test_external_data_without_a_file(read: list[str]) -> None:
+    proto = model()
+    weight(proto).data_location = TensorProto.EXTERNAL
+    weight(proto).ClearField("raw_data")
+    with pytest.raises(BadModelError, match="model without a file"):
+        from_proto(proto, None, "unet")
+    assert read == []
+
+
+def test_graph_protos_field_numbers() -> None:
+    """sdort.wire walks by number; onnx.proto never changes them, and this would show it."""
+    fields = {m: {f.name: f.number for f in m.DESCRIPTOR.fields} for m in (ModelProto, GraphProto, TensorProto)}
+    assert (fields[ModelProto]["graph"], fields[ModelProto]["functions"]) == (7, 25)
+    assert (fields[GraphProto]["node"], fields[GraphProto]["initializer"]) == (1, 5)
+    assert fields[TensorProto]["raw_data"] == 9
+    assert onnx.NodeProto.DESCRIPTOR.fields_by_name["attribute"].number == 5
+    assert onnx.FunctionProto.DESCRIPTOR.fields_by_name["node"].number == 7
+    assert AttributeProto.DESCRIPTOR.fields_by_name["t"].number == 5

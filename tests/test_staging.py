@@ -1,0 +1,228 @@
+"""OUT appears complete or not at all, whatever happens to the process that makes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sdort.staging
+from sdort.errors import OutputError
+from sdort.staging import staged_directory
+
+
+def make(out: Path, text: str, overwrite: bool = False) -> None:
+    with staged_directory(out, overwrite) as stage:
+        (stage / "unet").mkdir()
+        (stage / "unet" / "model.onnx").write_text(text)
+
+
+def content(out: Path) -> str:
+    return (out / "unet" / "model.onnx").read_text()
+
+
+def test_the_folder_appears_at_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with staged_directory(out, False) as stage:
+        assert stage.parent == tmp_path  # the same file system, so that the rename is atomic
+        assert stage.name.startswith(".")
+        (stage / "file").write_text("x")
+        assert not out.exists()
+    assert (out / "file").read_text() == "x"
+    assert os.listdir(tmp_path) == ["out"]
+    assert stat.S_IMODE(out.stat().st_mode) == 0o777 & ~umask()
+
+
+def umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def test_missing_parents_are_made_and_go_with_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), staged_directory(tmp_path / "a" / "b" / "out", False):
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+    make(tmp_path / "a" / "b" / "out", "1")
+    assert content(tmp_path / "a" / "b" / "out") == "1"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, error: type[BaseException], exists: bool) -> None:
+    out = tmp_path / "out"
+    if exists:
+        make(out, "old")
+
+    def fail() -> None:
+        with staged_directory(out, exists) as stage:
+            (stage / "half").write_text("new")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert os.listdir(tmp_path) == (["out"] if exists else [])
+    assert not exists or content(out) == "old"
+
+
+def test_an_existing_folder_is_kept_without_overwrite(tmp_path: Path) -> None:
+    make(tmp_path / "out", "old")
+    with pytest.raises(OutputError, match="exists") as caught:
+        make(tmp_path / "out", "new")
+    assert caught.value.hint
+    assert "--overwrite" in caught.value.hint
+    assert content(tmp_path / "out") == "old"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutputError, match="exists"):
+        make(tmp_path / "empty", "new")
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_overwrite_swaps(tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exchange:
+        monkeypatch.setattr(sdort.staging, "_exchange", lambda first, second: False)
+    out = tmp_path / "out"
+    make(out, "old")
+    (out / "extra.txt").write_text("gone afterwards")
+    with staged_directory(out, True) as stage:
+        (stage / "model.onnx").write_text("new")
+        assert content(out) == "old"
+    assert os.listdir(out) == ["model.onnx"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_out_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def race() -> None:
+        with staged_directory(out, False):
+            make(out, "theirs")
+
+    with pytest.raises(OutputError, match="exists"):
+        race()
+    assert content(out) == "theirs"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    make(source, "in")
+    (tmp_path / "link").symlink_to(source)
+    for out in (source, tmp_path / "link", tmp_path / "in" / ".." / "in", source / "unet", tmp_path):
+        reads = [source, source / "unet" / "model.onnx"]
+        with pytest.raises(OutputError, match="is the input, or holds it"), staged_directory(out, True, reads):
+            raise AssertionError("entered")
+    with staged_directory(source / "optimized", True, [source, source / "unet" / "model.onnx"]) as stage:
+        (stage / "x").write_text("")
+    assert content(source) == "in"
+
+
+def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped OUT with --overwrite must not delete a folder of photographs, or the home folder."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "a.jpg").write_text("")
+    with pytest.raises(OutputError, match="holds no ONNX pipeline"):
+        make(photos, "new", overwrite=True)
+    (photos / "model.onnx").write_text("")
+    monkeypatch.setenv("HOME", str(photos))
+    for out in (photos, tmp_path):
+        with pytest.raises(OutputError, match="holds no ONNX pipeline"):
+            make(out, "new", overwrite=True)
+    assert sorted(os.listdir(photos)) == ["a.jpg", "model.onnx"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="not a folder"):
+        make(tmp_path / "file", "new", overwrite=True)
+    (tmp_path / "empty").mkdir()
+    make(tmp_path / "empty", "new", overwrite=True)
+    assert content(tmp_path / "empty") == "new"
+
+
+def test_a_parent_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot (make|write)"):
+        make(tmp_path / "file" / "out", "new")
+    with pytest.raises(OutputError, match=r"cannot (make|write)"):
+        make(Path("/proc/sdort/out"), "new")
+
+
+# ---------------------------------------------------------------------------------------------- killed processes
+
+WORK = """
+import sys
+from pathlib import Path
+from sdort.staging import staged_directory
+with staged_directory(Path(sys.argv[1]), True) as stage:
+    (stage / "model.onnx").write_text("half")
+    print(stage.name, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def start(out: Path) -> tuple[subprocess.Popen[str], str]:
+    """A process that is in the middle of making ``out``, and the name of its hidden folder."""
+    process = subprocess.Popen([sys.executable, "-c", WORK, str(out)], stdin=-1, stdout=-1, text=True)
+    assert process.stdout
+    return process, process.stdout.readline().strip()
+
+
+def stop(process: subprocess.Popen[str], how: int | None = None) -> None:
+    if how is not None:
+        process.send_signal(how)
+    process.communicate("go on\n" if how is None else None, timeout=30)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_killed_run_leaves_a_hidden_folder_that_the_next_run_removes(tmp_path: Path, exists: bool) -> None:
+    out = tmp_path / "out"
+    if exists:
+        make(out, "old")
+    process, name = start(out)
+    stop(process, signal.SIGKILL)
+    assert sorted(os.listdir(tmp_path)) == ([name, "out"] if exists else [name])
+    assert name.startswith(".out.sdort-")
+    assert not exists or content(out) == "old"
+    make(out, "new", overwrite=True)
+    assert os.listdir(tmp_path) == ["out"]
+    assert content(out) == "new"
+
+
+def test_the_next_run_leaves_a_living_one_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process, name = start(out)
+    make(out, "first")
+    assert sorted(os.listdir(tmp_path)) == [name, "out"]
+    assert (tmp_path / name / "model.onnx").read_text() == "half"
+    stop(process)
+    assert process.returncode == 0
+    assert os.listdir(tmp_path) == ["out"]
+    assert (out / "model.onnx").read_text() == "half"
+
+
+def test_leftovers_of_other_outputs_are_left_alone(tmp_path: Path) -> None:
+    for name in (".out2.sdort-new-0", ".out.sdort-new-1", ".o?t.sdort-new-2", ".out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".out.sdort-new-3").symlink_to(tmp_path / ".out2.sdort-new-0")
+    (tmp_path / ".out.sdort-new-4").write_text("a file")
+    make(tmp_path / "o?t", "new")
+    assert not (tmp_path / ".o?t.sdort-new-2").exists()
+    make(tmp_path / "out", "new")
+    assert not (tmp_path / ".out.sdort-new-1").exists()
+    kept = {".out", ".out2.sdort-new-0", ".out.sdort-new-3", ".out.sdort-new-4", "o?t", "out"}
+    assert set(os.listdir(tmp_path)) == kept
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    """Where the file system cannot exchange folders, OUT is renamed away first; a kill there leaves only that."""
+    out = tmp_path / "out"
+    make(out, "old")
+    out.rename(tmp_path / ".out.sdort-old-1")
+    with pytest.raises(OutputError, match="exists"):
+        make(out, "new")
+    assert content(out) == "old"
+    assert os.listdir(tmp_path) == ["out"]
