@@ -90,7 +90,8 @@ def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, sta
 
     height, width = map(int, args.size.split("x"))
     name = f"{component}-{'static' if static else 'dynamic'}"
-    exported, out = args.work / f"{name}-onnx", args.work / f"{name}-{args.provider}"
+    work: Path = args.work
+    exported, out = work / f"{name}-onnx", work / f"{name}-{args.provider}"
     if not out.exists():
         start = time.perf_counter()
         # A static UNet runs both halves of classifier-free guidance at once: two rows for each image.

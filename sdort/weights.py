@@ -63,12 +63,12 @@ class Stored(Weight):
         self.offset = offset
 
     def load(self) -> Array:
-        array = np.empty(self.shape, self.dtype)
+        array: Array = np.empty(self.shape, self.dtype)
         # A read, not a map: pages of a mapped file would count towards the process's memory.
         try:
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.offset)
-                view = memoryview(array.reshape(-1).view(np.uint8))
+                view = array.reshape(-1).view(np.uint8).data
                 done = 0
                 while done < len(view):
                     count = file.readinto(view[done:])
@@ -161,7 +161,8 @@ class Scaled(_Unary):
 
     def load(self) -> Array:
         wide = self.operand.load().astype(np.float32 if self.dtype.itemsize <= 2 else self.dtype, copy=False)
-        return (wide * wide.dtype.type(self.factor)).astype(self.dtype, copy=False)
+        scaled: Array = wide * wide.dtype.type(self.factor)
+        return scaled.astype(self.dtype, copy=False)
 
 
 class Concatenated(Weight):

@@ -74,6 +74,6 @@ def _constant(pattern: Pattern, sizes: dict[str, Any], name: str, rng: np.random
     if name in pattern.values:
         return pattern.values[name]
     if name in sizes:
-        values = np.array(sizes[name], DTYPES[pattern.types[name].kind])
+        values: np.ndarray[Any, Any] = np.array(sizes[name], DTYPES[pattern.types[name].kind])
         return values.reshape(()) if pattern.types[name].dims == () else values
     return rng.standard_normal(_dims(sizes, name, pattern.types[name])).astype(np.float32)
