@@ -66,11 +66,17 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
     except _TooLargeError:
         raise BadModelError(f"{path}: the graph itself, without weights, is too large", component=component) from None
     except DecodeError:
-        raise BadModelError(f"{path} is not an ONNX model", component=component, hint=_COPY_AGAIN) from None
+        raise BadModelError(f"{path} is not an ONNX model", component=component, hint=_hint(path)) from None
     if not proto.HasField("graph"):
         raise BadModelError(f"{path} is not an ONNX model: it has no graph", component=component, hint=_COPY_AGAIN)
     _check_text(proto, path, component)
     return proto
+
+
+def _hint(path: Path) -> str:
+    with open(path, "rb") as file:
+        pointer = file.read(40).startswith(b"version https://git-lfs")
+    return "It is a Git LFS pointer; fetch the file itself with: git lfs pull" if pointer else _COPY_AGAIN
 
 
 def _check_text(proto: onnx.ModelProto, path: Path, component: str) -> None:
