@@ -94,6 +94,26 @@ def test_the_tokenizer_merges(demo: Path) -> None:
     assert tokenizer.tokenize("the thing") == ["the</w>", "th", "ing</w>"]
 
 
+def test_transformers_4_finds_the_text_encoders_parameters(demo: Path) -> None:
+    """They stand below ``text_model``, as in published checkpoints; the installed transformers reads them too."""
+    import torch
+    from transformers import CLIPTextModel
+
+    from sdort.export.architecture import quiet_libraries
+    from sdort.export.safetensors import read_tensors
+
+    stored = read_tensors(demo / "text_encoder" / "model.safetensors")
+    with quiet_libraries():
+        loaded = dict(CLIPTextModel.from_pretrained(demo / "text_encoder").named_parameters())
+    assert {name.removeprefix("text_model.") for name in stored} == {
+        name.removeprefix("text_model.") for name in loaded
+    }
+    for name, tensor in stored.items():
+        assert name.startswith("text_model.")
+        parameter = loaded[name if name in loaded else name.removeprefix("text_model.")]
+        assert torch.equal(parameter.detach(), torch.from_numpy(tensor.load()))
+
+
 def _seeded() -> object:
     import torch
 

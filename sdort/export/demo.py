@@ -8,6 +8,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from sdort.export.architecture import quiet_libraries
 from sdort.export.tokenizer import LENGTH, write_tokenizer
@@ -67,5 +68,16 @@ def make_demo(folder: Path) -> None:
             feature_extractor=None,
             requires_safety_checker=False,
         ).save_pretrained(folder)
-        # As transformers would save it, in its newest format, fewer programs could read it.
-        write_tokenizer(folder / "tokenizer")
+    _rename_parameters(folder / "text_encoder" / "model.safetensors")
+    # transformers saves its newest format only; these files are what every version reads.
+    write_tokenizer(folder / "tokenizer")
+
+
+def _rename_parameters(path: Path) -> None:
+    """Name the text encoder's parameters as all published checkpoints do.
+
+    transformers 5 reads both, but saves a new model without the inner module's name, and transformers 4 then starts
+    from random values with no more than a warning.
+    """
+    tensors = load_file(path)
+    save_file({f"text_model.{name}": tensor for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
