@@ -70,7 +70,7 @@ def export(layers: int, path: Path) -> None:
         attention_head_dim=4,
     ).eval()  # fmt: skip
 
-    class Step(torch.nn.Module):
+    class Step(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.unet = unet

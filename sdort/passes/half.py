@@ -179,6 +179,7 @@ def _node(node: gs.Node) -> onnx.NodeProto:
 
 def _value_info(editor: Editor, tensor: gs.Tensor) -> onnx.ValueInfoProto:
     dtype = editor.dtype(tensor) or np.dtype(tensor.dtype)
-    shape = editor.shape(tensor)
-    dims = None if shape is None else [d if isinstance(d, int) else str(d) for d in shape]
+    declared = tensor.shape if any(tensor is end for end in (*editor.graph.inputs, *editor.graph.outputs)) else None
+    shape = editor.shape(tensor) if declared is None else declared
+    dims = None if shape is None else [d if isinstance(d, int) else str(d) if d is not None else None for d in shape]
     return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(dtype), dims)
