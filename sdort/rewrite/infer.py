@@ -18,7 +18,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper, shape_inference
 
-from sdort.rewrite.symbolic import Dim, Equalities, Expr, Shape, divide, numbers, product, symbol, unknown
+from sdort.rewrite.symbolic import Dim, Equalities, Expr, Shape, divide, numbers, preference, product, symbol, unknown
 from sdort.weights import Array, Weight
 
 MAX_VALUE = 64
@@ -339,8 +339,8 @@ def _concat(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     total: Dim = 0
     for shape in shapes:
         total = total + shape[axis]
-    # Along the other axes the inputs agree at run time; the shortest spelling is the most useful one.
-    others = [min((s[i] for s in shapes), key=lambda d: len(str(d))) for i in range(len(shapes[0]))]
+    # Along the other axes the inputs agree at run time; one of their spellings is the most useful.
+    others = [min((s[i] for s in shapes), key=preference) for i in range(len(shapes[0]))]
     out = (*others[:axis], total, *others[axis + 1 :])
     value = None
     if all(f.value is not None for f in facts) and len(out) == 1:

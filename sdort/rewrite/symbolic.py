@@ -143,6 +143,11 @@ def is_known(dim: Dim) -> bool:
     return all(not a.startswith("?") if isinstance(a, str) else is_known(a[0]) for a in atoms)
 
 
+def preference(dim: Dim) -> tuple[bool, int]:
+    """Sorts spellings of one size, the most useful first: known ones, then short ones."""
+    return not is_known(dim), len(str(dim))
+
+
 def numbers(dims: Iterable[Dim]) -> list[int] | None:
     """The dims as plain numbers; None if one of them is not."""
     known = list(dims)
@@ -185,13 +190,13 @@ class Equalities:
         self._rules: dict[Atom, tuple[int, Dim]] = {}
 
     def learn(self, a: Dim, b: Dim) -> None:
-        """Take ``a == b`` as given; the longer one is written as the shorter one from now on."""
-        longer, shorter = sorted((a, b), key=lambda d: len(str(d)), reverse=True)
-        terms = _terms(longer)
-        if isinstance(longer, Expr) and len(terms) == 1:
+        """Take ``a == b`` as given; an unknown, or else the longer one, is written as the other from now on."""
+        better, worse = sorted((a, b), key=preference)
+        terms = _terms(worse)
+        if isinstance(worse, Expr) and len(terms) == 1:
             ((monomial, factor),) = terms.items()
-            if len(monomial) == 1 and longer != shorter:
-                self._rules[monomial[0]] = (factor, shorter)
+            if len(monomial) == 1 and worse != better:
+                self._rules[monomial[0]] = (factor, better)
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` in the shortest spelling that is known."""
