@@ -183,7 +183,7 @@ def _weight_of(tensor: gs.Constant) -> Weight:
         values = values.load()
     weight = values if isinstance(values, Weight) else Inline(values)
     wanted = tensor._export_dtype
-    if wanted is None or isinstance(wanted, Weight):
+    if wanted is None:
         return weight
     dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted) if isinstance(wanted, int) else np.dtype(wanted)
     return weight if dtype == weight.dtype else Cast(weight, dtype)

@@ -184,7 +184,15 @@ def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int
 
 
 def _write_blob(blob: Blob, descriptor: int) -> int:
-    array = blob.weight.load()
+    try:
+        array = blob.weight.load()
+    except MemoryError:
+        raise OutputError(
+            f"not enough memory for a tensor of {blob.weight.nbytes / 1e9:.1f} GB", node=blob.name
+        ) from None
+    if (array.shape, array.dtype) != (blob.weight.shape, blob.weight.dtype):
+        # A bug in a transform; written, it would reach into the next tensor.
+        raise RuntimeError(f"{blob.name}: {blob.weight} evaluated to {array.dtype}{array.shape}")
     _write_at(descriptor, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, blob.offset)
     return count_overflow(array, blob.weight)
 

@@ -245,6 +245,13 @@ def test_overflow_is_counted_and_named(tmp_path: Path) -> None:
     assert report.overflowed == ["over", "third"]
 
 
+def test_other_types_do_not_overflow(tmp_path: Path) -> None:
+    """Bits that are infinity in float16 are ordinary numbers in float32 and bfloat16."""
+    bits = np.full((16, 64), 0x7C007C00, np.uint32).view(np.float32)
+    model = chain(Inline(bits), Inline(bits.view(ml_dtypes.bfloat16)[:, :64]), Inline(bits[0, :1]))
+    assert save_model(model, tmp_path / "model.onnx").overflow_counts == {}
+
+
 def test_overflow_of_small_tensors(tmp_path: Path) -> None:
     model = chain(Cast(Inline(np.array([1e9, 1.0], np.float32)), np.float16))
     assert save_model(model, tmp_path / "model.onnx").overflow_counts == {"w0": 1}
@@ -266,6 +273,16 @@ def test_progress_and_checksum(tmp_path: Path) -> None:
     assert threads == {threading.get_ident()}  # a progress bar is not thread-safe
     assert report.sha256 == hashlib.sha256((tmp_path / "model.onnx.data").read_bytes()).hexdigest()
     assert save_model(model, tmp_path / "model.onnx").sha256 is None
+
+
+def test_files_are_synced_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    model = chain(Inline(RNG.standard_normal((64, 64), np.float32)))
+    save_model(model, tmp_path / "model.onnx")
+    assert synced == []
+    save_model(model, tmp_path / "model.onnx", sync=True)
+    assert [".onnx.data." in name for name in synced] == [True, False]
 
 
 def test_the_same_graph_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -292,6 +309,35 @@ def test_header(tmp_path: Path) -> None:
     model.graph.ir_version = None
     save_model(model, tmp_path / "model.onnx")
     assert onnx.load(tmp_path / "model.onnx").ir_version == 8  # what opset 17 asks for
+
+
+def test_constants_as_graphsurgeon_makes_them(tmp_path: Path) -> None:
+    """Lazy values, which its importer makes, and an export dtype, which it offers instead of a cast."""
+    array = RNG.standard_normal((32, 32), np.float32)
+    save_model(chain(Inline(array)), tmp_path / "model.onnx")
+    graph = gs.import_onnx(onnx.load(tmp_path / "model.onnx"))
+    save_model(Model(graph, "unet"), tmp_path / "again.onnx")
+    np.testing.assert_array_equal(values(tmp_path / "again.onnx")["w0"], array)
+    model = chain(array)
+    model.graph.nodes[0].inputs[1] = gs.Constant("half", array, export_dtype=onnx.TensorProto.FLOAT16)
+    save_model(model, tmp_path / "half.onnx")
+    np.testing.assert_array_equal(values(tmp_path / "half.onnx")["half"], array.astype(np.float16))
+
+
+def test_known_types_of_values_are_kept_and_omitted_inputs_stay_so(tmp_path: Path) -> None:
+    x, y = gs.Variable("x", np.float32, ("N",)), gs.Variable("y", np.float32, ("N",))
+    a, b = gs.Variable("a", np.float32, ("N",)), gs.Variable("b")
+    clash = gs.Constant("a", np.ones((), np.float32))
+    nodes = [
+        gs.Node("Clip", "low", inputs=[x, gs.Variable.empty(), clash], outputs=[a]),
+        gs.Node("Clip", "high", inputs=[a, gs.Variable.empty(), clash], outputs=[b]),
+        gs.Node("Neg", "neg", inputs=[b], outputs=[y]),
+    ]
+    save_model(Model(gs.Graph(nodes, [x], [y], opset=17), "unet"), tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [(info.name, info.type.tensor_type.shape.dim[0].dim_param) for info in graph.value_info] == [("a", "N")]
+    assert [list(node.input) for node in graph.node] == [["x", "", "a__1"], ["a", "", "a__1"], ["b"]]
+    onnx.checker.check_model(str(tmp_path / "model.onnx"))
 
 
 def test_attributes_of_every_kind_survive(tmp_path: Path) -> None:
@@ -415,6 +461,32 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="reads its weights from it"):
         save_model(load_model(tmp_path / "model.onnx"), tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx.data").read_bytes() == before
+
+
+class Broken(Weight):
+    """Evaluates to what it is not, or to more than the memory holds."""
+
+    def __init__(self, error: type[Exception] | None = None) -> None:
+        super().__init__((64, 64), np.float32)
+        self.error = error
+
+    def load(self) -> Array:
+        if self.error:
+            raise self.error
+        return np.zeros((64, 65), np.float32)
+
+
+def test_a_weight_that_lies_about_its_shape_is_caught(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"w1: Broken.* evaluated to float32\(64, 65\)"):
+        save_model(chain(Inline(np.ones((64, 64), np.float32)), Broken()), tmp_path / "model.onnx")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_tensor_that_does_not_fit_the_memory(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="not enough memory") as caught:
+        save_model(chain(Broken(MemoryError)), tmp_path / "model.onnx")
+    assert caught.value.node == "w0"
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
