@@ -22,7 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-
 EXPORT = """
 import sys, torch
 from diffusers import UNet2DConditionModel
@@ -49,11 +48,12 @@ else:
 
 ORT = """
 import sys, numpy
-import onnxruntime.transformers.fusion_attention_unet as unet
-# numpy 2.4 refuses int() of an array of one element, which get_num_heads relies on.
-unet.int = lambda value: int(numpy.asarray(value).item()) if numpy.size(value) == 1 else int(value)
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
+# numpy 2.4 refuses int() of an array of one element, which get_num_heads relies on.
+for name, module in list(sys.modules.items()):
+    if name.endswith("fusion_attention_unet"):
+        module.int = lambda value: int(numpy.asarray(value).item()) if numpy.size(value) == 1 else int(value)
 source, out = sys.argv[1:]
 options = FusionOptions("unet")
 options.enable_packed_qkv = options.enable_packed_kv = options.enable_bias_add = True
@@ -154,7 +154,7 @@ def described(path: Path) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     shown = ("MultiHeadAttention", "GroupNorm", "SkipGroupNorm", "NhwcConv", "LayerNormalization",
-             "SkipLayerNormalization", "BiasSplitGelu", "BiasAdd", "Transpose", "Shape", "Unsqueeze", "Cast")  # fmt: skip
+             "SkipLayerNormalization", "BiasSplitGelu", "BiasAdd", "Transpose", "Shape", "Unsqueeze")  # fmt: skip
     ort, ours = result["ort"], result["sdort"]
     print(f"SD 1.5 UNet, {result['exporter']}, {result['machine']}, {result['versions']}\n")
     print("| | ONNX Runtime's optimizer | sdort | |\n|---|---|---|---|")

@@ -188,6 +188,7 @@ class Equalities:
 
     def __init__(self) -> None:
         self._rules: dict[Atom, tuple[int, Dim]] = {}
+        self._known: dict[Expr, Dim] = {}
 
     def learn(self, a: Dim, b: Dim) -> None:
         """Take ``a == b`` as given; an unknown, or else the longer one, is written as the other from now on."""
@@ -197,11 +198,17 @@ class Equalities:
             ((monomial, factor),) = terms.items()
             if len(monomial) == 1 and worse != better:
                 self._rules[monomial[0]] = (factor, better)
+                self._known.clear()
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` in the shortest spelling that is known."""
         if not isinstance(dim, Expr) or not self._rules:
             return dim
+        if dim not in self._known:
+            self._known[dim] = self._rewrite(dim)
+        return self._known[dim]
+
+    def _rewrite(self, dim: Expr) -> Dim:
         total: Dim = 0
         for monomial, coefficient in dim.terms.items():
             term: Dim = 1
