@@ -22,7 +22,7 @@ from sdort import console
 from sdort.bench import bench as bench_module
 from sdort.bench.bench import bench
 from sdort.bench.cases import Case, cases, make_feeds
-from sdort.bench.check import PSNR, TOLERANCE, check_images, check_outputs, psnr, relative_error
+from sdort.bench.check import PSNR, check_images, check_outputs, precision, psnr, relative_errors
 from sdort.bench.engines import OnnxEngine, weights_dtype
 from sdort.bench.memory import Meter, _AmdUsed, device_reader
 from sdort.bench.plan import Options
@@ -34,6 +34,7 @@ from sdort.errors import OutputError, ParityError, ProviderError, UsageError
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import CPU, CUDA, ROCM, RuntimeOptions
 from sdort.runtime.session import TensorSpec
+from sdort.verify import TOLERANCES
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -104,17 +105,27 @@ def test_calls_are_interleaved_in_alternating_order() -> None:
 # Checks
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_tolerance_is_relative_to_the_spread_of_the_reference(dtype: str) -> None:
-    reference = np.linspace(-100, 300, 1000, dtype=np.float32)
-    error = TOLERANCE[dtype] * 400
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("where", ["largest", "mean"])
+def test_both_tolerances_are_relative_to_the_spread_of_the_reference(precision: str, where: str) -> None:
+    limit = TOLERANCES[precision, "unet"]
+    reference = np.tile([-100.0, 300.0], 5000)  # a standard deviation of 200
     for factor, passes in ((0.9, True), (1.1, False)):
         output = reference.copy()
-        output[500] += factor * error
-        verdict = check_outputs({"y": output}, {"y": reference}, "the original", dtype)
+        if where == "largest":
+            output[500] += factor * limit.largest * 200
+        else:
+            output += factor * limit.mean * 200
+        verdict = check_outputs({"y": output}, {"y": reference}, "the original", "unet", precision)
         assert (verdict.problem is None) is passes
-        assert verdict.error == pytest.approx(factor * TOLERANCE[dtype], rel=0.05)
+        found = verdict.error if where == "largest" else verdict.mean_error
+        assert found == pytest.approx(factor * getattr(limit, where))
         assert verdict.checked == "the original"
+
+
+def test_fp32_on_an_nvidia_gpu_is_rounded_to_11_bits() -> None:
+    assert [precision("float32", each) for each in (CPU, ROCM, CUDA)] == ["float32", "float32", "float16"]
+    assert precision("float16", CPU) == "float16"
 
 
 @pytest.mark.parametrize(
@@ -129,21 +140,21 @@ def test_the_tolerance_is_relative_to_the_spread_of_the_reference(dtype: str) ->
 )
 def test_outputs_that_cannot_be_right_fail(output: list[float], reference: list[float] | None, problem: str) -> None:
     wanted = None if reference is None else {"y": np.array(reference)}
-    assert problem in (check_outputs({"y": np.array(output)}, wanted, "the original", "float32").problem or "")
+    assert problem in (check_outputs({"y": np.array(output)}, wanted, "the original", "unet", "float32").problem or "")
 
 
 def test_without_a_reference_it_is_said_that_there_is_none() -> None:
-    verdict = check_outputs({"y": np.arange(3.0)}, None, "", "float32")
+    verdict = check_outputs({"y": np.arange(3.0)}, None, "", "unet", "float32")
     assert verdict.problem is None
     assert "no reference" in verdict.checked
 
 
 def test_outputs_are_compared_by_name_and_else_by_order() -> None:
     a, b = np.arange(3.0), np.arange(3.0) * 7
-    assert check_outputs({"a": a, "b": b}, {"b": b, "a": a}, "it", "float32").problem is None
-    assert check_outputs({"a": a, "b": b}, {"b": a, "a": b}, "it", "float32").problem is not None
-    assert check_outputs({"sample": a}, {"image": a}, "it", "float32").problem is None
-    assert check_outputs({"sample": a}, {"image": b}, "it", "float32").problem is not None
+    assert check_outputs({"a": a, "b": b}, {"b": b, "a": a}, "it", "unet", "float32").problem is None
+    assert check_outputs({"a": a, "b": b}, {"b": a, "a": b}, "it", "unet", "float32").problem is not None
+    assert check_outputs({"sample": a}, {"image": a}, "it", "unet", "float32").problem is None
+    assert check_outputs({"sample": a}, {"image": b}, "it", "unet", "float32").problem is not None
 
 
 def test_psnr_is_that_of_the_definition() -> None:
@@ -151,10 +162,14 @@ def test_psnr_is_that_of_the_definition() -> None:
     assert psnr(image, image) == math.inf
     # A mean squared error of 25: 10 log10(255^2 / 25).
     assert psnr(image + 5, image) == pytest.approx(34.151, abs=1e-3)
-    assert relative_error(np.array([0.0, 2.0]), np.array([0.0, 4.0])) == 0.5
 
 
-@pytest.mark.parametrize(("difference", "fp32", "fp16"), [(1, True, True), (5, False, True), (40, False, False)])
+def test_relative_errors_are_shares_of_the_standard_deviation() -> None:
+    # The reference's deviation is 2; the differences are 0 and 3.
+    assert relative_errors(np.array([0.0, 1.0]), np.array([0.0, 4.0])) == (1.5, 0.75)
+
+
+@pytest.mark.parametrize(("difference", "fp32", "fp16"), [(1, True, True), (4, False, True), (6, False, False)])
 def test_images_are_held_to_the_psnr_of_their_precision(difference: int, fp32: bool, fp16: bool) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     one, other = Generated(1, pixels, None), Generated(1, pixels + np.uint8(difference), None)
@@ -504,6 +519,24 @@ def test_the_demo_is_made_again(copy: Path) -> None:
         assert original is not None
         assert (original / "unet" / "config.json").is_file()
     assert not original.exists()
+
+
+def test_a_manifest_that_names_its_own_folder_is_no_original(copy: Path) -> None:
+    (copy / "sdort.json").write_text(json.dumps({"optimized": {"from": str(copy)}}))
+    with original_of(copy) as original:
+        assert original is None
+
+
+def test_an_inpainting_pipeline_has_components_and_draws_nothing(tiny: Tiny, copy: Path, tmp_path: Path) -> None:
+    pipeline = tiny_pipeline.build_diffusers(tmp_path / "inpaint", unet={"in_channels": 9})
+    shutil.rmtree(copy / "unet")
+    tiny_pipeline.export_onnx(pipeline, copy, only="unet")
+    assert OnnxEngine(tiny.onnx, CPU, RuntimeOptions()).components()[-1] == "pipeline"
+    assert OnnxEngine(copy, CPU, RuntimeOptions()).components() == ["text_encoder", "unet", "vae_decoder"]
+    rows = bench(copy, Options(**QUICK, reference=tmp_path / "inpaint"))
+    assert [(each.component, each.status) for each in rows] == [
+        (name, "ok") for name in ("text_encoder", "unet", "vae_decoder")
+    ]
 
 
 @pytest.mark.parametrize("manifest", [None, "{}", '{"source": "nowhere"}', '{"optimized": {"from": "/nowhere"}}'])

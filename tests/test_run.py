@@ -31,6 +31,8 @@ from sdort.runtime.run import run
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 CPU = RuntimeOptions("cpu")
+# 40 dB is what is promised. The same arithmetic gives more, and this autoencoder hides a wrong latent scale at 50 dB.
+ALIKE = 60
 PROMPT, NEGATIVE = "a lighthouse at dusk", "people"
 
 
@@ -105,7 +107,7 @@ def test_images_are_those_of_diffusers(tiny: Tiny, scheduler: str | None) -> Non
     request = Request(PROMPT, NEGATIVE, steps=4, seed=11, scheduler=scheduler)
     drawn, wanted = ours(tiny.onnx, request)[0], theirs(tiny, request, 11)
     assert drawn.std() > 20, "the image shows nothing, so that any two are alike"
-    assert psnr(drawn, wanted) >= 40
+    assert psnr(drawn, wanted) >= ALIKE
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
@@ -116,7 +118,7 @@ def test_every_size_and_guidance_is_that_of_diffusers(
     request = Request(PROMPT, NEGATIVE, steps=3, guidance_scale=guidance_scale, height=height, width=width, seed=5)
     drawn = ours(tiny.onnx, request)[0]
     assert drawn.shape == (height or 64, width or 64, 3)
-    assert psnr(drawn, theirs(tiny, request, 5)) >= 40
+    assert psnr(drawn, theirs(tiny, request, 5)) >= ALIKE
 
 
 def test_the_demo_pipeline_as_exported_draws_the_images_of_diffusers(
@@ -136,7 +138,7 @@ def test_the_demo_pipeline_as_exported_draws_the_images_of_diffusers(
     wanted = theirs(Tiny(exported.checkpoint, exported.out, pipeline), asked, 3)
     drawn = ours(exported.out, asked)[0]
     assert drawn.std() > 10
-    assert psnr(drawn, wanted) >= 40
+    assert psnr(drawn, wanted) >= ALIKE
 
 
 def test_prompt_negative_prompt_seed_and_guidance_matter(tiny: Tiny) -> None:

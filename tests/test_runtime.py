@@ -389,7 +389,10 @@ def test_an_opset_from_the_future_is_not_called_a_broken_model(save: Callable[[s
     assert "sdort optimize ORIGINAL OUT --provider rocm" in str(found)
 
 
-def test_external_data_outside_the_folder_is_refused_before_onnxruntime_sees_it(tmp_path: Path) -> None:
+def test_external_data_outside_the_folder_is_refused_before_onnxruntime_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdort.runtime.session.create_session", None)
     (tmp_path / "secret").write_bytes(b"\0" * 4096)
     folder = tmp_path / "unet"
     folder.mkdir()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.bench.cases import PIPELINE, Case
+from sdort.bench.check import precision
 from sdort.bench.engines import Engine, Runner
 from sdort.bench.memory import Meter, Peak
 from sdort.bench.plan import Options, choose_components, find_reference, open_engines, plan_cases
@@ -68,6 +69,7 @@ class _Ready:
     runner: Runner
     row: Row
     result: Result
+    precision: str
 
 
 def _measure(
@@ -93,7 +95,7 @@ def _measure(
     times = interleave([each.runner for each in good], options.repeat, advance)
     for each, milliseconds in zip(good, times, strict=True):
         _fill_times(each.row, milliseconds, case, options)
-        _check_repeats(each)
+        _check_repeats(each, case)
     if len(engines) == 2 and len(good) == 2 and not any(row.failed for row in rows):
         compared = ratio(*times)
         rows[1].speedup, rows[1].speedup_low, rows[1].speedup_high = compared.median, compared.low, compared.high
@@ -116,7 +118,7 @@ def _warm_up(
             runner()
             advance(1)
     _fill_memory(row, first, later if options.warmup else None)
-    return _Ready(runner, row, result)
+    return _Ready(runner, row, result, precision(row.dtype, engine.provider))
 
 
 def _row(engine: Engine, case: Case, options: Options) -> Row:
@@ -149,22 +151,24 @@ def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> 
     for each in ready:
         row = each.row
         if reference:
-            found = reference.verdict(case, each.result, row.dtype)
+            found = reference.verdict(case, each.result, each.precision)
         elif each is ready[0]:
-            found = verdict(each.result, None, "", row.dtype)
+            found = verdict(case, each.result, None, "", each.precision)
         else:
-            baseline = ready[0]
-            coarser = "float16" if "float16" in (row.dtype, baseline.row.dtype) else row.dtype
-            found = verdict(each.result, baseline.result, f"the baseline {baseline.row.pipeline}", coarser)
-        row.checked_against, row.error, row.psnr_db = found.checked, found.error, found.psnr
+            first = ready[0]
+            # "float16" < "float32": the coarser of the two.
+            coarser = min(each.precision, first.precision)
+            found = verdict(case, each.result, first.result, f"the baseline {first.row.pipeline}", coarser)
+        row.checked_against, row.error, row.mean_error = found.checked, found.error, found.mean_error
+        row.psnr_db = found.psnr
         if found.problem:
             row.fail(found.problem)
-        _check_repeats(each)
+        _check_repeats(each, case)
 
 
-def _check_repeats(each: _Ready) -> None:
+def _check_repeats(each: _Ready, case: Case) -> None:
     """The last call must have given what the first one gave, which was checked."""
-    again = verdict(each.runner.result(), each.result, "the first call", each.row.dtype)
+    again = verdict(case, each.runner.result(), each.result, "the first call", each.precision)
     if again.problem and not each.row.failed:
         each.row.fail(f"not repeatable: {again.problem}")
 

@@ -96,7 +96,12 @@ class OnnxEngine:
     def components(self) -> list[str]:
         names = [name for name in self.folder.models if name != "safety_checker"]
         whole = set(NEEDED) <= set(names) and "text_encoder_2" not in names and (self.path / "tokenizer").is_dir()
-        return [*names, *([PIPELINE] if whole else [])]
+        return [*names, *([PIPELINE] if whole and self._draws() else [])]
+
+    def _draws(self) -> bool:
+        """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
+        channels = static_size(_inputs(self.folder.models["unet"], "unet").get("sample", ()), 1)
+        return channels in (None, self.folder.vae.get("latent_channels", 4))
 
     @property
     def factor(self) -> int:

@@ -33,16 +33,16 @@ class Reference:
     label: str
     results: dict[Case, Result]
 
-    def verdict(self, case: Case, result: Result, dtype: str) -> Verdict:
+    def verdict(self, case: Case, result: Result, precision: str) -> Verdict:
         """Compare the result of a case."""
-        return verdict(result, self.results.get(case), self.label, dtype)
+        return verdict(case, result, self.results.get(case), self.label, precision)
 
 
-def verdict(result: Result, wanted: Result | None, label: str, dtype: str) -> Verdict:
+def verdict(case: Case, result: Result, wanted: Result | None, label: str, precision: str) -> Verdict:
     """Check a result, against another of the same case when there is one."""
     if isinstance(result, dict):
-        return check_outputs(result, wanted if isinstance(wanted, dict) else None, label, dtype)
-    return check_images(result, wanted if isinstance(wanted, list) else None, label, dtype)
+        return check_outputs(result, wanted if isinstance(wanted, dict) else None, label, case.component, precision)
+    return check_images(result, wanted if isinstance(wanted, list) else None, label, precision)
 
 
 def holds_onnx(path: Path) -> bool:

@@ -16,7 +16,8 @@ class Row:
     """A component or the pipeline at one batch and size. Times are None when the check failed: ``status`` says why.
 
     Memory is growth in MiB over what was in use before the model was opened, at the highest point of the first call
-    (with loading) and of the later warm-up calls. ``speedup`` is the baseline's time over this row's.
+    (with loading) and of the later warm-up calls. ``error`` and ``mean_error`` are a component's largest and mean error
+    relative to the standard deviation of the reference's output. ``speedup`` is the baseline's time over this row's.
     """
 
     pipeline: str
@@ -33,6 +34,7 @@ class Row:
     status: str = "ok"
     checked_against: str = ""
     error: float | None = None
+    mean_error: float | None = None
     psnr_db: float | None = None
     load_s: float | None = None
     first_ms: float | None = None

@@ -95,7 +95,9 @@ class TorchEngine:
 
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
-        return [*names, *([] if "text_encoder_2" in names else [PIPELINE])]
+        whole = self._parts() == {"text_encoder", "unet", "vae"}
+        draws = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
+        return [*names, *([PIPELINE] if draws else [])]
 
     def config(self, part: str) -> dict[str, Any]:
         """A part's ``config.json``."""
@@ -134,7 +136,9 @@ class TorchEngine:
         if case.component == PIPELINE:
             pipeline = self.pipeline(PIPELINE)
             pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
-            return PipelineRunner(pipeline, bench_request(case, steps, scheduler), self.guard)
+            return PipelineRunner(
+                pipeline, bench_request(case, steps, scheduler), (case.height, case.width), self.guard
+            )
         if case.component not in self.components():
             raise UsageError(f"{self.path} has no {case.component}")
         feeds = make_feeds(case, self.inputs(case.component), self.factor)

@@ -78,9 +78,10 @@ class ComponentRunner:
 class PipelineRunner:
     """A diffusers pipeline that draws the images of one request."""
 
-    def __init__(self, pipeline: Any, request: Request, guard: Guard) -> None:
+    def __init__(self, pipeline: Any, request: Request, size: tuple[int, int], guard: Guard) -> None:
         self.pipeline = pipeline
         self.request = request
+        self.size = size
         self.guard = guard
         self.decoded: Any = None
 
@@ -89,18 +90,25 @@ class PipelineRunner:
 
     def _run(self) -> Any:
         import torch
+        from diffusers.utils.torch_utils import randn_tensor
 
-        request = self.request
-        seeds = range(request.seed, request.seed + request.num_images)
-        return self.pipeline(
+        request, pipeline = self.request, self.pipeline
+        height, width = self.size
+        generators = [torch.Generator().manual_seed(request.seed + index) for index in range(request.num_images)]
+        latent = (height // pipeline.vae_scale_factor, width // pipeline.vae_scale_factor)
+        # Drawn in fp32 and rounded: torch's fp16 noise of a seed is other noise.
+        shape = (request.num_images, pipeline.unet.config.in_channels, *latent)
+        noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
+        return pipeline(
             request.prompt,
             negative_prompt=request.negative_prompt,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance_scale,
-            height=request.height,
-            width=request.width,
+            height=height,
+            width=width,
             num_images_per_prompt=request.num_images,
-            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            latents=noise.to(pipeline.device, pipeline.unet.dtype),
+            generator=generators,
             output_type="np",
         ).images
 

@@ -91,7 +91,7 @@ def denoise(
     """Take every step of ``scheduler``, whose timesteps are set.
 
     Args:
-        latents: noise [images, channels, height, width], fp32, scaled by the scheduler's ``init_noise_sigma``.
+        latents: noise [images, channels, height, width], fp32, times the scheduler's ``init_noise_sigma``.
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
 
