@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdort.errors import SdortError
+from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
 from sdort.passes import fold, half, nhwc, reshape, simplify, upgrade
 from sdort.rewrite.editor import Editor
@@ -160,6 +160,18 @@ def _half(run: Run) -> None:
         run.editor = half.run(run.editor, io_fp16=run.options.io_fp16)
 
 
+def _all_supported(run: Run) -> None:
+    for node in run.model.graph.nodes:
+        reason = run.target.unsupported(node, run.editor)
+        if reason:
+            raise BadModelError(
+                f"{reason}, and sdort knows no other form of it",
+                component=run.model.component,
+                node=node.name,
+                hint="Choose another --provider, or report the model.",
+            )
+
+
 def _target_opset(run: Run) -> None:
     upgrade.to_target_opset(run.model, run.target.opset)
     run.model.graph.ir_version = run.target.ir_version
@@ -186,6 +198,7 @@ PIPELINE: list[Step] = [
     ("borrow shapes", _borrow, "what is still computed from sizes reads the shape of a tensor that has it"),
     ("tidy lowered", _tidy, "drops the chains that borrowing replaced"),
     ("half", _half, "last, on the final operators: only they say what may be fp16"),
+    ("check", _all_supported, "a target never receives an operator that it cannot run"),
     ("tidy half", _tidy, "one cast for each tensor, not one for each reader"),
     ("opset", _target_opset, "the newest opset for which the target has every kernel"),
 ]

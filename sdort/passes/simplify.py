@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from sdort.rewrite.editor import Editor, producer, scalar
 from sdort.rewrite.infer import plain_attributes
@@ -21,6 +22,7 @@ def run(editor: Editor) -> int:
         for step in (
             _last_axis,
             _allow_zero,
+            _cast_like,
             _divide_to_multiply,
             _merge_transposes,
             _hoist_scalar,
@@ -54,6 +56,15 @@ def _allow_zero(editor: Editor, node: gs.Node) -> bool:
     if node.attrs["allowzero"] and (target is None or 0 in target):
         return False
     del node.attrs["allowzero"]
+    return True
+
+
+def _cast_like(editor: Editor, node: gs.Node) -> bool:
+    """CastLike -> Cast: what it is like is known."""
+    dtype = editor.dtype(node.inputs[1]) if node.op == "CastLike" else None
+    if dtype is None:
+        return False
+    _rebuild(editor, node, "Cast", [node.inputs[0]], {"to": helper.np_dtype_to_tensor_dtype(dtype)})
     return True
 
 
