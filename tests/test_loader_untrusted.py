@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper, parser
 
 from sdort.errors import BadModelError
 from sdort.loader import from_proto, load_model
 from sdort.weights import Stored
-from sdort.wire import encode_varint
+from sdort.wire import encode_varint, read_graph
 
 LARGE = np.arange(512, dtype=np.float32).reshape(16, 32)  # 2 KiB
 Change = Callable[[ModelProto], object]
@@ -240,6 +241,17 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         "q",
     ),
     "function without its output": (function_in(FUNCTION.format("a", "s = Neg (t)")), "output is not defined", "a"),
+    "function that defines twice": (function_in(FUNCTION.format("a", "r = Neg (t) r = Abs (t)")), "defined twice", "r"),
+    "function that writes its input": (
+        function_in(FUNCTION.format("a", "t = Neg (t) r = Abs (t)")),
+        "defined twice",
+        "t",
+    ),
+    "function with equal inputs": (
+        function_in(FUNCTION.format("a", "r = Neg (t)").replace("(t)", "(t, t)", 1)),
+        "without a name of their own",
+        "a",
+    ),
     "function of another opset": (
         function_in(FUNCTION.format("a", "r = Neg (t)").replace("17", "18")),
         "imports ai.onnx 18, the model 17",
@@ -264,6 +276,17 @@ def test_refused(name: str, tmp_path: Path, read: list[str]) -> None:
     assert re.search(message, error.message), error.message
     if node:
         assert error.node == node
+
+
+def test_functions_that_cannot_be_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no\nreason")
+
+    proto = ModelProto()
+    function_in(FUNCTION.format("a", "r = Neg (t)"))(proto)
+    monkeypatch.setattr(onnx.inliner, "inline_selected_functions", fail)
+    with pytest.raises(BadModelError, match=r"cannot be expanded: no$"):
+        from_proto(proto, None, "unet")
 
 
 def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,6 +493,42 @@ def test_external_data_without_a_file(read: list[str]) -> None:
     with pytest.raises(BadModelError, match="model without a file"):
         from_proto(proto, None, "unet")
     assert read == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x3a\x05\x2a\x80\x10",  # an initializer of 2 KiB in a graph of 5 bytes
+        b"\x3a\x85\x10\x2a\x82\x10\x4a\x82\x20" + b"\0" * 4096,  # raw data that ends after its tensor
+        b"\x3b\x3c",  # a group
+        b"\x3a\x04\x0d\0\0\0",  # four bytes announced, three there
+        b"\x08" + b"\x80" * 10 + b"\x01",  # a number of 77 bits
+        b"\x3a\x00\x80",
+    ],
+)
+def test_broken_wire_format(tmp_path: Path, read: list[str], content: bytes) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    assert "not an ONNX model" in refusal(tmp_path / "model.onnx", read).message
+
+
+def test_the_walk_keeps_what_the_parser_would_see(tmp_path: Path) -> None:
+    """Numbers of every wire type, unknown fields among them, in messages large enough to be walked."""
+    proto = model()
+    node = proto.graph.node.add(op_type="Constant", output=["c"], doc_string="d" * 2000)
+    node.attribute.add(name="value", f=1.5, i=-(2**63), type=AttributeProto.TENSOR, t=weight(proto))
+    data = proto.SerializeToString() + b"\xf8\x07\x05" + b"\xf9\x07" + b"x" * 8 + b"\xfd\x07" + b"y" * 4
+    (tmp_path / "model.onnx").write_bytes(data)
+    found = read_graph(tmp_path / "model.onnx", "unet")
+    for tensor in (*found.graph.initializer, found.graph.node[-1].attribute[0].t):
+        if tensor.external_data:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            start, length = int(place["offset"]), int(place["length"])
+            tensor.raw_data = data[start : start + length]
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    assert found.SerializeToString(deterministic=True) == ModelProto.FromString(data).SerializeToString(
+        deterministic=True
+    )
 
 
 def test_graph_protos_field_numbers() -> None:

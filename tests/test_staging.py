@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -143,12 +144,62 @@ def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert content(tmp_path / "empty") == "new"
 
 
+def test_a_link_to_the_output_stays_a_link(tmp_path: Path) -> None:
+    make(tmp_path / "real", "old")
+    (tmp_path / "link").symlink_to("real")
+    make(tmp_path / "link", "new", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert content(tmp_path / "real") == "new"
+    assert sorted(os.listdir(tmp_path)) == ["link", "real"]
+
+
 def test_a_parent_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot (make|write)"):
+    with pytest.raises(OutputError, match=r"cannot make .*file"):
         make(tmp_path / "file" / "out", "new")
-    with pytest.raises(OutputError, match=r"cannot (make|write)"):
-        make(Path("/proc/sdort/out"), "new")
+    with pytest.raises(OutputError, match="cannot write in /proc"):
+        make(Path("/proc/out"), "new")
+
+
+def test_a_rename_that_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(source: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputError, match=r"cannot put the result at .*Invalid cross-device link"):
+        make(tmp_path / "out", "new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_exchange(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make(tmp_path / name, name)
+    if not sdort.staging._exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot exchange folders")
+    assert (content(tmp_path / "a"), content(tmp_path / "b")) == ("b", "a")
+    assert sdort.staging._exchange(tmp_path / "a", tmp_path / "a" / "unet") is False  # EINVAL, as where unsupported
+    with pytest.raises(FileNotFoundError):
+        sdort.staging._exchange(tmp_path / "a", tmp_path / "missing")
+
+
+def test_a_new_folder_that_is_taken_for_a_leftover_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run may lock and remove it in the instant between its making and its locking."""
+    real = fcntl.flock
+    removed: list[Path] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not removed:
+            (stage,) = tmp_path.iterdir()
+            removed.append(stage)
+            stage.rmdir()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    make(tmp_path / "out", "new")
+    assert len(removed) == 1
+    assert content(tmp_path / "out") == "new"
 
 
 # ---------------------------------------------------------------------------------------------- killed processes

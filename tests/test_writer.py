@@ -411,6 +411,18 @@ else:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_disk_without_the_room_is_known_before_a_weight_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match="No space left"):
+        save_model(chain(Broken(AssertionError)), tmp_path / "model.onnx")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_disk_that_fills_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = os.pwrite, []
 
