@@ -15,11 +15,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from onnx.reference import ReferenceEvaluator
 from pipelines import Exported, export_family, locked, run_onnx, trace_folder
 
 from sdort.errors import OutputError, SdortError, UsageError
 from sdort.export import pipeline as export_pipeline
 from sdort.export.cache import TraceCache, trace_key
+from sdort.export.casts import concrete_casts
 from sdort.export.components import Component, at_size
 from sdort.export.pipeline import Options, StaticSize, export
 from sdort.export.source import plan, read_source
@@ -55,11 +57,16 @@ def assert_close(actual: Any, expected: Any) -> None:
     assert np.abs(actual - expected).max() / expected.std() < TOLERANCE
 
 
-# (latent height, latent width, batch, tokens): a square, a non-square, two that no power of two divides
-SIZES = [(64, 64, 1, 77), (40, 56, 2, 77), (65, 49, 2, 5), (17, 9, 3, 1)]
+# (latent height, latent width, batch, tokens): a square, a non-square, and some that no power of two divides
+ODD = (17, 9, 3, 1)
+SIZES = {
+    "sd1": [(64, 64, 1, 77), (40, 56, 1, 77), (65, 49, 2, 5), ODD],
+    "sd2_inpainting": [(24, 40, 2, 77), ODD],
+    "sdxl": [(24, 40, 2, 77), ODD],
+}
 
 
-@pytest.mark.parametrize("family", ["sd1", "sd2_inpainting", "sdxl"])
+@pytest.mark.parametrize("family", list(SIZES))
 def test_unet_agrees_with_torch_at_every_size(exports: Callable[[str], Exported], family: str) -> None:
     import torch
 
@@ -67,7 +74,7 @@ def test_unet_agrees_with_torch_at_every_size(exports: Callable[[str], Exported]
     unet = exported.load("unet")
     session = _session(exported.out / "unet" / "model.onnx")
     generator = torch.Generator().manual_seed(3)
-    for height, width, batch, tokens in SIZES:
+    for height, width, batch, tokens in SIZES[family]:
         added = {}
         if family == "sdxl":
             added = {
@@ -358,10 +365,34 @@ def test_other_opsets(exports: Callable[[str], Exported], tmp_path: Path, opset:
     assert model.graph.opset == opset
     operators = {node.op for node in model.graph.nodes}
     assert ("Attention" in operators) == (opset >= 23)
+    assert "CastLike" not in operators
     ids = _tokens((2, 9), encoder.config.eos_token_id)
     with torch.no_grad():
         expected = encoder(ids).last_hidden_state
     assert_close(run_onnx(tmp_path / "out/text_encoder/model.onnx", input_ids=ids)["last_hidden_state"], expected)
+
+
+def test_concrete_casts_keep_values_and_outputs() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[N] x, int64[N] i) => (float[N] same, float[N] other, float[N] y)
+        <float[1] one = {1.5}> {
+            a = CastLike (one, x)
+            b = CastLike (i, a)
+            same = CastLike (x, a)
+            other = CastLike (i, x)
+            y = Add (a, b)
+        }"""
+    )
+    before = onnx.ModelProto()
+    before.CopyFrom(proto)
+    concrete_casts(proto)
+    assert [node.op_type for node in proto.graph.node] == ["Cast", "CastLike", "Cast", "Add"]
+    onnx.checker.check_model(proto)
+    feeds = {"x": np.array([0.25, 3], np.float32), "i": np.array([7, -2], np.int64)}
+    expected = ReferenceEvaluator(before).run(None, feeds)
+    for value, reference in zip(ReferenceEvaluator(proto).run(None, feeds), expected, strict=True):
+        np.testing.assert_array_equal(value, reference)
 
 
 def test_static_sizes(exports: Callable[[str], Exported], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from sdort.console import detail, warn
 from sdort.export.components import LIBRARIES, Component
 
 # Part of every key: raise it when a trace of the same architecture would come out differently.
-_FORMAT = 1
+_FORMAT = 2
 
 # What the traced graph depends on, apart from the architecture.
 _PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")

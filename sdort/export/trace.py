@@ -18,6 +18,7 @@ from sdort import __version__
 from sdort.errors import BadModelError, SdortError
 from sdort.export import architecture
 from sdort.export.cache import Trace
+from sdort.export.casts import concrete_casts
 from sdort.export.components import Component, Dim, TensorSpec
 
 PARAMETER = "parameter"
@@ -123,6 +124,7 @@ def _finish(proto: onnx.ModelProto, component: Component) -> None:
         value.ClearField("metadata_props")
     graph.ClearField("metadata_props")
     proto.ClearField("metadata_props")
+    concrete_casts(proto)
     graph.name = component.name
     proto.producer_name, proto.producer_version = "sdort", __version__
     _check_signature(graph.input, component.inputs, component.name)
