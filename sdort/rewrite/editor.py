@@ -36,13 +36,13 @@ class Editor:
         self.graph = model.graph
         self._names = {t.name for t in self.graph.tensors().values()} | {t.name for t in self.graph.outputs}
         self._counter = 0
-        self.facts = Facts(self.graph.opset)
+        self.facts = Facts(self.graph.opset, self.model.component)
         self.refresh()
 
     def refresh(self) -> None:
         """Order the nodes and compute all facts anew."""
         self.graph.nodes = sort_nodes(self.graph.nodes, self.model.component)
-        self.facts = Facts(self.graph.opset)
+        self.facts = Facts(self.graph.opset, self.model.component)
         for tensor in self.graph.inputs:
             self.facts.declare(tensor)
         for node in self.graph.nodes:

@@ -18,7 +18,20 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper, shape_inference
 
-from sdort.rewrite.symbolic import Dim, Equalities, Expr, Shape, divide, numbers, preference, product, symbol, unknown
+from sdort.errors import BadModelError
+from sdort.rewrite.symbolic import (
+    Dim,
+    Equalities,
+    Expr,
+    Shape,
+    divide,
+    is_natural,
+    numbers,
+    preference,
+    product,
+    symbol,
+    unknown,
+)
 from sdort.weights import Array, Weight
 
 MAX_VALUE = 64
@@ -44,17 +57,28 @@ class Fact:
         if self.value is None or self.shape is None or self.dtype is None:
             return None
         values, shape = numbers(self.value), numbers(self.shape)
-        return None if values is None or shape is None else np.array(values, self.dtype).reshape(shape)
+        if values is None or shape is None:
+            return None
+        try:
+            return np.array(values, self.dtype).reshape(shape)
+        except OverflowError:  # the dtype wraps around where Python's integers do not
+            return None
 
 
 NOTHING = Fact()
 
 
 class Facts:
-    """The facts of all tensors of a graph, by tensor name."""
+    """The facts of all tensors of a graph, by tensor name.
 
-    def __init__(self, opset: int) -> None:
+    Args:
+        opset: the default domain's opset.
+        component: the pipeline component, for messages.
+    """
+
+    def __init__(self, opset: int, component: str) -> None:
         self.opset = opset
+        self.component = component
         self._facts: dict[str, Fact] = {}
         self._dims: dict[str, Dim] = {}
         self._equal = Equalities()
@@ -85,16 +109,30 @@ class Facts:
         self.set(tensor, Fact(_dtype(tensor.dtype), dims))
 
     def infer(self, node: gs.Node) -> None:
-        """Compute the facts of the node's outputs from those of its inputs."""
-        if node.op == "Concat" and not node.domain:
-            self._learn_from_concat(node)
-        rule = _RULES.get((node.domain or "", node.op))
-        facts = rule(node, [self.of(t) for t in node.inputs]) if rule else None
+        """Compute the facts of the node's outputs from those of its inputs.
+
+        Raises:
+            BadModelError: the node's inputs and attributes contradict each other.
+        """
+        try:
+            facts = self._by_rule(node)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise BadModelError(
+                f"the inputs and attributes of this {node.op} do not fit together",
+                component=self.component,
+                node=node.name,
+            ) from error
         if facts is None:
             facts = self._by_onnx(node)
         for tensor, fact in zip(node.outputs, facts, strict=False):  # a rule states the outputs it knows
             if tensor.name:
                 self.set(tensor, fact)
+
+    def _by_rule(self, node: gs.Node) -> Sequence[Fact] | None:
+        if node.op == "Concat" and not node.domain:
+            self._learn_from_concat(node)
+        rule = _RULES.get((node.domain or "", node.op))
+        return rule(node, [self.of(t) for t in node.inputs]) if rule else None
 
     def _learn_from_concat(self, node: gs.Node) -> None:
         shapes = [shape for t in node.inputs if (shape := self.shape(t)) is not None]
@@ -246,7 +284,7 @@ def _arithmetic(op: str, a: Dim, b: Dim) -> Dim | None:
         return a - b
     if op == "Mul":
         return a * b
-    if op == "Div" and isinstance(b, int) and b > 0:
+    if op == "Div" and isinstance(b, int) and b > 0 and is_natural(a):  # ONNX rounds towards 0, not down
         return a // b
     return None
 
@@ -278,7 +316,7 @@ def _compare(op: str, a: Dim, b: Dim) -> Dim | None:
     if op == "Equal" and a == b:
         return 1
     # A size is never negative, so it never equals the -1 of an expand.
-    if op == "Equal" and any(isinstance(d, int) and d < 0 for d in (a, b)):
+    if op == "Equal" and any(isinstance(d, int) and d < 0 and is_natural(size) for d, size in ((a, b), (b, a))):
         return 0
     return None
 
@@ -304,8 +342,15 @@ def _where(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 @rule("Cast")
 def _cast(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     dtype = _dtype(node.attrs["to"])
-    keep = facts[0].value if dtype is not None and dtype.kind in "iub" else None
-    return [Fact(dtype, facts[0].shape, keep)]
+    value = facts[0].value
+    if dtype is None or dtype.kind != "i" or dtype.itemsize < 4 or not _fits(value or (), dtype):
+        value = None
+    return [Fact(dtype, facts[0].shape, value)]
+
+
+def _fits(value: Value, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return all(limits.min <= v <= limits.max for v in value if isinstance(v, int))
 
 
 @rule("Shape")

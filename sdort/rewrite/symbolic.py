@@ -143,6 +143,21 @@ def is_known(dim: Dim) -> bool:
     return all(not a.startswith("?") if isinstance(a, str) else is_known(a[0]) for a in atoms)
 
 
+def is_natural(dim: Dim) -> bool:
+    """Whether the dim is certainly not negative; named sizes are at least 1."""
+    if isinstance(dim, int):
+        return dim >= 0
+    least = 0
+    for monomial, factor in dim.terms.items():
+        if not all(isinstance(atom, str) or is_natural(atom[0]) for atom in monomial):
+            return False
+        if factor < 0 and monomial:
+            return False
+        if factor < 0 or all(isinstance(atom, str) for atom in monomial):
+            least += factor
+    return least >= 0
+
+
 def preference(dim: Dim) -> tuple[bool, int]:
     """Sorts spellings of one size, the most useful first: known ones, then short ones."""
     return not is_known(dim), len(str(dim))
