@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
+from sdort.errors import BadModelError
 from sdort.importing import tensors_of
 from sdort.loader import from_proto, load_model
 from sdort.model import Model
@@ -172,6 +173,20 @@ def test_every_consumer_of_a_small_constant_has_its_own() -> None:
     assert len(first.outputs) == 2
 
 
+def test_outputs_that_are_used_inside_or_are_constants(tmp_path: Path) -> None:
+    model = linear("h = MatMul (x, w)  i = Add (h, b)  y = Add (i, b)")
+    for name, shape in (("i", ["N", 32]), ("b", [32]), ("w", [16, 32])):
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    graph = load_model(save(model, tmp_path)).graph
+    y, inner, small, large = graph.outputs
+    assert [t.name for t in graph.outputs] == ["y", "i", "b", "w"]
+    assert y.inputs[0].inputs[0] is inner
+    assert [n.outputs[0].name for n in inner.outputs] == ["y"]
+    assert len(small.outputs) == 0  # its consumers have copies
+    assert all(n.inputs[1].name != "b" for n in graph.nodes[1:])
+    assert [n.op for n in large.outputs] == ["MatMul"]
+
+
 def test_import_compares_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node.__eq__ compares attributes and inputs; a list search over a shared constant's consumers would be O(n^2)."""
     calls: list[gs.Node] = []
@@ -233,6 +248,7 @@ def test_nodes_are_named_and_dtypes_are_numpy(tmp_path: Path) -> None:
     model = parser.parse_model(text)
     model.graph.node[0].name = model.graph.node[1].name = "same"
     graph = load_model(save(model, tmp_path)).graph
+    assert graph.nodes[0].name == "same"
     assert len({n.name for n in graph.nodes}) == 3
     assert all(n.name for n in graph.nodes)
     assert {n.domain for n in graph.nodes} == {None}
@@ -260,6 +276,12 @@ def test_resolve_brings_the_weights_of_an_architecture() -> None:
     assert isinstance(values["w"], Absent)
     assert isinstance(values["b"], Absent)
     assert values["w"].shape == (16, 32)
+
+
+def test_resolve_may_not_bring_another_shape() -> None:
+    with pytest.raises(BadModelError, match=r"shape \(3,\) for an initializer of shape \(16, 32\)") as caught:
+        from_proto(linear(), lambda t: Absent(t.name, [3], np.float32), "unet")
+    assert caught.value.node == "w"
 
 
 def test_metadata_versions_and_component_are_kept(tmp_path: Path) -> None:

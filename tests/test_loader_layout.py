@@ -174,6 +174,14 @@ def test_folders_without_models(tmp_path: Path) -> None:
     assert "sdort export" in caught.value.hint
 
 
+def test_a_graph_without_inputs_is_nothing(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g () => (float[1, 1, 1] y) {
+      y = Constant <value = float[1, 1, 1] {0}> () }"""
+    onnx.save(parser.parse_model(text), tmp_path / "model.onnx")
+    with pytest.raises(BadModelError, match="it maps nothing to y: float"):
+        identify(tmp_path / "model.onnx")
+
+
 def test_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "unet").mkdir()
     (tmp_path / "unet" / "model.onnx").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
