@@ -22,7 +22,16 @@ from sdort import console
 from sdort.bench import bench as bench_module
 from sdort.bench.bench import bench
 from sdort.bench.cases import Case, cases, make_feeds
-from sdort.bench.check import PSNR, check_images, check_outputs, precision, psnr, relative_errors
+from sdort.bench.check import (
+    GPU_ALLOWANCE,
+    PSNR,
+    Precision,
+    check_images,
+    check_outputs,
+    precision,
+    psnr,
+    relative_errors,
+)
 from sdort.bench.engines import OnnxEngine, weights_dtype
 from sdort.bench.memory import Meter, _AmdUsed, device_reader
 from sdort.bench.plan import Options
@@ -40,6 +49,7 @@ from sdort.verify import TOLERANCES
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 QUICK: dict[str, Any] = {"runtime": RuntimeOptions("cpu"), "steps": 2, "warmup": 1, "repeat": 2}
+FP32 = Precision("float32")
 TIMES = ("load_s", "first_ms", "median_ms", "mean_ms", "p90_ms", "min_ms", "images_per_s", "speedup")
 
 
@@ -105,27 +115,32 @@ def test_calls_are_interleaved_in_alternating_order() -> None:
 # Checks
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("where", ["largest", "mean"])
-def test_both_tolerances_are_relative_to_the_spread_of_the_reference(precision: str, where: str) -> None:
-    limit = TOLERANCES[precision, "unet"]
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_both_tolerances_are_relative_to_the_spread_of_the_reference(dtype: str, where: str, on_gpu: bool) -> None:
+    limit = TOLERANCES[dtype, "unet"]
+    allowance = GPU_ALLOWANCE if on_gpu else 1.0
     reference = np.tile([-100.0, 300.0], 5000)  # a standard deviation of 200
     for factor, passes in ((0.9, True), (1.1, False)):
         output = reference.copy()
         if where == "largest":
-            output[500] += factor * limit.largest * 200
+            output[500] += factor * allowance * limit.largest * 200
         else:
-            output += factor * limit.mean * 200
-        verdict = check_outputs({"y": output}, {"y": reference}, "the original", "unet", precision)
+            output += factor * allowance * limit.mean * 200
+        verdict = check_outputs({"y": output}, {"y": reference}, "the original", "unet", Precision(dtype, on_gpu))
         assert (verdict.problem is None) is passes
         found = verdict.error if where == "largest" else verdict.mean_error
-        assert found == pytest.approx(factor * getattr(limit, where))
+        assert found == pytest.approx(factor * allowance * getattr(limit, where))
         assert verdict.checked == "the original"
 
 
 def test_fp32_on_an_nvidia_gpu_is_rounded_to_11_bits() -> None:
-    assert [precision("float32", each) for each in (CPU, ROCM, CUDA)] == ["float32", "float32", "float16"]
-    assert precision("float16", CPU) == "float16"
+    assert [precision("float32", each).dtype for each in (CPU, ROCM, CUDA)] == ["float32", "float32", "float16"]
+    assert precision("float16", CPU) == Precision("float16", on_gpu=False)
+    assert precision("float32", ROCM) == Precision("float32", on_gpu=True)
+    assert FP32.coarser(Precision("float16")) == Precision("float16").coarser(FP32) == Precision("float16")
+    assert Precision("float16").coarser(Precision("float32", on_gpu=True)) == Precision("float16", on_gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +155,21 @@ def test_fp32_on_an_nvidia_gpu_is_rounded_to_11_bits() -> None:
 )
 def test_outputs_that_cannot_be_right_fail(output: list[float], reference: list[float] | None, problem: str) -> None:
     wanted = None if reference is None else {"y": np.array(reference)}
-    assert problem in (check_outputs({"y": np.array(output)}, wanted, "the original", "unet", "float32").problem or "")
+    assert problem in (check_outputs({"y": np.array(output)}, wanted, "the original", "unet", FP32).problem or "")
 
 
 def test_without_a_reference_it_is_said_that_there_is_none() -> None:
-    verdict = check_outputs({"y": np.arange(3.0)}, None, "", "unet", "float32")
+    verdict = check_outputs({"y": np.arange(3.0)}, None, "", "unet", FP32)
     assert verdict.problem is None
     assert "no reference" in verdict.checked
 
 
 def test_outputs_are_compared_by_name_and_else_by_order() -> None:
     a, b = np.arange(3.0), np.arange(3.0) * 7
-    assert check_outputs({"a": a, "b": b}, {"b": b, "a": a}, "it", "unet", "float32").problem is None
-    assert check_outputs({"a": a, "b": b}, {"b": a, "a": b}, "it", "unet", "float32").problem is not None
-    assert check_outputs({"sample": a}, {"image": a}, "it", "unet", "float32").problem is None
-    assert check_outputs({"sample": a}, {"image": b}, "it", "unet", "float32").problem is not None
+    assert check_outputs({"a": a, "b": b}, {"b": b, "a": a}, "it", "unet", FP32).problem is None
+    assert check_outputs({"a": a, "b": b}, {"b": a, "a": b}, "it", "unet", FP32).problem is not None
+    assert check_outputs({"sample": a}, {"image": a}, "it", "unet", FP32).problem is None
+    assert check_outputs({"sample": a}, {"image": b}, "it", "unet", FP32).problem is not None
 
 
 def test_psnr_is_that_of_the_definition() -> None:
@@ -174,13 +189,13 @@ def test_images_are_held_to_the_psnr_of_their_precision(difference: int, fp32: b
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     one, other = Generated(1, pixels, None), Generated(1, pixels + np.uint8(difference), None)
     for dtype, passes in (("float32", fp32), ("float16", fp16)):
-        verdict = check_images([other], [one], "it", dtype)
+        verdict = check_images([other], [one], "it", Precision(dtype))
         assert (verdict.problem is None) is passes, (verdict, PSNR[dtype])
 
 
 def test_a_bad_image_fails_whatever_it_is_compared_with() -> None:
     bad = Generated(3, np.zeros((2, 2, 3), np.uint8), "it is all black")
-    assert "seed 3 is bad: it is all black" in (check_images([bad], [bad], "it", "float32").problem or "")
+    assert "seed 3 is bad: it is all black" in (check_images([bad], [bad], "it", FP32).problem or "")
 
 
 # Cases

@@ -334,6 +334,21 @@ def test_the_log_is_kept_off_the_terminal(save: Callable[[str], Path], capfd: py
     assert (captured.out, captured.err) == ("", "")
 
 
+def test_a_session_that_logged_its_placement_is_quiet_when_it_runs(
+    save: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ort, _ = run_logged(lambda: probe.create_session(str(save(SAMPLE)), CPU, RuntimeOptions(), severity=0))
+    session = Session(ort, Path(), "unet", CPU, RuntimeOptions())
+    feeds = {"sample": np.zeros((1, 4, 2, 2)), "timestep": np.array(1)}
+    session.run(feeds)
+    session.run({**feeds, "sample": session.upload(np.zeros((1, 4, 2, 2), np.float16))})
+    session.bind(feeds).run()
+    with pytest.raises(BadModelError):
+        session.run({**feeds, "sample": np.zeros((1, 3, 2, 2))})
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
 # Sessions
 
 

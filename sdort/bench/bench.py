@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.bench.cases import PIPELINE, Case
-from sdort.bench.check import precision
+from sdort.bench.check import Precision, precision
 from sdort.bench.engines import Engine, Runner
 from sdort.bench.memory import Meter, Peak
 from sdort.bench.plan import Options, choose_components, find_reference, open_engines, plan_cases
@@ -69,7 +69,7 @@ class _Ready:
     runner: Runner
     row: Row
     result: Result
-    precision: str
+    precision: Precision
 
 
 def _measure(
@@ -156,8 +156,7 @@ def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> 
             found = verdict(case, each.result, None, "", each.precision)
         else:
             first = ready[0]
-            # "float16" < "float32": the coarser of the two.
-            coarser = min(each.precision, first.precision)
+            coarser = each.precision.coarser(first.precision)
             found = verdict(case, each.result, first.result, f"the baseline {first.row.pipeline}", coarser)
         row.checked_against, row.error, row.mean_error = found.checked, found.error, found.mean_error
         row.psnr_db = found.psnr

@@ -19,7 +19,12 @@ PSNR = {
     # decoder was wrong 32 dB.
     "float16": 35.0,
 }
-"""Lowest peak signal-to-noise ratio in dB of an image against the reference's, by precision (see :func:`precision`)."""
+"""Lowest peak signal-to-noise ratio in dB of an image against the reference's, by the dtype of :class:`Precision`."""
+
+GPU_ALLOWANCE = 3.0
+"""How much more than :mod:`sdort.verify` allows, which states it for the CPU, a component may err on a GPU, whose
+kernels also round partial sums. Measured on an H100 with ONNX Runtime 1.31.1, VAE decoders of 128 to 512 pixels against
+the CPU: 2.3e-2 at most and 1.3e-3 in the mean in TF32, 6.1e-2 and 3.4e-3 in fp16; one that was wrong, 2.5 and 0.36."""
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
 
@@ -37,16 +42,33 @@ class Verdict:
     """In dB, of images; infinite when they are equal."""
 
 
-def precision(dtype: str, provider: Provider) -> str:
-    """Which row of the tolerances holds for weights of ``dtype``: ``float32`` or ``float16``.
+@dataclass(frozen=True)
+class Precision:
+    """Which tolerances hold: the ``dtype`` that values are rounded to, and whether that happens on a GPU."""
+
+    dtype: str
+    on_gpu: bool = False
+
+    def coarser(self, other: Precision) -> Precision:
+        """What holds for two outputs that are compared."""
+        # "float16" < "float32"
+        return Precision(min(self.dtype, other.dtype), self.on_gpu or other.on_gpu)
+
+
+def precision(dtype: str, provider: Provider) -> Precision:
+    """The precision of a model with weights of ``dtype`` on a provider.
 
     On NVIDIA GPUs, cuDNN and cuBLAS round fp32 operands to TF32, whose significand has the 11 bits of fp16's.
     """
-    return "float16" if provider is CUDA else dtype
+    return Precision("float16" if provider is CUDA else dtype, provider.on_gpu)
 
 
 def check_outputs(
-    outputs: Mapping[str, Array], reference: Mapping[str, Array] | None, against: str, component: str, precision: str
+    outputs: Mapping[str, Array],
+    reference: Mapping[str, Array] | None,
+    against: str,
+    component: str,
+    precision: Precision,
 ) -> Verdict:
     """Check a component's outputs; the tolerances are those of :mod:`sdort.verify`.
 
@@ -56,7 +78,7 @@ def check_outputs(
             order where the two models share no name.
         against: what the reference is, in words.
         component: the component's name.
-        precision: ``float32`` or ``float16``: which tolerance holds.
+        precision: which tolerance holds.
     """
     for name, value in outputs.items():
         if not np.isfinite(value).all():
@@ -76,15 +98,17 @@ def check_outputs(
     return Verdict(_out_of_tolerance(worst, mean, against, component, precision), against, worst, mean)
 
 
-def _out_of_tolerance(worst: float, mean: float, against: str, component: str, precision: str) -> str | None:
+def _out_of_tolerance(worst: float, mean: float, against: str, component: str, precision: Precision) -> str | None:
     from sdort.verify import TOLERANCES
 
-    limit = TOLERANCES[precision, component]
-    if worst <= limit.largest and mean <= limit.mean:
+    limit = TOLERANCES[precision.dtype, component]
+    allowance = GPU_ALLOWANCE if precision.on_gpu else 1.0
+    largest, average = allowance * limit.largest, allowance * limit.mean
+    if worst <= largest and mean <= average:
         return None
     return (
         f"differs from {against} by {worst:.1e} at most and {mean:.1e} in the mean of its spread; "
-        f"{limit.largest:.1e} and {limit.mean:.1e} are allowed"
+        f"{largest:.1e} and {average:.1e} are allowed"
     )
 
 
@@ -102,7 +126,7 @@ def relative_errors(value: Array, reference: Array) -> tuple[float, float]:
 
 
 def check_images(
-    images: Sequence[Generated], reference: Sequence[Generated] | None, against: str, precision: str
+    images: Sequence[Generated], reference: Sequence[Generated] | None, against: str, precision: Precision
 ) -> Verdict:
     """Check a pipeline's images; arguments as for :func:`check_outputs`."""
     for image in images:
@@ -117,7 +141,7 @@ def check_images(
         if image.pixels.shape != wanted.pixels.shape:
             return Verdict(f"the image is {image.pixels.shape}, {against} {wanted.pixels.shape}", against)
         worst = min(worst, psnr(image.pixels, wanted.pixels))
-    limit = PSNR[precision]
+    limit = PSNR[precision.dtype]
     problem = f"has {worst:.1f} dB PSNR against {against} (at least {limit:.0f} wanted)" if worst < limit else None
     return Verdict(problem, against, psnr=worst)
 

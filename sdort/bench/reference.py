@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.bench.cases import PIPELINE, Case
-from sdort.bench.check import Verdict, check_images, check_outputs
+from sdort.bench.check import Precision, Verdict, check_images, check_outputs
 from sdort.bench.engines import Engine, OnnxEngine
 from sdort.bench.torch_engine import TorchEngine
 from sdort.console import warn
@@ -33,12 +33,12 @@ class Reference:
     label: str
     results: dict[Case, Result]
 
-    def verdict(self, case: Case, result: Result, precision: str) -> Verdict:
+    def verdict(self, case: Case, result: Result, precision: Precision) -> Verdict:
         """Compare the result of a case."""
         return verdict(case, result, self.results.get(case), self.label, precision)
 
 
-def verdict(case: Case, result: Result, wanted: Result | None, label: str, precision: str) -> Verdict:
+def verdict(case: Case, result: Result, wanted: Result | None, label: str, precision: Precision) -> Verdict:
     """Check a result, against another of the same case when there is one."""
     if isinstance(result, dict):
         return check_outputs(result, wanted if isinstance(wanted, dict) else None, label, case.component, precision)

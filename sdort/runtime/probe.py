@@ -26,7 +26,8 @@ from sdort.runtime.providers import (
     session_options,
 )
 
-_FATAL, _WARNING = 4, 2
+FATAL, _WARNING = 4, 2
+"""Severities of ONNX Runtime's log. Errors are raised too, and reported once, by us."""
 
 
 def create_session(
@@ -34,7 +35,7 @@ def create_session(
     provider: Provider,
     options: RuntimeOptions,
     *,
-    severity: int = 3,
+    severity: int = FATAL,
     printed: io.StringIO | None = None,
 ) -> Any:
     """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
@@ -45,7 +46,7 @@ def create_session(
     onnxruntime = import_onnxruntime()
     chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
     # The default logger has the load error of a provider's library, which probing states in words.
-    onnxruntime.set_default_logger_severity(_FATAL)
+    onnxruntime.set_default_logger_severity(FATAL)
     try:
         # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
         with redirect_stdout(printed or io.StringIO()):

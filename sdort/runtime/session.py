@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sdort.errors import BadModelError, ProviderError, SdortError
 from sdort.runtime import placement
 from sdort.runtime.flavours import import_onnxruntime
-from sdort.runtime.probe import create_session, first_line
+from sdort.runtime.probe import FATAL, create_session, first_line
 from sdort.runtime.providers import Provider, RuntimeOptions
 
 Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ class Binding:
     def run(self) -> None:
         """Run the model once and wait for its end."""
         self._binding.synchronize_inputs()
-        self.session.guard(lambda: self.session.ort.run_with_iobinding(self._binding))
+        self.session.run_bound(self._binding)
         self._binding.synchronize_outputs()
 
     def outputs(self) -> dict[str, Array]:
@@ -71,6 +71,9 @@ class Session:
         self.options = options
         self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs()}
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
+        # A session that was opened to log its placement would log every step of every run too.
+        self._quiet = import_onnxruntime().RunOptions()
+        self._quiet.log_severity_level = FATAL
 
     def _spec(self, arg: Any) -> TensorSpec:
         if arg.type not in _DTYPES:
@@ -99,11 +102,15 @@ class Session:
         """
         values = self.cast(feeds)
         if all(isinstance(value, np.ndarray) for value in values.values()):
-            results = self.guard(lambda: self.ort.run(None, values))
+            results = self.guard(lambda: self.ort.run(None, values, self._quiet))
             return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
         uploaded = {name: self._on_device(value) for name, value in values.items()}
-        kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded))
+        kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
         return {spec.name: value.numpy() for spec, value in zip(self.outputs, kept, strict=True)}
+
+    def run_bound(self, binding: Any) -> None:
+        """Run an ``IOBinding`` of ONNX Runtime's."""
+        self.guard(lambda: self.ort.run_with_iobinding(binding, self._quiet))
 
     def bind(self, feeds: Mapping[str, Array]) -> Binding:
         """Put ``feeds`` on the device once, for many runs."""

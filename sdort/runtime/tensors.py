@@ -103,7 +103,7 @@ def _run_on_device(
             binding.bind_output(name, *session.memory)
     # ONNX Runtime works on a stream of its own: the inputs must be there before it starts.
     torch.cuda.current_stream(device).synchronize()
-    session.guard(lambda: session.ort.run_with_iobinding(binding))
+    session.run_bound(binding)
     binding.synchronize_outputs()
     return results
 
