@@ -191,6 +191,17 @@ class Concatenated(Weight):
         return out
 
 
+def cast(weight: Weight, dtype: npt.DTypeLike) -> Weight:
+    """``weight`` rounded to ``dtype``, the rounding as deep as it may go: what only moves values then moves fewer bytes."""
+    if isinstance(weight, Transposed):
+        return Transposed(cast(weight.operand, dtype), weight.perm)
+    if isinstance(weight, Reshaped):
+        return Reshaped(cast(weight.operand, dtype), weight.shape)
+    if isinstance(weight, Concatenated):
+        return Concatenated([cast(part, dtype) for part in weight.parts], weight.axis)
+    return Cast(weight, dtype)
+
+
 def as_weight(values: Array | Weight) -> Weight:
     """A gs.Constant's values (an array or a weight) as a weight."""
     return values if isinstance(values, Weight) else Inline(values)

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from sdort.loader import from_proto
 from sdort.model import Model
 from sdort.rewrite.editor import Editor, producer
-from sdort.weights import Array, Cast, Weight
+from sdort.weights import Array, Weight, cast
 
 FLOAT32_INPUTS = {
     ("com.microsoft", "GroupNorm"): (1, 2),
@@ -140,7 +140,7 @@ def _resolve(proto: TensorProto, constants: dict[str, Array | Weight]) -> Weight
     if values is None:
         return None
     half = proto.data_type == TensorProto.FLOAT16 and values.dtype != np.float16
-    return Cast(as_weight(values), np.float16) if half else as_weight(values)
+    return cast(as_weight(values), np.float16) if half else as_weight(values)
 
 
 def _weightless(editor: Editor, constants: dict[str, Array | Weight]) -> onnx.ModelProto:
