@@ -175,7 +175,8 @@ def test_every_consumer_of_a_small_constant_has_its_own() -> None:
 
 def test_outputs_that_are_used_inside_or_are_constants(tmp_path: Path) -> None:
     model = linear("h = MatMul (x, w)  i = Add (h, b)  y = Add (i, b)")
-    for name, shape in (("i", ["N", 32]), ("b", [32]), ("w", [16, 32])):
+    shapes: dict[str, list[int | str]] = {"i": ["N", 32], "b": [32], "w": [16, 32]}
+    for name, shape in shapes.items():
         model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     graph = load_model(save(model, tmp_path)).graph
     y, inner, small, large = graph.outputs
