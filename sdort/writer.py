@@ -20,8 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import OutputError
+from sdort.expressions import count_overflow
+from sdort.initializers import Blob
 from sdort.model import Model
-from sdort.serialize import Blob, Serialized, count_overflow, serialize
+from sdort.serialize import Serialized, serialize
 from sdort.weights import Stored
 
 IN_FLIGHT = 384 * 2**20

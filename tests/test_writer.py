@@ -228,6 +228,19 @@ def test_unsorted_nodes_are_sorted_and_cycles_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "cyclic.onnx").exists()
 
 
+def test_values_that_nothing_defines_are_refused(tmp_path: Path) -> None:
+    model = chain(*[np.ones(1, np.float32)] * 3)
+    del model.graph.nodes[1]
+    with pytest.raises(BadModelError, match="nothing defines it") as caught:
+        save_model(model, tmp_path / "model.onnx")
+    assert caught.value.node == "h1"
+    model = chain(np.ones(1, np.float32))
+    model.graph.outputs.append(gs.Variable("lost", np.float32, (1,)))
+    with pytest.raises(BadModelError, match="nothing defines it"):
+        save_model(model, tmp_path / "model.onnx")
+    assert os.listdir(tmp_path) == []
+
+
 def test_overflow_is_counted_and_named(tmp_path: Path) -> None:
     base = np.zeros((16, 64), np.float32)
     base[0, :3] = [70000.0, -1e30, 65519.0]  # the last rounds to 65504, float16's largest
