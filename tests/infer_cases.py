@@ -94,6 +94,11 @@ z = Gather <axis = -2> (x, j)
 (float[B, 4, H, W] x, float[B, 3, H, W] y)
 z = Concat <axis = 1> (x, y)
 w = Concat <axis = -1> (x, x)
+== Concat of two lengths
+(float[B, S, 4] x, float[B, H, 4] y)
+z = Concat <axis = 1> (x, y)
+a = Relu (x)
+b = Relu (y)
 == Unsqueeze
 (float[B, S] x) <int64[1] a = {1}, int64[2] b = {0, -1}>
 y = Unsqueeze (x, a)
@@ -105,7 +110,7 @@ z = Squeeze (x, b)
 == Squeeze all
 (float[1, 4, 1] x)
 y = Squeeze (x)
-== Slice
+== Slice | vague: c
 (float[B, 8, H] x) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] five = {5}, int64[1] far =
 {9223372036854775807}, int64[1] axis2 = {-1}, int64[1] last = {-1}, int64[1] two = {2}>
 a = Slice (x, zero, five, one)
@@ -115,18 +120,39 @@ d = Slice (x, last, far, axis2)
 e = Slice (x, zero, far, axis2, two)
 == Slice of fixed
 (float[B, 8] x) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] back =
-{-3}, int64[1] five = {5}, int64[1] twenty = {20}, int64[1] far = {2147483647}>
+{-3}, int64[1] five = {5}, int64[1] twenty = {20}, int64[1] far = {2147483647}, int64[1] low = {-20}>
 a = Slice (x, back, far, one)
 b = Slice (x, zero, far, one, three)
 c = Slice (x, five, two, one)
 d = Slice (x, zero, twenty, one)
+e = Slice (x, low, five, one)
+f = Slice (x, zero, low, one)
+h = Slice (x, twenty, far, one)
 == Slice up to a number | vague: a
 (float[B, S] x) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3}>
 a = Slice (x, zero, three, one)
-== Slice before the end | vague: a b
-(float[B, H] x) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] back = {-2}, int64[1] far = {9223372036854775807}>
+== Slice of one
+(float[B, S] x) <int64[1] zero = {0}, int64[1] one = {1}>
+a = Slice (x, zero, one, one)
+b = Slice (x, one, one, one)
+== Slice before the end | vague: a b c
+(float[B, H] x) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] back = {-2}, int64[1] far = {9223372036854775807},
+int64[1] five = {5}>
 a = Slice (x, zero, back, one)
 b = Slice (x, back, far, one)
+c = Slice (x, five, far, one)
+== Slice to a size
+(float[1, 77] x, float[B, S] y) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}>
+s = Shape (y)
+n = Slice (s, one, two, zero)
+a = Slice (x, zero, n, one)
+== Slice to a size below 0 | vague: a
+(float[B, S] y) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}>
+s = Shape (y)
+n = Slice (s, zero, one, zero)
+m = Neg (n)
+k = Sub (zero, n)
+a = Slice (y, zero, k, one)
 == Slice backwards | vague: a
 (float[B, 8] x) <int64[1] last = {-1}, int64[1] low = {-9}, int64[1] one = {1}>
 a = Slice (x, last, low, one, last)
@@ -156,11 +182,12 @@ b = Flatten <axis = 2> (x)
 c = Flatten <axis = -1> (x)
 d = Flatten <axis = 0> (x)
 == Expand
-(float[1, 8] x, float[B, S] y) <int64[1] one = {1}, int64[1] eight = {8}>
+(float[1, 8] x, float[B, S] y) <int64[1] one = {1}, int64[1] eight = {8}, int64[3] ones = {2, 1, 1}>
 s = Shape (y)
 n = Gather (s, one)
 t = Concat <axis = 0> (n, eight)
 a = Expand (x, t)
+b = Expand (y, ones)
 == ConstantOfShape
 (float[B, S] y)
 s = Shape (y)
@@ -182,9 +209,10 @@ a = Range (zero, n, two)
 a = Transpose <perm = [0, 2, 3, 1]> (x)
 b = Transpose (x)
 == MatMul
-(float[B, 2, H, 8] x, float[8, W] y, float[2, 8, S] z)
+(float[B, 2, H, 8] x, float[8, W] y, float[2, 8, S] z, float[W, 8] v)
 a = MatMul (x, y)
 b = MatMul (x, z)
+c = MatMul (v, z)
 == MatMul of a vector
 (float[B, H, 8] x, float[8] y)
 a = MatMul (x, y)
@@ -257,9 +285,11 @@ a = com.microsoft.BiasSplitGelu (x, b)
 (float[B, 4, H, W] x) <int64[8] p = {0, 0, 1, 2, 0, 1, 0, 3}, float v = {1.0}>
 a = Pad (x, p)
 b = Pad (x, p, v)
-== Pad of some axes | vague: a
-(float[B, 4, H, W] x) <int64[2] p = {1, 2}, float v = {1.0}, int64[1] axes = {3}>
+== Pad of some axes | vague: a b
+(float[B, 4, H, W] x) <int64[2] p = {1, 2}, float v = {1.0}, int64[1] axes = {3},
+int64[8] q = {0, 1, 2, 3, 0, 0, 0, 0}, int64[4] all = {3, 2, 1, 0}>
 a = Pad (x, p, v, axes)
+b = Pad (x, q, v, all)
 == left to ONNX | vague: e
 (float[B, 4, H] x) <int64[1] last = {-1}, int64[3] one = {1, 1, 1}>
 a = ReduceMean <keepdims = 1> (x, last)
@@ -312,7 +342,7 @@ r = Reshape (area, minus)
 (float[B, 3, H, W] x) <int64[2] rest = {-1, 4}>
 s = Shape (x)
 c = Concat <axis = 0> (s, rest, s)
-== casts | vague: d e
+== casts | vague: d e g
 (float[B, 3, H, W] x) <int64[2] many = {300, 2}>
 s = Shape (x)
 a = Cast <to = 6> (s)
@@ -320,6 +350,7 @@ b = Cast <to = 7> (a)
 c = Identity (b)
 d = Cast <to = 9> (s)
 e = Cast <to = 3> (many)
+g = Cast <to = 3> (s)
 f = Cast <to = 6> (many)
 == wrapped | vague: f
 (float[B] x) <int64[1] far = {9223372036854775807}>
@@ -360,6 +391,10 @@ n = Shape (s)
 a = ConstantOfShape <value: tensor = int64[1] {1}> (n)
 b = Equal (a, minus)
 c = Where (b, a, s)
+== many numbers | vague: a
+(float[B] x) <int64[1] count = {100}>
+a = ConstantOfShape <value: tensor = int64[1] {1}> (count)
+n = Shape (a)
 == divisions
 (float[B, 3, H, W] x) <int64 one = {1}, int64 two = {2}, int64 four = {4}>
 s = Shape (x)

@@ -8,7 +8,18 @@ from collections.abc import Callable
 import pytest
 from small_graphs import evaluate
 
-from sdort.rewrite.symbolic import Dim, Equalities, Expr, divide, is_known, numbers, product, symbol, unknown
+from sdort.rewrite.symbolic import (
+    Dim,
+    Equalities,
+    Expr,
+    divide,
+    is_known,
+    is_natural,
+    numbers,
+    product,
+    symbol,
+    unknown,
+)
 
 NAMES = ("batch", "height", "width")
 B, H, W = (symbol(name) for name in NAMES)
@@ -160,6 +171,41 @@ def test_what_cannot_be_solved_is_left() -> None:
     equal.learn(H * W, B + 1)
     assert equal.apply(H + W) == H + W
     assert equal.apply(H * W) == H * W
+
+
+NATURAL: list[Dim] = [0, 5, H, H - 1, H * W - 1, (H - 1) // 2, 3 * (H // 2), H + (W // 8) - 1, H * ((W + 1) // 2)]
+NOT_NATURAL: list[Dim] = [
+    -1,
+    -H,
+    H - 2,
+    W - H,
+    (H // 8) - 1,
+    (H - 9) // 2,
+    H * ((W - 9) // 2),
+    H - (W // 8),
+    ((H - 9) // 2) * ((W - 9) // 2),
+]
+
+
+@pytest.mark.parametrize("dim", NATURAL)
+def test_sizes_are_natural(dim: Dim) -> None:
+    assert is_natural(dim)
+
+
+@pytest.mark.parametrize("dim", NOT_NATURAL)
+def test_what_may_be_negative_is_not_natural(dim: Dim) -> None:
+    assert not is_natural(dim)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_natural_is_never_negative(seed: int) -> None:
+    rng = random.Random(seed)
+    dims = [expression(rng, 3)[0] for _ in range(20)]
+    natural = [dim for dim in dims if is_natural(dim)]
+    assert natural
+    for dim in natural:
+        for sizes in (dict.fromkeys(NAMES, 1), random_sizes(rng)):
+            assert evaluate(dim, sizes) >= 0
 
 
 def test_known_sees_through_divisions() -> None:

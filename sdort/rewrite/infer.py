@@ -419,21 +419,26 @@ def _squeeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 
 def _span(length: Dim, start: Dim, end: Dim, step: int) -> Dim:
     """The number of elements of ``range(start, end, step)`` clipped to ``length``, for positive steps."""
-    if isinstance(start, int) and start < 0:
-        start = length + start
-    if isinstance(end, int) and end < 0:
-        end = length + end
-    if isinstance(length, int):
-        start = min(start, length) if isinstance(start, int) else start
-        end = min(end, length) if isinstance(end, int) else end
-    elif isinstance(end, int) and end >= 2**31 - 1:
-        end = length
-    size = end - start
-    if isinstance(length, Expr) and isinstance(end, int):
-        return unknown()  # it depends on whether the axis is that long
+    first, last = _bound(length, start), _bound(length, end)
+    if first is None or last is None:
+        return unknown()
+    size = last - first
     if isinstance(size, int):
-        size = max(size, 0)
-    return -(-size // step)
+        return -(-max(size, 0) // step)
+    return -(-size // step) if is_natural(size) else unknown()
+
+
+def _bound(length: Dim, value: Dim) -> Dim | None:
+    """Where a start or end falls on the axis; None if that depends on how long the axis is."""
+    if isinstance(value, int) and value < 0:
+        value = length + value
+        if isinstance(value, int):
+            return max(value, 0)
+    elif isinstance(value, int) and (isinstance(length, int) or value >= 2**31 - 1):
+        return min(value, length) if isinstance(length, int) else length
+    elif isinstance(value, int):
+        return value if is_natural(length - value) else None
+    return value if is_natural(value) else None  # a computed size is taken to lie within the axis
 
 
 def _numbers(facts: list[Fact], index: int, default: list[int]) -> list[int] | None:
@@ -561,7 +566,7 @@ def _resize(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     x = facts[0].shape
     if x is None:
         return None
-    axes = [a % len(x) for a in node.attrs.get("axes", range(len(x)))]
+    axes = node.attrs.get("axes", range(len(x)))
     shape = list(x)
     if len(facts) > 3 and facts[3].value is not None:
         for axis, size in zip(axes, facts[3].value, strict=True):

@@ -145,17 +145,25 @@ def is_known(dim: Dim) -> bool:
 
 def is_natural(dim: Dim) -> bool:
     """Whether the dim is certainly not negative; named sizes are at least 1."""
+    bound = _least(dim)
+    return bound is not None and bound >= 0
+
+
+def _least(dim: Dim) -> int | None:
+    """A lower bound of the dim, if there is a simple one."""
     if isinstance(dim, int):
-        return dim >= 0
-    least = 0
+        return dim
+    total = 0
     for monomial, factor in dim.terms.items():
-        if not all(isinstance(atom, str) or is_natural(atom[0]) for atom in monomial):
-            return False
         if factor < 0 and monomial:
-            return False
-        if factor < 0 or all(isinstance(atom, str) for atom in monomial):
-            least += factor
-    return least >= 0
+            return None
+        for atom in monomial:
+            bound = 1 if isinstance(atom, str) else _least(atom[0])
+            if bound is None:
+                return None
+            factor *= bound if isinstance(atom, str) else bound // atom[1]
+        total += factor
+    return total
 
 
 def preference(dim: Dim) -> tuple[bool, int]:
