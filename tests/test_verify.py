@@ -151,6 +151,9 @@ def test_a_dim_that_nothing_tells_is_refused() -> None:
     model = model_of([helper.make_node("Identity", ["sample"], ["y"])], {"sample": (FLOAT, list("bchw"))})
     with pytest.raises(BadModelError, match="how large dim 1 is"):
         shapes(model, Sample())
+    vectors = model_of([helper.make_node("Identity", ["text_embeds"], ["y"])], {"text_embeds": (FLOAT, list("bd"))})
+    with pytest.raises(BadModelError, match="how large dim 1 is"):
+        shapes(vectors, Sample())
 
 
 # --- comparison ---
