@@ -487,6 +487,23 @@ def test_karras_is_more_than_a_name(tmp_path: Path) -> None:
     assert not load_scheduler(tmp_path, "dpm++-2m").config.use_karras_sigmas
 
 
+def test_a_scheduler_without_its_packages_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import diffusers
+
+    class StandIn:
+        @staticmethod
+        def from_config(config: Any) -> None:
+            raise ImportError(
+                "\nLMSDiscreteScheduler requires the scipy library but it was not found in your environment."
+            )
+
+    monkeypatch.setattr(diffusers, "LMSDiscreteScheduler", StandIn)
+    (tmp_path / "scheduler_config.json").write_text('{"_class_name": "PNDMScheduler"}')
+    with pytest.raises(UsageError, match="LMSDiscreteScheduler needs scipy") as caught:
+        load_scheduler(tmp_path, "lms")
+    assert "pip install scipy" in str(caught.value)
+
+
 # Folders, devices, images
 
 

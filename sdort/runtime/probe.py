@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.runtime.flavours import flavour, import_onnxruntime
 from sdort.runtime.providers import (
@@ -45,19 +46,13 @@ def create_session(
     """
     onnxruntime = import_onnxruntime()
     chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
-    # The default logger has the load error of a provider's library, which probing states in words.
-    onnxruntime.set_default_logger_severity(FATAL)
-    try:
-        # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
-        with redirect_stdout(printed or io.StringIO()):
-            session = onnxruntime.InferenceSession(
-                model,
-                session_options(onnxruntime, options, severity),
-                providers=[*chain, CPU.ep],
-                enable_fallback=0,
-            )
-    finally:
-        onnxruntime.set_default_logger_severity(_WARNING)
+    # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
+    onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
+    # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
+    with redirect_stdout(printed or io.StringIO()):
+        session = onnxruntime.InferenceSession(
+            model, session_options(onnxruntime, options, severity), providers=[*chain, CPU.ep], enable_fallback=0
+        )
     session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
     return session
 

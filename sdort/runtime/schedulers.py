@@ -80,7 +80,12 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
     scheduler_class = getattr(diffusers, str(class_name))
     try:
         return scheduler_class.from_config({**config, **additions})
-    except (TypeError, ValueError, NotImplementedError, ImportError) as error:
+    except ImportError as error:
+        # diffusers' stand-in for a class whose packages are missing says: "... requires the scipy library but ..."
+        needed = re.search(r"requires the (\w+) library", str(error))
+        package = needed[1] if needed else "a package that is not installed"
+        raise UsageError(f"{class_name} needs {package}", hint=f"pip install {package}" if needed else None) from error
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {error}") from error
 
 
