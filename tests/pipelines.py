@@ -85,6 +85,7 @@ def make_pipeline(family: str, folder: Path) -> None:
         part.save_pretrained(folder / name)
     index: dict[str, Any] = {
         "_class_name": "StableDiffusionXLPipeline" if family == "sdxl" else "StableDiffusionInpaintPipeline",
+        "_name_or_path": "/home/somebody/checkpoint",
         **{name: [type(part).__module__.partition(".")[0], type(part).__name__] for name, part in parts.items()},
     }
     (folder / "model_index.json").write_text(json.dumps(index))

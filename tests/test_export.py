@@ -195,6 +195,12 @@ def test_files_are_those_that_optimum_reads(exports: Callable[[str], Exported]) 
     assert json.loads((out / "vae_decoder/config.json").read_text())["scaling_factor"] == 0.18215
 
 
+def test_where_the_checkpoint_once_lay_is_not_told(exports: Callable[[str], Exported]) -> None:
+    exported = exports("sdxl")
+    assert "somebody" in (exported.checkpoint / "model_index.json").read_text()
+    assert not [file for file in exported.out.rglob("*.json") if "somebody" in file.read_text()]
+
+
 def test_names_and_dims_are_optimums(exports: Callable[[str], Exported]) -> None:
     out = exports("sd1").out
     sample = ["batch_size", 4, "height", "width"]
@@ -375,10 +381,11 @@ def test_other_opsets(exports: Callable[[str], Exported], tmp_path: Path, opset:
 def test_concrete_casts_keep_values_and_outputs() -> None:
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        g (float[N] x, int64[N] i) => (float[N] same, float[N] other, float[N] y)
+        g (float[N] x, int64[N] i) => (float[N] same, float[N] other, float[N] y, int64[N] z)
         <float[1] one = {1.5}> {
             a = CastLike (one, x)
             b = CastLike (i, a)
+            z = CastLike (x, i)
             same = CastLike (x, a)
             other = CastLike (i, x)
             y = Add (a, b)
@@ -387,7 +394,7 @@ def test_concrete_casts_keep_values_and_outputs() -> None:
     before = onnx.ModelProto()
     before.CopyFrom(proto)
     concrete_casts(proto)
-    assert [node.op_type for node in proto.graph.node] == ["Cast", "CastLike", "Cast", "Add"]
+    assert [node.op_type for node in proto.graph.node] == ["Cast", "Cast", "CastLike", "Cast", "Add"]
     onnx.checker.check_model(proto)
     feeds = {"x": np.array([0.25, 3], np.float32), "i": np.array([7, -2], np.int64)}
     expected = ReferenceEvaluator(before).run(None, feeds)

@@ -146,6 +146,12 @@ def test_missing_and_foreign_tensors_are_named(checkpoint: Path, run: Callable[.
     assert caught.value.component == "text_encoder"
 
 
+def test_a_foreign_tensor_is_enough(checkpoint: Path, run: Callable[..., Path]) -> None:
+    save(checkpoint / "text_encoder" / WEIGHTS, weights_of(checkpoint) | {"foreign.weight": np.zeros(3, np.float32)})
+    with pytest.raises(BadModelError, match=r"has 1 tensors .* no place for \(foreign\.weight\)"):
+        run()
+
+
 def test_a_parameter_must_not_stand_there_twice(checkpoint: Path, run: Callable[..., Path]) -> None:
     tensors = {name.removeprefix("text_model."): array for name, array in weights_of(checkpoint).items()}
     tensors["text_model.final_layer_norm.bias"] = tensors["final_layer_norm.bias"]
@@ -274,11 +280,11 @@ BROKEN: dict[str, tuple[Any, bytes, str]] = {
     "outside": ({"a": F32 | {"data_offsets": [4, 12]}}, b"\0" * 8, "outside"),
     "negative": ({"a": F32 | {"data_offsets": [-8, 0]}}, b"\0" * 8, "offsets"),
     "backwards": ({"a": F32 | {"data_offsets": [8, 0]}}, b"\0" * 8, "outside"),
-    "fraction": ({"a": F32 | {"shape": [2.0]}}, b"\0" * 8, "shape"),
-    "truth": ({"a": F32 | {"shape": [True, 2]}}, b"\0" * 8, "shape"),
+    "fraction": ({"a": F32 | {"shape": [2.0]}}, b"\0" * 8, "and offsets"),
+    "truth": ({"a": F32 | {"shape": [True, 2]}}, b"\0" * 8, "and offsets"),
     "wrong size": ({"a": F32 | {"shape": [3]}}, b"\0" * 8, "has 8 bytes"),
     "huge": ({"a": F32 | {"shape": [1 << 40, 1 << 40]}}, b"\0" * 8, "has 8 bytes"),
-    "endless": ({"a": F32 | {"shape": [9] * 100_000}}, b"\0" * 8, "shape"),
+    "endless": ({"a": F32 | {"shape": [9] * 100_000}}, b"\0" * 8, "and offsets"),
     "overlap": ({"a": F32, "b": F32 | {"data_offsets": [4, 12]}}, b"\0" * 12, "overlaps"),
 }
 
