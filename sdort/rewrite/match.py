@@ -86,10 +86,14 @@ class Progress:
     matched: int = -1
     node: str = ""
     reason: str = ""
+    tensors: int = 0
+    """How many tensors were bound: of two attempts that matched as many nodes, it tells which came further."""
 
-    def note(self, matched: int, tensor: gs.Tensor | gs.Node, reason: str) -> None:
-        if matched > self.matched:
-            self.matched, self.node, self.reason = matched, tensor.name, reason
+    def note(self, match: Match, tensor: gs.Tensor | gs.Node, reason: str) -> None:
+        reached = len(match.nodes), len(match.tensors)
+        if reached > (self.matched, self.tensors):
+            self.matched, self.tensors = reached
+            self.node, self.reason = tensor.name, reason
 
 
 def find(editor: Editor, pattern: Pattern, root: gs.Node, progress: Progress) -> Match | None:
@@ -115,7 +119,7 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
         bound = match.tensors.get(name)
         if bound is not None:
             if not same_tensor(bound, tensor):
-                progress.note(len(match.nodes), tensor, f"{name!r} would have to be {bound.name!r} here too")
+                progress.note(match, tensor, f"{name!r} would have to be {bound.name!r} here too")
                 return
             continue
         if name not in pattern.producers:
@@ -124,11 +128,9 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
             match.tensors[name] = tensor
             continue
         index = pattern.producers[name]
-        node = _producer(pattern.nodes[index], name, tensor, len(match.nodes), progress)
-        if node is None:
-            return
-        attrs = _attributes(pattern.nodes[index], node, len(match.nodes), progress)
-        if attrs is None or any(match.attrs.get(k, v) != v for k, v in attrs.items()):
+        node = _producer(pattern.nodes[index], name, tensor, match, progress)
+        attrs = None if node is None else _attributes(pattern.nodes[index], node, match, progress)
+        if node is None or attrs is None:
             return
         match = replace(
             match,
@@ -136,10 +138,10 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
             attrs={**match.attrs, **attrs},
             nodes={**match.nodes, index: node},
         )
-        orders = list(_input_orders(pattern.nodes[index], node, len(match.nodes), progress))
-        for order in orders[1:]:
-            yield from _solve(pattern, [*order, *goals], _copy(match), progress)
-        if not orders:
+        orders = list(_input_orders(pattern.nodes[index], node, match, progress))
+        if len(orders) != 1:
+            for order in orders:
+                yield from _solve(pattern, [*order, *goals], _copy(match), progress)
             return
         goals = [*orders[0], *goals]
     yield match
@@ -165,7 +167,7 @@ def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress
     if name in pattern.inputs:
         return True
     if not isinstance(tensor, gs.Constant):
-        progress.note(len(match.nodes), tensor, f"{name!r} has to be a constant, {tensor.name!r} is computed")
+        progress.note(match, tensor, f"{name!r} has to be a constant, {tensor.name!r} is computed")
         return False
     wanted = pattern.values.get(name)
     if wanted is None:
@@ -174,7 +176,7 @@ def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress
     if found is not None and _same_values(found, wanted):
         return True
     shown = "a large tensor" if found is None else found.reshape(-1)[:4].tolist()
-    progress.note(len(match.nodes), tensor, f"{name!r} has to be {wanted.reshape(-1)[:4].tolist()}, found {shown}")
+    progress.note(match, tensor, f"{name!r} has to be {wanted.reshape(-1)[:4].tolist()}, found {shown}")
     return False
 
 
@@ -186,17 +188,17 @@ def _same_values(found: Array, wanted: Array) -> bool:
     return np.allclose(left, right, rtol=1e-6, atol=0)
 
 
-def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, matched: int, progress: Progress) -> gs.Node | None:
+def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, match: Match, progress: Progress) -> gs.Node | None:
     node = producer(tensor)
     if node is None:
         found = "a constant" if isinstance(tensor, gs.Constant) else "a graph input"
-        progress.note(matched, tensor, f"expected {wanted.op} -> {name!r}, found {found} {tensor.name!r}")
+        progress.note(match, tensor, f"expected {wanted.op} -> {name!r}, found {found} {tensor.name!r}")
         return None
     if node.op != wanted.op or (node.domain or "") != wanted.domain:
-        progress.note(matched, node, f"expected {wanted.op} -> {name!r}, found {node.op}")
+        progress.note(match, node, f"expected {wanted.op} -> {name!r}, found {node.op}")
         return None
     if node.outputs.index(tensor) != wanted.outputs.index(name):
-        progress.note(matched, node, f"{name!r} is another output of {node.op}")
+        progress.note(match, node, f"{name!r} is another output of {node.op}")
         return None
     return node
 
@@ -205,18 +207,23 @@ def _outputs(wanted: PatternNode, node: gs.Node) -> dict[str, gs.Tensor]:
     return {n: t for n, t in zip(wanted.outputs, node.outputs, strict=False) if n and t.name}
 
 
-def _attributes(wanted: PatternNode, node: gs.Node, matched: int, progress: Progress) -> dict[str, Any] | None:
+def _attributes(wanted: PatternNode, node: gs.Node, match: Match, progress: Progress) -> dict[str, Any] | None:
     captured: dict[str, Any] = {}
     for key in {*wanted.attrs, *node.attrs}:
         default = default_attribute(wanted.op, wanted.domain, key)
         found = node.attrs.get(key, default)
         expected = wanted.attrs.get(key, default)
         if isinstance(expected, Capture):
-            captured[expected.name] = found if has_default(found) else None
+            value = found if has_default(found) else None
+            before = match.attrs.get(expected.name, value)
+            if before != value:
+                progress.note(match, node, f"{node.op} has {key}={value!r}, expected {before!r} as before")
+                return None
+            captured[expected.name] = value
         elif not _equal(found, expected):
             shown = f"{key}={found!r}" if has_default(found) else f"no {key}"
             progress.note(
-                matched, node, f"{node.op} has {shown}, expected {expected if has_default(expected) else 'none'}"
+                match, node, f"{node.op} has {shown}, expected {expected if has_default(expected) else 'none'}"
             )
             return None
     return captured
@@ -229,7 +236,7 @@ def _equal(found: Any, expected: Any) -> bool:
 
 
 def _input_orders(
-    wanted: PatternNode, node: gs.Node, matched: int, progress: Progress
+    wanted: PatternNode, node: gs.Node, match: Match, progress: Progress
 ) -> Iterator[list[tuple[str, gs.Tensor]]]:
     inputs = list(node.inputs)
     while inputs and not inputs[-1].name:
@@ -237,7 +244,7 @@ def _input_orders(
     if len(inputs) != len(wanted.inputs) or any(
         bool(n) != bool(t.name) for n, t in zip(wanted.inputs, inputs, strict=True)
     ):
-        progress.note(matched, node, f"{node.op} has {len(inputs)} inputs, expected {len(wanted.inputs)}")
+        progress.note(match, node, f"{node.op} has {len(inputs)} inputs, expected {len(wanted.inputs)}")
         return
     yield [(n, t) for n, t in zip(wanted.inputs, inputs, strict=True) if n]
     if wanted.op in COMMUTATIVE and not wanted.domain and len(inputs) == 2:
@@ -256,22 +263,25 @@ def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
         for tensor in node.outputs:
             if id(tensor) in public:
                 continue
-            outsider = next((c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside)), None)
+            outsider = next(
+                (c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside, match.editor)), None
+            )
             if outsider is not None or match.editor.is_output(tensor):
                 reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
-                progress.note(len(match.nodes), tensor, f"{tensor.name!r} is also read by {reader}")
+                progress.note(match, tensor, f"{tensor.name!r} is also read by {reader}")
                 return False
     return True
 
 
-def _returns(node: gs.Node, inside: set[int]) -> bool:
+def _returns(node: gs.Node, inside: set[int], editor: Editor) -> bool:
     """Whether a Shape's sizes end up nowhere but in nodes of ``inside``."""
     if node.op != "Shape":
         return False
     stack, seen = [node], {id(node)}
     while stack:
-        readers = [reader for tensor in stack.pop().outputs for reader in tensor.outputs]
-        if not readers:
+        sizes = stack.pop().outputs
+        readers = [reader for tensor in sizes for reader in tensor.outputs]
+        if not readers or any(map(editor.is_output, sizes)):
             return False
         for reader in readers:
             if id(reader) not in inside and id(reader) not in seen:
@@ -288,7 +298,7 @@ def _typed(pattern: Pattern, match: Match, progress: Progress) -> bool:
             continue
         problem = _unify(wanted, match.editor, tensor, match.dims)
         if problem:
-            progress.note(len(match.nodes), tensor, f"{name!r} ({tensor.name}): {problem}")
+            progress.note(match, tensor, f"{name!r} ({tensor.name}): {problem}")
             return False
     return True
 
@@ -313,5 +323,6 @@ def _unify(wanted: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str
     for found, name in zip(fact.shape, wanted.dims, strict=True):
         expected = dims.setdefault(name, found) if isinstance(name, str) else name
         if expected != found:
-            return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)} with {name} = {expected}"
+            bound = f" with {name} = {expected}" if isinstance(name, str) else ""
+            return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)}{bound}"
     return None
