@@ -47,13 +47,15 @@ else:
 """
 
 ORT = """
-import sys, numpy
+import inspect, sys, textwrap
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 # numpy 2.4 refuses int() of an array of one element, which get_num_heads relies on.
 for name, module in list(sys.modules.items()):
     if name.endswith("fusion_attention_unet"):
-        module.int = lambda value: int(numpy.asarray(value).item()) if numpy.size(value) == 1 else int(value)
+        text = textwrap.dedent(inspect.getsource(module.FusionAttentionUnet.get_num_heads))
+        exec(text.replace("int(num_heads)", "int(num_heads.item())"), vars(module))
+        module.FusionAttentionUnet.get_num_heads = module.get_num_heads
 source, out = sys.argv[1:]
 options = FusionOptions("unet")
 options.enable_packed_qkv = options.enable_packed_kv = options.enable_bias_add = True

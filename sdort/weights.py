@@ -192,7 +192,7 @@ class Concatenated(Weight):
 
 
 def cast(weight: Weight, dtype: npt.DTypeLike) -> Weight:
-    """``weight`` rounded to ``dtype``, the rounding as deep as it may go: what only moves values then moves fewer bytes."""
+    """``weight`` rounded to ``dtype``, as deep as that may go: what only moves values then moves fewer bytes."""
     if isinstance(weight, Transposed):
         return Transposed(cast(weight.operand, dtype), weight.perm)
     if isinstance(weight, Reshaped):
