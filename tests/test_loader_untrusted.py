@@ -516,7 +516,7 @@ def test_the_walk_keeps_what_the_parser_would_see(tmp_path: Path) -> None:
     proto = model()
     node = proto.graph.node.add(op_type="Constant", output=["c"], doc_string="d" * 2000)
     node.attribute.add(name="value", f=1.5, i=-(2**63), type=AttributeProto.TENSOR, t=weight(proto))
-    data = proto.SerializeToString() + b"\xf8\x07\x05" + b"\xf9\x07" + b"x" * 8 + b"\xfd\x07" + b"y" * 4
+    data = proto.SerializeToString() + b"\xf8\x07\x05" + b"\xf9\x07" + b"\xff" * 8 + b"\xfd\x07" + b"\xff" * 4
     (tmp_path / "model.onnx").write_bytes(data)
     found = read_graph(tmp_path / "model.onnx", "unet")
     for tensor in (*found.graph.initializer, found.graph.node[-1].attribute[0].t):
