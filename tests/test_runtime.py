@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.runtime import flavours, placement, probe
 from sdort.runtime.environment import versions
@@ -157,6 +158,8 @@ class FakeRuntime:
     def __init__(self, listed: list[str], usable: list[str], printed: str = "", raises: str = "") -> None:
         self.listed, self.usable, self.printed, self.raises = listed, usable, printed, raises
         self.asked: list[Any] = []
+        self.severity = 2
+        self.falls_back_in_a_run = True
         self.__file__ = onnxruntime.__file__
         self.SessionOptions = onnxruntime.SessionOptions
 
@@ -164,7 +167,7 @@ class FakeRuntime:
         return self.listed
 
     def set_default_logger_severity(self, level: int) -> None:
-        pass
+        self.severity = level
 
     def InferenceSession(self, model: Any, options: Any, providers: list[Any], **_: Any) -> FakeRuntime:
         self.asked = providers
@@ -178,7 +181,7 @@ class FakeRuntime:
         return self.usable
 
     def disable_fallback(self) -> None:
-        pass
+        self.falls_back_in_a_run = False
 
 
 @pytest.fixture
@@ -262,6 +265,25 @@ def test_a_provider_that_loads_is_used_with_its_options(runtime: Callable[..., F
     ]
 
 
+def test_a_session_never_falls_back_in_the_middle_of_a_run(runtime: Callable[..., FakeRuntime]) -> None:
+    fake = runtime("rocm", "cpu", usable=("rocm", "cpu"))
+    probe.create_session(b"", ROCM, RuntimeOptions())
+    assert not fake.falls_back_in_a_run
+
+
+@pytest.mark.parametrize(("verbosity", "severity"), [(console.QUIET, 4), (console.NORMAL, 4), (console.VERBOSE, 2)])
+def test_the_runtime_logs_warnings_under_verbose_only(
+    verbosity: int, severity: int, runtime: Callable[..., FakeRuntime]
+) -> None:
+    fake = runtime("cpu")
+    console.set_verbosity(verbosity)
+    try:
+        probe.create_session(b"", CPU, RuntimeOptions())
+    finally:
+        console.set_verbosity(console.NORMAL)
+    assert fake.severity == severity
+
+
 def test_auto_takes_the_first_that_loads(runtime: Callable[..., FakeRuntime]) -> None:
     runtime("cuda", "migraphx", "cpu", usable=("migraphx", "cuda", "cpu"))
     assert probe.choose_provider(RuntimeOptions("auto")) == (MIGRAPHX, None)
@@ -337,14 +359,22 @@ def test_the_log_is_kept_off_the_terminal(save: Callable[[str], Path], capfd: py
 def test_a_session_that_logged_its_placement_is_quiet_when_it_runs(
     save: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ort, _ = run_logged(lambda: probe.create_session(str(save(SAMPLE)), CPU, RuntimeOptions(), severity=0))
-    session = Session(ort, Path(), "unet", CPU, RuntimeOptions())
-    feeds = {"sample": np.zeros((1, 4, 2, 2)), "timestep": np.array(1)}
-    session.run(feeds)
-    session.run({**feeds, "sample": session.upload(np.zeros((1, 4, 2, 2), np.float16))})
-    session.bind(feeds).run()
-    with pytest.raises(BadModelError):
-        session.run({**feeds, "sample": np.zeros((1, 3, 2, 2))})
+    path = save(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n] x) => (float[2,m] y) { shape = Constant <value_ints = [2, -1]> ()
+          y = Reshape (x, shape) }"""
+    )
+    ort, _ = run_logged(lambda: probe.create_session(str(path), CPU, RuntimeOptions(), severity=0))
+    session = Session(ort, path, "unet", CPU, RuntimeOptions())
+    # Three elements do not make two rows: the kernel fails, which ONNX Runtime logs and raises.
+    three = np.zeros(3, np.float32)
+    for call in (
+        lambda: session.run({"x": three}),
+        lambda: session.run({"x": session.upload(three)}),
+        session.bind({"x": three}).run,
+    ):
+        with pytest.raises(ProviderError, match="Reshape"):
+            call()
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
