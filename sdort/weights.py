@@ -135,7 +135,7 @@ TILE = 256
 
 
 def _transposed(values: Array) -> Array:
-    """A matrix turned tile by tile: several times as fast as numpy's own copy, which misses the cache at every element."""
+    """A matrix turned tile by tile: several times as fast as numpy's own copy, which misses the cache all the time."""
     out = np.empty(values.shape[::-1], values.dtype)
     for i in range(0, values.shape[0], TILE):
         for j in range(0, values.shape[1], TILE):
