@@ -137,6 +137,11 @@ def test_every_order_of_nested_sums_is_tried() -> None:
                 assert attempt(pattern, f"g (float[8] t) => (float[8] r) {{ {graph} }}", W8)[0] is not None, graph
 
 
+def test_the_reason_is_that_of_the_order_that_came_further() -> None:
+    graph = "g (float[7, 8] t) => (float[7, 8] r) { s = Add (w, t)  r = Gelu (s) }"
+    assert refusal(BIAS_GELU, graph, W8) == (2, "'x' (t): its shape is [7, 8], expected ['B', 'S', 'C']")
+
+
 def test_subtraction_does_not_commute() -> None:
     pattern = "g (float[N] x) => (float[N] y) <float[N] c> { d = Sub (x, c)  y = Neg (d) }"
     assert refusal(pattern, "g (float[8] t) => (float[8] r) { s = Sub (w, t)  r = Neg (s) }", W8)[0] == 2
@@ -167,6 +172,13 @@ def test_described_weights_are_equal_to_themselves_only() -> None:
     )
     graph = "g (float[8] t) => (float[8] r) { s = Add (t, w)  r = Div (s, v) }"
     assert refusal(pattern, graph, {"w": one, "v": other})[0] == 2
+
+
+def test_a_scalar_is_a_constant_of_one_element() -> None:
+    pattern = "g (float[] x) => (float[] y) <float scale> { a = Mul (x, scale)  y = Neg (a) }"
+    graph = "g (float[8] t) => (float[8] r) { s = Mul (t, c)  r = Neg (s) }"
+    assert attempt(pattern, graph, {"c": np.ones([1, 1], np.float32)})[0] is not None
+    assert refusal(pattern, graph, W8 | {"c": W8["w"]})[1] == "'scale' (c): its shape is [8], expected []"
 
 
 VALUE = "g (float[] x) => (float[] y) <float half = {0.5}> { a = Mul (x, half)  y = Neg (a) }"
@@ -227,6 +239,20 @@ def test_an_attribute_that_is_not_mentioned_is_at_its_default(graph: str, proble
     pattern = "g (float[A, B] x) => (float[A, B] y) { n = Neg (x)  y = Softmax (n) }"
     match, progress = attempt(pattern, f"g (float[4, 4] t) => (float[4, 4] r) {{ n = Neg (t)  {graph} }}")
     assert (match is None, progress.reason) == (bool(problem), problem)
+
+
+def test_an_absent_input_is_not_a_given_one() -> None:
+    pattern = "g (float[N] x, float high) => (float[N] y) { n = Neg (x)  y = Clip (n, , high) }"
+    graph = "g (float[4] t, float low, float high) => (float[4] r) {{ n = Neg (t)  r = Clip (n, {}, high) }}"
+    assert attempt(pattern, graph.format(""))[0] is not None
+    assert refusal(pattern, graph.format("low")) == (1, "input 1 of Clip is given, expected none")
+
+
+def test_absent_inputs_at_the_end_do_not_count() -> None:
+    editor = edit("g (float[4] t) => (float[4] r) { n = Neg (t)  r = Clip (n) }")
+    editor.graph.outputs[0].inputs[0].inputs.extend([gs.Variable.empty(), gs.Variable.empty()])
+    pattern = "g (float[N] x) => (float[N] y) { n = Neg (x)  y = Clip (n) }"
+    assert attempt_in(editor, pattern)[0] is not None
 
 
 def test_an_attribute_without_default_that_the_pattern_has_must_be_there() -> None:
@@ -292,6 +318,12 @@ READ_BACK = "g (float[B, C] x, int64[] t) => (float[] y) { n = Neg (x)  y = Resh
 def test_a_size_that_only_returns_into_the_match_does_not_stop_it() -> None:
     graph = "g (float[2, 8] t) => (float[] r) { n = Neg (t)  s = Shape (n)  r = Reshape (n, s) }"
     assert attempt(READ_BACK, graph)[0] is not None
+
+
+def test_data_that_returns_into_the_match_stops_it() -> None:
+    pattern = "g (float[N] x, float[N] z) => (float[N] y) { n = Neg (x)  y = Mul (n, z) }"
+    graph = "g (float[8] t) => (float[8] r) { m = Neg (t)  u = Relu (m)  r = Mul (m, u) }"
+    assert refusal(pattern, graph) == (2, "'m' is also read by Relu 'Relu.1'")
 
 
 @pytest.mark.parametrize(("output", "extra"), [("u", "u = Add (s, s)"), ("s", "")])

@@ -241,11 +241,14 @@ def _input_orders(
     inputs = list(node.inputs)
     while inputs and not inputs[-1].name:
         inputs.pop()
-    if len(inputs) != len(wanted.inputs) or any(
-        bool(n) != bool(t.name) for n, t in zip(wanted.inputs, inputs, strict=True)
-    ):
+    if len(inputs) != len(wanted.inputs):
         progress.note(match, node, f"{node.op} has {len(inputs)} inputs, expected {len(wanted.inputs)}")
         return
+    for index, (name, tensor) in enumerate(zip(wanted.inputs, inputs, strict=True)):
+        if bool(name) != bool(tensor.name):
+            given, expected = ("absent", "one") if name else ("given", "none")
+            progress.note(match, node, f"input {index} of {node.op} is {given}, expected {expected}")
+            return
     yield [(n, t) for n, t in zip(wanted.inputs, inputs, strict=True) if n]
     if wanted.op in COMMUTATIVE and not wanted.domain and len(inputs) == 2:
         yield [(n, t) for n, t in zip(wanted.inputs, reversed(inputs), strict=True)]
@@ -281,7 +284,7 @@ def _returns(node: gs.Node, inside: set[int], editor: Editor) -> bool:
     while stack:
         sizes = stack.pop().outputs
         readers = [reader for tensor in sizes for reader in tensor.outputs]
-        if not readers or any(map(editor.is_output, sizes)):
+        if any(map(editor.is_output, sizes)):
             return False
         for reader in readers:
             if id(reader) not in inside and id(reader) not in seen:
