@@ -84,7 +84,7 @@ def optimize(request: Request) -> Report:
     _check_disable(request.disable)
     found = _select(find_components(request.source), request.components)
     report = Report(str(request.source), str(request.out), request.provider, request.fp16)
-    with staged_directory(request.out, request.overwrite, [request.source]) as stage:
+    with staged_directory(request.out, request.overwrite, [request.source, *found.values()]) as stage:
         for name, path in found.items():
             _optimize_component(request, report, name, path, stage)
         _check_expectations(request, report)
@@ -113,7 +113,8 @@ def _select(found: dict[str, Path], wanted: Collection[str]) -> dict[str, Path]:
     for name in wanted:
         if name not in found:
             raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(found)}.")
-    return {name: path for name, path in found.items() if not wanted or name in wanted}
+    # The safety checker is no part of the generation, and no pass is made for it: only who asks for it gets it.
+    return {name: path for name, path in found.items() if name in (wanted or set(found) - {"safety_checker"})}
 
 
 def _optimize_component(request: Request, report: Report, name: str, path: Path, stage: Path) -> None:

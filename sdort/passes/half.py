@@ -2,7 +2,7 @@
 
 What stays in fp32 follows from structure:
 
-* a variance: the mean of squares up to its square root;
+* reductions, and a variance up to its square root: sums over a whole image exceed fp16's range;
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
 * gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are.
 """
@@ -70,6 +70,7 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
 def islands(editor: Editor) -> list[str]:
     """Names of the nodes that stay in fp32."""
     names = {n.name for n in editor.graph.nodes if n.op == "Cast" and n.attrs.get("to") == TensorProto.FLOAT}
+    names |= {n.name for n in editor.graph.nodes if n.op in ("ReduceMean", "ReduceSum") and _is_float(editor, n)}
     for root in (n for n in editor.graph.nodes if n.op == "Sqrt"):
         chain: gs.Node | None = root
         while chain is not None and chain.op in ("Sqrt", "Add", "ReduceMean", "Mul", "Pow"):
@@ -82,6 +83,10 @@ def islands(editor: Editor) -> list[str]:
             names.add(node.name)
             stack.extend(p for t in node.inputs if (p := producer(t)) is not None)
     return sorted(names)
+
+
+def _is_float(editor: Editor, node: gs.Node) -> bool:
+    return editor.dtype(node.outputs[0]) == np.float32
 
 
 def _separate_outputs(editor: Editor) -> None:
