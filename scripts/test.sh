@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make_environment .test-venv cpu,dev
 PATH="$PWD/.test-venv/bin:$PATH"
 # One process per core, one thread in each: more threads than cores only wait for each other.
+cores=$(nproc) # before the next line: nproc honours it
 export OMP_NUM_THREADS=1
 
 if [ $# -gt 0 ]; then
@@ -21,4 +22,4 @@ ruff format --check .
 echo "==> mypy"
 mypy
 echo "==> pytest"
-python -m pytest -n "$(nproc)" --dist worksteal
+python -m pytest -n "$cores" --dist worksteal
