@@ -78,11 +78,22 @@ UNET_CONFIGS: dict[str, dict[str, Any]] = {
     # The real number of groups and of layers; four levels.
     "sd1_wide": {
         **UNET_SD1,
-        "block_out_channels": (32, 64, 64, 96),
+        "block_out_channels": (64, 128, 128, 192),
         "layers_per_block": 2,
         "norm_num_groups": 32,
         "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
         "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
+    },
+    # GPU kernels of GroupNorm take an even number of channels a group; here 48 / 16 are three.
+    "sd1_odd_groups": {**UNET_SD1, "norm_num_groups": 16},
+    # GPU kernels of BiasSplitGelu take the real widths only: 4 x 320.
+    "sd1_geglu": {
+        **UNET_SD1,
+        "block_out_channels": (64, 320),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "attention_head_dim": 5,
+        "norm_num_groups": 32,
     },
     "sd2": {**UNET_SD1, "use_linear_projection": True, "attention_head_dim": [2, 4, 8]},
     "inpaint": {**UNET_SD1, "in_channels": 9},
