@@ -156,9 +156,12 @@ def apply_fusion(
         refused: takes the checks' refusals, by node.
     """
     outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
+    limit = 2 * len(editor.graph.nodes)
     again = True
     while again:
         again = False
+        if outcome.matched > limit:
+            raise RuntimeError(f"{fusion.name} matches its own result again and again")
         for node in list(editor.graph.nodes):
             if not node.outputs:
                 continue
@@ -209,8 +212,6 @@ def _substitute(
     if circular:
         return refuse("the result would need a size of what it replaces", circular)
     tensors: dict[str, gs.Tensor] = dict(match.tensors)
-    for name in after.outputs:
-        tensors.pop(name, None)
     tensors.update({k: v for k, v in derived.items() if isinstance(v, gs.Tensor)})
     tensors.update({k: editor.constant(v, k) for k, v in after.values.items()})
     attrs = {**match.attrs, **derived}
@@ -265,11 +266,7 @@ def _discard(editor: Editor, nodes: list[gs.Node]) -> None:
 
 def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> None:
     """Let the producer of ``new`` produce ``old`` instead, so that readers and graph outputs stay as they are."""
-    node = producer = new.inputs[0] if new.inputs else None
-    if node is None or producer is None:
-        old.inputs.clear()
-        editor.replace(old, new)
-        return
+    (node,) = new.inputs
     old.inputs.clear()
     position = next(i for i, t in enumerate(node.outputs) if t is new)
     node.outputs[position] = old
