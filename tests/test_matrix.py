@@ -110,7 +110,7 @@ def check_parity(exported: Exported, case: Case, model: Model, folder: Path) -> 
 
 
 @pytest.mark.parametrize(("target", "fp16"), [("cuda", False), ("rocm", True)])
-@pytest.mark.parametrize("case", GRID + OTHERS + FOLDED, ids=str)
+@pytest.mark.parametrize("case", [*GRID, *OTHERS, *FOLDED], ids=str)
 def test_gpu(exported: Exported, tmp_path: Path, case: Case, target: str, fp16: bool) -> None:
     model, report = optimized(exported, case, target, fp16)
     check_structure(case, target, model, report)
