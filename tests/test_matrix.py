@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import models
 import pytest
 from exports import Case
 
+from sdort.architecture import architecture
 from sdort.expected import expected_operators
 from sdort.loader import load_model
 from sdort.model import Model
@@ -95,6 +97,10 @@ def check_structure(case: Case, target: str, model: Model, report: ComponentRepo
     assert [message for e in fused if (message := e.miss(model.graph))] == []
     if target in CHANNELS_LAST and not model.component.startswith("text"):
         assert report.operators.get("Transpose", 0) <= 2
+    if target in CHANNELS_LAST and model.component == "unet":
+        parts = architecture(config, "unet")
+        packed = Counter(len(node.inputs) for node in model.graph.nodes if node.op == "MultiHeadAttention")
+        assert packed == {1: parts["attention_self"], 2: parts["attention_cross"]}
     if not case.dynamic:
         residue = {"Shape", "Gather", "Slice", "Range"} & set(report.operators)
         assert residue - ({"Gather", "Slice"} if model.component.startswith("text") else set()) == set()
