@@ -48,10 +48,7 @@ OTHERS = [
 ]
 FOLDED = [
     # The exporter folds the zeros that baddbmm adds to the scores into a tensor of the scores' size.
-    pytest.param(
-        Case(family, "ts17", dynamic=False, legacy=True),
-        marks=pytest.mark.xfail(raises=AssertionError, reason="a large constant of zeros is not seen as zero"),
-    )
+    Case(family, "ts17", dynamic=False, legacy=True)
     for family in ("sd1", "vae_encoder")
 ]
 CHANNELS_LAST = ("cuda", "rocm")

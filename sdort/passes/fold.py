@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from sdort.rewrite.editor import Editor, producer, scalar, weight
 from sdort.rewrite.infer import plain_attributes
 from sdort.rewrite.symbolic import numbers
-from sdort.weights import Array, Cast, Concatenated, Inline, Reshaped, Transposed, Weight, as_weight
+from sdort.weights import Absent, Array, Cast, Concatenated, Inline, Reshaped, Transposed, Weight, as_weight
 
 LIMIT = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
@@ -185,10 +185,24 @@ def _neutral(editor: Editor, node: gs.Node) -> gs.Tensor | None:
     return None
 
 
+SCORES = 3
+"""Exporters fold the empty tensor of baddbmm to a constant of the scores' rank; no bias has that."""
+
+
+def _holds_zeros(tensor: gs.Constant) -> bool:
+    """Whether a large constant is all zeros: the one case in which a pass looks at a weight's values."""
+    values = tensor._values
+    if isinstance(values, Weight):
+        if any(isinstance(leaf, Absent) for leaf in values.leaves()):
+            return False
+        values = values.load()
+    return not np.any(values)
+
+
 def is_zero(tensor: gs.Tensor) -> bool:
     """Whether all elements are known to be zero: what is left of ``baddbmm(..., beta=0)``."""
     if isinstance(tensor, gs.Constant):
-        return scalar(tensor) == 0
+        return scalar(tensor) == 0 or (len(tensor.shape) >= SCORES and _holds_zeros(tensor))
     node = producer(tensor)
     if node is None:
         return False
