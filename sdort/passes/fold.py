@@ -26,6 +26,7 @@ LIMIT = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
 GROWING = frozenset({"Expand", "ConstantOfShape", "Tile", "Range", "Resize", "Pad", "OneHot", "EyeLike", "Upsample"})
 """Their result may be far larger than their inputs."""
+VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
@@ -52,14 +53,14 @@ def _constant(editor: Editor, node: gs.Node) -> gs.Constant | None:
         return editor.constant(known, "folded")
     if not node.inputs or not all(isinstance(t, gs.Constant) or not t.name for t in node.inputs):
         return None
-    described = _describe(node)
+    described = _describe(editor, node)
     if described is not None:
         return editor.constant(described, node.inputs[0].name)
     values = _evaluate(editor, node)
     return None if values is None else editor.constant(values, "folded")
 
 
-def _describe(node: gs.Node) -> Weight | None:
+def _describe(editor: Editor, node: gs.Node) -> Weight | None:
     """The node's result as an expression over its weights, if its first input is a weight."""
     operand = weight(node.inputs[0])
     if not isinstance(operand, Weight):
@@ -70,27 +71,15 @@ def _describe(node: gs.Node) -> Weight | None:
         return Transposed(operand, node.attrs.get("perm", list(range(len(operand.shape)))[::-1]))
     if node.op == "Cast":
         return Cast(operand, helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
-    if node.op in ("Reshape", "Unsqueeze", "Squeeze", "Flatten"):
-        return None
     if node.op == "Concat":
         return Concatenated([as_weight(t._values) for t in node.inputs], node.attrs["axis"])
-    return None
-
-
-def _reshaped(editor: Editor, node: gs.Node) -> Weight | None:
-    operand = weight(node.inputs[0]) if node.inputs else None
     shape = editor.shape(node.outputs[0])
-    if node.op not in ("Reshape", "Unsqueeze", "Squeeze", "Flatten") or not isinstance(operand, Weight):
-        return None
-    sizes = None if shape is None else numbers(shape)
+    sizes = numbers(shape) if shape is not None and node.op in VIEWS else None
     return None if sizes is None else Reshaped(operand, sizes)
 
 
-def _evaluate(editor: Editor, node: gs.Node) -> Array | Weight | None:
+def _evaluate(editor: Editor, node: gs.Node) -> Array | None:
     """Run one node on its constant inputs, if they and the result are small."""
-    reshaped = _reshaped(editor, node)
-    if reshaped is not None:
-        return reshaped
     if node.op in RANDOM or not defs.has(node.op, editor.graph.opset):
         return None
     if not _short(editor, node):
@@ -185,8 +174,9 @@ def _neutral(editor: Editor, node: gs.Node) -> gs.Tensor | None:
     return None
 
 
-SCORES = 3
-"""Exporters fold the empty tensor of baddbmm to a constant of the scores' rank; no bias has that."""
+def _score_sized(tensor: gs.Constant) -> bool:
+    """Exporters fold the empty tensor of baddbmm to a constant of the scores' shape; biases broadcast."""
+    return len(tensor.shape) >= 3 and 1 not in tensor.shape
 
 
 def _holds_zeros(tensor: gs.Constant) -> bool:
@@ -202,7 +192,7 @@ def _holds_zeros(tensor: gs.Constant) -> bool:
 def is_zero(tensor: gs.Tensor) -> bool:
     """Whether all elements are known to be zero: what is left of ``baddbmm(..., beta=0)``."""
     if isinstance(tensor, gs.Constant):
-        return scalar(tensor) == 0 or (len(tensor.shape) >= SCORES and _holds_zeros(tensor))
+        return scalar(tensor) == 0 or (_score_sized(tensor) and _holds_zeros(tensor))
     node = producer(tensor)
     if node is None:
         return False
