@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +107,35 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
             factor *= sizes[atom] if isinstance(atom, str) else evaluate(atom[0], sizes) // atom[1]
         total += factor
     return total
+
+
+def check_step(
+    text: str,
+    step: Callable[[Editor], object],
+    sizes: Mapping[str, int] | None = None,
+    weights: Mapping[str, Array | Weight] | None = None,
+    *,
+    rtol: float = 0,
+    opset: int = 23,
+) -> dict[str, int]:
+    """The operators that a pass leaves, after a check that all outputs are still computed as before.
+
+    Args:
+        step: the pass.
+        sizes: the named dims of the inputs.
+        rtol: how much an element may differ, of the largest one; 0 where only the same arithmetic is done.
+    """
+    editor = edit(text, weights, opset)
+    proto = parse(text, weights, opset)
+    feeds = feeds_for(proto, sizes or {})
+    names = [output.name for output in editor.graph.outputs]
+    step(editor)
+    assert [output.name for output in editor.graph.outputs] == names
+    for found, wanted in zip(run(editor.model, feeds), run(proto, feeds), strict=True):
+        assert found.dtype == wanted.dtype
+        assert found.shape == wanted.shape
+        if rtol:
+            assert np.abs(found - wanted).max() <= rtol * np.abs(wanted).max()
+        else:
+            np.testing.assert_array_equal(found, wanted)
+    return operators(editor)
