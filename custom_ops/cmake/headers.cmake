@@ -1,0 +1,28 @@
+# Sets SDORT_ORT_HEADERS: the folder that was asked for, the system's, or one that is fetched into the build folder.
+if(SDORT_ORT_INCLUDE)
+  if(NOT EXISTS "${SDORT_ORT_INCLUDE}/onnxruntime_c_api.h")
+    message(FATAL_ERROR "SDORT_ORT_INCLUDE: there is no onnxruntime_c_api.h in ${SDORT_ORT_INCLUDE}")
+  endif()
+  set(SDORT_ORT_HEADERS ${SDORT_ORT_INCLUDE})
+else()
+  find_path(SDORT_ORT_SYSTEM_INCLUDE onnxruntime_c_api.h PATH_SUFFIXES onnxruntime onnxruntime/core/session)
+  set(SDORT_ORT_HEADERS ${SDORT_ORT_SYSTEM_INCLUDE})
+  if(NOT SDORT_ORT_HEADERS)
+    set(SDORT_ORT_HEADERS ${CMAKE_BINARY_DIR}/onnxruntime)
+    if(NOT EXISTS "${SDORT_ORT_HEADERS}/onnxruntime_c_api.h")
+      execute_process(COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/fetch_headers.sh ${SDORT_ORT_HEADERS} RESULT_VARIABLE failed)
+      if(failed)
+        message(FATAL_ERROR "ONNX Runtime's headers are not here and could not be fetched: install libonnxruntime-dev, "
+                            "or pass -DSDORT_ORT_INCLUDE=<folder with onnxruntime_c_api.h>")
+      endif()
+    endif()
+  endif()
+endif()
+
+# The library asks for API 21 by number; older headers lack functions, newer ones ask for a newer onnxruntime.
+file(STRINGS "${SDORT_ORT_HEADERS}/onnxruntime_c_api.h" line REGEX "^#define ORT_API_VERSION ")
+string(REGEX MATCH "[0-9]+" version "${line}")
+if(version LESS 21)
+  message(FATAL_ERROR "${SDORT_ORT_HEADERS} has API ${version} of ONNX Runtime; 21 or later is needed")
+endif()
+message(STATUS "ONNX Runtime headers: ${SDORT_ORT_HEADERS} (API ${version})")

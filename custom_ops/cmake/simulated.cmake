@@ -1,0 +1,15 @@
+# The kernels as CPU code, one library for each kind of wave and matrix unit: what tests run in place of a GPU.
+file(GLOB simulated_sources CONFIGURE_DEPENDS simulated/*.cpp)
+foreach(machine "mfma:64:SDORT_MATRIX_MFMA" "wmma_gfx11:32:SDORT_MATRIX_WMMA_GFX11" "wmma_gfx12:32:SDORT_MATRIX_WMMA_GFX12"
+        "mma_sync:32:SDORT_MATRIX_MMA_SYNC")
+  string(REPLACE ":" ";" parts ${machine})
+  list(GET parts 0 name)
+  list(GET parts 1 wave)
+  list(GET parts 2 matrix)
+  add_library(sdort_simulated_${name} SHARED device/simulated.cpp kernels/kernels.cpp ${simulated_sources})
+  target_compile_definitions(sdort_simulated_${name} PRIVATE SDORT_SIMULATED_WAVE=${wave} ${matrix}=1)
+  target_compile_options(sdort_simulated_${name} PRIVATE -Wall -Wextra -Werror -Wno-unknown-pragmas -fvisibility=default
+                         -mf16c)
+  target_include_directories(sdort_simulated_${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_link_options(sdort_simulated_${name} PRIVATE -Wl,--no-undefined)
+endforeach()

@@ -1,0 +1,91 @@
+// AMD GPUs: clang builtins only, so that neither ROCm nor its headers are needed to compile. See device.h.
+#pragma once
+
+#define SDORT_INLINE __attribute__((device)) inline __attribute__((always_inline))
+#define SDORT_SHARED(type, name, count) __attribute__((shared)) type name[count]
+#define SDORT_KERNEL(name, threads, Args, body)                                                                   \
+    extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void name( \
+        const Args args) {                                                                                        \
+        body(args);                                                                                               \
+    }
+
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define SDORT_MATRIX_MFMA 1
+#elif defined(__GFX11__)
+#define SDORT_MATRIX_WMMA_GFX11 1
+#elif defined(__GFX12__)
+#define SDORT_MATRIX_WMMA_GFX12 1
+#endif
+
+namespace sdort {
+
+using half = _Float16;
+
+#if defined(__GFX9__)
+constexpr int kWave = 64;
+#else
+constexpr int kWave = 32;
+#endif
+
+SDORT_INLINE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
+SDORT_INLINE int block_index() { return __builtin_amdgcn_workgroup_id_x(); }
+SDORT_INLINE int block_index_y() { return __builtin_amdgcn_workgroup_id_y(); }
+SDORT_INLINE int lane_index() { return thread_index() % kWave; }
+
+SDORT_INLINE void block_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+SDORT_INLINE int bits(float value) { return __builtin_bit_cast(int, value); }
+SDORT_INLINE float real(int value) { return __builtin_bit_cast(float, value); }
+
+SDORT_INLINE float shuffle(float value, int lane) {
+    return real(__builtin_amdgcn_ds_bpermute(lane << 2, bits(value)));
+}
+
+// Within a row of 16 lanes DPP costs nothing beside the addition; further away LDS hardware permutes.
+template <int Mask>
+SDORT_INLINE float shuffle_xor(float value) {
+#if defined(__GFX9__)
+    if constexpr (Mask < 4) {
+        constexpr int quad = (0 ^ Mask) | (1 ^ Mask) << 2 | (2 ^ Mask) << 4 | (3 ^ Mask) << 6;
+        return real(__builtin_amdgcn_update_dpp(0, bits(value), quad, 0xf, 0xf, true));
+    } else if constexpr (Mask < 32) {
+        return real(__builtin_amdgcn_ds_swizzle(bits(value), Mask << 10 | 0x1f));
+    } else {
+        return shuffle(value, lane_index() ^ Mask);
+    }
+#else
+    if constexpr (Mask < 16) {
+        return real(__builtin_amdgcn_update_dpp(0, bits(value), 0x160 + Mask, 0xf, 0xf, true));  // row_xmask
+    } else {
+        return real(__builtin_amdgcn_ds_swizzle(bits(value), Mask << 10 | 0x1f));
+    }
+#endif
+}
+
+SDORT_INLINE float fast_exp2(float value) { return __builtin_amdgcn_exp2f(value); }
+SDORT_INLINE float fast_rcp(float value) { return __builtin_amdgcn_rcpf(value); }
+SDORT_INLINE float fast_rsqrt(float value) { return __builtin_amdgcn_rsqf(value); }
+SDORT_INLINE float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+SDORT_INLINE float fminf(float a, float b) { return __builtin_fminf(a, b); }
+SDORT_INLINE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+SDORT_INLINE float fabsf(float a) { return __builtin_fabsf(a); }
+
+SDORT_INLINE float widen(half value) { return static_cast<float>(value); }
+SDORT_INLINE half narrow(float value) { return static_cast<half>(value); }
+
+SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
+    return __hip_atomic_fetch_add(target, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
+    return __hip_atomic_load(source, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
+    __hip_atomic_store(target, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+}
+SDORT_INLINE void pause() { __builtin_amdgcn_s_sleep(1); }
+
+}  // namespace sdort

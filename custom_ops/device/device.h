@@ -1,0 +1,96 @@
+// What a kernel may use of the machine that runs it: one interface, three machines.
+//
+//   amd.h        clang for amdgcn (plain clang without ROCm's headers, or hipcc): waves of 64 on gfx9, of 32 later
+//   nvidia.h     nvcc: waves (warps) of 32
+//   simulated.h  any C++ compiler: every thread of the grid is a coroutine, so the same source is tested on a CPU
+//
+// Each of them defines, in namespace sdort:
+//
+//   half, kWave                                     16-bit float; lanes of a wave
+//   thread_index(), block_index(), block_index_y()  position; blocks are one-dimensional
+//   block_barrier()                                 all threads of the block, with memory ordering in the block
+//   shuffle_xor<Mask>(float), shuffle(float, lane)  exchange between the lanes of a wave; all lanes take part
+//   fast_exp2, fast_rcp, fast_rsqrt                 one instruction, about 1 ulp of float32
+//   widen(half), narrow(float)                      conversions; narrow rounds to nearest even
+//   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
+//   SDORT_SHARED(type, name, count)                 an array that the threads of a block share
+//   SDORT_KERNEL(name, threads, Args, body)         the entry point `name`: a block of `threads` runs body(args)
+//
+// A kernel's arguments are one struct, passed by value: what the host packs is what the kernel reads.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__AMDGCN__)
+#include "amd.h"
+#elif defined(__CUDACC__)
+#include "nvidia.h"
+#else
+#include "simulated.h"
+#endif
+
+namespace sdort {
+
+// N values that are loaded and stored in one access; 16 bytes is the widest that a lane has.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+    T values[N];
+    SDORT_INLINE T& operator[](int i) { return values[i]; }
+    SDORT_INLINE const T& operator[](int i) const { return values[i]; }
+};
+
+template <class T>
+constexpr int kVector = 16 / sizeof(T);  // elements of a 16-byte access
+
+SDORT_INLINE float widen(float value) { return value; }
+
+template <class T>
+struct Narrow;
+template <>
+struct Narrow<float> {
+    SDORT_INLINE static float from(float value) { return value; }
+};
+template <>
+struct Narrow<half> {
+    SDORT_INLINE static half from(float value) { return narrow(value); }
+};
+
+// `count` elements from `source`, which is aligned to their size, widened to float.
+template <int N, class T>
+SDORT_INLINE void load(const T* source, float (&values)[N]) {
+    const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(source);
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = widen(pack[i]);
+}
+
+template <int N, class T>
+SDORT_INLINE void store(T* target, const float (&values)[N]) {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack[i] = Narrow<T>::from(values[i]);
+    *reinterpret_cast<Pack<T, N>*>(target) = pack;
+}
+
+// The sum over the wave, the same bits in every lane: a butterfly adds the same pairs everywhere.
+SDORT_INLINE float wave_sum(float value) {
+    value += shuffle_xor<1>(value);
+    value += shuffle_xor<2>(value);
+    value += shuffle_xor<4>(value);
+    value += shuffle_xor<8>(value);
+    value += shuffle_xor<16>(value);
+    if constexpr (kWave == 64) value += shuffle_xor<32>(value);
+    return value;
+}
+
+SDORT_INLINE float wave_max(float value) {
+    value = fmaxf(value, shuffle_xor<1>(value));
+    value = fmaxf(value, shuffle_xor<2>(value));
+    value = fmaxf(value, shuffle_xor<4>(value));
+    value = fmaxf(value, shuffle_xor<8>(value));
+    value = fmaxf(value, shuffle_xor<16>(value));
+    if constexpr (kWave == 64) value = fmaxf(value, shuffle_xor<32>(value));
+    return value;
+}
+
+}  // namespace sdort

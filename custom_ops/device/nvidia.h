@@ -1,0 +1,63 @@
+// NVIDIA GPUs, by nvcc. See device.h.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#define SDORT_INLINE __device__ __forceinline__
+#define SDORT_SHARED(type, name, count) __shared__ type name[count]
+#define SDORT_KERNEL(name, threads, Args, body)                                    \
+    extern "C" __global__ void __launch_bounds__(threads) name(const Args args) { \
+        body(args);                                                                \
+    }
+#define SDORT_MATRIX_MMA_SYNC 1
+
+namespace sdort {
+
+using half = __half;
+constexpr int kWave = 32;
+
+SDORT_INLINE int thread_index() { return threadIdx.x; }
+SDORT_INLINE int block_index() { return blockIdx.x; }
+SDORT_INLINE int block_index_y() { return blockIdx.y; }
+SDORT_INLINE int lane_index() { return threadIdx.x % kWave; }
+
+SDORT_INLINE void block_barrier() { __syncthreads(); }
+
+SDORT_INLINE float shuffle(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+
+template <int Mask>
+SDORT_INLINE float shuffle_xor(float value) {
+    return __shfl_xor_sync(0xffffffffu, value, Mask);
+}
+
+SDORT_INLINE float fast_exp2(float value) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+SDORT_INLINE float fast_rcp(float value) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+SDORT_INLINE float fast_rsqrt(float value) { return rsqrtf(value); }
+
+SDORT_INLINE float widen(half value) { return __half2float(value); }
+SDORT_INLINE half narrow(float value) { return __float2half_rn(value); }
+
+SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
+    uint32_t old;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(target), "r"(value) : "memory");
+    return old;
+}
+SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+    return value;
+}
+SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
+}
+SDORT_INLINE void pause() { __nanosleep(20); }
+
+}  // namespace sdort

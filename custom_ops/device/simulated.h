@@ -1,0 +1,82 @@
+// A CPU that runs a grid the way a GPU does, to test kernels without one. See device.h.
+//
+// Every thread is a coroutine: barriers, shuffles and spin loops switch to another one, so lanes, waves, barriers and
+// blocks that wait for each other are all real. Two waves sizes and each matrix instruction's register layout are
+// chosen when a kernel is compiled: -DSDORT_SIMULATED_WAVE=32|64 and one -DSDORT_MATRIX_* (matrix.h).
+#pragma once
+
+#include <math.h>
+#include <string.h>
+
+#define SDORT_SIMULATED 1
+#define SDORT_INLINE inline
+#define SDORT_SHARED(type, name, count)   \
+    static const char name##_site = 0;    \
+    type* const name = static_cast<type*>( \
+        ::sdort::simulator::shared_memory(&name##_site, sizeof(type) * (count), alignof(type)))
+#define SDORT_KERNEL(name, threads, Args, body)                                                            \
+    static void name##_body(const void* args) { body(*static_cast<const Args*>(args)); }                   \
+    static const ::sdort::simulator::Registration name##_registration{#name, threads, sizeof(Args), \
+                                                                      alignof(Args), name##_body};
+
+#ifndef SDORT_SIMULATED_WAVE
+#define SDORT_SIMULATED_WAVE 32
+#endif
+
+namespace sdort {
+
+using half = _Float16;
+constexpr int kWave = SDORT_SIMULATED_WAVE;
+
+namespace simulator {
+
+struct Registration {
+    Registration(const char* name, int threads, size_t args_size, size_t args_alignment, void (*body)(const void*));
+};
+
+struct Position {
+    int thread;
+    int block[2];
+};
+
+const Position& position();
+void block_barrier();
+void pause();
+// Zero before first use? No: filled with NaN bytes, as nobody clears a GPU's shared memory either.
+void* shared_memory(const void* site, size_t size, size_t alignment);
+// What every lane of the wave passed, `size` bytes each, kWave of them; valid until this lane's second next exchange.
+const void* exchange(const void* mine, size_t size);
+
+}  // namespace simulator
+
+inline int thread_index() { return simulator::position().thread; }
+inline int block_index() { return simulator::position().block[0]; }
+inline int block_index_y() { return simulator::position().block[1]; }
+inline int lane_index() { return thread_index() % kWave; }
+inline void block_barrier() { simulator::block_barrier(); }
+
+inline float shuffle(float value, int lane) {
+    return static_cast<const float*>(simulator::exchange(&value, sizeof value))[lane];
+}
+template <int Mask>
+inline float shuffle_xor(float value) {
+    return shuffle(value, lane_index() ^ Mask);
+}
+
+inline float fast_exp2(float value) { return exp2f(value); }
+inline float fast_rcp(float value) { return 1.0f / value; }
+inline float fast_rsqrt(float value) { return 1.0f / sqrtf(value); }
+
+inline float widen(half value) { return static_cast<float>(value); }
+inline half narrow(float value) { return static_cast<half>(value); }
+
+inline uint32_t atomic_add(uint32_t* target, uint32_t value) {
+    const uint32_t old = *target;
+    *target += value;
+    return old;
+}
+inline uint32_t load_acquire(const uint32_t* source) { return *source; }
+inline void store_release(uint32_t* target, uint32_t value) { *target = value; }
+inline void pause() { simulator::pause(); }
+
+}  // namespace sdort

@@ -1,0 +1,47 @@
+// A kernel launch as data: made by the geometry of a kernel (kernels/<name>.h), executed by a driver, compared by tests.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+namespace sdort {
+
+enum class Dtype { kFloat32, kFloat16 };
+
+constexpr const char* suffix(Dtype dtype) { return dtype == Dtype::kFloat16 ? "f16" : "f32"; }
+constexpr int size_of(Dtype dtype) { return dtype == Dtype::kFloat16 ? 2 : 4; }
+
+// What a geometry may ask of the device that it is made for.
+struct Device {
+    std::string architecture;  // "gfx1100", "sm_90"
+    int compute_units = 0;     // as the driver counts them: work-group processors on RDNA, multiprocessors on NVIDIA
+    int wave = 32;
+};
+
+struct Launch {
+    std::string kernel;
+    uint32_t grid[2] = {1, 1};
+    uint32_t threads = 0;
+    alignas(16) std::array<unsigned char, 512> args{};
+    size_t args_size = 0;
+};
+
+template <class Args>
+Launch make_launch(std::string kernel, uint32_t grid_x, uint32_t grid_y, uint32_t threads, const Args& args) {
+    static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) <= sizeof(Launch::args));
+    Launch launch;
+    launch.kernel = std::move(kernel);
+    launch.grid[0] = grid_x;
+    launch.grid[1] = grid_y;
+    launch.threads = threads;
+    launch.args_size = sizeof args;
+    std::memcpy(launch.args.data(), &args, sizeof args);
+    return launch;
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace sdort

@@ -1,0 +1,2 @@
+// Every kernel, in one translation unit per machine. A new kernel is one line here.
+#include "bias_add_kernel.h"

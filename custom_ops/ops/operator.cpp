@@ -1,0 +1,158 @@
+#include "operator.h"
+
+#include <numeric>
+
+#include "driver/tuning.h"
+
+namespace sdort {
+
+const OrtApi* ort = nullptr;
+
+namespace {
+
+void check(OrtStatus* status) {
+    if (!status) return;
+    const std::string message = ort->GetErrorMessage(status);
+    ort->ReleaseStatus(status);
+    throw Error(message);
+}
+
+// True if the attribute was there; ONNX Runtime tells absence by a status.
+bool found(OrtStatus* status) {
+    if (!status) return true;
+    ort->ReleaseStatus(status);
+    return false;
+}
+
+template <class T>
+T fallback_or_throw(const std::optional<T>& fallback, const char* attribute) {
+    require(fallback.has_value(), std::string("attribute ") + attribute + " is missing");
+    return *fallback;
+}
+
+}  // namespace
+
+std::string to_string(const Shape& shape) {
+    std::string text = "(";
+    for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + ")";
+}
+
+int64_t element_count(const Shape& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::string Node::name() const {
+    size_t size = 0;
+    if (!found(ort->KernelInfo_GetNodeName(info_, nullptr, &size)) || size == 0) return "";
+    std::string text(size, '\0');
+    check(ort->KernelInfo_GetNodeName(info_, text.data(), &size));
+    text.resize(size - 1);
+    return text;
+}
+
+int64_t Node::integer(const char* attribute, std::optional<int64_t> fallback) const {
+    int64_t value = 0;
+    return found(ort->KernelInfoGetAttribute_int64(info_, attribute, &value)) ? value
+                                                                              : fallback_or_throw(fallback, attribute);
+}
+
+float Node::real(const char* attribute, std::optional<float> fallback) const {
+    float value = 0;
+    return found(ort->KernelInfoGetAttribute_float(info_, attribute, &value)) ? value
+                                                                              : fallback_or_throw(fallback, attribute);
+}
+
+std::string Node::string(const char* attribute, std::optional<std::string> fallback) const {
+    size_t size = 0;
+    if (!found(ort->KernelInfoGetAttribute_string(info_, attribute, nullptr, &size)))
+        return fallback_or_throw(fallback, attribute);
+    std::string text(size, '\0');
+    check(ort->KernelInfoGetAttribute_string(info_, attribute, text.data(), &size));
+    text.resize(size ? size - 1 : 0);
+    return text;
+}
+
+std::vector<int64_t> Node::integers(const char* attribute, std::vector<int64_t> fallback) const {
+    size_t size = 0;
+    if (!found(ort->KernelInfoGetAttributeArray_int64(info_, attribute, nullptr, &size))) return fallback;
+    std::vector<int64_t> values(size);
+    check(ort->KernelInfoGetAttributeArray_int64(info_, attribute, values.data(), &size));
+    return values;
+}
+
+int Node::device_id() const {
+    OrtAllocator* allocator = nullptr;
+    check(ort->KernelInfoGetAllocator(info_, OrtMemTypeDefault, &allocator));
+    const OrtMemoryInfo* memory = nullptr;
+    OrtStatus* status = ort->AllocatorGetInfo(allocator, &memory);
+    int id = 0;
+    if (!status) status = ort->MemoryInfoGetId(memory, &id);
+    ort->ReleaseAllocator(allocator);
+    check(status);
+    return id;
+}
+
+Input Context::input(size_t index) const {
+    Input input;
+    if (index >= input_count()) return input;
+    const OrtValue* value = nullptr;
+    check(ort->KernelContext_GetInput(context_, index, &value));
+    if (!value) return input;
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    check(ort->GetTensorTypeAndShape(value, &info));
+    size_t rank = 0;
+    OrtStatus* status = ort->GetDimensionsCount(info, &rank);
+    input.shape.resize(rank);
+    if (!status) status = ort->GetDimensions(info, input.shape.data(), rank);
+    ort->ReleaseTensorTypeAndShapeInfo(info);
+    check(status);
+    void* data = nullptr;
+    check(ort->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+    // An empty tensor may have no memory, and is not an absent one.
+    static const char nothing = 0;
+    input.data = data ? data : &nothing;
+    return input;
+}
+
+size_t Context::input_count() const {
+    size_t count = 0;
+    check(ort->KernelContext_GetInputCount(context_, &count));
+    return count;
+}
+
+void* Context::output(size_t index, const Shape& shape) {
+    OrtValue* value = nullptr;
+    check(ort->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+    if (!value) return nullptr;
+    void* data = nullptr;
+    check(ort->GetTensorMutableData(value, &data));
+    return data;
+}
+
+void* Context::stream() const {
+    void* stream = nullptr;
+    check(ort->KernelContext_GetGPUComputeStream(context_, &stream));
+    return stream;
+}
+
+void Context::parallel_for(size_t count, const std::function<void(size_t)>& body) const {
+    if (count == 0) return;
+    const auto call = [](void* data, size_t i) { (*static_cast<const std::function<void(size_t)>*>(data))(i); };
+    check(ort->KernelContext_ParallelFor(context_, call, count, 0, const_cast<std::function<void(size_t)>*>(&body)));
+}
+
+void GpuKernel::run(Context& context, const std::string& key, const std::vector<std::string>& variants,
+                    const std::function<std::vector<Launch>(const std::string& variant)>& launches) {
+    const std::string& architecture = gpu_.device().architecture;
+    if (should_tune(architecture, key)) {
+        std::pair<double, std::string> best{1e30, variants.front()};
+        for (const std::string& variant : variants)
+            best = std::min(best, {gpu_.time(context.stream(), launches(variant)), variant});
+        record(architecture, key, best.second, best.first);
+    }
+    const std::string variant = tuned(architecture, key, variants).value_or(variants.front());
+    for (const Launch& launch : launches(variant)) gpu_.launch(context.stream(), launch);
+}
+
+}  // namespace sdort
