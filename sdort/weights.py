@@ -1,15 +1,18 @@
 """Weights that are described, not loaded.
 
 A pass never touches the values of a large tensor. It builds an expression, such as
-``transpose(stored, (0, 2, 3, 1))``, and the writer evaluates it one tensor at a time while it streams the
-data file, so peak memory is the graph plus the largest tensor. A :class:`Weight` stands wherever
-onnx-graphsurgeon expects a ``LazyValues``: ``gs.Constant(name, values=weight)``.
+``transpose(stored, (0, 2, 3, 1))``, and the writer evaluates it while it streams the data file: piece by piece, where
+the expression allows it, so that values go from the file through the processor's cache to the other file. A
+:class:`Weight` stands wherever onnx-graphsurgeon expects a ``LazyValues``: ``gs.Constant(name, values=weight)``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from sdort.casts import convert
 from sdort.errors import BadModelError
+from sdort.pieces import contiguous, gather, piece_size, split
 
 Array = npt.NDArray[Any]
 
@@ -50,6 +55,13 @@ class Weight(LazyValues):  # type: ignore[misc]
         """Compute the values: an array of ``shape`` and ``dtype``; nothing is cached."""
         raise NotImplementedError
 
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        """The values in row-major order as flat arrays, each valid until the next one is asked for.
+
+        Every piece has whole rows of ``row`` elements, which divides the number of all elements.
+        """
+        return split(self.load(), row)
+
     def __str__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype})"
 
@@ -64,23 +76,41 @@ class Stored(Weight):
 
     def load(self) -> Array:
         array: Array = np.empty(self.shape, self.dtype)
-        # A read, not a map: pages of a mapped file would count towards the process's memory.
+        with self._opened() as file:
+            self._fill(file, array.reshape(-1))
+        return array
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        left, step = math.prod(self.shape), piece_size(row)
+        buffer: Array = np.empty(min(left, step), self.dtype)
+        with self._opened() as file:
+            while left:
+                piece = buffer[:left]
+                self._fill(file, piece)
+                left -= piece.size
+                yield piece
+
+    @contextmanager
+    def _opened(self) -> Iterator[FileIO]:
         try:
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.offset)
-                view = array.reshape(-1).view(np.uint8).data
-                done = 0
-                while done < len(view):
-                    count = file.readinto(view[done:])
-                    if not count:
-                        raise BadModelError(
-                            f"{self.path} ends {len(view) - done} bytes before the end of a tensor",
-                            hint="The file is truncated; copy or download it again.",
-                        )
-                    done += count
+                yield file
         except OSError as error:
             raise BadModelError(f"cannot read weights from {self.path}: {error.strerror or error}") from error
-        return array
+
+    def _fill(self, file: FileIO, flat: Array) -> None:
+        # A read, not a map: pages of a mapped file would count towards the process's memory.
+        view = flat.view(np.uint8).data
+        done = 0
+        while done < len(view):
+            count = file.readinto(view[done:])
+            if not count:
+                raise BadModelError(
+                    f"{self.path} ends {len(view) - done} bytes before the end of a tensor",
+                    hint="The file is truncated; copy or download it again.",
+                )
+            done += count
 
 
 class Inline(Weight):
@@ -126,21 +156,32 @@ class Transposed(_Unary):
         super().__init__(operand, [operand.shape[p] for p in self.perm], operand.dtype)
 
     def load(self) -> Array:
-        values = self.operand.load()
-        return _transposed(values) if self.perm == (1, 0) else np.ascontiguousarray(values.transpose(self.perm))
+        if self._keeps_rows:
+            return gather(self.pieces(), self.shape, self.dtype)
+        return contiguous(self.operand.load().transpose(self.perm))
 
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        if not self.perm or not math.prod(self.shape):
+            return split(self.load(), row)
+        return self._rows(row) if self._keeps_rows else self._turned_rows(row)
 
-TILE = 256
-"""Rows and columns of a tile whose source and target lines stay in the cache while it is turned."""
+    @property
+    def _keeps_rows(self) -> bool:
+        """Whether a row, what lies under one index of the first axis, is turned in itself."""
+        return self.perm[:1] == (0,) and math.prod(self.shape) > 0
 
+    def _rows(self, row: int) -> Iterator[Array]:
+        inner = self.operand.shape[1:]
+        for piece in self.operand.pieces(math.lcm(row, math.prod(inner))):
+            yield np.ascontiguousarray(piece.reshape(-1, *inner).transpose(self.perm)).reshape(-1)
 
-def _transposed(values: Array) -> Array:
-    """A matrix turned tile by tile: several times as fast as numpy's own copy, which misses the cache all the time."""
-    out = np.empty(values.shape[::-1], values.dtype)
-    for i in range(0, values.shape[0], TILE):
-        for j in range(0, values.shape[1], TILE):
-            out[j : j + TILE, i : i + TILE] = values[i : i + TILE, j : j + TILE].T
-    return out
+    def _turned_rows(self, row: int) -> Iterator[Array]:
+        """The operand is in memory as a whole; what it is turned into is not."""
+        view = self.operand.load().transpose(self.perm)
+        size = math.prod(self.shape[1:])
+        step = piece_size(math.lcm(row, size)) // size
+        for start in range(0, self.shape[0], step):
+            yield contiguous(view[start : start + step]).reshape(-1)
 
 
 class Reshaped(_Unary):
@@ -154,6 +195,9 @@ class Reshaped(_Unary):
     def load(self) -> Array:
         return self.operand.load().reshape(self.shape)
 
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        return self.operand.pieces(row)
+
 
 class Cast(_Unary):
     """``operand`` rounded to ``dtype`` (to nearest, ties to even; overflow becomes infinity)."""
@@ -162,8 +206,10 @@ class Cast(_Unary):
         super().__init__(operand, operand.shape, dtype)
 
     def load(self) -> Array:
-        with np.errstate(over="ignore"):
-            return self.operand.load().astype(self.dtype, copy=False)
+        return gather(self.pieces(), self.shape, self.dtype)
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        return (convert(piece, self.dtype) for piece in self.operand.pieces(row))
 
 
 class Scaled(_Unary):
@@ -174,9 +220,12 @@ class Scaled(_Unary):
         self.factor = float(factor)
 
     def load(self) -> Array:
-        wide = self.operand.load().astype(np.float32 if self.dtype.itemsize <= 2 else self.dtype, copy=False)
-        scaled: Array = wide * wide.dtype.type(self.factor)
-        return scaled.astype(self.dtype, copy=False)
+        return gather(self.pieces(), self.shape, self.dtype)
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        wide = np.dtype(np.float32) if self.dtype.itemsize <= 2 else self.dtype
+        factor = np.array(self.factor, wide)
+        return (convert(convert(piece, wide) * factor, self.dtype) for piece in self.operand.pieces(row))
 
 
 class Concatenated(Weight):
@@ -203,6 +252,11 @@ class Concatenated(Weight):
             out[tuple(index)] = part.load()
             start += part.shape[self.axis]
         return out
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        if self.axis or any(math.prod(part.shape) % row for part in self.parts):
+            return split(self.load(), row)
+        return itertools.chain.from_iterable(part.pieces(row) for part in self.parts)
 
 
 def cast(weight: Weight, dtype: npt.DTypeLike) -> Weight:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import OutputError
-from sdort.expressions import count_overflow
+from sdort.expressions import count_infinite, subtract_sources
 from sdort.initializers import Blob
 from sdort.model import Model
 from sdort.serialize import Serialized, serialize
@@ -186,17 +186,21 @@ def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int
 
 
 def _write_blob(blob: Blob, descriptor: int) -> int:
+    weight, offset, infinite = blob.weight, blob.offset, 0
+    end = offset + weight.nbytes
     try:
-        array = blob.weight.load()
+        for piece in weight.pieces():
+            # A bug in a transform, if not; written, it would reach into the next tensor.
+            if piece.dtype != weight.dtype or offset + piece.nbytes > end:
+                raise RuntimeError(f"{blob.name}: {weight} evaluated to more, or to {piece.dtype}")
+            _write_at(descriptor, piece.view(np.uint8).data, offset)
+            offset += piece.nbytes
+            infinite += count_infinite(piece)
     except MemoryError:
-        raise OutputError(
-            f"not enough memory for a tensor of {blob.weight.nbytes / 1e9:.1f} GB", node=blob.name
-        ) from None
-    if (array.shape, array.dtype) != (blob.weight.shape, blob.weight.dtype):
-        # A bug in a transform; written, it would reach into the next tensor.
-        raise RuntimeError(f"{blob.name}: {blob.weight} evaluated to {array.dtype}{array.shape}")
-    _write_at(descriptor, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, blob.offset)
-    return count_overflow(array, blob.weight)
+        raise OutputError(f"not enough memory for a tensor of {weight.nbytes / 1e9:.1f} GB", node=blob.name) from None
+    if offset != end:
+        raise RuntimeError(f"{blob.name}: {weight} evaluated to {end - offset} bytes less")
+    return subtract_sources(infinite, weight)
 
 
 def _write_at(descriptor: int, view: memoryview, offset: int) -> None:

@@ -491,19 +491,27 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
 class Broken(Weight):
     """Evaluates to what it is not, or to more than the memory holds."""
 
-    def __init__(self, error: type[Exception] | None = None) -> None:
+    def __init__(self, result: Array | type[Exception]) -> None:
         super().__init__((64, 64), np.float32)
-        self.error = error
+        self.result = result
 
     def load(self) -> Array:
-        if self.error:
-            raise self.error
-        return np.zeros((64, 65), np.float32)
+        if isinstance(self.result, type):
+            raise self.result
+        return self.result
 
 
-def test_a_weight_that_lies_about_its_shape_is_caught(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"w1: Broken.* evaluated to float32\(64, 65\)"):
-        save_model(chain(Inline(np.ones((64, 64), np.float32)), Broken()), tmp_path / "model.onnx")
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (np.zeros((64, 65), np.float32), "more"),
+        (np.zeros((64, 63), np.float32), "256 bytes less"),
+        (np.zeros((64, 128), np.float16), "float16"),
+    ],
+)
+def test_a_weight_that_lies_about_its_values_is_caught(tmp_path: Path, result: Array, message: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"w1: Broken.* evaluated to .*{message}"):
+        save_model(chain(Inline(np.ones((64, 64), np.float32)), Broken(result)), tmp_path / "model.onnx")
     assert os.listdir(tmp_path) == []
 
 

@@ -1,0 +1,145 @@
+"""A weight's values come whole or in pieces, and are the same."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import sdort.pieces
+from sdort.errors import BadModelError
+from sdort.expressions import count_infinite, count_overflow
+from sdort.weights import Array, Cast, Concatenated, Inline, Reshaped, Scaled, Stored, Transposed, Weight, cast
+
+BASE = np.random.default_rng(0).standard_normal((6, 4, 20), np.float32)
+MATRIX = np.random.default_rng(1).standard_normal((600, 301), np.float32)
+
+
+def stored(folder: Path, array: Array, offset: int = 24) -> Stored:
+    (folder / "weights.bin").write_bytes(b"\xff" * offset + array.tobytes() + b"\xff" * 8)
+    return Stored(folder / "weights.bin", offset, array.shape, array.dtype)
+
+
+Build = Callable[[Weight], Weight]
+EXPRESSIONS: list[tuple[Build, Array]] = [
+    (lambda w: w, BASE),
+    (lambda w: Inline(w.load()), BASE),
+    (lambda w: Transposed(w, (0, 2, 1)), BASE.transpose(0, 2, 1)),
+    (lambda w: Transposed(w, (2, 0, 1)), BASE.transpose(2, 0, 1)),
+    (lambda w: Transposed(w, (0, 1, 2)), BASE),
+    (lambda w: Transposed(Reshaped(w, (24, 20)), (1, 0)), BASE.reshape(24, 20).T),
+    (lambda w: Reshaped(Transposed(w, (0, 2, 1)), (8, 60)), BASE.transpose(0, 2, 1).reshape(8, 60)),
+    (lambda w: Transposed(Reshaped(w, (480,)), (0,)), BASE.reshape(480)),
+    (lambda w: Cast(w, np.float16), BASE.astype(np.float16)),
+    (lambda w: Cast(w, ml_dtypes.bfloat16), BASE.astype(ml_dtypes.bfloat16)),
+    (lambda w: Cast(Cast(w, ml_dtypes.bfloat16), np.float32), BASE.astype(ml_dtypes.bfloat16).astype(np.float32)),
+    (lambda w: Scaled(w, 0.3), BASE * np.float32(0.3)),
+    (lambda w: Scaled(Cast(w, np.float16), 0.3), (BASE.astype(np.float16) * np.float32(0.3)).astype(np.float16)),
+    (lambda w: Concatenated([w, Scaled(w, 2)], 0), np.concatenate([BASE, BASE * 2])),
+    (lambda w: Concatenated([w, Scaled(w, 2)], -1), np.concatenate([BASE, BASE * 2], 2)),
+    (
+        lambda w: Transposed(Concatenated([Scaled(w, 2), w], 0), (0, 2, 1)),
+        np.concatenate([BASE * 2, BASE]).transpose(0, 2, 1),
+    ),
+    (
+        lambda w: cast(Transposed(Transposed(w, (1, 0, 2)), (0, 2, 1)), np.float16),
+        BASE.transpose(1, 2, 0).astype(np.float16),
+    ),
+]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 100, 2**18])
+@pytest.mark.parametrize("case", range(len(EXPRESSIONS)))
+def test_pieces_are_the_values_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: int, piece: int) -> None:
+    monkeypatch.setattr(sdort.pieces, "PIECE", piece)
+    build, expected = EXPRESSIONS[case]
+    weight = build(stored(tmp_path, BASE))
+    assert (weight.shape, weight.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(weight.load(), expected)
+    for row in (1, 3, 20, 48, expected.size):
+        pieces = [each.copy() for each in weight.pieces(row)]
+        assert all(each.ndim == 1 and each.size % row == 0 for each in pieces)
+        assert all(each.dtype == expected.dtype for each in pieces)
+        np.testing.assert_array_equal(np.concatenate(pieces), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("piece", [100, 301, 1000, 2**18])
+def test_matrices_are_turned_across_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(sdort.pieces, "PIECE", piece)
+    monkeypatch.setattr(sdort.pieces, "TILE", 64)
+    weight = Transposed(stored(tmp_path, MATRIX), (1, 0))
+    np.testing.assert_array_equal(weight.load(), MATRIX.T)
+    np.testing.assert_array_equal(np.concatenate(list(weight.pieces())), MATRIX.T.reshape(-1))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (3, 0)])
+def test_scalars_and_tensors_without_elements(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, np.float32)
+    leaf = stored(tmp_path, array)
+    for weight in (leaf, Inline(array), Scaled(leaf, 1.0), Reshaped(leaf, shape), Transposed(leaf, range(len(shape)))):
+        assert weight.load().shape == shape
+        assert sum(piece.size for piece in weight.pieces()) == array.size
+        assert all(piece.tolist() == [1.0] for piece in weight.pieces() if piece.size)
+    assert Cast(leaf, np.float16).load().shape == shape
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda w: Cast(w, np.float16),
+        lambda w: Transposed(Cast(Reshaped(w, (4096, 512, 2)), np.float16), (0, 2, 1)),
+        lambda w: Concatenated([Scaled(w, 2), Cast(Cast(w, np.float16), np.float32)], 0),
+    ],
+)
+def test_pieces_need_little_memory(tmp_path: Path, build: Build) -> None:
+    """16 MB of values go through buffers of a piece each."""
+    with open(tmp_path / "weights.bin", "wb") as file:
+        file.truncate(2**24)
+    weight = build(Stored(tmp_path / "weights.bin", 0, (2**22,), np.float32))
+    next(iter(weight.pieces()))  # what is imported at the first use
+    tracemalloc.start()
+    try:
+        total = sum(piece.nbytes for piece in weight.pieces())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert total == weight.nbytes
+    assert peak < 5 * sdort.pieces.PIECE * 4
+
+
+def test_a_file_that_ends_early_or_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdort.pieces, "PIECE", 64)
+    leaf = stored(tmp_path, BASE)
+    with open(leaf.path, "r+b") as file:
+        file.truncate(24 + BASE.nbytes - 4)
+    for values in (leaf.pieces, leaf.load):
+        with pytest.raises(BadModelError, match=r"weights\.bin ends 4 bytes before the end of a tensor"):
+            list(values())
+    leaf.path.unlink()
+    for values in (leaf.pieces, leaf.load):
+        with pytest.raises(BadModelError, match=r"cannot read weights from .*No such file"):
+            list(values())
+
+
+def test_infinities_are_counted_by_their_bits() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    assert count_infinite(halves) == 2
+    assert count_infinite(halves.reshape(256, 256)) == 2
+    assert count_infinite(halves[~np.isnan(halves)]) == 2
+    assert count_infinite(halves[np.isfinite(halves)]) == 0
+    assert count_infinite(halves[np.isnan(halves)]) == 0
+    assert count_infinite(halves[:0]) == 0
+    assert count_infinite(np.array([np.inf], np.float32)) == 0
+    assert count_infinite(np.full(4, 0x7C00, np.uint16)) == 0
+
+
+def test_only_new_infinities_are_overflow(tmp_path: Path) -> None:
+    values = np.array([[np.inf, -np.inf, np.nan, 1e6], [-1e6, 65504, 65520, 0]], np.float32)
+    weight = Transposed(Cast(stored(tmp_path, values), np.float16), (1, 0))
+    assert count_overflow(weight.load(), weight) == 3
+    twice = Concatenated([weight, weight], 0)
+    assert count_overflow(twice.load(), twice) == 6
