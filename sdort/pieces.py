@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-PIECE = 2**18
+PIECE = 2**19
 """Elements of a piece. Smaller ones spend their time in Python, larger ones are evicted to memory between two steps."""
 
 TILE = 256

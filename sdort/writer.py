@@ -7,10 +7,10 @@ thread pool, so peak memory is the graph plus a bounded number of bytes in fligh
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
@@ -21,6 +21,7 @@ import numpy as np
 
 from sdort.errors import OutputError
 from sdort.expressions import count_infinite, subtract_sources
+from sdort.file_hash import FileHash
 from sdort.initializers import Blob
 from sdort.model import Model
 from sdort.serialize import Serialized, serialize
@@ -69,7 +70,7 @@ def save_model(
         model: left as it is; its weights are evaluated one at a time.
         path: the ``.onnx`` file. Existing files are replaced only when everything is written.
         advance: called with the number of data bytes just written.
-        checksum: also compute the data file's SHA-256 (a second pass over it).
+        checksum: also compute the data file's SHA-256, while it is being written.
         sync: wait until the bytes are on the disk.
 
     Raises:
@@ -85,8 +86,7 @@ def save_model(
     report.overflow_counts.update(content.overflow_counts)
     with _output_errors(path, content, model.component), _temporary(path) as (temp, temp_data):
         if content.blobs:
-            _write_data(temp_data, content, report, advance, sync)
-            report.sha256 = _sha256(temp_data) if checksum else None
+            _write_data(temp_data, content, report, advance, checksum, sync)
             os.replace(temp_data, data_path)
         _write_file(temp, content.proto, sync)
         os.replace(temp, path)
@@ -141,10 +141,13 @@ def _write_file(path: Path, content: bytes, sync: bool) -> None:
             os.fsync(file.fileno())
 
 
-def _write_data(path: Path, content: Serialized, report: WriteReport, advance: Advance | None, sync: bool) -> None:
-    with open(path, "wb") as file:
+def _write_data(
+    path: Path, content: Serialized, report: WriteReport, advance: Advance | None, checksum: bool, sync: bool
+) -> None:
+    with open(path, "w+b") as file, FileHash(file.fileno()) as digest:
         descriptor = file.fileno()
         _reserve(descriptor, content.data_bytes)
+        finished = _Beginning(content.blobs)
         # Closed before the file is, also if advance() raises: no thread may write to a descriptor that is gone.
         with closing(_stream(content.blobs, descriptor)) as written:
             for blob, overflowed in written:
@@ -152,8 +155,29 @@ def _write_data(path: Path, content: Serialized, report: WriteReport, advance: A
                     report.overflow_counts[blob.name] = overflowed
                 if advance:
                     advance(blob.weight.nbytes)
+                if checksum:
+                    digest.extend(finished.add(blob))
         if sync:
             os.fsync(descriptor)
+        report.sha256 = digest.hexdigest() if checksum else None
+
+
+class _Beginning:
+    """How much of the file's beginning is written, while its blobs are finished in any order."""
+
+    def __init__(self, blobs: Sequence[Blob]) -> None:
+        self._waiting = deque(blobs)  # in the order of their offsets
+        self._early: set[int] = set()
+        self._end = 0
+
+    def add(self, blob: Blob) -> int:
+        """Note that ``blob`` is written. Returns the end of the beginning; what lies between two blobs is zero."""
+        self._early.add(blob.offset)
+        while self._waiting and self._waiting[0].offset in self._early:
+            done = self._waiting.popleft()
+            self._early.remove(done.offset)
+            self._end = done.offset + done.weight.nbytes
+        return self._end
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -207,11 +231,3 @@ def _write_at(descriptor: int, view: memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(descriptor, view, offset)
         view, offset = view[count:], offset + count
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(2**22):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import pytest
 import sdort
 import sdort.writer
 from sdort.errors import BadModelError, OutputError
+from sdort.file_hash import FileHash
 from sdort.loader import load_model
 from sdort.model import Model
 from sdort.weights import Absent, Array, Cast, Concatenated, Inline, Reshaped, Scaled, Stored, Transposed, Weight
@@ -271,8 +274,6 @@ def test_overflow_of_small_tensors(tmp_path: Path) -> None:
 
 
 def test_progress_and_checksum(tmp_path: Path) -> None:
-    import hashlib
-
     model = chain(*[Inline(RNG.standard_normal((64, 64), np.float32)) for _ in range(20)])
     seen: list[float] = []
     threads = set()
@@ -286,6 +287,48 @@ def test_progress_and_checksum(tmp_path: Path) -> None:
     assert threads == {threading.get_ident()}  # a progress bar is not thread-safe
     assert report.sha256 == hashlib.sha256((tmp_path / "model.onnx.data").read_bytes()).hexdigest()
     assert save_model(model, tmp_path / "model.onnx").sha256 is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_checksum_does_not_depend_on_what_is_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    stream = sdort.writer._stream
+
+    def ordered(blobs: Any, descriptor: int) -> Any:
+        yield from list(stream(blobs, descriptor))[::order]
+
+    monkeypatch.setattr(sdort.writer, "_stream", ordered)
+    # Sizes that leave gaps between the regions, and one of several blocks.
+    sizes = [257, 2**18 + 1, 300, 2**18 + 64, 999]
+    report = save_model(
+        chain(*[Inline(RNG.standard_normal((1, size), np.float32)) for size in sizes]),
+        tmp_path / "m.onnx",
+        checksum=True,
+    )
+    assert report.sha256 == hashlib.sha256((tmp_path / "m.onnx.data").read_bytes()).hexdigest()
+
+
+def test_a_file_is_hashed_while_it_grows(tmp_path: Path) -> None:
+    content = RNG.bytes(3 * 2**18 + 5)
+    with open(tmp_path / "data", "w+b", buffering=0) as file, FileHash(file.fileno()) as digest:
+        for start, end in itertools.pairwise([0, 100, 100, 2**18 + 7, len(content)]):
+            file.write(content[start:end])
+            digest.extend(end)
+        assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
+        digest.extend(len(content) + 1)
+        with pytest.raises(OSError, match="1 bytes .* cannot be read back"):
+            digest.hexdigest()
+
+
+def test_an_interrupted_hash_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    (tmp_path / "data").write_bytes(bytes(2**20))
+    with open(tmp_path / "data", "rb") as file, pytest.raises(KeyboardInterrupt), FileHash(file.fileno()) as digest:
+        for end in range(2**10, 2**20, 2**10):
+            digest.extend(end)
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
 
 
 def test_files_are_synced_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
