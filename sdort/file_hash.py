@@ -7,7 +7,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
-_BLOCK = 2**18
+_BLOCK = 2**20
 """Bytes that are read and hashed at a time: few enough for the cache, many for a step of the interpreter."""
 
 

@@ -149,7 +149,8 @@ def _write_data(
         _reserve(descriptor, content.data_bytes)
         finished = _Beginning(content.blobs)
         # Closed before the file is, also if advance() raises: no thread may write to a descriptor that is gone.
-        with closing(_stream(content.blobs, descriptor)) as written:
+        workers = max(WORKERS - checksum, 1)  # hashing takes the longest: it gets a core of its own
+        with closing(_stream(content.blobs, descriptor, workers)) as written:
             for blob, overflowed in written:
                 if overflowed:
                     report.overflow_counts[blob.name] = overflowed
@@ -190,14 +191,14 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
-def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int], None, None]:
+def _stream(blobs: Sequence[Blob], descriptor: int, workers: int) -> Generator[tuple[Blob, int], None, None]:
     """Write every blob; yields each with its count of overflowed values as it is done."""
-    pool = ThreadPoolExecutor(WORKERS)
+    pool = ThreadPoolExecutor(workers)
     running: dict[Future[int], Blob] = {}
     used = 0
     try:
         for blob in blobs:
-            while running and (used + blob.cost > IN_FLIGHT or len(running) > 2 * WORKERS):
+            while running and (used + blob.cost > IN_FLIGHT or len(running) > 2 * workers):
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     used -= running[done].cost
                     yield running.pop(done), done.result()
