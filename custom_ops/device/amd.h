@@ -8,6 +8,12 @@
         const Args args) {                                                                                        \
         body(args);                                                                                               \
     }
+// Compute units and, since RDNA, work-group processors have four SIMDs each.
+#define SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)                                                  \
+    extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads)))             \
+    __attribute__((amdgpu_waves_per_eu(((threads) / ::sdort::kWave * (blocks) + 3) / 4))) void name(const Args args) { \
+        body(args);                                                                                               \
+    }
 
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define SDORT_MATRIX_MFMA 1
@@ -85,6 +91,15 @@ SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
 }
 SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
     __hip_atomic_store(target, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+}
+SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value) {
+    return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+SDORT_INLINE uint64_t load_word(const uint64_t* source) {
+    return __hip_atomic_load(source, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+SDORT_INLINE void store_word(uint64_t* target, uint64_t value) {
+    __hip_atomic_store(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 SDORT_INLINE void pause() { __builtin_amdgcn_s_sleep(1); }
 

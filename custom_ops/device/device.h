@@ -13,8 +13,13 @@
 //   fast_exp2, fast_rcp, fast_rsqrt                 one instruction, about 1 ulp of float32
 //   widen(half), narrow(float)                      conversions; narrow rounds to nearest even
 //   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
+//   ticket, load_word, store_word                   uint64_t between blocks, each whole but without any ordering: for
+//                                                   counters, and for words that carry a value with the mark of its launch
 //   SDORT_SHARED(type, name, count)                 an array that the threads of a block share
 //   SDORT_KERNEL(name, threads, Args, body)         the entry point `name`: a block of `threads` runs body(args)
+//   SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)
+//                                                   the same, with few enough registers that `blocks` of them are on a
+//                                                   compute unit at a time: for blocks that wait for each other
 //
 // A kernel's arguments are one struct, passed by value: what the host packs is what the kernel reads.
 #pragma once

@@ -9,6 +9,10 @@
     extern "C" __global__ void __launch_bounds__(threads) name(const Args args) { \
         body(args);                                                                \
     }
+#define SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)                           \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Args args) { \
+        body(args);                                                                        \
+    }
 #define SDORT_MATRIX_MMA_SYNC 1
 
 namespace sdort {
@@ -42,6 +46,9 @@ SDORT_INLINE float fast_rcp(float value) {
 }
 SDORT_INLINE float fast_rsqrt(float value) { return rsqrtf(value); }
 
+SDORT_INLINE int bits(float value) { return __float_as_int(value); }
+SDORT_INLINE float real(int value) { return __int_as_float(value); }
+
 SDORT_INLINE float widen(half value) { return __half2float(value); }
 SDORT_INLINE half narrow(float value) { return __float2half_rn(value); }
 
@@ -57,6 +64,19 @@ SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
 }
 SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
+}
+SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value) {
+    uint64_t old;
+    asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(target), "l"(value) : "memory");
+    return old;
+}
+SDORT_INLINE uint64_t load_word(const uint64_t* source) {
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
+    return value;
+}
+SDORT_INLINE void store_word(uint64_t* target, uint64_t value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
 }
 SDORT_INLINE void pause() { __nanosleep(20); }
 

@@ -18,6 +18,8 @@
     static void name##_body(const void* args) { body(*static_cast<const Args*>(args)); }                   \
     static const ::sdort::simulator::Registration name##_registration{#name, threads, sizeof(Args), \
                                                                       alignof(Args), name##_body};
+// Every block is resident here.
+#define SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body) SDORT_KERNEL(name, threads, Args, body)
 
 #ifndef SDORT_SIMULATED_WAVE
 #define SDORT_SIMULATED_WAVE 32
@@ -67,6 +69,17 @@ inline float fast_exp2(float value) { return exp2f(value); }
 inline float fast_rcp(float value) { return 1.0f / value; }
 inline float fast_rsqrt(float value) { return 1.0f / sqrtf(value); }
 
+inline int bits(float value) {
+    int result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+inline float real(int value) {
+    float result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
 inline float widen(half value) { return static_cast<float>(value); }
 inline half narrow(float value) { return static_cast<half>(value); }
 
@@ -77,6 +90,13 @@ inline uint32_t atomic_add(uint32_t* target, uint32_t value) {
 }
 inline uint32_t load_acquire(const uint32_t* source) { return *source; }
 inline void store_release(uint32_t* target, uint32_t value) { *target = value; }
+inline uint64_t ticket(uint64_t* target, uint64_t value) {
+    const uint64_t old = *target;
+    *target += value;
+    return old;
+}
+inline uint64_t load_word(const uint64_t* source) { return *source; }
+inline void store_word(uint64_t* target, uint64_t value) { *target = value; }
 inline void pause() { simulator::pause(); }
 
 }  // namespace sdort

@@ -1,2 +1,3 @@
 // Every kernel, in one translation unit per machine. A new kernel is one line here.
 #include "bias_add_kernel.h"
+#include "group_norm_general_kernel.h"

@@ -1,0 +1,63 @@
+// Mean and variance of many values, exactly enough for mean >> std, in a fixed order: the parts of a group's statistics.
+#pragma once
+
+#include "device/device.h"
+
+namespace sdort::group_norm {
+
+// Some values: how many, their mean, the sum of their squared distances to it.
+struct Moments {
+    float count, mean, m2;
+};
+
+// A running sum of values, taken as distances to a pivot. The variance loses digits to cancellation only as far as the
+// pivot lies outside the data: a pivot that is the mean of k of n values costs at most a factor of 1 + n / k in the
+// error, whatever the values are, since those k are part of the variance. So the first pivot is a value, and settle(),
+// called every few values, makes the mean so far the pivot.
+struct Sum {
+    float pivot, distance, square;
+
+    SDORT_INLINE void start(float value) {
+        pivot = value;
+        distance = square = 0.0f;
+    }
+    SDORT_INLINE void add(float value) {
+        const float d = value - pivot;
+        distance += d;
+        square = fmaf(d, d, square);
+    }
+    SDORT_INLINE void settle(float count, float inverse) {
+        const float mean = pivot + distance * inverse;
+        // Moving the pivot by `step` moves the sums exactly so; after it `square` is m2 but for the mean's rounding.
+        const float step = mean - pivot;
+        square = fmaxf(0.0f, square - step * (2.0f * distance - count * step));
+        distance -= count * step;
+        pivot = mean;
+    }
+};
+
+// All lanes of a wave: the moments of entries 0 .. count - 1 together, the same bits in every lane. `mine` is the entry
+// of this lane, all zero where there is none; entry(i) tells those beyond the wave's width.
+// The mean is summed as distances to the first entry's, so equal means give exactly that mean.
+template <class Entry>
+SDORT_INLINE Moments merge(int count, Moments mine, Entry entry) {
+    const float base = shuffle(mine.mean, 0);
+    float n = mine.count, sum = mine.count * (mine.mean - base);
+    for (int i = lane_index() + kWave; i < count; i += kWave) {
+        const Moments other = entry(i);
+        n += other.count;
+        sum = fmaf(other.count, other.mean - base, sum);
+    }
+    n = wave_sum(n);
+    const float mean = base + wave_sum(sum) / n;
+    float square = mine.mean - mean;
+    square = fmaf(mine.count * square, square, mine.m2);
+    for (int i = lane_index() + kWave; i < count; i += kWave) {
+        const Moments other = entry(i);
+        const float d = other.mean - mean;
+        square += fmaf(other.count * d, d, other.m2);
+    }
+    return {n, mean, wave_sum(square)};
+}
+
+}  // namespace sdort::group_norm

@@ -1,0 +1,31 @@
+#include "kernels/group_norm_geometry.h"
+#include "simulate.h"
+
+using namespace sdort;
+
+namespace {
+
+Dtype dtype_of(int half) { return half ? Dtype::kFloat16 : Dtype::kFloat32; }
+
+}  // namespace
+
+// One variant a line, the shipped choice first.
+extern "C" const char* simulated_group_norm_variants(const group_norm::Problem* problem, int half, const char* architecture,
+                                                     int compute_units) {
+    static std::string text;
+    text.clear();
+    for (const std::string& name : group_norm::variants(*problem, dtype_of(half), {architecture, compute_units}))
+        text += name + "\n";
+    return text.c_str();
+}
+
+extern "C" size_t simulated_group_norm_workspace(const group_norm::Problem* problem, const char* architecture,
+                                                 int compute_units) {
+    return group_norm::workspace_bytes(*problem, {architecture, compute_units});
+}
+
+extern "C" int simulate_group_norm(const group_norm::Problem* problem, int half, const char* architecture,
+                                   int compute_units, const char* variant) {
+    const Device device{architecture, compute_units};
+    return simulate([&] { return group_norm::launches(*problem, dtype_of(half), device, variant); });
+}
