@@ -33,7 +33,6 @@ from sdort.bench.check import (
     relative_errors,
 )
 from sdort.bench.engines import OnnxEngine, weights_dtype
-from sdort.bench.memory import Meter, _AmdUsed, device_reader
 from sdort.bench.plan import Options
 from sdort.bench.reference import checkpoint_of, original_of
 from sdort.bench.rows import Row, as_text, caption
@@ -242,75 +241,6 @@ def test_a_static_model_takes_its_own_size_only() -> None:
     assert make_feeds(Case("vae_decoder", 2, 64, 64), inputs, 8)["sample"].shape == (2, 4, 8, 8)
     with pytest.raises(UsageError, match=r"\[2, 4, 8, 8\], not \[1, 4, 8, 8\]"):
         make_feeds(Case("vae_decoder", 1, 64, 64), inputs, 8)
-
-
-# Memory
-
-
-def test_the_meter_sees_what_a_block_allocates_and_what_stays() -> None:
-    meter = Meter(CPU, 0)
-    with meter.peak() as first:
-        kept = np.ones(24 << 20, np.uint8)
-        passing = np.ones(48 << 20, np.uint8)
-        del passing
-    with meter.peak() as later:
-        pass
-    # The kernel counts pages in batches per thread, so a MiB may be missing.
-    assert 70 <= first.host / 2**20 < 90
-    assert 22 <= later.host / 2**20 < 42
-    assert first.device is None
-    del kept
-    meter.forget()
-    with meter.peak() as empty:
-        pass
-    assert empty.host / 2**20 < 10
-
-
-def test_memory_that_others_take_meanwhile_does_not_count() -> None:
-    meter = Meter(CPU, 0)
-    with meter.peak():
-        pass
-    others = np.ones(64 << 20, np.uint8)
-    with meter.peak() as later:
-        pass
-    assert later.host / 2**20 < 16
-    del others
-
-
-def test_the_meter_works_where_the_kernel_keeps_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.bench.memory._reset_peak", lambda: False)
-    meter = Meter(CPU, 0)
-    with meter.peak() as peak:
-        kept = np.ones(48 << 20, np.uint8)
-    assert 46 <= peak.host / 2**20 < 66
-    del kept
-
-
-def test_amd_memory_is_read_from_the_driver(tmp_path: Path) -> None:
-    for index, used in enumerate((100, 200)):
-        device = tmp_path / f"pci{index}"
-        device.mkdir()
-        (device / "mem_info_vram_used").write_text(f"{used}\n")
-        (tmp_path / f"card{index}").mkdir()
-        (tmp_path / f"card{index}" / "device").symlink_to(device)
-    assert [_AmdUsed(index, tmp_path)() for index in range(3)] == [100, 200, None]
-
-
-def test_nvidia_memory_is_that_of_nvidia_smi_and_else_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def tool(*command: str) -> list[str] | None:
-        asked.append(command)
-        return ["1234"]
-
-    monkeypatch.setattr("sdort.bench.memory.run_tool", tool)
-    reader = device_reader(CUDA, 1)
-    assert reader is not None
-    assert reader() == 1234 << 20
-    assert "--id=1" in asked[0]
-    monkeypatch.setattr("sdort.bench.memory.run_tool", lambda *_: None)
-    assert device_reader(CUDA, 0) is None
-    assert device_reader(CPU, 0) is None
 
 
 # Rows

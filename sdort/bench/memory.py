@@ -20,6 +20,9 @@ from sdort.runtime.providers import Provider
 
 _MIB = 1 << 20
 _HOST_PERIOD, _TOOL_PERIOD = 0.002, 0.2
+_PROCESS = Path("/proc/self")
+_SLACK = 4 * _MIB
+"""The kernel counts pages in batches per core, and other threads go on."""
 
 
 def resident() -> int:
@@ -66,6 +69,8 @@ class Meter:
             yield result
         highest = _kernel_peak() if exact else host.highest
         result.host = self._held.host + max(0, (highest or start) - start)
+        # What the block freed may still lie with the allocator: the engine does not hold it.
+        _return_freed_memory()
         self._held.host = max(0, self._held.host + resident() - start)
         if device.first is not None and device.highest is not None and device.last is not None:
             held = self._held.device or 0
@@ -115,18 +120,22 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _reset_peak() -> bool:
-    """Set the kernel's record of the peak back to what is resident now (Linux, own process)."""
+def _reset_peak(process: Path = _PROCESS) -> bool:
+    """Set the kernel's record of the peak back to what is resident now (Linux); False if it did not go there.
+
+    Containers may forbid it, and a sandbox that only imitates Linux may accept it and do nothing.
+    """
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        (process / "clear_refs").write_text("5")
     except OSError:
         return False
-    return _kernel_peak() is not None
+    peak = _kernel_peak(process)
+    return peak is not None and peak <= resident() + _SLACK
 
 
-def _kernel_peak() -> int | None:
+def _kernel_peak(process: Path = _PROCESS) -> int | None:
     with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = (process / "status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     return None
 

@@ -1,0 +1,130 @@
+"""Peak memory: what an engine holds and what its calls take, on every kind of machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdort.bench import memory
+from sdort.bench.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
+from sdort.runtime.providers import CPU, CUDA
+
+
+@pytest.fixture(params=["the kernel's peak", "samples"])
+def looked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Waits until a meter has seen what is in memory now, which the kernel does at once; where it may be asked."""
+    exact = request.param == "the kernel's peak" and memory._reset_peak()
+    monkeypatch.setattr(memory, "_reset_peak", memory._reset_peak if exact else lambda: False)
+    looks: list[int] = []
+
+    def look() -> int:
+        looks.append(resident())
+        return looks[-1]
+
+    def wait() -> None:
+        wanted = len(looks) + 2  # one may have begun before
+        deadline = time.monotonic() + 60
+        while not exact and len(looks) < wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(memory, "resident", look)
+    return wait
+
+
+def test_the_meter_sees_what_a_block_allocates_and_what_stays(looked: Callable[[], None]) -> None:
+    meter = Meter(CPU, 0)
+    with meter.peak() as first:
+        kept = np.ones(24 << 20, np.uint8)
+        passing = np.ones(48 << 20, np.uint8)
+        looked()
+        del passing
+    with meter.peak() as later:
+        pass
+    # The kernel counts pages in batches per thread, so a MiB may be missing.
+    assert 70 <= first.host / 2**20 < 90
+    assert 22 <= later.host / 2**20 < 42
+    assert first.device is None
+    del kept
+    meter.forget()
+    with meter.peak() as empty:
+        pass
+    assert empty.host / 2**20 < 10
+
+
+def test_what_the_allocator_keeps_of_freed_memory_is_not_held() -> None:
+    """Python's and NumPy's frees give nothing back while glibc keeps a heap for later: here, all of it."""
+    code = (
+        "import numpy as np\n"
+        "from sdort.bench.memory import Meter\n"
+        "from sdort.runtime.providers import CPU\n"
+        "meter = Meter(CPU, 0)\n"
+        "with meter.peak():\n"
+        "    kept, passing = np.ones(24 << 20, np.uint8), np.ones(48 << 20, np.uint8)\n"
+        "    del passing\n"
+        "with meter.peak() as later:\n    pass\n"
+        "print(later.host)"
+    )
+    heap = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"
+    environment = {**os.environ, "GLIBC_TUNABLES": heap}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert 22 <= int(result.stdout) / 2**20 < 42
+
+
+def test_a_peak_that_the_kernel_does_not_set_back_is_not_used(tmp_path: Path) -> None:
+    status, clear_refs = tmp_path / "status", tmp_path / "clear_refs"
+    now = f"Name:\tpython\nVmHWM:\t{resident() // 1024} kB\n"
+    status.write_text(now)
+    clear_refs.mkdir()  # even for root it cannot be written
+    assert not _reset_peak(tmp_path)
+    clear_refs.rmdir()
+    for useless in ("Name:\tpython\n", f"VmHWM:\t{resident() // 1024 + (48 << 10)} kB\n"):
+        status.write_text(useless)
+        assert not _reset_peak(tmp_path)
+    status.write_text(now)
+    assert _reset_peak(tmp_path)
+    assert clear_refs.read_text() == "5"
+
+
+def test_memory_that_others_take_meanwhile_does_not_count() -> None:
+    meter = Meter(CPU, 0)
+    with meter.peak():
+        pass
+    others = np.ones(64 << 20, np.uint8)
+    with meter.peak() as later:
+        pass
+    assert later.host / 2**20 < 16
+    del others
+
+
+def test_amd_memory_is_read_from_the_driver(tmp_path: Path) -> None:
+    for index, used in enumerate((100, 200)):
+        device = tmp_path / f"pci{index}"
+        device.mkdir()
+        (device / "mem_info_vram_used").write_text(f"{used}\n")
+        (tmp_path / f"card{index}").mkdir()
+        (tmp_path / f"card{index}" / "device").symlink_to(device)
+    assert [_AmdUsed(index, tmp_path)() for index in range(3)] == [100, 200, None]
+
+
+def test_nvidia_memory_is_that_of_nvidia_smi_and_else_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def tool(*command: str) -> list[str] | None:
+        asked.append(command)
+        return ["1234"]
+
+    monkeypatch.setattr("sdort.bench.memory.run_tool", tool)
+    reader = device_reader(CUDA, 1)
+    assert reader is not None
+    assert reader() == 1234 << 20
+    assert "--id=1" in asked[0]
+    monkeypatch.setattr("sdort.bench.memory.run_tool", lambda *_: None)
+    assert device_reader(CUDA, 0) is None
+    assert device_reader(CPU, 0) is None
