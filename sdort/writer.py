@@ -1,6 +1,6 @@
 """From a :class:`sdort.model.Model` to ``model.onnx`` and one ``model.onnx.data``, streamed.
 
-The graph is written without its weights; each weight is evaluated, cast and written alone, a few at a time in a small
+The graph is written without its weights. Those are evaluated and written piece by piece, a few at a time in a small
 thread pool, so peak memory is the graph plus a bounded number of bytes in flight, whatever the size of the model.
 """
 
@@ -28,7 +28,7 @@ from sdort.serialize import Serialized, serialize
 from sdort.weights import Stored
 
 IN_FLIGHT = 384 * 2**20
-"""Bytes of weights that may be in memory at a time; a larger single weight is still written, alone."""
+"""Bytes of weights that may be in memory at a time, if none came in pieces; a larger one is still written, alone."""
 
 WORKERS = min(4, os.cpu_count() or 1)
 """Reading, casting and writing release the interpreter lock; more threads only wait for the same disk."""
