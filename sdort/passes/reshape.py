@@ -11,7 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.symbolic import Dim, Shape, is_known
+from sdort.rewrite.symbolic import Dim, Shape
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
@@ -62,9 +62,8 @@ SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 """The input of each operator that holds sizes."""
 
 
-def borrow_shapes(editor: Editor) -> int:
+def borrow_shapes(editor: Editor) -> None:
     """Let sizes that are still computed be read off earlier tensors that have them, and be constant where fixed."""
-    changes = 0
     lenders: dict[tuple[Dim, ...], Lender] = {}
     made: dict[tuple[Dim, ...], gs.Tensor] = {}
     for tensor in editor.graph.inputs:
@@ -77,17 +76,15 @@ def borrow_shapes(editor: Editor) -> int:
             if sizes and cover is not None:
                 if sizes not in made:
                     made[sizes] = _read(editor, cover)
-                changes += node.inputs[index] is not made[sizes]
                 node.inputs[index] = made[sizes]
         for tensor in node.outputs:
             _remember(editor, lenders, tensor)
     editor.finish()
-    return changes
 
 
 def _remember(editor: Editor, lenders: dict[tuple[Dim, ...], Lender], tensor: gs.Tensor) -> None:
     shape = editor.shape(tensor)
-    if shape is None or not all(is_known(d) for d in shape):
+    if shape is None:
         return
     for start in range(len(shape)):
         for end in range(start + 1, len(shape) + 1):
