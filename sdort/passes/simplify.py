@@ -8,9 +8,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, producer, scalar
 from sdort.rewrite.infer import plain_attributes
 from sdort.weights import Weight
+
+APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM
 
 
 def run(editor: Editor) -> int:
@@ -75,14 +78,16 @@ def _floating(editor: Editor, tensor: gs.Tensor) -> bool:
 
 def _divide_to_multiply(editor: Editor, node: gs.Node) -> bool:
     """x / c -> x * (1/c)."""
-    if node.op != "Div" or not _floating(editor, node.inputs[0]) or isinstance(node.inputs[0], gs.Constant):
+    if node.op != "Div" or not _floating(editor, node.inputs[0]):
         return False
     value = scalar(node.inputs[1])
     if not value or not _keeps_shape(editor, node, 0):
         return False
-    dtype = editor.dtype(node.inputs[0])
-    factor = editor.constant(np.array(1.0 / value, dtype), "factor")
-    _rebuild(editor, node, "Mul", [node.inputs[0], factor])
+    with np.errstate(over="ignore"):
+        factor = np.array(1.0 / value, editor.dtype(node.inputs[0]))
+    if not np.isfinite(factor):
+        return False
+    _rebuild(editor, node, "Mul", [node.inputs[0], editor.constant(factor, "factor")])
     return True
 
 
@@ -247,12 +252,12 @@ def merge_equal_nodes(editor: Editor) -> int:
     """Common subexpressions: nodes that compute the same from the same are one.
 
     Projections stay apart even where their weights are equal (exporters merge equal parameters): each belongs to a
-    fusion of its own.
+    fusion of its own. So do random numbers, each drawn anew.
     """
     seen: dict[Any, gs.Node] = {}
     changes = 0
     for node in list(editor.graph.nodes):
-        if node.op in ("MatMul", "Gemm", "Conv") or any(editor.is_output(t) for t in node.outputs):
+        if node.op in APART or any(editor.is_output(t) for t in node.outputs):
             continue
         key = (node.op, node.domain or "", tuple(_key(t) for t in node.inputs), _attribute_key(node), len(node.outputs))
         twin = seen.setdefault(key, node)
