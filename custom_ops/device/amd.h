@@ -83,6 +83,25 @@ SDORT_INLINE float fabsf(float a) { return __builtin_fabsf(a); }
 SDORT_INLINE float widen(half value) { return static_cast<float>(value); }
 SDORT_INLINE half narrow(float value) { return static_cast<half>(value); }
 
+SDORT_INLINE void widen_pair(uint32_t word, float& low, float& high) {
+    typedef half Pair __attribute__((ext_vector_type(2)));
+    const Pair pair = __builtin_bit_cast(Pair, word);
+    low = static_cast<float>(pair.x);
+    high = static_cast<float>(pair.y);
+}
+SDORT_INLINE uint32_t narrow_pair(float low, float high) {
+    typedef half Pair __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(uint32_t, Pair{static_cast<half>(low), static_cast<half>(high)});
+}
+
+typedef uint32_t QuadVector __attribute__((ext_vector_type(4)));
+SDORT_INLINE Quad load_streaming(const Quad* source) {
+    return __builtin_bit_cast(Quad, __builtin_nontemporal_load(reinterpret_cast<const QuadVector*>(source)));
+}
+SDORT_INLINE void store_streaming(Quad* target, const Quad& quad) {
+    __builtin_nontemporal_store(__builtin_bit_cast(QuadVector, quad), reinterpret_cast<QuadVector*>(target));
+}
+
 SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
     return __hip_atomic_fetch_add(target, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -12,6 +12,9 @@
 //   shuffle_xor<Mask>(float), shuffle(float, lane)  exchange between the lanes of a wave; all lanes take part
 //   fast_exp2, fast_rcp, fast_rsqrt                 one instruction, about 1 ulp of float32
 //   widen(half), narrow(float)                      conversions; narrow rounds to nearest even
+//   widen_pair(word, low, high), narrow_pair(low, high)
+//                                                   two halves that lie in one 32-bit register
+//   load_streaming, store_streaming                 of a Quad that nobody reads soon: others stay in the cache instead
 //   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
 //   ticket, load_word, store_word                   uint64_t between blocks, each whole but without any ordering: for
 //                                                   counters, and for words that carry a value with the mark of its launch
@@ -26,6 +29,13 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+namespace sdort {
+// 16 bytes, the widest access that a lane has, as registers.
+struct alignas(16) Quad {
+    uint32_t words[4];
+};
+}  // namespace sdort
 
 #if defined(__AMDGCN__)
 #include "amd.h"
@@ -49,6 +59,27 @@ template <class T>
 constexpr int kVector = 16 / sizeof(T);  // elements of a 16-byte access
 
 SDORT_INLINE float widen(float value) { return value; }
+
+SDORT_INLINE void unpack(const Quad& quad, float (&values)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = real(static_cast<int>(quad.words[i]));
+}
+SDORT_INLINE void unpack(const Quad& quad, float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) widen_pair(quad.words[i], values[2 * i], values[2 * i + 1]);
+}
+SDORT_INLINE Quad pack(const float (&values)[4]) {
+    Quad quad;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quad.words[i] = static_cast<uint32_t>(bits(values[i]));
+    return quad;
+}
+SDORT_INLINE Quad pack(const float (&values)[8]) {
+    Quad quad;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quad.words[i] = narrow_pair(values[2 * i], values[2 * i + 1]);
+    return quad;
+}
 
 template <class T>
 struct Narrow;

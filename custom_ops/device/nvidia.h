@@ -52,6 +52,30 @@ SDORT_INLINE float real(int value) { return __int_as_float(value); }
 SDORT_INLINE float widen(half value) { return __half2float(value); }
 SDORT_INLINE half narrow(float value) { return __float2half_rn(value); }
 
+SDORT_INLINE void widen_pair(uint32_t word, float& low, float& high) {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
+    low = pair.x;
+    high = pair.y;
+}
+SDORT_INLINE uint32_t narrow_pair(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+SDORT_INLINE Quad load_streaming(const Quad* source) {
+    Quad quad;
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(quad.words[0]), "=r"(quad.words[1]), "=r"(quad.words[2]), "=r"(quad.words[3])
+                 : "l"(source)
+                 : "memory");
+    return quad;
+}
+SDORT_INLINE void store_streaming(Quad* target, const Quad& quad) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(quad.words[0]), "r"(quad.words[1]),
+                 "r"(quad.words[2]), "r"(quad.words[3])
+                 : "memory");
+}
+
 SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
     uint32_t old;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(target), "r"(value) : "memory");

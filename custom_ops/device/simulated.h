@@ -83,6 +83,22 @@ inline float real(int value) {
 inline float widen(half value) { return static_cast<float>(value); }
 inline half narrow(float value) { return static_cast<half>(value); }
 
+inline void widen_pair(uint32_t word, float& low, float& high) {
+    half pair[2];
+    memcpy(pair, &word, sizeof word);
+    low = widen(pair[0]);
+    high = widen(pair[1]);
+}
+inline uint32_t narrow_pair(float low, float high) {
+    const half pair[2] = {narrow(low), narrow(high)};
+    uint32_t word;
+    memcpy(&word, pair, sizeof word);
+    return word;
+}
+
+inline Quad load_streaming(const Quad* source) { return *source; }
+inline void store_streaming(Quad* target, const Quad& quad) { *target = quad; }
+
 inline uint32_t atomic_add(uint32_t* target, uint32_t value) {
     const uint32_t old = *target;
     *target += value;

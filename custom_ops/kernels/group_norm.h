@@ -34,6 +34,7 @@ struct Args {
     int32_t lanes;        // vectors of a tile's row; unused by the general kernel
     int32_t lane_inverse; // ceil(2^16 / lanes): t / lanes = t * lane_inverse >> 16 for any thread t
     int32_t step_rows;    // rows that a block reads at a time: threads / lanes
+    int32_t steps;        // of step_rows rows each in split_rows
     int32_t group_lanes;  // most lanes that any group of a tile touches
     int32_t splits;       // blocks of a slab; each has split_rows consecutive rows, the last one what is left
     int32_t split_rows;
@@ -42,5 +43,6 @@ struct Args {
 constexpr uint64_t kLaunch = 1 << 16;  // more than the blocks of a launch that exchanges parts
 constexpr int kParts = 16;             // words: the counter has a cache line of its own
 constexpr int kGeneralThreads = 256;
+constexpr int kMostGroups = 64, kMostChannels = 256;  // of a tile
 
 }  // namespace sdort::group_norm

@@ -2,12 +2,9 @@
 #pragma once
 
 #include "group_norm_exchange.h"
+#include "group_norm_silu.h"
 
 namespace sdort::group_norm {
-
-constexpr float kLog2e = 1.44269504088896340736f;
-
-SDORT_INLINE float silu(float x) { return x * fast_rcp(1.0f + fast_exp2(-kLog2e * x)); }
 
 // S at a row of the whole batch; `embedding` is the image's.
 template <class T>
@@ -82,22 +79,23 @@ SDORT_INLINE Moments all_of(const Args& args, const Part& part, const Moments& m
 
 template <class T>
 SDORT_INLINE void general_body(const Args& args) {
-    SDORT_SHARED(float, shared, 2);
+    SDORT_SHARED(float, shared, 3);
     const Part part = part_of(args);
     const T* embedding = static_cast<const T*>(args.embedding) + static_cast<int64_t>(part.image) * args.channels;
     const Moments all = all_of(args, part, sum_up(args, part, embedding));
     if (thread_index() == 0) {
         shared[0] = all.mean;
-        shared[1] = fast_rsqrt(all.m2 / all.count + args.epsilon);
+        shared[1] = all.mean_low;
+        shared[2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
     }
     block_barrier();
-    const float mean = shared[0], scale = shared[1];
+    const float mean = shared[0], low = shared[1], scale = shared[2];
     const int64_t elements = static_cast<int64_t>(part.rows) * args.group_channels;
     for (int64_t i = thread_index(); i < elements; i += kGeneralThreads) {
         const int row = static_cast<int>(i / args.group_channels);
         const int channel = part.group * args.group_channels + static_cast<int>(i - static_cast<int64_t>(row) * args.group_channels);
         const float value = widen(summed(args, embedding, part.row + row, channel));
-        const float y = fmaf(value - mean, scale * args.gamma[channel], args.beta[channel]);
+        const float y = fmaf(value - mean - low, scale * args.gamma[channel], args.beta[channel]);
         static_cast<T*>(args.y)[(part.row + row) * args.channels + channel] = Narrow<T>::from(args.silu ? silu(y) : y);
     }
 }

@@ -1,54 +1,159 @@
+// How GroupNorm is cut into blocks. The reasons are in group_norm.h.
 #pragma once
 
 #include <algorithm>
-#include <string>
+#include <array>
+#include <cstdio>
+#include <numeric>
 #include <vector>
 
 #include "driver/error.h"
-#include "driver/launch.h"
-#include "group_norm.h"
+#include "group_norm_problem.h"
 
 namespace sdort::group_norm {
 
-struct Problem {
-    const void* x;
-    const void* x2;
-    const void* skip;
-    const void* bias;
-    const void* embedding;
-    const void* gamma;
-    const void* beta;
-    void* y;
-    void* sum;
-    void* workspace;  // workspace_bytes() of memory that was zero before its first launch
-    float epsilon;
-    int32_t silu;
-    int64_t images;
-    int64_t hw;
-    int64_t channels;
-    int64_t x_channels;  // channels, or fewer if there is an X2
-    int64_t groups;
+// An instance of the fast kernel (group_norm_kernel.h): rows of a lane in registers and in shared memory, and what the
+// code was compiled for: so many blocks on a compute unit, with so many bytes of shared memory each.
+struct Instance {
+    int threads, rows, kept, blocks, shared_bytes;
+};
+constexpr std::array<Instance, 6> kInstances{{{256, 4, 0, 2, 12036},
+                                              {256, 8, 0, 2, 12036},
+                                              {512, 4, 0, 1, 21252},
+                                              {512, 8, 0, 1, 21252},
+                                              {512, 16, 0, 1, 21252},
+                                              {128, 12, 20, 4, 48388}}};
+
+// The fast kernel's instance, vectors of a tile's row, and blocks of a slab.
+struct Plan {
+    Instance instance;
+    int64_t lanes, splits;
 };
 
-inline Args arguments(const Problem& p) {
-    Args args{};
-    args.x = p.x;
-    args.x2 = p.x2;
-    args.skip = p.skip;
-    args.bias = p.bias;
-    args.embedding = p.embedding;
-    args.gamma = static_cast<const float*>(p.gamma);
-    args.beta = static_cast<const float*>(p.beta);
-    args.y = p.y;
-    args.sum = p.sum;
-    args.workspace = static_cast<uint64_t*>(p.workspace);
-    args.epsilon = p.epsilon;
-    args.silu = p.silu;
-    args.hw = static_cast<int32_t>(p.hw);
-    args.channels = static_cast<int32_t>(p.channels);
-    args.x_channels = static_cast<int32_t>(p.x_channels);
-    args.group_channels = static_cast<int32_t>(p.channels / p.groups);
-    return args;
+inline std::string name_of(const Plan& plan) {
+    const Instance& i = plan.instance;
+    return std::to_string(i.threads) + "-" + std::to_string(i.rows) + "-" + std::to_string(i.kept) + "/lanes=" +
+           std::to_string(plan.lanes) + "/splits=" + std::to_string(plan.splits);
+}
+
+inline std::string kernel_of(const Instance& i, Dtype dtype) {
+    return std::string("group_norm_") + suffix(dtype) + "_" + std::to_string(i.threads) + "_" + std::to_string(i.rows) +
+           "_" + std::to_string(i.kept);
+}
+
+// Shared memory of a compute unit. Vendors' architecture manuals; where it is not known, the least of all.
+inline int shared_memory(const Device& device) {
+    const std::string& a = device.architecture;
+    if (a == "sm_80" || a == "sm_87") return 164 << 10;
+    if (a == "sm_90" || a == "sm_100" || a == "sm_103") return 228 << 10;
+    if (a.rfind("sm_", 0) == 0) return 100 << 10;
+    if (a == "gfx950") return 160 << 10;
+    return a.rfind("gfx9", 0) == 0 ? 64 << 10 : 128 << 10;
+}
+
+// Blocks that are on the device at a time, whatever else each compute unit could hold. NVIDIA takes 1 KiB more a block.
+inline int64_t resident(const Instance& i, const Device& device) {
+    return static_cast<int64_t>(device.compute_units) *
+           std::clamp(shared_memory(device) / (i.shared_bytes + 1024), 1, i.blocks);
+}
+
+// Vectors of the narrowest tile: whole vectors and whole groups. 0 if the fast kernel cannot take the problem.
+inline int64_t unit_lanes(const Problem& p, Dtype dtype) {
+    const int64_t vector = 16 / size_of(dtype), size = p.channels / p.groups;
+    const int64_t unit = std::lcm(vector, size);
+    if (p.channels % vector || p.x_channels % vector || unit > kMostChannels || unit / size > kMostGroups) return 0;
+    if (p.hw >= 1 << 28 || p.hw * p.channels / vector >= INT64_C(1) << 32) return 0;
+    for (int64_t c = 0; c < unit; c += vector)
+        if ((c + vector - 1) / size - c / size > 1) return 0;  // a lane knows two groups
+    return unit / vector;
+}
+
+// Most vectors that any group touches in a tile.
+inline int64_t group_lanes(const Problem& p, Dtype dtype, int64_t lanes) {
+    const int64_t vector = 16 / size_of(dtype), size = p.channels / p.groups;
+    int64_t most = 0;
+    for (int64_t c = 0; c < lanes * vector; c += size) most = std::max(most, (c + size - 1) / vector - c / vector + 1);
+    return most;
+}
+
+// The narrowest tile whose rows are `bytes` long or more, and a multiple of `alignment` where any is.
+inline int64_t tile(const Problem& p, Dtype dtype, int64_t bytes, int64_t alignment) {
+    const int64_t vector = 16 / size_of(dtype), unit = unit_lanes(p, dtype), size = p.channels / p.groups;
+    int64_t best = unit;
+    for (int64_t lanes = unit; lanes * vector <= std::min<int64_t>(p.channels, kMostChannels); lanes += unit) {
+        if (p.channels % (lanes * vector) || lanes * vector / size > kMostGroups) continue;
+        if (best * 16 < bytes) best = lanes;
+        if (lanes * 16 >= bytes && lanes * 16 % alignment == 0) return lanes;
+    }
+    return best;
+}
+
+inline int64_t slabs_of(const Problem& p, Dtype dtype, int64_t lanes) {
+    return p.images * (p.channels * size_of(dtype) / 16 / lanes);
+}
+
+inline int64_t step_rows(const Plan& plan) { return plan.instance.threads / plan.lanes; }
+
+// Rows of a lane.
+inline int64_t steps(const Problem& p, const Plan& plan) { return ceil_div(ceil_div(p.hw, plan.splits), step_rows(plan)); }
+
+// Every block has a step's rows or more, and 4 KiB; on GPUs of eight dies whose blocks go round, tiles that share cache
+// lines meet on one die if the number of splits is a multiple of eight.
+inline int64_t most_splits(const Problem& p, Dtype dtype, const Device& device, const Instance& instance, int64_t lanes) {
+    const int64_t rows = std::max<int64_t>(instance.threads / lanes, 4096 / (16 * lanes));
+    const int64_t splits = std::clamp<int64_t>(resident(instance, device) / slabs_of(p, dtype, lanes), 1,
+                                               std::max<int64_t>(1, p.hw / rows));
+    const bool dies = device.architecture == "gfx942" || device.architecture == "gfx950";
+    return dies && splits > 8 ? splits / 8 * 8 : splits;
+}
+
+// One block a slab, or as many as are resident; of the instances of that width, the one with the fewest registers that
+// reads every row once; or else the last.
+inline Plan plan_for(const Problem& p, Dtype dtype, const Device& device, int threads, int64_t lanes, bool alone) {
+    Plan plan{};
+    for (const Instance& instance : kInstances) {
+        if (instance.threads != threads) continue;
+        plan = {instance, lanes, alone ? 1 : most_splits(p, dtype, device, instance, lanes)};
+        if (steps(p, plan) <= instance.rows + instance.kept) break;
+    }
+    return plan;
+}
+
+inline bool reads_once(const Problem& p, const Plan& plan) {
+    return steps(p, plan) <= plan.instance.rows + plan.instance.kept;
+}
+
+inline Plan shipped(const Problem& p, Dtype dtype, const Device& device) {
+    const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
+    // Below 24 KiB a block is done with a slab before an exchange would be.
+    constexpr int64_t kAlone = 24 << 10;
+    if (p.hw * narrow * 16 <= kAlone || slabs_of(p, dtype, aligned) >= device.compute_units) {
+        const Plan alone = plan_for(p, dtype, device, p.hw * narrow <= 512 ? 256 : 512, narrow, true);
+        if (reads_once(p, alone)) return alone;
+    }
+    const Plan split = plan_for(p, dtype, device, 512, aligned, false);
+    const bool nvidia = device.architecture.rfind("sm_", 0) == 0;
+    if (reads_once(p, split) || !nvidia) return split;
+    return plan_for(p, dtype, device, 128, aligned, false);
+}
+
+// The fast kernel's plans, none twice, the shipped one first; empty if only the general kernel will do.
+inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& device) {
+    std::vector<Plan> all;
+    if (unit_lanes(p, dtype) == 0) return all;
+    const auto add = [&](const Plan& plan) {
+        const auto same = [&](const Plan& other) { return name_of(other) == name_of(plan); };
+        if (std::none_of(all.begin(), all.end(), same)) all.push_back(plan);
+    };
+    const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
+    add(shipped(p, dtype, device));
+    add(plan_for(p, dtype, device, 512, aligned, false));
+    add(plan_for(p, dtype, device, 512, narrow, false));
+    add(plan_for(p, dtype, device, 256, aligned, false));
+    if (const Plan alone = plan_for(p, dtype, device, 512, narrow, true); reads_once(p, alone)) add(alone);
+    if (const Plan alone = plan_for(p, dtype, device, 256, narrow, true); reads_once(p, alone)) add(alone);
+    add(plan_for(p, dtype, device, 128, aligned, false));
+    return all;
 }
 
 // Splits the rows of every slab evenly, into `wanted` blocks or as many fewer as whole rows allow.
@@ -58,9 +163,24 @@ inline void split(Args& args, int64_t slabs, int64_t wanted) {
     args.splits = static_cast<int32_t>(ceil_div(args.hw, args.split_rows));
 }
 
+// Blocks of one slab are consecutive.
 inline Launch launch_of(std::string kernel, uint32_t threads, const Args& args) {
     const bool alone = args.splits == 1;
     return make_launch(std::move(kernel), alone ? args.slabs : args.splits, alone ? 1 : args.slabs, threads, args);
+}
+
+inline Launch fast(const Problem& p, Dtype dtype, const Plan& plan) {
+    const int64_t vector = 16 / size_of(dtype);
+    Args args = arguments(p);
+    args.lanes = static_cast<int32_t>(plan.lanes);
+    args.lane_inverse = static_cast<int32_t>(ceil_div(1 << 16, plan.lanes));
+    args.step_rows = static_cast<int32_t>(step_rows(plan));
+    args.tiles = static_cast<int32_t>(p.channels / (plan.lanes * vector));
+    args.tile_groups = static_cast<int32_t>(p.groups / args.tiles);
+    args.group_lanes = static_cast<int32_t>(group_lanes(p, dtype, plan.lanes));
+    split(args, slabs_of(p, dtype, plan.lanes), plan.splits);
+    args.steps = static_cast<int32_t>(ceil_div(args.split_rows, args.step_rows));
+    return launch_of(kernel_of(plan.instance, dtype), plan.instance.threads, args);
 }
 
 inline Launch general(const Problem& p, Dtype dtype, const Device& device) {
@@ -72,29 +192,31 @@ inline Launch general(const Problem& p, Dtype dtype, const Device& device) {
     return launch_of(std::string("group_norm_") + suffix(dtype) + "_general", kGeneralThreads, args);
 }
 
-// What every variant of this problem needs; their parts of the statistics are at most 16 bytes a group and block.
-inline size_t workspace_bytes(const Problem& p, const Device& device) {
-    return 8 * kParts + 16 * std::max<size_t>(p.images * p.groups, device.compute_units);
+// What every variant of this problem needs: 16 bytes a group and block that exchanges statistics.
+inline size_t workspace_bytes(const Problem& p, Dtype dtype, const Device& device) {
+    int64_t parts = device.compute_units;
+    for (const Plan& plan : plans(p, dtype, device)) parts = std::max(parts, p.images * p.groups * plan.splits);
+    return 8 * kParts + 16 * parts;
 }
 
 // Every kernel that variants() may lead to.
-inline std::vector<std::string> kernels(Dtype dtype) { return {std::string("group_norm_") + suffix(dtype) + "_general"}; }
-
-// All that the speed depends on.
-inline std::string key(const Problem& p, Dtype dtype) {
-    std::string text = std::string("group_norm ") + suffix(dtype) + " n=" + std::to_string(p.images) + " hw=" +
-                       std::to_string(p.hw) + " c=" + std::to_string(p.channels) + " groups=" + std::to_string(p.groups);
-    if (p.silu) text += " silu";
-    if (p.x2) text += " x2=" + std::to_string(p.channels - p.x_channels);
-    if (p.skip) text += " skip";
-    if (p.bias || p.embedding) text += " shift";
-    if (p.sum) text += " sum";
-    return text;
+inline std::vector<std::string> kernels(Dtype dtype) {
+    std::vector<std::string> names{std::string("group_norm_") + suffix(dtype) + "_general"};
+    for (const Instance& instance : kInstances) names.push_back(kernel_of(instance, dtype));
+    return names;
 }
 
-inline std::vector<std::string> variants(const Problem&, Dtype, const Device&) { return {"general"}; }
+inline std::vector<std::string> variants(const Problem& p, Dtype dtype, const Device& device) {
+    std::vector<std::string> names;
+    for (const Plan& plan : plans(p, dtype, device)) names.push_back(name_of(plan));
+    if (names.empty()) names.push_back("general");
+    return names;
+}
 
-inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::string&) {
+inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::string& variant) {
+    for (const Plan& plan : plans(p, dtype, device))
+        if (name_of(plan) == variant) return {fast(p, dtype, plan)};
+    if (variant != "general") throw Error("GroupNorm has no variant " + variant);
     return {general(p, dtype, device)};
 }
 

@@ -1,3 +1,4 @@
 // Every kernel, in one translation unit per machine. A new kernel is one line here.
 #include "bias_add_kernel.h"
 #include "group_norm_general_kernel.h"
+#include "group_norm_kernel.h"

@@ -158,7 +158,7 @@ public:
     void compute(Context& context) override {
         Problem p = form_.problem(context);
         if (p.images * p.hw * p.channels == 0) return;
-        p.workspace = workspace(context.stream(), group_norm::workspace_bytes(p, gpu_.device()));
+        p.workspace = workspace(context.stream(), group_norm::workspace_bytes(p, dtype_, gpu_.device()));
         run(context, group_norm::key(p, dtype_), group_norm::variants(p, dtype_, gpu_.device()),
             [&](const std::string& variant) { return group_norm::launches(p, dtype_, gpu_.device(), variant); });
     }

@@ -19,9 +19,9 @@ extern "C" const char* simulated_group_norm_variants(const group_norm::Problem* 
     return text.c_str();
 }
 
-extern "C" size_t simulated_group_norm_workspace(const group_norm::Problem* problem, const char* architecture,
+extern "C" size_t simulated_group_norm_workspace(const group_norm::Problem* problem, int half, const char* architecture,
                                                  int compute_units) {
-    return group_norm::workspace_bytes(*problem, {architecture, compute_units});
+    return group_norm::workspace_bytes(*problem, dtype_of(half), {architecture, compute_units});
 }
 
 extern "C" int simulate_group_norm(const group_norm::Problem* problem, int half, const char* architecture,

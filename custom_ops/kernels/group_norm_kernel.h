@@ -1,0 +1,282 @@
+// The fast variant: vectors of 16 bytes, every element read once where registers and shared memory hold them.
+//
+//   1. read rows; a lane sums each of its channels up; the last R rows stay in registers, up to K before them in shared memory
+//   2. the block merges its lanes' sums group by group, a wave each; blocks of one slab exchange theirs (group_norm_exchange.h)
+//   3. normalize what is in registers, then read the rest again, from the end: the last ones may still be in the cache;
+//      then what is in shared memory
+#pragma once
+
+#include "group_norm_exchange.h"
+#include "group_norm_lane.h"
+
+namespace sdort::group_norm {
+
+// The groups that a lane's vector touches, two at most: which channels are whose.
+struct Sides {
+    int group;     // of the first channel, counted in the tile
+    int boundary;  // channels that belong to it; those from here on belong to the next one
+};
+
+template <int V>
+SDORT_INLINE Sides sides_of(const Args& args, const Lane& lane) {
+    const int channel = lane.column * V, group = channel / args.group_channels;
+    return {group, (group + 1) * args.group_channels - channel};
+}
+
+// The lane's channels of one side together.
+template <int V>
+SDORT_INLINE Moments side(const Sum (&sums)[V], float count, int boundary, bool first) {
+    const float base = first ? sums[0].pivot : sums[V - 1].pivot;
+    const float channels = static_cast<float>(first ? (boundary < V ? boundary : V) : V - boundary);
+    float distance = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int k = 0; k < V; ++k)
+        if ((k < boundary) == first) distance += sums[k].pivot - base;
+    const float mean = base + distance * fast_rcp(channels);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        const float d = sums[k].pivot - mean;
+        if ((k < boundary) == first) square += fmaf(count * d, d, sums[k].square);
+    }
+    return {count * channels, mean, square};
+}
+
+// Lanes' moments in shared memory, those of one group side by side.
+template <int V, int Threads>
+struct Entries {
+    static constexpr int kCount = 3 * Threads;  // a lane has one or two; rounding up to group_lanes needs up to 2.67
+    float* values;
+
+    // First vector of a group in a tile's row, and how many it touches.
+    SDORT_INLINE static int first_lane(const Args& args, int group) { return group * args.group_channels / V; }
+    SDORT_INLINE static int lanes(const Args& args, int group) {
+        return ((group + 1) * args.group_channels - 1) / V - first_lane(args, group) + 1;
+    }
+    SDORT_INLINE void put(const Args& args, const Lane& lane, int group, const Moments& moments) const {
+        const int i = group * args.step_rows * args.group_lanes + lane.row * lanes(args, group) + lane.column -
+                      first_lane(args, group);
+        values[i] = moments.count;
+        values[kCount + i] = moments.mean;
+        values[2 * kCount + i] = moments.m2;
+    }
+    SDORT_INLINE Moments merged(const Args& args, int group) const {
+        const float* const own = values + group * args.step_rows * args.group_lanes;
+        const int count = args.step_rows * lanes(args, group);
+        const auto entry = [&](int i) { return Moments{own[i], own[kCount + i], own[2 * kCount + i]}; };
+        return merge(count, lane_index() < count ? entry(lane_index()) : Moments{0.0f, 0.0f, 0.0f}, entry);
+    }
+};
+
+// mean, its rest and 1 / std of each of the tile's groups, to statistics[3 * group]. `entries` are complete and visible.
+template <class Entries, int Threads>
+SDORT_INLINE void finish(const Args& args, const Lane& lane, const Entries& entries, uint32_t mark, float* statistics) {
+    const auto write = [&](int group, const Moments& all) {
+        if (lane_index() != 0) return;
+        statistics[3 * group] = all.mean;
+        statistics[3 * group + 1] = all.mean_low;
+        statistics[3 * group + 2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
+    };
+    uint64_t* const parts = args.workspace + kParts + static_cast<size_t>(lane.slab) * args.splits * args.tile_groups * 2;
+    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) {
+        const Moments block = entries.merged(args, group);
+        if (args.splits == 1) {
+            write(group, block);
+        } else {
+            publish(parts, lane.split * args.tile_groups + group, block, mark);
+        }
+    }
+    if (args.splits == 1) return;
+    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
+        write(group, gather(args, parts, group, mark));
+}
+
+template <int V>
+SDORT_INLINE Affine<V> affine_of(const Sides& sides, const float* statistics, const float* gamma, const float* beta) {
+    const float* const one = statistics + 3 * sides.group;
+    const float* const other = sides.boundary < V ? one + 3 : one;
+    const float mean[2] = {one[0], other[0]}, low[2] = {one[1], other[1]}, inverse[2] = {one[2], other[2]};
+    Affine<V> affine;
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        const bool first = k < sides.boundary;
+        affine.mean[k] = first ? mean[0] : mean[1];
+        affine.scale[k] = gamma[k] * (first ? inverse[0] : inverse[1]);
+        affine.beta[k] = fmaf(-(first ? low[0] : low[1]), affine.scale[k], beta[k]);
+    }
+    return affine;
+}
+
+// R rows of a lane in registers, K in shared memory.
+template <class T, int Threads, int R, int K>
+struct Fast {
+    static constexpr int V = kVector<T>;
+
+    const Args& args;
+    Lane lane;
+    int steps;  // rows of a lane, at most
+    Quad* shelf;
+    Quad rows[R];
+
+    SDORT_INLINE int last() const { return steps > R ? steps - R : 0; }            // first step in registers
+    SDORT_INLINE int shelved() const { return last() > K ? last() - K : 0; }  // first step in shared memory
+
+    // First row of the block that is not in the steps before this one.
+    SDORT_INLINE int below(int step) const {
+        const int row = step * args.step_rows;
+        return lane.rows < row ? lane.rows : row;
+    }
+
+    // Reads everything, the last steps into `rows`, and leaves each channel's mean and squares in `sums`. Returns the rows.
+    SDORT_INLINE float measure(Sum (&sums)[V]) {
+        int count = 0;
+        int first = 0, next = steps > R ? (steps - 1) % R + 1 : steps;  // the first chunk takes what others leave
+        while (true) {
+            const int end = below(next);
+            const Walk walk(args, lane, first, 0, lane.source_step);
+            if (K > 0 && first >= shelved()) {
+                fetch<R, (K > 0)>(walk, lane.source, end, rows);
+            } else {
+                fetch<R>(walk, lane.source, end, rows);
+            }
+            if (adds(args)) {
+                add<T>(args, lane, first, end, rows);
+            } else if (args.sum) {
+                copy(first, end);
+            }
+            count += sum_up(first, end, sums);
+            if (next == steps) return static_cast<float>(count);
+            if constexpr (K > 0) put_aside(first);
+            first = next;
+            next += R;
+        }
+    }
+
+    SDORT_INLINE void copy(int first, int end) {
+        Quad* const sum = static_cast<Quad*>(args.sum) + lane.base;
+        Walk walk(args, lane, first, lane.at, lane.step);
+#pragma unroll
+        for (int r = 0; r < R; ++r, walk.next())
+            if (walk.row < end) sum[walk.at] = rows[r];
+    }
+
+    SDORT_INLINE int sum_up(int first, int end, Sum (&sums)[V]) {
+        float x[V];
+        int count = 0;
+        if (first == 0) {
+            unpack(rows[0], x);
+#pragma unroll
+            for (int k = 0; k < V; ++k) sums[k].start(x[k]);
+        }
+        int row = lane.row + first * args.step_rows;
+#pragma unroll
+        for (int r = 0; r < R; ++r, row += args.step_rows) {
+            if (row >= end) continue;
+            unpack(rows[r], x);
+#pragma unroll
+            for (int k = 0; k < V; ++k) sums[k].add(x[k]);
+            count += 1;
+        }
+        const float all = static_cast<float>(first + count), inverse = count > 0 ? 1.0f / all : 0.0f;
+        if (count > 0)
+#pragma unroll
+            for (int k = 0; k < V; ++k) sums[k].settle(all, inverse);
+        return count;
+    }
+
+    SDORT_INLINE void put_aside(int first) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const int s = first + r;
+            if (s >= shelved() && s < last()) shelf[(s - shelved()) * Threads + thread_index()] = rows[r];
+        }
+    }
+
+    SDORT_INLINE void normalize(const Affine<V>& affine) {
+        constexpr bool kStreaming = K > 0;
+        Quad* const y = static_cast<Quad*>(args.y) + lane.base;
+        int first = last(), end = lane.rows, left = shelved();
+        while (true) {
+            Walk walk(args, lane, first, lane.at, lane.step);
+#pragma unroll
+            for (int r = 0; r < R; ++r, walk.next())
+                if (walk.row < end) emit<T, kStreaming>(args, affine, rows[r], y + walk.at);
+            if (left == 0) break;
+            first = left > R ? left - R : 0;
+            end = below(left);
+            fetch_again<T>(args, lane, first, end, rows);
+            left = first;
+        }
+        if constexpr (K > 0) {
+            Walk walk(args, lane, shelved(), lane.at, lane.step);
+            for (int s = shelved(); s < last() && walk.row < lane.rows; ++s, walk.next())
+                emit<T, kStreaming>(args, affine, shelf[(s - shelved()) * Threads + thread_index()], y + walk.at);
+        }
+    }
+};
+
+// gamma and beta of the tile: on their way while the rows are read, in shared memory when they are needed.
+template <int Threads>
+struct Weights {
+    static constexpr int kEach = (kMostChannels + Threads - 1) / Threads;
+    float gamma[kEach], beta[kEach];
+
+    SDORT_INLINE Weights(const Args& args, int tile, int channels) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const int c = thread_index() + i * Threads;
+            gamma[i] = c < channels ? args.gamma[tile * channels + c] : 0.0f;
+            beta[i] = c < channels ? args.beta[tile * channels + c] : 0.0f;
+        }
+    }
+    SDORT_INLINE void put(float* memory) const {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const int c = thread_index() + i * Threads;
+            if (c >= kMostChannels) break;
+            memory[c] = gamma[i];
+            memory[kMostChannels + c] = beta[i];
+        }
+    }
+};
+
+template <class T, int Threads, int R, int K>
+SDORT_INLINE void fast_body(const Args& args) {
+    constexpr int V = kVector<T>;
+    using Block = Entries<V, Threads>;
+    SDORT_SHARED(float, values, 3 * Block::kCount);
+    SDORT_SHARED(float, statistics, 3 * kMostGroups);
+    SDORT_SHARED(float, weights, 2 * kMostChannels);
+    SDORT_SHARED(uint32_t, mark, 1);
+    SDORT_SHARED(Quad, shelf, K > 0 ? K * Threads : 1);
+    if (args.splits > 1 && thread_index() == 0) mark[0] = join(args.workspace, args.splits * args.slabs);
+    Fast<T, Threads, R, K> fast{args, lane_of<T>(args), args.steps, shelf, {}};
+    const Lane& lane = fast.lane;
+    const Weights<Threads> own(args, lane.slab - lane.image * args.tiles, args.lanes * V);
+    Sum sums[V];
+    const float count = fast.measure(sums);
+    const Sides sides = sides_of<V>(args, lane);
+    const Block entries{values};
+    if (lane.row != kNoRow) {
+        entries.put(args, lane, sides.group, side(sums, count, sides.boundary, true));
+        if (sides.boundary < V) entries.put(args, lane, sides.group + 1, side(sums, count, sides.boundary, false));
+    }
+    own.put(weights);
+    block_barrier();
+    finish<Block, Threads>(args, lane, entries, mark[0], statistics);
+    block_barrier();
+    fast.normalize(affine_of<V>(sides, statistics, weights + lane.column * V, weights + kMostChannels + lane.column * V));
+}
+
+// Threads, rows in registers, rows in shared memory, blocks that a compute unit must hold.
+#define SDORT_GROUP_NORM(threads, rows, kept, blocks)                                                                      \
+    SDORT_KERNEL_RESIDENT(group_norm_f16_##threads##_##rows##_##kept, threads, blocks, Args, (fast_body<half, threads, rows, kept>)) \
+    SDORT_KERNEL_RESIDENT(group_norm_f32_##threads##_##rows##_##kept, threads, blocks, Args, (fast_body<float, threads, rows, kept>))
+
+SDORT_GROUP_NORM(256, 4, 0, 2)
+SDORT_GROUP_NORM(256, 8, 0, 2)
+SDORT_GROUP_NORM(512, 4, 0, 1)
+SDORT_GROUP_NORM(512, 8, 0, 1)
+SDORT_GROUP_NORM(512, 16, 0, 1)
+SDORT_GROUP_NORM(128, 12, 20, 4)
+
+}  // namespace sdort::group_norm
