@@ -1,7 +1,7 @@
 // BiasAdd: Y[n, s, c] = X[n, s, c] + bias[c] + skip[n, s, c].
 //
 // Shapes      X, skip, Y (N, S, C); bias (C); fp16 or fp32, added in fp32 and rounded once.
-// Geometry    a thread owns one 16-byte column of C and walks rows with a stride of the whole grid, so its bias stays in
+// Geometry    a thread owns one 16-byte column (one element where C is no multiple of 16 bytes: "narrow") of C and walks rows with a stride of the whole grid, so its bias stays in
 //             registers and every access of a wave is contiguous. 256 threads: eight waves of 32 hide the latency of
 //             memory, and C = 320 to 1280 in fp16 needs 40 to 160 columns, so a block spans one to six rows.
 // Roofline    reads 2 and writes 1 element per element: 6 bytes in fp16; 2 flops, so bandwidth-bound everywhere.
@@ -19,7 +19,7 @@ struct Args {
     const void* bias;
     const void* skip;
     void* y;
-    int64_t vectors;          // 16-byte vectors in X
+    int64_t vectors;          // in X
     uint32_t row_vectors;     // of one row: C / (elements of a vector)
     uint32_t stride_vectors;  // threads of the grid, rounded down to whole rows
 };

@@ -5,9 +5,8 @@
 
 namespace sdort::bias_add {
 
-template <class T>
+template <class T, int N>
 SDORT_INLINE void body(const Args& args) {
-    constexpr int N = kVector<T>;
     const uint32_t first = static_cast<uint32_t>(block_index()) * kThreads + thread_index();
     if (first >= args.stride_vectors) return;
     float bias[N];
@@ -22,7 +21,9 @@ SDORT_INLINE void body(const Args& args) {
     }
 }
 
-SDORT_KERNEL(bias_add_f32, kThreads, Args, body<float>)
-SDORT_KERNEL(bias_add_f16, kThreads, Args, body<half>)
+SDORT_KERNEL(bias_add_f32_vector, kThreads, Args, (body<float, kVector<float>>))
+SDORT_KERNEL(bias_add_f16_vector, kThreads, Args, (body<half, kVector<half>>))
+SDORT_KERNEL(bias_add_f32_narrow, kThreads, Args, (body<float, 1>))
+SDORT_KERNEL(bias_add_f16_narrow, kThreads, Args, (body<half, 1>))
 
 }  // namespace sdort::bias_add

@@ -17,9 +17,7 @@ bias_add::Problem problem_of(Context& context) {
 
 class OnGpu : public GpuKernel {
 public:
-    OnGpu(const Node& node, Dtype dtype, Vendor vendor) : GpuKernel(node, vendor), dtype_(dtype) {
-        gpu_.prepare(std::string("bias_add_") + suffix(dtype));
-    }
+    OnGpu(const Node& node, Dtype dtype, Vendor vendor) : GpuKernel(node, vendor), dtype_(dtype) {}
     void compute(Context& context) override {
         const auto problem = problem_of(context);
         if (problem.rows * problem.channels == 0) return;

@@ -81,6 +81,14 @@ std::vector<int64_t> Node::integers(const char* attribute, std::vector<int64_t> 
     return values;
 }
 
+bool Node::has_output(size_t index) const {
+    size_t count = 0, size = 0;
+    check(ort->KernelInfo_GetOutputCount(info_, &count));
+    if (index >= count) return false;
+    check(ort->KernelInfo_GetOutputName(info_, index, nullptr, &size));
+    return size > 1;  // a name and its end
+}
+
 int Node::device_id() const {
     OrtAllocator* allocator = nullptr;
     check(ort->KernelInfoGetAllocator(info_, OrtMemTypeDefault, &allocator));
@@ -122,6 +130,9 @@ size_t Context::input_count() const {
 }
 
 void* Context::output(size_t index, const Shape& shape) {
+    size_t count = 0;
+    check(ort->KernelContext_GetOutputCount(context_, &count));
+    if (index >= count) return nullptr;
     OrtValue* value = nullptr;
     check(ort->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
     if (!value) return nullptr;

@@ -37,6 +37,7 @@ public:
     float real(const char* attribute, std::optional<float> fallback = {}) const;
     std::string string(const char* attribute, std::optional<std::string> fallback = {}) const;
     std::vector<int64_t> integers(const char* attribute, std::vector<int64_t> fallback) const;
+    bool has_output(size_t index) const;  // false for an optional one that nobody reads
     int device_id() const;  // of the execution provider's own memory
     const OrtKernelInfo* info() const { return info_; }
 
@@ -58,9 +59,7 @@ public:
     explicit Context(OrtKernelContext* context) : context_(context) {}
     Input input(size_t index) const;
     size_t input_count() const;
-    void* output(size_t index, const Shape& shape);
-    // Whether anybody reads the output; an optional one that is absent need not be computed.
-    bool wants(size_t index) const;
+    void* output(size_t index, const Shape& shape);  // null if the node does not have it
     void* stream() const;  // hipStream_t or CUstream
     // body(i) for i in [0, count) on ONNX Runtime's own threads; `body` must not throw.
     void parallel_for(size_t count, const std::function<void(size_t)>& body) const;

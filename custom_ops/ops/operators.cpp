@@ -2,12 +2,12 @@
 
 namespace sdort {
 
-extern const Operator kBiasAdd;
+extern const Operator kBiasAdd, kBiasSplitGelu, kSkipLayerNorm;
 extern const Operator kGroupNorm, kSkipGroupNorm, kExtendedGroupNorm;
 
 const std::vector<const Operator*>& operators() {
     static const std::vector<const Operator*> all{
-        &kBiasAdd,
+        &kBiasAdd, &kBiasSplitGelu, &kSkipLayerNorm,
         &kGroupNorm, &kSkipGroupNorm, &kExtendedGroupNorm,
     };
     return all;

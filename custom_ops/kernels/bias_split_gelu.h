@@ -1,0 +1,29 @@
+// BiasSplitGelu: Y[r, h] = (X[r, h] + bias[h]) * gelu(X[r, H + h] + bias[H + h]), the GEGLU of diffusion transformers.
+//
+// Shapes      X (N, S, 2H), bias (2H), Y (N, S, H); r counts the N * S rows; fp16 or fp32, computed in fp32, rounded once.
+// Geometry    a thread owns one 16-byte column of each half and walks rows with a stride of the whole grid, so its 16
+//             biases stay in registers and the accesses of a wave are contiguous. `Rows` rows are in flight at a time
+//             (r1, r2, r4): with 256 threads and eight blocks a compute unit one is enough to keep an H100's memory
+//             busy; RDNA, with fewer waves a SIMD, gains from two. Widths that 16 bytes do not divide walk element by
+//             element ("narrow").
+// Roofline    6 bytes an output in fp16 (two reads, one write), about 20 flops: 3 flops a byte, bandwidth-bound on every
+//             GPU; attainable is the copy bandwidth.
+// Measured    see the README's table of operators; not measured on AMD hardware.
+#pragma once
+
+#include <stdint.h>
+
+namespace sdort::bias_split_gelu {
+
+constexpr int kThreads = 256;
+
+struct Args {
+    const void* x;
+    const void* bias;
+    void* y;
+    uint32_t rows;
+    uint32_t columns;      // of the output, in vectors: H / (elements of a vector)
+    uint32_t row_stride;   // rows that the grid covers at a time
+};
+
+}  // namespace sdort::bias_split_gelu

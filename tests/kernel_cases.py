@@ -1,0 +1,120 @@
+"""What the tests of custom operators share: guarded arrays, kernels on simulated machines, one-node models."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import native
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnx import helper
+
+Array = npt.NDArray[Any]
+
+ARCHITECTURES = {"mfma": "gfx942", "wmma_gfx11": "gfx1100", "wmma_gfx12": "gfx1201", "mma_sync": "sm_90"}
+"""Simulated machine -> an architecture of that kind."""
+
+WAVES = {"mfma": 64, "wmma_gfx11": 32, "wmma_gfx12": 32, "mma_sync": 32}
+
+GUARD = 256
+
+
+class Guarded:
+    """An output that a kernel writes: NaN at first, between guard bytes that must stay as they are."""
+
+    def __init__(self, shape: Sequence[int], dtype: npt.DTypeLike) -> None:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        room = np.full(size + 3 * GUARD, 0xA5, np.uint8)
+        start = GUARD + -(room.ctypes.data + GUARD) % GUARD  # aligned as a GPU's allocations are
+        self.room, self.start, self.end = room, start, start + size
+        self.array: Array = room[start : self.end].view(dtype).reshape(shape)
+        self.array[...] = np.nan
+
+    @property
+    def pointer(self) -> int:
+        return self.room.ctypes.data + self.start
+
+    def check(self) -> Array:
+        """The values; fails if anything beside them was written."""
+        assert (self.room[: self.start] == 0xA5).all(), "bytes before the output were overwritten"
+        assert (self.room[self.end :] == 0xA5).all(), "bytes behind the output were overwritten"
+        return self.array
+
+
+def aligned(values: Array) -> Array:
+    """A copy at an address that is a multiple of 256."""
+    copy = Guarded(values.shape, values.dtype).array
+    copy[...] = values
+    return copy
+
+
+def pointer(values: Array | None) -> int | None:
+    return None if values is None else values.ctypes.data
+
+
+def simulate(machine: str, function: str, problem: ctypes.Structure, dtype: npt.DTypeLike, variant: int = 0) -> bool:
+    """Run a kernel's geometry and body; False if the problem has no such variant.
+
+    Raises:
+        RuntimeError: the geometry refused, or the kernel deadlocked; the library's text.
+    """
+    library = native.simulated(machine)
+    half = np.dtype(dtype) == np.float16
+    code = library[function](
+        ctypes.byref(problem), int(half), ARCHITECTURES[machine].encode(), 4, WAVES[machine], variant
+    )
+    if code == 1:
+        raise RuntimeError(library.simulated_error().decode())
+    return bool(code == 0)
+
+
+def session(
+    operator: str, inputs: Mapping[str, Array | None], outputs: Sequence[str], library: bool = True, **attributes: Any
+) -> onnxruntime.InferenceSession:
+    """A model of one com.microsoft node named ``node``; every dimension is dynamic. A None is an absent input."""
+    node = helper.make_node(
+        operator,
+        [name if value is not None else "" for name, value in inputs.items()],
+        list(outputs),
+        domain="com.microsoft",
+        name="node",
+        **attributes,
+    )
+    present = {name: value for name, value in inputs.items() if value is not None}
+    types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in present.items()}
+    first = next(iter(types.values()))
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [helper.make_tensor_value_info(name, types[name], [None] * value.ndim) for name, value in present.items()],
+        [helper.make_tensor_value_info(name, first, None) for name in outputs if name],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if library:
+        options.register_custom_ops_library(str(native.library()))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(
+    operator: str, inputs: Mapping[str, Array | None], outputs: Sequence[str] = ("Y",), **attributes: Any
+) -> list[Array]:
+    """The outputs of one node on the CPU, by the library's kernel."""
+    feeds = {name: value for name, value in inputs.items() if value is not None}
+    results: list[Array] = session(operator, inputs, outputs, **attributes).run(None, feeds)
+    return results
+
+
+def ulps(actual: Array, exact: Array) -> float:
+    """The largest distance from the exact values in units in the last place, which are the dtype's at the exact value."""
+    kind = np.finfo(actual.dtype)
+    spacing = np.maximum(
+        2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), float(kind.tiny)))) - kind.nmant),
+        float(kind.smallest_subnormal),
+    )
+    return float(np.max(np.abs(actual.astype(np.float64) - exact) / spacing, initial=0.0))

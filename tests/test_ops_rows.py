@@ -1,0 +1,243 @@
+"""BiasAdd, BiasSplitGelu and SkipLayerNormalization: kernels on simulated machines, and the CPU's, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kernel_cases import Guarded, aligned, pointer, run, session, simulate, ulps
+from native import MACHINES
+
+Array = npt.NDArray[Any]
+DTYPES = [np.float32, np.float16]
+
+machines = pytest.mark.parametrize("machine", MACHINES)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+class BiasSplitGelu(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("x", "bias", "y")] + [(n, ctypes.c_int64) for n in ("rows", "width")]
+
+
+class SkipLayerNorm(ctypes.Structure):
+    _fields_ = [
+        *((n, ctypes.c_void_p) for n in ("x", "skip", "gamma", "beta", "bias", "y", "sum")),
+        *((n, ctypes.c_int64) for n in ("rows", "skip_rows", "width")),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class BiasAdd(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("x", "bias", "skip", "y")] + [
+        (n, ctypes.c_int64) for n in ("rows", "channels")
+    ]
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: npt.DTypeLike, scale: float = 1.0, mean: float = 0.0) -> Array:
+    return aligned((mean + scale * rng.normal(size=shape)).astype(dtype))
+
+
+erf = np.vectorize(math.erfc, otypes=[float])
+
+
+def gelu(x: Array) -> Array:
+    """x * Phi(x), without cancellation for negative x."""
+    return np.asarray(0.5 * x * erf(-x / math.sqrt(2.0)), np.float64)
+
+
+def split_gelu(x: Array, bias: Array) -> Array:
+    wide = x.astype(np.float64) + bias
+    half = x.shape[-1] // 2
+    return np.asarray(wide[..., :half] * gelu(wide[..., half:]))
+
+
+@machines
+@dtypes
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (37, 40), (70, 320), (3, 1280), (5, 7), (2, 100)])
+def test_bias_split_gelu_on_machines(machine: str, dtype: Any, rows: int, width: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, bias = normal(rng, rows, 2 * width, dtype=dtype, scale=3), normal(rng, 2 * width, dtype=dtype)
+    exact = split_gelu(x, bias)
+    results = []
+    for variant in range(8):
+        y = Guarded((rows, width), dtype)
+        problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, rows, width)
+        if not simulate(machine, "simulate_bias_split_gelu", problem, dtype, variant):
+            break
+        results.append(y.check())
+        if dtype is np.float16:
+            assert ulps(results[-1], exact) < 0.51  # half an ulp is the rounding of the result itself
+        else:
+            np.testing.assert_allclose(results[-1], exact, rtol=1e-5, atol=1e-6)
+    assert results
+    assert all(np.array_equal(results[0], other) for other in results)
+
+
+def test_gelu_over_every_half() -> None:
+    x = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    x = x[np.isfinite(x)]
+    ones, zeros = np.ones_like(x), np.zeros(2 * x.size, np.float16)
+    problem = aligned(np.concatenate([ones, x])[None])
+    with np.errstate(over="ignore"):  # x * 1 is finite, but one rounding up of the largest value is not
+        exact = gelu(x.astype(np.float64))
+    y = Guarded((1, x.size), np.float16)
+    bias = aligned(zeros)
+    args = BiasSplitGelu(pointer(problem), pointer(bias), y.pointer, 1, x.size)
+    assert simulate("mma_sync", "simulate_bias_split_gelu", args, np.float16)
+    assert ulps(y.check(), exact) < 0.51
+    [on_cpu] = run("BiasSplitGelu", {"X": problem[None], "bias": bias})
+    assert ulps(on_cpu[0], exact[None]) < 0.51
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(2, 33, 640), (1, 1, 14), (2, 5, 2560), (0, 4, 16)])
+def test_bias_split_gelu_on_the_cpu(dtype: Any, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x, bias = normal(rng, *shape, dtype=dtype, scale=3), normal(rng, shape[-1], dtype=dtype)
+    [y] = run("BiasSplitGelu", {"X": x, "bias": bias})
+    exact = split_gelu(x, bias)
+    assert y.shape == exact.shape
+    if dtype is np.float16:
+        assert ulps(y, exact) < 0.51
+    else:
+        np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-6)
+
+
+@machines
+@dtypes
+@pytest.mark.parametrize(("rows", "channels"), [(1, 8), (37, 320), (9, 1280), (300, 40), (3, 7), (200, 30)])
+def test_bias_add_on_machines(machine: str, dtype: Any, rows: int, channels: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, skip = (normal(rng, rows, channels, dtype=dtype) for _ in range(2))
+    bias = normal(rng, channels, dtype=dtype)
+    y = Guarded(x.shape, dtype)
+    problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, rows, channels)
+    assert simulate(machine, "simulate_bias_add", problem, dtype)
+    exact = x.astype(np.float64) + bias + skip
+    np.testing.assert_allclose(y.check(), exact, rtol=np.finfo(dtype).eps, atol=1e-6)
+
+
+@dtypes
+def test_bias_add_on_the_cpu(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, skip = (normal(rng, 2, 33, 100, dtype=dtype) for _ in range(2))
+    bias = normal(rng, 100, dtype=dtype)
+    [y] = run("BiasAdd", {"X": x, "bias": bias, "skip": skip})
+    np.testing.assert_allclose(y, x.astype(np.float64) + bias + skip, rtol=np.finfo(dtype).eps, atol=1e-6)
+
+
+def layer_norm(x: Array, skip: Array, gamma: Array, beta: Array | None, bias: Array | None) -> tuple[Array, Array]:
+    total = x.astype(np.float64) + skip.astype(np.float64) + (0.0 if bias is None else bias.astype(np.float64))
+    centred = total - total.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return scaled * gamma + (0.0 if beta is None else beta.astype(np.float64)), total
+
+
+def close(actual: Array, exact: Array) -> None:
+    """One rounding to the dtype, and float32's errors in between."""
+    np.testing.assert_allclose(actual, exact, rtol=np.finfo(actual.dtype).eps * 0.51 + 1e-6, atol=5e-6)
+
+
+@machines
+@dtypes
+@pytest.mark.parametrize(
+    ("rows", "skip_rows", "width"),
+    [(9, 9, 320), (8, 4, 640), (3, 3, 1280), (2, 1, 64), (5, 5, 8), (3, 3, 100), (2, 2, 2560), (2, 2, 7), (1, 1, 5152)],
+)
+@pytest.mark.parametrize("optional", [True, False])
+def test_skip_layer_norm_on_machines(
+    machine: str, dtype: Any, rows: int, skip_rows: int, width: int, optional: bool
+) -> None:
+    rng = np.random.default_rng(rows)
+    x, skip = normal(rng, rows, width, dtype=dtype), normal(rng, skip_rows, width, dtype=dtype, scale=2)
+    gamma, beta, bias = (normal(rng, width, dtype=dtype) for _ in range(3))
+    y, total = Guarded(x.shape, dtype), Guarded(x.shape, dtype)
+    problem = SkipLayerNorm(
+        pointer(x),
+        pointer(skip),
+        pointer(gamma),
+        pointer(beta) if optional else None,
+        pointer(bias) if optional else None,
+        y.pointer,
+        total.pointer if optional else None,
+        rows,
+        skip_rows,
+        width,
+        1e-5,
+    )
+    assert simulate(machine, "simulate_skip_layer_norm", problem, dtype)
+    exact, exact_sum = layer_norm(
+        x, np.tile(skip, (rows // skip_rows, 1)), gamma, beta if optional else None, bias if optional else None
+    )
+    close(y.check(), exact)
+    if optional:
+        close(total.check(), exact_sum)
+    else:
+        assert np.isnan(total.check()).all()
+
+
+@machines
+def test_skip_layer_norm_where_the_mean_dwarfs_the_spread(machine: str) -> None:
+    rng = np.random.default_rng(1)
+    x, skip = normal(rng, 4, 320, dtype=np.float32, mean=1000), normal(rng, 4, 320, dtype=np.float32)
+    gamma = aligned(np.ones(320, np.float32))
+    y = Guarded(x.shape, np.float32)
+    problem = SkipLayerNorm(pointer(x), pointer(skip), pointer(gamma), None, None, y.pointer, None, 4, 4, 320, 1e-5)
+    assert simulate(machine, "simulate_skip_layer_norm", problem, np.float32)
+    # A sum near 1000 is rounded to 6e-5; E[x^2] - E[x]^2 would be wrong by several units.
+    np.testing.assert_allclose(y.check(), layer_norm(x, skip, gamma, None, None)[0], atol=3e-4)
+
+
+@dtypes
+@pytest.mark.parametrize("optional", [True, False])
+@pytest.mark.parametrize("skip_shape", [(2, 6, 320), (1, 6, 320), (6, 320)])
+def test_skip_layer_norm_on_the_cpu(dtype: Any, optional: bool, skip_shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x, skip = normal(rng, 2, 6, 320, dtype=dtype, mean=3), normal(rng, *skip_shape, dtype=dtype)
+    gamma, beta, bias = (normal(rng, 320, dtype=dtype) for _ in range(3))
+    inputs = {
+        "X": x,
+        "skip": skip,
+        "gamma": gamma,
+        "beta": beta if optional else None,
+        "bias": bias if optional else None,
+    }
+    outputs = ["Y", "", "", "S"] if optional else ["Y"]
+    results = run("SkipLayerNormalization", inputs, outputs, epsilon=1e-5)
+    exact = layer_norm(x, skip, gamma, inputs["beta"], inputs["bias"])
+    for result, wanted in zip(results, exact, strict=False):
+        close(result, wanted)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "text"),
+    [
+        ("BiasAdd", {"X": (1, 2, 8), "bias": (7,), "skip": (1, 2, 8)}, r"bias must have the shape \(8\), it has \(7\)"),
+        ("BiasAdd", {"X": (1, 2, 8), "bias": (8,), "skip": (1, 1, 8)}, r"skip must have X's shape \(1, 2, 8\)"),
+        ("BiasSplitGelu", {"X": (2, 8), "bias": (8,)}, r"X must have the shape \(N, S, 2H\), it has \(2, 8\)"),
+        ("BiasSplitGelu", {"X": (1, 2, 8), "bias": (4,)}, r"bias must have the shape \(8\), it has \(4\)"),
+        ("SkipLayerNormalization", {"X": (1, 2, 8), "skip": (1, 3, 8), "gamma": (8,)}, "or its last dimensions"),
+        (
+            "SkipLayerNormalization",
+            {"X": (1, 2, 8), "skip": (1, 2, 8), "gamma": (4,)},
+            r"gamma must have the shape \(8\)",
+        ),
+    ],
+)
+def test_wrong_shapes_name_operator_node_and_value(
+    operator: str, inputs: dict[str, tuple[int, ...]], text: str
+) -> None:
+    values = {name: np.zeros(shape, np.float32) for name, shape in inputs.items()}
+    opened = session(operator, values, ["Y"])
+    with pytest.raises(Exception, match=f"{operator} node 'node': .*{text}"):
+        opened.run(None, values)
+
+
+def test_statistics_that_are_not_computed_are_refused() -> None:
+    values = {name: np.zeros((1, 2, 8), np.float32) for name in ("X", "skip")} | {"gamma": np.zeros(8, np.float32)}
+    with pytest.raises(Exception, match="SkipLayerNormalization node 'node': the outputs mean and inv_std_var"):
+        session("SkipLayerNormalization", values, ["Y", "mean"])
