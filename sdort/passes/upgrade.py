@@ -15,7 +15,6 @@ from onnx import defs, helper
 from sdort.errors import BadModelError
 from sdort.model import Model
 from sdort.rewrite.pattern import OPSET
-from sdort.weights import Weight
 
 Converter = Callable[[Model, gs.Node, int], None]
 
@@ -79,6 +78,8 @@ def _alike(op: str, older: int, newer: int, used: set[str]) -> bool:
     old, new = (defs.get_schema(op, version) for version in (older, newer))
     if old.since_version == new.since_version:
         return True
+    if old.deprecated or new.deprecated:
+        return False
     if not used <= set(old.attributes) or not set(old.attributes) <= set(new.attributes):
         return False
     if any(old.attributes[a].default_value != new.attributes[a].default_value for a in old.attributes):
@@ -118,23 +119,6 @@ def _softmax(model: Model, node: gs.Node, opset: int) -> None:
     node.attrs["axis"] = -1
 
 
-def _group_normalization(model: Model, node: gs.Node, opset: int) -> None:
-    """Before opset 21 scale and bias were one a group; now they are one a channel."""
-    shape = node.inputs[0].shape
-    channels = shape[1] if shape is not None else None
-    for index in (1, 2):
-        values = node.inputs[index]
-        if not isinstance(values, gs.Constant) or isinstance(values._values, Weight) or not isinstance(channels, int):
-            raise BadModelError(
-                f"GroupNormalization of opset {opset} has computed or large scales",
-                component=model.component,
-                node=node.name,
-                hint="Export the model again with opset 21 or later.",
-            )
-        repeated = np.repeat(values.values, channels // node.attrs["num_groups"])
-        node.inputs[index] = gs.Constant(f"{node.outputs[0].name}.{index}", repeated)
-
-
 CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
     **dict.fromkeys(
         ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
@@ -145,5 +129,4 @@ CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
     "Squeeze": ((13, _axes_to_input),),
     "Split": ((18, _split),),
     "Softmax": ((13, _softmax),),
-    "GroupNormalization": ((21, _group_normalization),),
 }
