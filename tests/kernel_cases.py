@@ -111,7 +111,7 @@ def run(
 
 
 def ulps(actual: Array, exact: Array) -> float:
-    """The largest distance from the exact values in units in the last place, which are the dtype's at the exact value."""
+    """The largest distance from the exact values in units in the last place, which ``actual``'s dtype has there."""
     kind = np.finfo(actual.dtype)
     spacing = np.maximum(
         2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), float(kind.tiny)))) - kind.nmant),

@@ -2,4 +2,5 @@
 #include "bias_add_kernel.h"
 #include "bias_split_gelu_kernel.h"
 #include "group_norm_general_kernel.h"
+#include "group_norm_kernel.h"
 #include "skip_layer_norm_kernel.h"
