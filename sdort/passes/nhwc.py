@@ -73,8 +73,7 @@ class Region:
         """Give readers outside the region their channels-first tensors back."""
         for name, tensor in self.originals.items():
             lost = isinstance(tensor, gs.Variable) and not tensor.inputs
-            read = tensor.outputs or self.editor.is_output(tensor)
-            if lost and read and not any(tensor is i for i in self.editor.graph.inputs):
+            if lost and not any(tensor is i for i in self.editor.graph.inputs):
                 self.editor.node("Transpose", [self.twins[name]], {"perm": TO_FIRST}, outputs=[tensor])
 
     # --- operators ---
@@ -101,14 +100,12 @@ class Region:
 
     def _kernel(self, node: gs.Node) -> None:
         """Conv -> NhwcConv (weights OHWI), GroupNormalization -> GroupNorm, if the target has the kernel."""
-        if len(self._shape(node.inputs[0])) != 4:
+        if node.op == "Conv" and not isinstance(node.inputs[1], gs.Constant):
             return
         x = self.twin(node.inputs[0])
         if x is None:
             return
         if node.op == "Conv":
-            if not isinstance(node.inputs[1], gs.Constant):
-                return
             kernel = self.editor.constant(Transposed(as_weight(node.inputs[1]._values), TO_LAST), node.inputs[1].name)
             # ORT infers shapes from this attribute: from the weights it would take the wrong axes.
             attrs = {**node.attrs, "kernel_shape": [int(d) for d in node.inputs[1].shape[2:]]}
@@ -167,11 +164,8 @@ class Region:
     def _resize(self, node: gs.Node) -> None:
         """Scales and sizes move with their axes."""
         x = self.twin(node.inputs[0])
-        if (
-            x is None
-            or "axes" in node.attrs
-            or node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-        ):
+        cropping = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+        if x is None or cropping or "axes" in node.attrs:
             return
         empty = gs.Variable.empty()
         scales = array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None
@@ -188,8 +182,11 @@ class Region:
 
     def _pad(self, node: gs.Node) -> None:
         pads = self.editor.dims(node.inputs[1])
+        axes = len(node.inputs) > 3
+        if axes or pads is None or len(pads) != 8 or not all(isinstance(p, int) for p in pads):
+            return
         x = self.twin(node.inputs[0])
-        if pads is None or len(pads) != 8 or x is None or not all(isinstance(p, int) for p in pads):
+        if x is None:
             return
         permuted = [int(pads[start + axis]) for start in (0, 4) for axis in TO_LAST]  # type: ignore[arg-type]
         value = [node.inputs[2]] if len(node.inputs) > 2 else []
