@@ -1,0 +1,418 @@
+#!/usr/bin/env python3
+"""Times ONNX Runtime's kernels against sdort's custom operators on a GPU, and checks both against float64.
+
+    python scripts/ops_benchmark.py --library libsdort_ops.so --provider cuda --json ops.json --markdown ops.md
+
+Every operator runs at the shapes that Stable Diffusion 1.5 gives it (batch 2, 64x64 latents; the VAE at batch 1), in
+fp16, with ONNX Runtime's kernel and with ours in one process, in turn. A time is the slope between models of few and of
+many equal nodes, each on inputs of its own, replayed as a CUDA or HIP graph with everything on the device: launch
+overhead and the run's fixed cost cancel. Medians of 30 after 5 warm-ups. Needs onnxruntime-gpu or onnxruntime-rocm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnx import helper
+
+Array = npt.NDArray[Any]
+
+STEP = 16
+"""Nodes by which the two models of a slope differ."""
+MOST_BYTES = 2**31
+"""Of one model's tensors: fewer nodes where they are large."""
+WARM_UP, REPEAT = 5, 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator at one shape. ``inputs`` makes the values, ``reference`` the first output in float64."""
+
+    operator: str
+    label: str
+    inputs: Callable[[np.random.Generator], dict[str, Array]]
+    reference: Callable[[dict[str, Array]], Array]
+    bytes: int
+    """That a perfect kernel moves."""
+    flops: int = 0
+    outputs: int = 1
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    constant: tuple[str, ...] = ()
+    """Inputs that all nodes share, as weights are."""
+
+
+def half(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
+    values: Array = (rng.standard_normal(shape, np.float32) * scale).astype(np.float16)
+    return values
+
+
+def gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2.0)))
+
+
+def normalised(x: Array, groups: int, silu: bool) -> Array:
+    n, h, w, c = x.shape
+    wide: Array = x.astype(np.float64).reshape(n, h * w, groups, c // groups)
+    wide = (wide - wide.mean((1, 3), keepdims=True)) / np.sqrt(wide.var((1, 3), keepdims=True) + 1e-5)
+    y = wide.reshape(x.shape)
+    return np.asarray(y / (1 + np.exp(-y)) if silu else y)
+
+
+def group_norm(side: int, channels: int, batch: int = 2, silu: bool = True) -> Case:
+    size = batch * side * side * channels
+    return Case(
+        "GroupNorm",
+        f"{batch}x{side}x{side}x{channels}" + (" silu" if silu else ""),
+        lambda rng: {
+            "X": half(rng, batch, side, side, channels),
+            "gamma": np.ones(channels, np.float32),
+            "beta": np.zeros(channels, np.float32),
+        },
+        lambda values: normalised(values["X"], 32, silu),
+        4 * size,
+        attributes={"groups": 32, "epsilon": 1e-5, "activation": int(silu), "channels_last": 1},
+        constant=("gamma", "beta"),
+    )
+
+
+def skip_group_norm(side: int, channels: int, batch: int = 2) -> Case:
+    size = batch * side * side * channels
+    shape = (batch, side, side, channels)
+    return Case(
+        "SkipGroupNorm",
+        f"{batch}x{side}x{side}x{channels} silu",
+        lambda rng: {
+            "X": half(rng, *shape),
+            "gamma": np.ones(channels, np.float32),
+            "beta": np.zeros(channels, np.float32),
+            "skip": half(rng, batch, 1, 1, channels),
+            "bias": half(rng, channels),
+        },
+        lambda v: normalised(v["X"].astype(np.float64) + v["skip"] + v["bias"], 32, True),
+        4 * size,
+        attributes={"groups": 32, "epsilon": 1e-5, "activation": 1, "channels_last": 1},
+        constant=("gamma", "beta", "skip", "bias"),
+    )
+
+
+def bias_split_gelu(tokens: int, width: int) -> Case:
+    def reference(v: dict[str, Array]) -> Array:
+        wide = v["X"][:, :16].astype(np.float64) + v["bias"]  # the first tokens: erfc is slow
+        return np.asarray(wide[..., :width] * gelu(wide[..., width:]))
+
+    return Case(
+        "BiasSplitGelu",
+        f"2x{tokens}x{2 * width}",
+        lambda rng: {"X": half(rng, 2, tokens, 2 * width), "bias": half(rng, 2 * width)},
+        reference,
+        6 * 2 * tokens * width,
+        constant=("bias",),
+    )
+
+
+def bias_add(tokens: int, channels: int) -> Case:
+    return Case(
+        "BiasAdd",
+        f"2x{tokens}x{channels}",
+        lambda rng: {
+            "X": half(rng, 2, tokens, channels),
+            "bias": half(rng, channels),
+            "skip": half(rng, 2, tokens, channels),
+        },
+        lambda v: np.asarray(v["X"].astype(np.float64) + v["bias"] + v["skip"]),
+        6 * 2 * tokens * channels,
+        constant=("bias",),
+    )
+
+
+def skip_layer_norm(tokens: int, channels: int) -> Case:
+    def reference(v: dict[str, Array]) -> Array:
+        wide = v["X"].astype(np.float64) + v["skip"] + v["bias"]
+        return np.asarray((wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5))
+
+    return Case(
+        "SkipLayerNormalization",
+        f"2x{tokens}x{channels}",
+        lambda rng: {
+            "X": half(rng, 2, tokens, channels),
+            "skip": half(rng, 2, tokens, channels),
+            "gamma": np.ones(channels, np.float16),
+            "beta": np.zeros(channels, np.float16),
+            "bias": half(rng, channels),
+        },
+        reference,
+        8 * 2 * tokens * channels,
+        outputs=4,
+        attributes={"epsilon": 1e-5},
+        constant=("gamma", "beta", "bias"),
+    )
+
+
+def softmax_attention(q: Array, k: Array, v: Array, heads: int) -> Array:
+    """The first two of the batch's query rows of every head are enough to check; the rest would take minutes."""
+    n, _, width = q.shape
+    size = width // heads
+    split = [x.astype(np.float64).reshape(n, -1, heads, size).transpose(0, 2, 1, 3) for x in (q[:, :2], k, v)]
+    scores = split[0] @ split[1].transpose(0, 1, 3, 2) / math.sqrt(size)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    result = weights / weights.sum(-1, keepdims=True) @ split[2]
+    return np.asarray(result.transpose(0, 2, 1, 3).reshape(n, 2, width))
+
+
+def attention(tokens: int, keys: int, heads: int, size: int, batch: int = 2) -> Case:
+    width = heads * size
+    return Case(
+        "MultiHeadAttention",
+        f"{batch}x{tokens}x{keys} {heads}x{size}",
+        lambda rng: {
+            "query": half(rng, batch, tokens, width),
+            "key": half(rng, batch, keys, width),
+            "value": half(rng, batch, keys, width),
+        },
+        lambda v: softmax_attention(v["query"], v["key"], v["value"], heads),
+        2 * batch * width * (2 * tokens + 2 * keys),
+        4 * batch * heads * tokens * keys * size,
+        attributes={"num_heads": heads},
+    )
+
+
+VAE = ((512, 128), (512, 256), (256, 256), (256, 512), (128, 512), (64, 512))
+LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
+"""Side and channels of the UNet's levels; its up blocks also normalise two concatenated tensors."""
+
+CASES = [
+    *(group_norm(side, c) for side, channels in (
+        (64, (320, 640, 960)), (32, (320, 640, 960, 1280, 1920)), (16, (640, 1280, 1920, 2560)), (8, (1280, 2560)),
+    ) for c in channels),
+    *(group_norm(side, c, silu=False) for side, c in LEVELS),
+    *(skip_group_norm(side, c) for side, c in LEVELS),
+    *(group_norm(side, c, batch=1) for side, c in VAE),
+    *(bias_split_gelu(side * side, 4 * c) for side, c in LEVELS),
+    *(bias_add(side * side, c) for side, c in LEVELS),
+    *(skip_layer_norm(side * side, c) for side, c in LEVELS),
+    *(attention(side * side, side * side, 8, c // 8) for side, c in LEVELS),
+    *(attention(side * side, 77, 8, c // 8) for side, c in LEVELS),
+]  # fmt: skip
+
+
+def build(case: Case, count: int, values: Sequence[dict[str, Array]], domain: str = "com.microsoft") -> bytes:
+    """A model of ``count`` nodes, each with inputs and outputs of its own; weights are initializers."""
+
+    def name(key: str, i: int) -> str:
+        return key if key in case.constant else f"{key}_{i}"
+
+    outputs = [
+        [f"Y_{i}", *([""] * (case.outputs - 2)), *([f"S_{i}"] if case.outputs > 1 else [])] for i in range(count)
+    ]
+    nodes = [
+        helper.make_node(case.operator, [name(k, i) for k in values[i]], outputs[i], domain=domain, **case.attributes)
+        for i in range(count)
+    ]
+    info = [
+        helper.make_tensor_value_info(f"{key}_{i}", helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for i in range(count)
+        for key, value in values[i].items()
+        if key not in case.constant
+    ]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(np.float16))
+    results = [helper.make_tensor_value_info(o, kind, None) for i in range(count) for o in outputs[i] if o]
+    weights = [onnx_tensor(key, values[0][key]) for key in case.constant]
+    graph = helper.make_graph(nodes, "nodes", info, results, weights)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    content: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return content
+
+
+def onnx_tensor(name: str, value: Array) -> Any:
+    return helper.make_tensor(
+        name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape, value.tobytes(), raw=True
+    )
+
+
+class Runner:
+    """A session with its inputs on the device; ``seconds()`` is one run's time."""
+
+    def __init__(
+        self, model: bytes, feeds: Mapping[str, Array], provider: str, library: Path | None, graph: bool
+    ) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # equal nodes stay apart
+        if library:
+            options.register_custom_ops_library(str(library))
+        ep = {"cuda": "CUDAExecutionProvider", "rocm": "ROCMExecutionProvider", "cpu": "CPUExecutionProvider"}[provider]
+        key = {"cuda": "enable_cuda_graph", "rocm": "enable_hip_graph"}.get(provider)
+        settings = {key: "1" if graph else "0"} if key else {}
+        if provider == "rocm":
+            settings["tunable_op_enable"] = "1"
+        self.session = ort.InferenceSession(model, options, providers=[(ep, settings)])
+        if self.session.get_providers()[0] != ep:
+            raise SystemExit(f"{ep} does not load here; see `sdort doctor` or the messages above")
+        device = "cpu" if provider == "cpu" else "cuda"
+        self.binding = self.session.io_binding()
+        self.values = {k: ort.OrtValue.ortvalue_from_numpy(v, device, 0) for k, v in feeds.items()}
+        for k, v in self.values.items():
+            self.binding.bind_ortvalue_input(k, v)
+        for output in self.session.get_outputs():
+            self.binding.bind_output(output.name, device, 0)
+        self.session.run_with_iobinding(self.binding)
+        # Graphs want the same addresses every time: what the first run allocated is bound for the rest.
+        self.results = dict(zip((o.name for o in self.session.get_outputs()), self.binding.get_outputs(), strict=True))
+        for k, v in self.results.items():
+            self.binding.bind_ortvalue_output(k, v)
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        self.session.run_with_iobinding(self.binding)
+        return time.perf_counter() - start
+
+    def output(self, name: str) -> Array:
+        value: Array = self.results[name].numpy()
+        return value
+
+
+def measure(case: Case, provider: str, library: Path) -> dict[str, Any]:
+    """Microseconds a node for both sides, their errors, and the variant that tuning chose."""
+    rng = np.random.default_rng(0)
+    first = case.inputs(rng)
+    more = max(2, min(STEP, MOST_BYTES // case.bytes))
+    few, many = 2, 2 + more
+    values = [first] * many
+    exact = case.reference(first)
+    row: dict[str, Any] = {"operator": case.operator, "shape": case.label}
+    if provider != "cpu":  # tuning measures with events, which a graph cannot capture
+        os.environ["SDORT_OPS_TUNE"] = "1"
+        Runner(build(case, 1, values), feeds(case, values, 1), provider, library, False)
+        os.environ["SDORT_OPS_TUNE"] = "0"
+    runners = {
+        (side, count): Runner(build(case, count, values), feeds(case, values, count), provider, path, True)
+        for side, path in (("ort", None), ("sdort", library))
+        for count in (few, many)
+    }
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in runners}
+    for _ in range(WARM_UP + REPEAT):
+        for key, runner in runners.items():
+            times[key].append(runner.seconds())
+    for side in ("ort", "sdort"):
+        short, long = (statistics.median(times[side, count][WARM_UP:]) for count in (few, many))
+        row[f"{side}_us"] = (long - short) / more * 1e6
+        output = runners[side, many].output(f"Y_{many - 1}").astype(np.float64)
+        row[f"{side}_error"] = float(np.abs(output[:, : exact.shape[1]] - exact).max() / exact.std())
+    row["ratio"] = row["ort_us"] / row["sdort_us"]
+    row["gb_s"] = case.bytes / row["sdort_us"] / 1e3
+    row["bytes"] = case.bytes
+    if case.flops:
+        row["tflop_s"] = case.flops / row["sdort_us"] / 1e6
+    return row
+
+
+def feeds(case: Case, values: Sequence[dict[str, Array]], count: int) -> dict[str, Array]:
+    return {f"{k}_{i}": v for i in range(count) for k, v in values[i].items() if k not in case.constant}
+
+
+def copy_bandwidth(provider: str) -> float:
+    """GB/s of reading and writing when the driver copies 512 MiB on the device."""
+    cuda = provider == "cuda"
+    driver = ctypes.CDLL("libcuda.so.1" if cuda else "libamdhip64.so.7")
+    copy = driver.cuMemcpyDtoD_v2 if cuda else driver.hipMemcpyDtoD
+    synchronize = driver.cuCtxSynchronize if cuda else driver.hipDeviceSynchronize
+    size = 2**29
+    blocks = [ort.OrtValue.ortvalue_from_shape_and_type([size], np.uint8, "cuda", 0) for _ in range(2)]
+    target, source = (ctypes.c_uint64(block.data_ptr()) for block in blocks)
+    times = []
+    for _ in range(12):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(10):
+            copy(target, source, ctypes.c_size_t(size))
+        synchronize()
+        times.append((time.perf_counter() - start) / 10)
+    return 2 * size / statistics.median(times[2:]) / 1e9
+
+
+def geomean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def markdown(rows: Sequence[dict[str, Any]], copy: float | None) -> str:
+    lines = [
+        "| operator | shape | ORT µs | sdort µs | ratio | GB/s | of copy | error ORT, sdort |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        share = f"{row['gb_s'] / copy:.0%}" if copy else ""
+        lines.append(
+            f"| {row['operator']} | {row['shape']} | {row['ort_us']:.2f} | {row['sdort_us']:.2f} | {row['ratio']:.2f} "
+            f"| {row['gb_s']:.0f} | {share} | {row['ort_error']:.1e}, {row['sdort_error']:.1e} |"
+        )
+    for operator in dict.fromkeys(row["operator"] for row in rows):
+        ratios = [row["ratio"] for row in rows if row["operator"] == operator]
+        lines.append(f"| **{operator}** | geometric mean of {len(ratios)} | | | **{geomean(ratios):.2f}** | | | |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--library", type=Path, required=True, help="libsdort_ops.so (sdort ops build)")
+    parser.add_argument("--provider", choices=["cuda", "rocm", "cpu"], default="cuda")
+    parser.add_argument("--operator", action="append", help="only this one; may be repeated")
+    parser.add_argument("--tuning", type=Path, help="tuning table to keep (default: a temporary one)")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SDORT_OPS_TUNING"] = str(args.tuning or Path(folder) / "tuning.tsv")
+        os.environ["SDORT_OPS"] = "all"
+        rows = []
+        for case in CASES:
+            if args.operator and case.operator not in args.operator:
+                continue
+            try:
+                rows.append(measure(case, args.provider, args.library))
+            except Exception as error:
+                print(f"{case.operator} {case.label}: {error}", file=sys.stderr)
+                continue
+            row = rows[-1]
+            print(
+                f"{row['operator']:24} {row['shape']:24} ORT {row['ort_us']:8.2f} us  sdort {row['sdort_us']:8.2f} us  "
+                f"ratio {row['ratio']:5.2f}  {row['gb_s']:6.0f} GB/s  "
+                f"errors {row['ort_error']:.1e} {row['sdort_error']:.1e}",
+                flush=True,
+            )
+        tuning = Path(os.environ["SDORT_OPS_TUNING"])
+        table = tuning.read_text() if tuning.exists() else ""
+    copy = None if args.provider == "cpu" else copy_bandwidth(args.provider)
+    print(f"copy: {copy:.0f} GB/s" if copy else "", table, sep="\n")
+    text = markdown(rows, copy)
+    print(text)
+    if args.json:
+        result = {
+            "onnxruntime": ort.__version__,
+            "provider": args.provider,
+            "copy_gb_s": copy,
+            "rows": rows,
+            "tuning": table,
+        }
+        args.json.write_text(json.dumps(result, indent=1))
+    if args.markdown:
+        args.markdown.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
