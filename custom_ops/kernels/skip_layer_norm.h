@@ -1,9 +1,10 @@
 // SkipLayerNormalization: S = X + skip + bias; Y = (S - mean) / sqrt(variance + epsilon) * gamma + beta, over the last axis.
 //
 // Shapes      X, Y, S (rows, C); skip (skip rows, C), row r reads row r modulo the skip rows; gamma, beta, bias (C).
-// Geometry    a wave owns a row and keeps it in registers: V vectors of 16 bytes a lane ("v1" to "v10"), so there is no LDS
-//             and no barrier, and the variance is the mean of (S - mean)^2, exact where mean >> std. Blocks of 256
-//             threads hold four rows (waves of 64) or eight. C = 1280 in fp16 takes 5 vectors, 40 floats, of a lane of 32.
+// Geometry    one, two or four waves own a row and keep it in registers, V vectors of 16 bytes a lane ("w2v1"): one pass
+//             over memory, and the variance is the mean of (S - mean)^2, exact where mean >> std. A wave alone needs no
+//             LDS and no barrier; more waves shorten what a lane does after its loads, which is what small tensors wait
+//             for. Blocks of 256 threads. C = 1280 in fp16 is 160 vectors: five waves' worth of 32 lanes, three of 64.
 //             Wider rows, or ones that 16 bytes do not divide, are read three times by a wave ("wide").
 // Roofline    8 bytes an element in fp16 with S written (read 2, write 2), 6 without; about 10 flops: bandwidth-bound.
 // Measured    see the README's table of operators; not measured on AMD hardware.

@@ -10,111 +10,123 @@ SDORT_INLINE const T* at(const void* base, size_t index) {
     return static_cast<const T*>(base) + index;
 }
 
-// X + skip + bias of N elements; what comes from memory for every row is given.
-template <class T, int N>
-SDORT_INLINE void summed(const Args& args, const Pack<T, N>& x, const Pack<T, N>& skip, uint32_t column,
-                         float (&values)[N]) {
-    float bias[N] = {};
-    if (args.bias) load(at<T>(args.bias, column), bias);
-#pragma unroll
-    for (int k = 0; k < N; ++k) values[k] = widen(x[k]) + widen(skip[k]) + bias[k];
-}
-
 template <class T, int N>
 SDORT_INLINE Pack<T, N> pack_at(const void* base, size_t index) {
     return *reinterpret_cast<const Pack<T, N>*>(at<T>(base, index));
 }
 
-template <class T, int N>
-SDORT_INLINE void finish(const Args& args, size_t row, uint32_t column, float mean, float scale, const float (&values)[N]) {
-    if (args.sum) store(static_cast<T*>(args.sum) + row + column, values);
-    float gamma[N], beta[N] = {}, out[N];
-    load(at<T>(args.gamma, column), gamma);
-    if (args.beta) load(at<T>(args.beta, column), beta);
+// Of a row: W waves' sums, the same bits in all of them. `shelf` has room for a float a wave of the block.
+template <int W>
+SDORT_INLINE float row_sum(float value, float* shelf) {
+    value = wave_sum(value);
+    if constexpr (W > 1) {
+        const int wave = thread_index() / kWave;
+        if (lane_index() == 0) shelf[wave] = value;
+        block_barrier();
+        value = 0.0f;
 #pragma unroll
-    for (int k = 0; k < N; ++k) out[k] = fmaf((values[k] - mean) * scale, gamma[k], beta[k]);
-    store(static_cast<T*>(args.y) + row + column, out);
+        for (int i = 0; i < W; ++i) value += shelf[wave / W * W + i];
+    }
+    return value;
 }
 
-// A row in the registers of a wave.
-template <class T, int V>
+// A row in the registers of W waves, V vectors a lane. Everything is loaded before anything is used, so that all loads
+// are in flight together; a lane past the row's end reads its last vector again, which costs less than a branch.
+template <class T, int W, int V>
 SDORT_INLINE void body(const Args& args) {
-    constexpr int N = kVector<T>;
-    const uint32_t row = block_index() * (kThreads / kWave) + thread_index() / kWave;
-    if (row >= args.rows) return;
-    const size_t start = static_cast<size_t>(row) * args.width;
-    const size_t skip = static_cast<size_t>(row % args.skip_rows) * args.width;
-    // All loads first, so that all are in flight together; a lane past the end reads the last vector again, which costs
-    // less than a branch between them.
-    Pack<T, N> x[V], other[V];
+    constexpr int N = kVector<T>, kLanes = W * kWave;
+    SDORT_SHARED(float, shelf, 2 * kThreads / kWave);
+    const uint32_t row = block_index() * (kThreads / kLanes) + thread_index() / kLanes;
+    const bool exists = row < args.rows;  // all waves meet at the barriers, those without a row too
+    const size_t here = exists ? row : args.rows - 1;
+    const uint32_t lane = thread_index() % kLanes;
+    Pack<T, N> x[V], skip[V], gamma[V], beta[V], bias[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        const uint32_t wanted = (v * kWave + lane_index()) * N;
+        const uint32_t wanted = (v * kLanes + lane) * N;
         const uint32_t column = wanted < args.width ? wanted : args.width - N;
-        x[v] = pack_at<T, N>(args.x, start + column);
-        other[v] = pack_at<T, N>(args.skip, skip + column);
+        x[v] = pack_at<T, N>(args.x, here * args.width + column);
+        skip[v] = pack_at<T, N>(args.skip, here % args.skip_rows * args.width + column);
+        gamma[v] = pack_at<T, N>(args.gamma, column);
+        beta[v] = args.beta ? pack_at<T, N>(args.beta, column) : Pack<T, N>{};
+        bias[v] = args.bias ? pack_at<T, N>(args.bias, column) : Pack<T, N>{};
     }
     float values[V][N];
     float total = 0.0f;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        const uint32_t column = (v * kWave + lane_index()) * N;
-        if (column >= args.width) break;
-        summed<T>(args, x[v], other[v], column, values[v]);
+        const bool inside = (v * kLanes + lane) * N < args.width;
 #pragma unroll
-        for (int k = 0; k < N; ++k) total += values[v][k];
+        for (int k = 0; k < N; ++k) {
+            values[v][k] = widen(x[v][k]) + widen(skip[v][k]) + widen(bias[v][k]);
+            total += inside ? values[v][k] : 0.0f;
+        }
     }
-    const float mean = wave_sum(total) / args.width;
+    const float mean = row_sum<W>(total, shelf) / args.width;
     float squares = 0.0f;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        if (static_cast<uint32_t>(v * kWave + lane_index()) * N >= args.width) break;
+        const bool inside = (v * kLanes + lane) * N < args.width;
 #pragma unroll
-        for (int k = 0; k < N; ++k) squares = fmaf(values[v][k] - mean, values[v][k] - mean, squares);
+        for (int k = 0; k < N; ++k) squares += inside ? (values[v][k] - mean) * (values[v][k] - mean) : 0.0f;
     }
-    const float scale = fast_rsqrt(wave_sum(squares) / args.width + args.epsilon);
+    const float scale = fast_rsqrt(row_sum<W>(squares, shelf + kThreads / kWave) / args.width + args.epsilon);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        const uint32_t column = (v * kWave + lane_index()) * N;
-        if (column >= args.width) break;
-        finish<T>(args, start, column, mean, scale, values[v]);
+        const uint32_t column = (v * kLanes + lane) * N;
+        if (!exists || column >= args.width) return;
+        if (args.sum) store(static_cast<T*>(args.sum) + here * args.width + column, values[v]);
+        float out[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) out[k] = fmaf((values[v][k] - mean) * scale, widen(gamma[v][k]), widen(beta[v][k]));
+        store(static_cast<T*>(args.y) + here * args.width + column, out);
     }
 }
 
-// Any row: read again for each of the three passes.
+template <class T>
+SDORT_INLINE float summed(const Args& args, uint32_t row, uint32_t column) {
+    const float x = widen(*at<T>(args.x, static_cast<size_t>(row) * args.width + column));
+    const float skip = widen(*at<T>(args.skip, static_cast<size_t>(row % args.skip_rows) * args.width + column));
+    return x + skip + (args.bias ? widen(*at<T>(args.bias, column)) : 0.0f);
+}
+
+// Any row: a wave reads it again for each of the three passes.
 template <class T>
 SDORT_INLINE void wide(const Args& args) {
     const uint32_t row = block_index() * (kThreads / kWave) + thread_index() / kWave;
     if (row >= args.rows) return;
-    const size_t start = static_cast<size_t>(row) * args.width;
-    const size_t skip = static_cast<size_t>(row % args.skip_rows) * args.width;
-    float value[1];
     float total = 0.0f, squares = 0.0f;
-    for (uint32_t column = lane_index(); column < args.width; column += kWave) {
-        summed<T>(args, pack_at<T, 1>(args.x, start + column), pack_at<T, 1>(args.skip, skip + column), column, value);
-        total += value[0];
-    }
+    for (uint32_t column = lane_index(); column < args.width; column += kWave) total += summed<T>(args, row, column);
     const float mean = wave_sum(total) / args.width;
     for (uint32_t column = lane_index(); column < args.width; column += kWave) {
-        summed<T>(args, pack_at<T, 1>(args.x, start + column), pack_at<T, 1>(args.skip, skip + column), column, value);
-        squares = fmaf(value[0] - mean, value[0] - mean, squares);
+        const float centred = summed<T>(args, row, column) - mean;
+        squares += centred * centred;
     }
     const float scale = fast_rsqrt(wave_sum(squares) / args.width + args.epsilon);
     for (uint32_t column = lane_index(); column < args.width; column += kWave) {
-        summed<T>(args, pack_at<T, 1>(args.x, start + column), pack_at<T, 1>(args.skip, skip + column), column, value);
-        finish<T>(args, start, column, mean, scale, value);
+        const size_t index = static_cast<size_t>(row) * args.width + column;
+        const float here = summed<T>(args, row, column), shift = args.beta ? widen(*at<T>(args.beta, column)) : 0.0f;
+        if (args.sum) static_cast<T*>(args.sum)[index] = Narrow<T>::from(here);
+        static_cast<T*>(args.y)[index] = Narrow<T>::from(fmaf((here - mean) * scale, widen(*at<T>(args.gamma, column)), shift));
     }
 }
 
-#define SDORT_SKIP_LAYER_NORM(name, T)                             \
-    SDORT_KERNEL(name##_v1, kThreads, Args, (body<T, 1>))   \
-    SDORT_KERNEL(name##_v2, kThreads, Args, (body<T, 2>))   \
-    SDORT_KERNEL(name##_v3, kThreads, Args, (body<T, 3>))   \
-    SDORT_KERNEL(name##_v5, kThreads, Args, (body<T, 5>))   \
-    SDORT_KERNEL(name##_v10, kThreads, Args, (body<T, 10>)) \
+#define SDORT_SKIP_LAYER_NORM_ONE(name, T, waves, vectors) \
+    SDORT_KERNEL(name##_w##waves##v##vectors, kThreads, Args, (body<T, waves, vectors>))
+#define SDORT_SKIP_LAYER_NORM(name, T)         \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 1, 1)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 1, 2)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 1, 3)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 2, 1)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 2, 2)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 2, 3)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 4, 1)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 4, 2)   \
+    SDORT_SKIP_LAYER_NORM_ONE(name, T, 4, 3)   \
     SDORT_KERNEL(name##_wide, kThreads, Args, wide<T>)
 SDORT_SKIP_LAYER_NORM(skip_layer_norm_f32, float)
 SDORT_SKIP_LAYER_NORM(skip_layer_norm_f16, half)
 #undef SDORT_SKIP_LAYER_NORM
+#undef SDORT_SKIP_LAYER_NORM_ONE
 
 }  // namespace sdort::skip_layer_norm
