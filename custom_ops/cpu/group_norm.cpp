@@ -3,13 +3,12 @@
 #include <cmath>
 #include <vector>
 
+#include "group_norm_convert.h"
 #include "group_norm_silu.h"
 #include "vector.h"
 
 namespace sdort::cpu {
 namespace {
-
-#define SDORT_FLATTEN __attribute__((always_inline)) inline
 
 using group_norm::Problem;
 
@@ -27,32 +26,29 @@ Chunk chunk_of(const Problem& p, size_t task) {
     return {image, image * p.hw + first, std::min(rows, p.hw - first)};
 }
 
-// What is added to each channel of an image's rows.
+// What is added to each channel of an image's rows. `scratch` and `shift` have room for a row.
 template <class T>
-SDORT_FLATTEN void shifts(const Problem& p, int64_t image, float* shift) {
-    const T* bias = static_cast<const T*>(p.bias);
-    const T* embedding = static_cast<const T*>(p.embedding) + image * (p.embedding ? p.channels : 0);
-    for (int64_t c = 0; c < p.channels; ++c)
-        shift[c] = (bias ? static_cast<float>(bias[c]) : 0.0f) + (p.embedding ? static_cast<float>(embedding[c]) : 0.0f);
-}
-
-template <class T>
-SDORT_FLATTEN void widen(const T* from, float* to, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(from[i]);
+SDORT_FLATTEN void shifts(const Problem& p, int64_t image, float* scratch, float* shift) {
+    std::fill(shift, shift + p.channels, 0.0f);
+    for (const T* from : {static_cast<const T*>(p.bias),
+                          p.embedding ? static_cast<const T*>(p.embedding) + image * p.channels : nullptr}) {
+        if (!from) continue;
+        widen(from, scratch, p.channels);
+        for (int64_t c = 0; c < p.channels; ++c) shift[c] += scratch[c];
+    }
 }
 
 // One row of S, rounded to T, as floats.
 template <class T>
-SDORT_FLATTEN void summed(const Problem& p, int64_t row, const float* shift, float* to) {
-    const int64_t second = p.channels - p.x_channels;
+SDORT_FLATTEN void summed(const Problem& p, int64_t row, const float* shift, float* scratch, float* to) {
+    const int64_t channels = p.channels, second = channels - p.x_channels;
     widen(static_cast<const T*>(p.x) + row * p.x_channels, to, p.x_channels);
     if (second) widen(static_cast<const T*>(p.x2) + row * second, to + p.x_channels, second);
     if (p.skip) {
-        const T* skip = static_cast<const T*>(p.skip) + row * p.channels;
-        for (int64_t c = 0; c < p.channels; ++c)
-            to[c] = static_cast<float>(static_cast<T>(to[c] + static_cast<float>(skip[c]) + shift[c]));
+        widen(static_cast<const T*>(p.skip) + row * channels, scratch, channels);
+        for (int64_t c = 0; c < channels; ++c) to[c] = rounded<T>(to[c] + scratch[c] + shift[c]);
     } else if (p.bias || p.embedding) {
-        for (int64_t c = 0; c < p.channels; ++c) to[c] = static_cast<float>(static_cast<T>(to[c] + shift[c]));
+        for (int64_t c = 0; c < channels; ++c) to[c] = rounded<T>(to[c] + shift[c]);
     }
 }
 
@@ -61,20 +57,20 @@ SDORT_FLATTEN void measure(const Problem& p, size_t task, float* partials) {
     const Chunk chunk = chunk_of(p, task);
     const int64_t channels = p.channels;
     thread_local std::vector<float> memory;
-    memory.resize(channels * (chunk.rows + 1));
+    memory.resize(channels * (chunk.rows + 2));
     float* const values = memory.data();
     float* const shift = values + channels * chunk.rows;
+    float* const scratch = shift + channels;
     float* const pivot = partials + task * 3 * channels;
     float *const mean = pivot + channels, *const square = mean + channels;
-    shifts<T>(p, chunk.image, shift);
+    shifts<T>(p, chunk.image, scratch, shift);
     std::fill(mean, mean + 2 * channels, 0.0f);
     for (int64_t r = 0; r < chunk.rows; ++r) {
         float* const row = values + r * channels;
-        summed<T>(p, chunk.first + r, shift, row);
+        summed<T>(p, chunk.first + r, shift, scratch, row);
         // As distances to the first row: equal values then have exactly their mean, and large ones lose nothing.
         for (int64_t c = 0; c < channels; ++c) mean[c] += row[c] - values[c];
-        if (T* sum = static_cast<T*>(p.sum))
-            for (int64_t c = 0; c < channels; ++c) sum[(chunk.first + r) * channels + c] = static_cast<T>(row[c]);
+        if (p.sum) narrow(row, static_cast<T*>(p.sum) + (chunk.first + r) * channels, channels);
     }
     std::copy(values, values + channels, pivot);
     for (int64_t c = 0; c < channels; ++c) mean[c] /= static_cast<float>(chunk.rows);
@@ -92,38 +88,45 @@ SDORT_FLATTEN void apply(const Problem& p, size_t task, const float* coefficient
     const Chunk chunk = chunk_of(p, task);
     const int64_t channels = p.channels;
     thread_local std::vector<float> memory;
-    memory.resize(2 * channels);
+    memory.resize(3 * channels);
     float* const row = memory.data();
-    float* const shift = row + channels;
+    float *const shift = row + channels, *const scratch = shift + channels;
     const float* const mean = coefficients + chunk.image * 3 * channels;
     const float *scale = mean + channels, *beta = scale + channels;
-    shifts<T>(p, chunk.image, shift);
+    shifts<T>(p, chunk.image, scratch, shift);
     for (int64_t r = chunk.first; r < chunk.first + chunk.rows; ++r) {
-        T* const y = static_cast<T*>(p.y) + r * channels;
-        summed<T>(p, r, shift, row);
+        summed<T>(p, r, shift, scratch, row);
         for (int64_t c = 0; c < channels; ++c) row[c] = (row[c] - mean[c]) * scale[c] + beta[c];
         if (p.silu)
             for (int64_t c = 0; c < channels; ++c) row[c] = silu(row[c]);
-        for (int64_t c = 0; c < channels; ++c) y[c] = static_cast<T>(row[c]);
+        narrow(row, static_cast<T*>(p.y) + r * channels, channels);
     }
 }
 
-// Several sums at once, so that the loop has no chain of dependent additions and becomes vectors; and in blocks, so that
-// none of them grows long.
-constexpr int64_t kSums = 32, kBlock = 4096;
+constexpr int64_t kBlock = 4096;
 
-template <class Value>
-SDORT_FLATTEN double total(int64_t count, Value value) {
-    double all = 0;
-    for (int64_t block = 0; block < count; block += kBlock) {
-        const int64_t end = std::min(count, block + kBlock);
-        float sums[kSums] = {};
-        int64_t i = block;
-        for (; i + kSums <= end; i += kSums)
-            for (int64_t k = 0; k < kSums; ++k) sums[k] += value(i + k);
-        for (; i < end; ++i) all += value(i);
-        for (const float sum : sums) all += sum;
+// body(values, count, first) for the elements in blocks, as floats.
+template <class T, class Body>
+SDORT_FLATTEN void blocks(const T* from, int64_t count, Body body) {
+    float values[kBlock];
+    for (int64_t first = 0; first < count; first += kBlock) {
+        const int64_t size = std::min(kBlock, count - first);
+        widen(from + first, values, size);
+        body(values, size, first);
     }
+}
+
+// Several sums at once, so that the loop has no chain of dependent additions and becomes vectors.
+template <class Term>
+SDORT_FLATTEN double total(const float* values, int64_t count, Term term) {
+    constexpr int64_t kSums = 32;
+    float sums[kSums] = {};
+    double all = 0;
+    int64_t i = 0;
+    for (; i + kSums <= count; i += kSums)
+        for (int64_t k = 0; k < kSums; ++k) sums[k] += term(values[i + k]);
+    for (; i < count; ++i) all += term(values[i]);
+    for (const float sum : sums) all += sum;
     return all;
 }
 
@@ -133,24 +136,27 @@ SDORT_FLATTEN void planes(const Problem& p, size_t task) {
     const int64_t first_channel = static_cast<int64_t>(task) % p.groups * size;
     const T* const x = static_cast<const T*>(p.x) + static_cast<int64_t>(task) * count;
     T* const y = static_cast<T*>(p.y) + static_cast<int64_t>(task) * count;
-    const float pivot = static_cast<float>(x[0]);
-    const double mean = pivot + total(count, [&](int64_t i) { return static_cast<float>(x[i]) - pivot; }) / count;
+    float pivot;
+    widen(x, &pivot, 1);
+    double sum = 0, square = 0;
+    blocks(x, count, [&](const float* values, int64_t n, int64_t) {
+        sum += total(values, n, [pivot](float value) { return value - pivot; });
+    });
+    const double mean = pivot + sum / count;
     const float high = static_cast<float>(mean), low = static_cast<float>(mean - high);
-    const double square = total(count, [&](int64_t i) {
-        const float d = static_cast<float>(x[i]) - high;
-        return d * d;
+    blocks(x, count, [&](const float* values, int64_t n, int64_t) {
+        square += total(values, n, [high](float value) { return (value - high) * (value - high); });
     });
     const float inverse = static_cast<float>(1 / std::sqrt(square / count + p.epsilon));
     for (int64_t c = 0; c < size; ++c) {
         const float scale = inverse * static_cast<const float*>(p.gamma)[first_channel + c];
         const float beta = static_cast<const float*>(p.beta)[first_channel + c] - low * scale;
-        const T* const from = x + c * p.hw;
-        T* const to = y + c * p.hw;
-        const bool active = p.silu;
-        for (int64_t i = 0; i < p.hw; ++i) {
-            const float value = (static_cast<float>(from[i]) - high) * scale + beta;
-            to[i] = static_cast<T>(active ? silu(value) : value);
-        }
+        blocks(x + c * p.hw, p.hw, [&](float* values, int64_t n, int64_t first) {
+            for (int64_t i = 0; i < n; ++i) values[i] = (values[i] - high) * scale + beta;
+            if (p.silu)
+                for (int64_t i = 0; i < n; ++i) values[i] = silu(values[i]);
+            narrow(values, y + c * p.hw + first, n);
+        });
     }
 }
 

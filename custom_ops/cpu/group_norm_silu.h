@@ -16,7 +16,13 @@ __attribute__((always_inline)) inline float silu(float x) {
     const float n = shifted - kRound;
     const float r = (t - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.0f / 5040;
-    for (const float factor : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = p * r + factor;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
     const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + (127u << 23));
     return x / (1.0f + power * p);
 }

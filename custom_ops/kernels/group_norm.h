@@ -4,6 +4,26 @@
 //             embedding (N, C); gamma, beta (C) in fp32. mean and variance over a group's H*W x C / groups elements. fp16
 //             or fp32; computed in fp32. S is rounded to the tensors' type before it is normalized, as the graph does that
 //             has it as a tensor. act is SiLU or nothing.
+//
+// Geometry    A tile is the fewest whole groups that are also whole 16-byte vectors, lcm(8, channels of a group) in fp16, or a
+//             multiple of it that makes rows of 128 bytes or more and of whole 32-byte sectors; a slab is a tile over all of
+//             H*W of one image. A lane owns one vector of the row for good, so it keeps what belongs to channels in registers,
+//             and groups meet only when lanes' sums are merged. Idle are threads % lanes, 2 of 512 for the UNet's tiles.
+//             A block keeps its rows in registers: 512 threads with 4, 8 or 16 rows each, whichever suffices (up to 128 KiB a
+//             compute unit, 64 of 128 registers), as half of the threads have nothing else to hide latency behind.
+//             UNets have 8 to 64 slabs and GPUs 32 to 304 compute units: above 24 KiB a slab is split over as many blocks as
+//             are resident together, which exchange statistics once (group_norm_exchange.h); below, one block is sooner done.
+//             A slab has no more blocks than there are compute units, so that it needs but one on each.
+//             Images too large for that (the VAE's from 256 x 256 on) go through four blocks of 128 threads a compute unit,
+//             which keep their last 12 rows a lane in registers and 20 more in shared memory, 256 KiB a compute unit of an
+//             H100, and read what came before once more, from the end, where it may still be in the cache. One launch rather
+//             than two: a second one would have to read it all again.
+//             More groups than two in a vector, channels that are no multiple of it, groups of more than 256 channels: a
+//             general variant, an element at a time, a block or more a group, that reads twice.
+// Roofline    2 bytes read and 2 written an element in fp16, each once, plus 2 for skip and 2 for S; about 15 flops, of which
+//             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
+//             brings 2 to 4 (MI300X, H100). Bandwidth-bound above 4 MiB or so; below, latencies, the exchange and the launch
+//             take longer. What a GPU cannot keep is read twice, 6 bytes an element but for what its cache still has.
 // Measured    see the README's table of operators; not measured on AMD hardware.
 #pragma once
 
@@ -32,7 +52,9 @@ struct Args {
     int32_t tiles;        // of an image
     int32_t tile_groups;  // groups of a tile
     int32_t lanes;        // vectors of a tile's row; unused by the general kernel
-    int32_t lane_inverse; // ceil(2^16 / lanes): t / lanes = t * lane_inverse >> 16 for any thread t
+    // Divisions take a hundred cycles, these three: t / lanes = t * lane_inverse >> 16 for any thread t; channel of a tile /
+    // group_channels likewise; slab / tiles = slab * tile_inverse >> 24.
+    int32_t lane_inverse, group_inverse, tile_inverse;
     int32_t step_rows;    // rows that a block reads at a time: threads / lanes
     int32_t steps;        // of step_rows rows each in split_rows
     int32_t group_lanes;  // most lanes that any group of a tile touches

@@ -62,7 +62,9 @@ inline int64_t unit_lanes(const Problem& p, Dtype dtype) {
     const int64_t vector = 16 / size_of(dtype), size = p.channels / p.groups;
     const int64_t unit = std::lcm(vector, size);
     if (p.channels % vector || p.x_channels % vector || unit > kMostChannels || unit / size > kMostGroups) return 0;
-    if (p.hw >= 1 << 28 || p.hw * p.channels / vector >= INT64_C(1) << 32) return 0;
+    const int64_t tiles = p.channels / unit;
+    if (p.hw >= 1 << 28 || p.hw * p.channels / vector >= INT64_C(1) << 32) return 0;  // Lane's integers
+    if (p.images * tiles * tiles >= 1 << 24) return 0;                                      // tile_inverse is exact
     for (int64_t c = 0; c < unit; c += vector)
         if ((c + vector - 1) / size - c / size > 1) return 0;  // a lane knows two groups
     return unit / vector;
@@ -97,12 +99,14 @@ inline int64_t step_rows(const Plan& plan) { return plan.instance.threads / plan
 // Rows of a lane.
 inline int64_t steps(const Problem& p, const Plan& plan) { return ceil_div(ceil_div(p.hw, plan.splits), step_rows(plan)); }
 
-// Every block has a step's rows or more, and 4 KiB; on GPUs of eight dies whose blocks go round, tiles that share cache
+// Every block has a step's rows or more, and 4 KiB, and a slab has one block a compute unit at most: blocks start in order,
+// so the first slab would find room even if the driver left less shared memory than there is. On GPUs of eight dies whose blocks go round, tiles that share cache
 // lines meet on one die if the number of splits is a multiple of eight.
 inline int64_t most_splits(const Problem& p, Dtype dtype, const Device& device, const Instance& instance, int64_t lanes) {
     const int64_t rows = std::max<int64_t>(instance.threads / lanes, 4096 / (16 * lanes));
-    const int64_t splits = std::clamp<int64_t>(resident(instance, device) / slabs_of(p, dtype, lanes), 1,
-                                               std::max<int64_t>(1, p.hw / rows));
+    const int64_t fair = resident(instance, device) / slabs_of(p, dtype, lanes);
+    const int64_t most = std::max<int64_t>(1, std::min<int64_t>(p.hw / rows, device.compute_units));
+    const int64_t splits = std::clamp<int64_t>(fair, 1, most);
     const bool dies = device.architecture == "gfx942" || device.architecture == "gfx950";
     return dies && splits > 8 ? splits / 8 * 8 : splits;
 }
@@ -123,6 +127,14 @@ inline bool reads_once(const Problem& p, const Plan& plan) {
     return steps(p, plan) <= plan.instance.rows + plan.instance.kept;
 }
 
+// What does not fit: every resident block's registers and shared memory are needed, by a narrower tile if need be.
+inline Plan streaming(const Problem& p, Dtype dtype, const Device& device) {
+    const Instance& instance = kInstances.back();
+    int64_t lanes = tile(p, dtype, 128, 32);
+    if (slabs_of(p, dtype, lanes) * device.compute_units < resident(instance, device)) lanes = tile(p, dtype, 64, 32);
+    return plan_for(p, dtype, device, instance.threads, lanes, false);
+}
+
 inline Plan shipped(const Problem& p, Dtype dtype, const Device& device) {
     const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
     // Below 24 KiB a block is done with a slab before an exchange would be.
@@ -134,7 +146,7 @@ inline Plan shipped(const Problem& p, Dtype dtype, const Device& device) {
     const Plan split = plan_for(p, dtype, device, 512, aligned, false);
     const bool nvidia = device.architecture.rfind("sm_", 0) == 0;
     if (reads_once(p, split) || !nvidia) return split;
-    return plan_for(p, dtype, device, 128, aligned, false);
+    return streaming(p, dtype, device);
 }
 
 // The fast kernel's plans, none twice, the shipped one first; empty if only the general kernel will do.
@@ -152,7 +164,7 @@ inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& devi
     add(plan_for(p, dtype, device, 256, aligned, false));
     if (const Plan alone = plan_for(p, dtype, device, 512, narrow, true); reads_once(p, alone)) add(alone);
     if (const Plan alone = plan_for(p, dtype, device, 256, narrow, true); reads_once(p, alone)) add(alone);
-    add(plan_for(p, dtype, device, 128, aligned, false));
+    add(streaming(p, dtype, device));
     return all;
 }
 
@@ -174,8 +186,10 @@ inline Launch fast(const Problem& p, Dtype dtype, const Plan& plan) {
     Args args = arguments(p);
     args.lanes = static_cast<int32_t>(plan.lanes);
     args.lane_inverse = static_cast<int32_t>(ceil_div(1 << 16, plan.lanes));
+    args.group_inverse = static_cast<int32_t>(ceil_div(1 << 16, args.group_channels));
     args.step_rows = static_cast<int32_t>(step_rows(plan));
     args.tiles = static_cast<int32_t>(p.channels / (plan.lanes * vector));
+    args.tile_inverse = static_cast<int32_t>(ceil_div(1 << 24, args.tiles));
     args.tile_groups = static_cast<int32_t>(p.groups / args.tiles);
     args.group_lanes = static_cast<int32_t>(group_lanes(p, dtype, plan.lanes));
     split(args, slabs_of(p, dtype, plan.lanes), plan.splits);

@@ -6,89 +6,9 @@
 //      then what is in shared memory
 #pragma once
 
-#include "group_norm_exchange.h"
-#include "group_norm_lane.h"
+#include "group_norm_block.h"
 
 namespace sdort::group_norm {
-
-// The groups that a lane's vector touches, two at most: which channels are whose.
-struct Sides {
-    int group;     // of the first channel, counted in the tile
-    int boundary;  // channels that belong to it; those from here on belong to the next one
-};
-
-template <int V>
-SDORT_INLINE Sides sides_of(const Args& args, const Lane& lane) {
-    const int channel = lane.column * V, group = channel / args.group_channels;
-    return {group, (group + 1) * args.group_channels - channel};
-}
-
-// The lane's channels of one side together.
-template <int V>
-SDORT_INLINE Moments side(const Sum (&sums)[V], float count, int boundary, bool first) {
-    const float base = first ? sums[0].pivot : sums[V - 1].pivot;
-    const float channels = static_cast<float>(first ? (boundary < V ? boundary : V) : V - boundary);
-    float distance = 0.0f, square = 0.0f;
-#pragma unroll
-    for (int k = 0; k < V; ++k)
-        if ((k < boundary) == first) distance += sums[k].pivot - base;
-    const float mean = base + distance * fast_rcp(channels);
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-        const float d = sums[k].pivot - mean;
-        if ((k < boundary) == first) square += fmaf(count * d, d, sums[k].square);
-    }
-    return {count * channels, mean, square};
-}
-
-// Lanes' moments in shared memory, those of one group side by side.
-template <int V, int Threads>
-struct Entries {
-    static constexpr int kCount = 3 * Threads;  // a lane has one or two; rounding up to group_lanes needs up to 2.67
-    float* values;
-
-    // First vector of a group in a tile's row, and how many it touches.
-    SDORT_INLINE static int first_lane(const Args& args, int group) { return group * args.group_channels / V; }
-    SDORT_INLINE static int lanes(const Args& args, int group) {
-        return ((group + 1) * args.group_channels - 1) / V - first_lane(args, group) + 1;
-    }
-    SDORT_INLINE void put(const Args& args, const Lane& lane, int group, const Moments& moments) const {
-        const int i = group * args.step_rows * args.group_lanes + lane.row * lanes(args, group) + lane.column -
-                      first_lane(args, group);
-        values[i] = moments.count;
-        values[kCount + i] = moments.mean;
-        values[2 * kCount + i] = moments.m2;
-    }
-    SDORT_INLINE Moments merged(const Args& args, int group) const {
-        const float* const own = values + group * args.step_rows * args.group_lanes;
-        const int count = args.step_rows * lanes(args, group);
-        const auto entry = [&](int i) { return Moments{own[i], own[kCount + i], own[2 * kCount + i]}; };
-        return merge(count, lane_index() < count ? entry(lane_index()) : Moments{0.0f, 0.0f, 0.0f}, entry);
-    }
-};
-
-// mean, its rest and 1 / std of each of the tile's groups, to statistics[3 * group]. `entries` are complete and visible.
-template <class Entries, int Threads>
-SDORT_INLINE void finish(const Args& args, const Lane& lane, const Entries& entries, uint32_t mark, float* statistics) {
-    const auto write = [&](int group, const Moments& all) {
-        if (lane_index() != 0) return;
-        statistics[3 * group] = all.mean;
-        statistics[3 * group + 1] = all.mean_low;
-        statistics[3 * group + 2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
-    };
-    uint64_t* const parts = args.workspace + kParts + static_cast<size_t>(lane.slab) * args.splits * args.tile_groups * 2;
-    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) {
-        const Moments block = entries.merged(args, group);
-        if (args.splits == 1) {
-            write(group, block);
-        } else {
-            publish(parts, lane.split * args.tile_groups + group, block, mark);
-        }
-    }
-    if (args.splits == 1) return;
-    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
-        write(group, gather(args, parts, group, mark));
-}
 
 template <int V>
 SDORT_INLINE Affine<V> affine_of(const Sides& sides, const float* statistics, const float* gamma, const float* beta) {
@@ -116,6 +36,7 @@ struct Fast {
     int steps;  // rows of a lane, at most
     Quad* shelf;
     Quad rows[R];
+    uint32_t mark;  // of the launch; the first thread's
 
     SDORT_INLINE int last() const { return steps > R ? steps - R : 0; }            // first step in registers
     SDORT_INLINE int shelved() const { return last() > K ? last() - K : 0; }  // first step in shared memory
@@ -138,6 +59,8 @@ struct Fast {
             } else {
                 fetch<R>(walk, lane.source, end, rows);
             }
+            // The answer comes with the rows.
+            if (first == 0 && args.splits > 1 && thread_index() == 0) mark = join(args.workspace, args.splits * args.slabs);
             if (adds(args)) {
                 add<T>(args, lane, first, end, rows);
             } else if (args.sum) {
@@ -176,7 +99,7 @@ struct Fast {
             for (int k = 0; k < V; ++k) sums[k].add(x[k]);
             count += 1;
         }
-        const float all = static_cast<float>(first + count), inverse = count > 0 ? 1.0f / all : 0.0f;
+        const float all = static_cast<float>(first + count), inverse = fast_rcp(all);
         if (count > 0)
 #pragma unroll
             for (int k = 0; k < V; ++k) sums[k].settle(all, inverse);
@@ -248,8 +171,7 @@ SDORT_INLINE void fast_body(const Args& args) {
     SDORT_SHARED(float, weights, 2 * kMostChannels);
     SDORT_SHARED(uint32_t, mark, 1);
     SDORT_SHARED(Quad, shelf, K > 0 ? K * Threads : 1);
-    if (args.splits > 1 && thread_index() == 0) mark[0] = join(args.workspace, args.splits * args.slabs);
-    Fast<T, Threads, R, K> fast{args, lane_of<T>(args), args.steps, shelf, {}};
+    Fast<T, Threads, R, K> fast{args, lane_of<T>(args), args.steps, shelf, {}, 0};
     const Lane& lane = fast.lane;
     const Weights<Threads> own(args, lane.slab - lane.image * args.tiles, args.lanes * V);
     Sum sums[V];
@@ -261,6 +183,7 @@ SDORT_INLINE void fast_body(const Args& args) {
         if (sides.boundary < V) entries.put(args, lane, sides.group + 1, side(sums, count, sides.boundary, false));
     }
     own.put(weights);
+    if (thread_index() == 0) mark[0] = fast.mark;
     block_barrier();
     finish<Block, Threads>(args, lane, entries, mark[0], statistics);
     block_barrier();

@@ -10,7 +10,7 @@ namespace sdort::group_norm {
 // Idle lanes have a row that no block has.
 constexpr int kNoRow = 1 << 29;
 
-// All offsets are in vectors from the block's first row, which has 32 bits for them.
+// Offsets are in vectors, from the block's first row, which has 32 bits for them.
 struct Lane {
     int image, slab, split;
     int column;            // vector of the tile's row
@@ -29,7 +29,7 @@ SDORT_INLINE Lane lane_of(const Args& args) {
     Lane lane;
     lane.slab = args.splits == 1 ? block_index() : block_index_y();
     lane.split = args.splits == 1 ? 0 : block_index();
-    lane.image = lane.slab / args.tiles;
+    lane.image = static_cast<int>(static_cast<uint64_t>(lane.slab) * args.tile_inverse >> 24);
     const int start = lane.split * args.split_rows, left = args.hw - start;
     lane.rows = left < args.split_rows ? left : args.split_rows;
     const int thread = thread_index(), row = thread * args.lane_inverse >> 16;
@@ -38,7 +38,7 @@ SDORT_INLINE Lane lane_of(const Args& args) {
     const uint32_t column = (lane.slab - lane.image * args.tiles) * args.lanes + lane.column;
     lane.channel = column * V;
     const size_t pixel = static_cast<size_t>(lane.image) * args.hw + start;
-    const uint32_t all = args.channels / V, own = args.x_channels / V;
+    const uint32_t all = static_cast<uint32_t>(args.channels) / V, own = static_cast<uint32_t>(args.x_channels) / V;
     const bool second = column >= own;
     const uint32_t width = second ? all - own : own;
     lane.base = pixel * all;
@@ -49,15 +49,13 @@ SDORT_INLINE Lane lane_of(const Args& args) {
     return lane;
 }
 
-// A lane's walk over its rows, one step after the other: few registers, where an offset for each would take many.
+// A lane's walk over its rows, one step after the other: few registers, where an address for each would take many.
 struct Walk {
-    int row;
-    uint32_t at;
-    int step_rows;
-    uint32_t step;
+    int row, step_rows;
+    uint32_t at, step;
 
     SDORT_INLINE Walk(const Args& args, const Lane& lane, int first, uint32_t start, uint32_t stride)
-        : row(lane.row + first * args.step_rows), at(start + first * stride), step_rows(args.step_rows), step(stride) {}
+        : row(lane.row + first * args.step_rows), step_rows(args.step_rows), at(start + first * stride), step(stride) {}
     SDORT_INLINE void next() {
         row += step_rows;
         at += step;

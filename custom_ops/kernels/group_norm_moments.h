@@ -38,6 +38,16 @@ struct Sum {
     }
 };
 
+// body(entry(i)) for this lane's entries beyond the first of each lane; four are on their way at a time.
+template <class Entry, class Body>
+SDORT_INLINE void others(int count, Entry entry, Body body) {
+    for (int first = lane_index() + kWave; first < count; first += 4 * kWave) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (first + i * kWave < count) body(entry(first + i * kWave));
+    }
+}
+
 // All lanes of a wave: the moments of entries 0 .. count - 1 together, the same bits in every lane. `mine` is the entry
 // of this lane, all zero where there is none; entry(i) tells those beyond the wave's width.
 // The mean is summed as distances to the first entry's, so equal means give exactly that mean.
@@ -45,20 +55,18 @@ template <class Entry>
 SDORT_INLINE Moments merge(int count, Moments mine, Entry entry) {
     const float base = shuffle(mine.mean, 0);
     float n = mine.count, sum = mine.count * (mine.mean - base);
-    for (int i = lane_index() + kWave; i < count; i += kWave) {
-        const Moments other = entry(i);
+    others(count, entry, [&](const Moments& other) {
         n += other.count;
         sum = fmaf(other.count, other.mean - base, sum);
-    }
+    });
     n = wave_sum(n);
-    const float distance = wave_sum(sum) / n, mean = base + distance;
+    const float distance = wave_sum(sum) * fast_rcp(n), mean = base + distance;
     float square = mine.mean - mean;
     square = fmaf(mine.count * square, square, mine.m2);
-    for (int i = lane_index() + kWave; i < count; i += kWave) {
-        const Moments other = entry(i);
+    others(count, entry, [&](const Moments& other) {
         const float d = other.mean - mean;
         square += fmaf(other.count * d, d, other.m2);
-    }
+    });
     return {n, mean, wave_sum(square), distance - (mean - base)};
 }
 

@@ -19,6 +19,28 @@ extern "C" const char* simulated_group_norm_variants(const group_norm::Problem* 
     return text.c_str();
 }
 
+// "kernel blocks blocks_y threads" of a variant, one line a launch.
+extern "C" const char* simulated_group_norm_launches(const group_norm::Problem* problem, int half, const char* architecture,
+                                                     int compute_units, const char* variant) {
+    static std::string text;
+    text.clear();
+    const Device device{architecture, compute_units};
+    for (const Launch& launch : group_norm::launches(*problem, dtype_of(half), device, variant))
+        text += launch.kernel + " " + std::to_string(launch.grid[0]) + " " + std::to_string(launch.grid[1]) + " " +
+                std::to_string(launch.threads) + "\n";
+    return text.c_str();
+}
+
+// "threads rows kept blocks shared_bytes" of each instance of the fast kernel, as the geometry believes them to be.
+extern "C" const char* simulated_group_norm_instances() {
+    static std::string text;
+    text.clear();
+    for (const group_norm::Instance& i : group_norm::kInstances)
+        text += std::to_string(i.threads) + " " + std::to_string(i.rows) + " " + std::to_string(i.kept) + " " +
+                std::to_string(i.blocks) + " " + std::to_string(i.shared_bytes) + "\n";
+    return text.c_str();
+}
+
 extern "C" size_t simulated_group_norm_workspace(const group_norm::Problem* problem, int half, const char* architecture,
                                                  int compute_units) {
     return group_norm::workspace_bytes(*problem, dtype_of(half), {architecture, compute_units});
