@@ -10,6 +10,7 @@ What stays in fp32 follows from structure:
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 import numpy as np
 import onnx
@@ -43,9 +44,10 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
     from onnxconverter_common.float16 import convert_float_to_float16
 
     model = editor.model
-    _separate_outputs(editor)
+    fp32 = islands(editor)
+    _separate_outputs(editor, fp32)
     before = {n.name for n in editor.graph.nodes}
-    kept = _hide_inputs(editor)
+    kept = _float32_inputs(editor)
     constants = _constants(editor)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of every constant it rounds; overflow is found while writing
@@ -56,7 +58,7 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
             keep_io_types=not io_fp16,
             disable_shape_infer=True,
             op_block_list=[],
-            node_block_list=islands(editor),
+            node_block_list=fp32,
             check_fp16_ready=False,
         )
     del converted.graph.value_info[:]
@@ -69,39 +71,46 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
 
 def islands(editor: Editor) -> list[str]:
     """Names of the nodes that stay in fp32."""
-    names = {n.name for n in editor.graph.nodes if n.op == "Cast" and n.attrs.get("to") == TensorProto.FLOAT}
-    names |= {n.name for n in editor.graph.nodes if n.op in ("ReduceMean", "ReduceSum") and _is_float(editor, n)}
-    for root in (n for n in editor.graph.nodes if n.op == "Sqrt"):
+    nodes = [n for n in editor.graph.nodes if editor.dtype(n.outputs[0]) == np.float32]
+    names = {n.name for n in nodes if n.op in ("Cast", "ReduceMean", "ReduceSum")}
+    for root in (n for n in nodes if n.op == "Sqrt"):
         chain: gs.Node | None = root
         while chain is not None and chain.op in ("Sqrt", "Add", "ReduceMean", "Mul", "Pow"):
             names.add(chain.name)
-            chain = producer(chain.inputs[0])
+            chain = next((p for t in chain.inputs if (p := producer(t)) is not None), None)
+    return sorted(names | _before_waves(editor))
+
+
+def _before_waves(editor: Editor) -> set[str]:
+    """Names of Sin and Cos and of all that they are computed from in fp32."""
+    names: set[str] = set()
     stack = [n for n in editor.graph.nodes if n.op in ("Sin", "Cos")]
     while stack:
         node = stack.pop()
         if node.name not in names and editor.dtype(node.outputs[0]) == np.float32:
             names.add(node.name)
             stack.extend(p for t in node.inputs if (p := producer(t)) is not None)
-    return sorted(names)
+    return names
 
 
-def _is_float(editor: Editor, node: gs.Node) -> bool:
-    return editor.dtype(node.outputs[0]) == np.float32
+def _separate_outputs(editor: Editor, fp32: Collection[str]) -> None:
+    """Put an Identity before the outputs that the converter would give a wrong type.
 
-
-def _separate_outputs(editor: Editor) -> None:
-    """An output that is read inside too: the converter would hand its readers the output's own type."""
+    It hands the readers of an output that is read inside too the output's own type, and an output that an island
+    computes the type of the others.
+    """
     for output in editor.graph.outputs:
-        if output.outputs and output.inputs:
-            node, inner = output.inputs[0], gs.Variable(editor.name(output.name))
-            readers = list(output.outputs)
-            node.outputs[next(i for i, t in enumerate(node.outputs) if t is output)] = inner
-            editor.facts.set(inner, editor.facts.of(output))
-            for reader in readers:
-                for index, tensor in enumerate(reader.inputs):
-                    if tensor is output:
-                        reader.inputs[index] = inner
-            editor.node("Identity", [inner], outputs=[output])
+        node = producer(output)
+        if node is None or not (output.outputs or node.name in fp32):
+            continue
+        inner, readers = gs.Variable(editor.name(output.name)), list(output.outputs)
+        node.outputs[next(i for i, t in enumerate(node.outputs) if t is output)] = inner
+        editor.facts.set(inner, editor.facts.of(output))
+        for reader in readers:
+            for index, tensor in enumerate(reader.inputs):
+                if tensor is output:
+                    reader.inputs[index] = inner
+        editor.node("Identity", [inner], outputs=[output])
     editor.finish()
 
 
@@ -109,27 +118,36 @@ def _join_islands(editor: Editor, before: set[str]) -> None:
     """Between two nodes of an island the converter casts to fp16 and back, which would lose what the island is for."""
     for node in editor.graph.nodes:
         inner = producer(node.inputs[0], "Cast") if node.op == "Cast" and node.name not in before else None
-        if inner is not None and inner.name not in before and node.attrs["to"] == TensorProto.FLOAT:
+        if inner is not None and node.attrs["to"] == TensorProto.FLOAT:
             editor.replace(node.outputs[0], inner.inputs[0])
     editor.finish()
 
 
-def _hide_inputs(editor: Editor) -> dict[str, dict[int, gs.Tensor]]:
-    """Take the inputs that stay fp32 out of the graph: the converter knows no per-input exceptions."""
+def _float32_inputs(editor: Editor) -> dict[str, dict[int, gs.Tensor]]:
+    """The inputs that stay fp32, by node and position: the converter knows no exceptions for single inputs."""
     kept: dict[str, dict[int, gs.Tensor]] = {}
     for node in editor.graph.nodes:
         positions = FLOAT32_INPUTS.get((node.domain or "", node.op), ())
         kept[node.name] = {i: node.inputs[i] for i in positions if i < len(node.inputs) and node.inputs[i].name}
-        if kept[node.name]:
-            for index in kept[node.name]:
-                node.inputs[index] = gs.Variable.empty()
     return kept
 
 
 def _restore(model: Model, kept: dict[str, dict[int, gs.Tensor]]) -> None:
-    for node in model.graph.nodes:
+    graph = model.graph
+    tensors = graph.tensors()
+    for node in list(graph.nodes):
         for index, tensor in kept.get(node.name, {}).items():
-            node.inputs[index] = gs.Constant(tensor.name, tensor._values)
+            if isinstance(tensor, gs.Constant):
+                node.inputs[index] = gs.Constant(tensor.name, tensor._values)
+            else:
+                node.inputs[index] = _widened(graph, tensors[tensor.name], f"{node.name}.{index}.float")
+
+
+def _widened(graph: gs.Graph, tensor: gs.Tensor, name: str) -> gs.Tensor:
+    """A computed tensor in fp32, whatever the converter made of it; the cast goes where it has nothing to do."""
+    wide = gs.Variable(name, np.dtype(np.float32))
+    graph.nodes.append(gs.Node("Cast", name, {"to": TensorProto.FLOAT}, [tensor], [wide]))
+    return wide
 
 
 def _constants(editor: Editor) -> dict[str, Array | Weight]:
@@ -151,13 +169,10 @@ def _resolve(proto: TensorProto, constants: dict[str, Array | Weight]) -> Weight
 def _weightless(editor: Editor, constants: dict[str, Array | Weight]) -> onnx.ModelProto:
     """The graph with every constant reduced to name, type and shape, and the type of every tensor stated."""
     graph = editor.graph
-    outputs = [t for n in graph.nodes for t in n.outputs]
-    for index, tensor in enumerate(t for t in outputs if not t.name):
-        tensor.name = f"unused_{index}"  # the converter takes the empty name for a tensor
-    nodes = [_node(n) for n in graph.nodes]
+    outputs = [t for n in graph.nodes for t in n.outputs if t.name]
     known = {t.name for t in (*graph.inputs, *graph.outputs)}
     proto = helper.make_graph(
-        nodes,
+        [_node(n) for n in graph.nodes],
         graph.name or "graph",
         [_value_info(editor, t) for t in graph.inputs],
         [_value_info(editor, t) for t in graph.outputs],
@@ -167,9 +182,9 @@ def _weightless(editor: Editor, constants: dict[str, Array | Weight]) -> onnx.Mo
         ],
         value_info=[_value_info(editor, t) for t in outputs if t.name not in known and editor.dtype(t) is not None],
     )
-    opsets = [helper.make_opsetid("", graph.opset), *(d for d in graph.import_domains or [] if d.domain)]
-    if any(n.domain == "com.microsoft" for n in graph.nodes) and all(o.domain != "com.microsoft" for o in opsets):
-        opsets.append(helper.make_opsetid("com.microsoft", 1))
+    domains = {n.domain: 1 for n in graph.nodes if n.domain}
+    domains |= {d.domain: d.version for d in graph.import_domains or []} | {"": graph.opset}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
     return helper.make_model(proto, opset_imports=opsets, ir_version=10)
 
 
