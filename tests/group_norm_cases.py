@@ -1,0 +1,219 @@
+"""GroupNorm for tests: problems with their tensors, run on the simulated machines, and their results in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import native
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+DEVICES = {
+    "mfma": ("gfx942", 304),
+    "wmma_gfx11": ("gfx1100", 48),
+    "wmma_gfx12": ("gfx1201", 32),
+    "mma_sync": ("sm_90", 132),
+}
+"""A device for each simulated machine: architecture and compute units."""
+
+GUARD = 64
+"""Bytes around outputs that nobody may touch."""
+
+
+POINTERS = ("x", "x2", "skip", "bias", "embedding", "gamma", "beta", "y", "sum", "workspace")
+SIZES = ("images", "hw", "channels", "x_channels", "groups")
+
+
+class Problem(ctypes.Structure):
+    """group_norm::Problem."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        ("epsilon", ctypes.c_float),
+        ("silu", ctypes.c_int32),
+        *((name, ctypes.c_int64) for name in SIZES),
+    ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes and which optional tensors there are; ``x2`` is how many of the channels come from the second input."""
+
+    images: int
+    hw: int
+    channels: int
+    groups: int = 32
+    silu: bool = True
+    x2: int = 0
+    skip: bool = False
+    bias: bool = False
+    embedding: bool = False
+    sum: bool = False
+    mean: float = 0.0
+    units: int | None = None
+
+    def __str__(self) -> str:
+        flags = "".join("-" + name for name in ("silu", "skip", "bias", "embedding", "sum") if getattr(self, name))
+        return f"{self.images}x{self.hw}x{self.channels}+{self.x2}/{self.groups}{flags}-{self.mean:g}-{self.units}"
+
+
+@dataclass
+class Tensors:
+    x: Array
+    gamma: Array
+    beta: Array
+    skip: Array | None = None
+    bias: Array | None = None
+    embedding: Array | None = None
+
+
+def make_tensors(case: Case, dtype: Any, seed: int = 0) -> Tensors:
+    random = np.random.default_rng(seed)
+    full, vector = (case.images, case.hw, case.channels), (case.channels,)
+
+    def draw(there: bool, *shape: int) -> Array | None:
+        return random.normal(size=shape).astype(dtype) if there else None
+
+    return Tensors(
+        (random.normal(size=full) + case.mean).astype(dtype),
+        random.normal(size=vector).astype(np.float32),
+        random.normal(size=vector).astype(np.float32),
+        draw(case.skip, *full),
+        draw(case.bias, *vector),
+        draw(case.embedding, case.images, case.channels),
+    )
+
+
+def exact_sum(tensors: Tensors) -> Array:
+    """X + skip + bias + embedding in float64, (N, H*W, C)."""
+    total = tensors.x.astype(np.float64)
+    if tensors.skip is not None:
+        total = total + tensors.skip
+    if tensors.bias is not None:
+        total = total + tensors.bias
+    if tensors.embedding is not None:
+        total = total + tensors.embedding[:, None]
+    return total
+
+
+def exact(total: Array, gamma: Array, beta: Array, groups: int, silu: bool) -> tuple[Array, Array]:
+    """Y in float64 for S = ``total`` (N, H*W, C), and the error that float32 arithmetic may make on the way.
+
+    Rounding what is multiplied and added costs some 2^-24 of each term. Every lane and block holds its mean in float32
+    before they are merged, as distances to the first one: 2^-24 of the mean and of those distances is lost.
+    """
+    images, _, channels = total.shape
+    grouped = total.astype(np.float64).reshape(images, -1, groups, channels // groups)
+    mean = grouped.mean((1, 3), keepdims=True)
+    distance = grouped - mean
+    deviation = np.sqrt((distance**2).mean((1, 3), keepdims=True) + 1e-5)
+    scaled = (distance / deviation).reshape(total.shape) * gamma
+    largest = np.abs(mean) + np.abs(distance).max((1, 3), keepdims=True) / 2
+    lost = np.broadcast_to(largest / deviation, grouped.shape).reshape(total.shape) * np.abs(gamma)
+    y = scaled + beta
+    error = 2.0**-20 * (np.abs(scaled) + np.abs(beta)) + 2.0**-23 * lost
+    return (y / (1 + np.exp(-y)) if silu else y), error
+
+
+def tolerance(y: Array, error: Array, dtype: Any) -> Array:
+    """``error`` and the rounding of the result: half a unit in float16's last place; float32's is within ``error``."""
+    return error + (0.5 * np.spacing(np.abs(y).astype(np.float16)).astype(np.float64) if dtype == np.float16 else 0.0)
+
+
+@cache
+def simulator(machine: str) -> ctypes.CDLL:
+    library = native.simulated(machine)
+    for name in ("variants", "launches", "instances"):
+        getattr(library, f"simulated_group_norm_{name}").restype = ctypes.c_char_p
+    library.simulated_group_norm_workspace.restype = ctypes.c_size_t
+    return library
+
+
+def address(array: Array | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+class Guarded:
+    """An array of NaN bytes with guard bytes on both sides."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = np.full(size + 2 * GUARD + 64, 0xFF, np.uint8)
+        start = -memory.ctypes.data % 64
+        self.bytes = memory[start : start + size + 2 * GUARD]
+        self.array: Array = self.bytes[GUARD : GUARD + size].view(dtype).reshape(shape)
+
+    def check(self) -> None:
+        around = np.concatenate([self.bytes[:GUARD], self.bytes[-GUARD:]])
+        assert (around == 0xFF).all(), "written beyond the output"
+
+
+class Simulation:
+    """A case on one machine: tensors bound to a Problem, launched as often as wanted on one workspace."""
+
+    def __init__(self, machine: str, case: Case, dtype: Any, tensors: Tensors, workspace: Array | None = None) -> None:
+        self.library = simulator(machine)
+        architecture, units = DEVICES[machine]
+        self.device = (architecture.encode(), case.units or units)
+        self.half = int(dtype == np.float16)
+        own = case.channels - case.x2
+        self.inputs = [np.ascontiguousarray(tensors.x[..., :own]), np.ascontiguousarray(tensors.x[..., own:])]
+        self.tensors = tensors
+        self.y = Guarded(tensors.x.shape, dtype)
+        self.sum = Guarded(tensors.x.shape, dtype) if case.sum else None
+        self.problem = Problem(
+            *map(address, (self.inputs[0], self.inputs[1] if case.x2 else None)),
+            *map(address, (tensors.skip, tensors.bias, tensors.embedding, tensors.gamma, tensors.beta, self.y.array)),
+            address(self.sum.array if self.sum else None),
+            None,
+            1e-5,
+            int(case.silu),
+            case.images,
+            case.hw,
+            case.channels,
+            own,
+            case.groups,
+        )
+        self.workspace = np.zeros(self.workspace_bytes() + GUARD, np.uint8) if workspace is None else workspace
+        self.problem.workspace = address(self.workspace)
+
+    def workspace_bytes(self) -> int:
+        return int(self.library.simulated_group_norm_workspace(ctypes.byref(self.problem), self.half, *self.device))
+
+    def variants(self) -> list[str]:
+        text = self.library.simulated_group_norm_variants(ctypes.byref(self.problem), self.half, *self.device)
+        return str(text.decode()).split()
+
+    def launches(self, variant: str) -> list[tuple[str, int, int, int]]:
+        text = self.library.simulated_group_norm_launches(
+            ctypes.byref(self.problem), self.half, *self.device, variant.encode()
+        )
+        rows = [line.split() for line in text.decode().splitlines()]
+        return [(name, int(x), int(y), int(threads)) for name, x, y, threads in rows]
+
+    def launch(self, variant: str) -> None:
+        failed = self.library.simulate_group_norm(ctypes.byref(self.problem), self.half, *self.device, variant.encode())
+        assert not failed, self.library.simulated_error().decode()
+
+    def run(self, variant: str) -> tuple[Array, Array | None]:
+        """Y and S of one launch, whose memory was NaN before."""
+        before = [array.tobytes() for array in self.inputs]
+        for output in (self.y, self.sum):
+            if output:
+                output.bytes[:] = 0xFF
+        self.launch(variant)
+        for output in (self.y, self.sum):
+            if output:
+                output.check()
+        assert (self.workspace[self.workspace_bytes() :] == 0).all(), "written beyond the workspace"
+        assert before == [array.tobytes() for array in self.inputs], "written to an input"
+        return self.y.array.copy(), self.sum.array.copy() if self.sum else None
+
+
+def simulate(machine: str, case: Case, dtype: Any, seed: int = 0) -> Simulation:
+    return Simulation(machine, case, dtype, make_tensors(case, dtype, seed))

@@ -1,0 +1,271 @@
+"""The GroupNorm operators on ONNX Runtime's CPU provider with the library registered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import native
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from group_norm_cases import Array, exact, tolerance
+from onnx import TensorProto, helper
+
+from sdort import reference
+
+PLAIN, SKIP, EXTENDED = "GroupNorm", "SkipGroupNorm", "sdort.GroupNorm"
+INPUTS = {
+    PLAIN: ("X", "gamma", "beta"),
+    SKIP: ("X", "gamma", "beta", "skip", "bias"),
+    EXTENDED: ("X", "X2", "gamma", "beta", "skip", "bias", "embedding"),
+}
+DTYPES = {np.float16: TensorProto.FLOAT16, np.float32: TensorProto.FLOAT}
+PRECISIONS = pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=["fp16", "fp32"])
+
+
+def make_model(operator: str, feeds: dict[str, Array], outputs: tuple[str, ...], **attributes: Any) -> onnx.ModelProto:
+    """One node whose inputs are graph inputs without a shape."""
+    dtype = DTYPES[feeds["X"].dtype.type]
+    inputs = [name if name in feeds else "" for name in INPUTS[operator]]
+    while not inputs[-1]:
+        inputs.pop()
+    domain = "sdort" if operator == EXTENDED else "com.microsoft"
+    node = helper.make_node(
+        operator.split(".")[-1], inputs, list(outputs), name="norm", domain=domain, **{"activation": 0, **attributes}
+    )
+    types = {name: TensorProto.FLOAT if name in ("gamma", "beta") else dtype for name in feeds}
+    graph = helper.make_graph(
+        [node],
+        "graph",
+        [helper.make_tensor_value_info(name, types[name], None) for name in feeds],
+        [helper.make_tensor_value_info(name, dtype, None) for name in outputs],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("sdort", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array], threads: int = 1, library: bool = True) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    if library:
+        options.register_custom_ops_library(str(native.library()))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def draw(dtype: Any, shapes: dict[str, tuple[int, ...]], mean: float = 0.0) -> dict[str, Array]:
+    random = np.random.default_rng(0)
+    return {
+        name: (random.normal(size=shape) + mean * (name == "X")).astype(
+            np.float32 if name in ("gamma", "beta") else dtype
+        )
+        for name, shape in shapes.items()
+    }
+
+
+def check(y: Array, source: Array, feeds: dict[str, Array], groups: int, silu: bool) -> None:
+    """Y against float64 of S = ``source`` (N, H, W, C)."""
+    images, channels = source.shape[0], source.shape[-1]
+    flat = source.reshape(images, -1, channels)
+    expected, error = exact(flat, feeds["gamma"], feeds["beta"], groups, silu)
+    assert y.shape == source.shape
+    assert (np.abs(y.reshape(flat.shape) - expected) <= tolerance(expected, error, y.dtype)).all()
+
+
+SHAPES = [((2, 8, 8, 320), 32, 0.0), ((1, 7, 5, 60), 4, 1000.0), ((1, 33, 31, 128), 32, 3.0), ((3, 1, 1, 33), 3, 0.0)]
+
+
+@PRECISIONS
+@pytest.mark.parametrize("silu", [0, 1])
+@pytest.mark.parametrize(("shape", "groups", "mean"), SHAPES)
+def test_group_norm(shape: tuple[int, ...], groups: int, mean: float, silu: int, dtype: Any) -> None:
+    """Channels last and first; (33, 31, 128) is four chunks of rows, the last one shorter."""
+    feeds = draw(dtype, {"X": shape, "gamma": shape[-1:], "beta": shape[-1:]}, mean)
+    [y] = run(make_model(PLAIN, feeds, ("Y",), groups=groups, activation=silu), feeds)
+    check(y, feeds["X"], feeds, groups, bool(silu))
+    planes = {**feeds, "X": np.ascontiguousarray(feeds["X"].transpose(0, 3, 1, 2))}
+    [y] = run(make_model(PLAIN, planes, ("Y",), groups=groups, activation=silu, channels_last=0), planes)
+    check(y.transpose(0, 2, 3, 1), feeds["X"], feeds, groups, bool(silu))
+
+
+@PRECISIONS
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("skip", ["full", "flat", "pixel"])
+def test_skip_group_norm(skip: str, bias: bool, stored: bool, dtype: Any) -> None:
+    shape = (2, 6, 5, 48)
+    skip_shape = {"full": shape, "flat": (2, 48), "pixel": (2, 1, 1, 48)}[skip]
+    feeds = draw(
+        dtype,
+        {"X": shape, "gamma": (48,), "beta": (48,), "skip": skip_shape, **({"bias": (48,)} if bias else {})},
+    )
+    outputs = ("Y", "S") if stored else ("Y",)
+    results = run(make_model(SKIP, feeds, outputs, groups=8, activation=1, epsilon=1e-5), feeds)
+    total = feeds["X"] + feeds["skip"].reshape((2, 1, 1, 48) if skip != "full" else shape).astype(np.float64)
+    check_sum(total + (feeds["bias"] if bias else 0), results, feeds, 8)
+
+
+def check_sum(total: Array, results: list[Array], feeds: dict[str, Array], groups: int) -> None:
+    """S is the float64 sum rounded once, and Y normalizes it."""
+    y = results[0]
+    source = total.astype(y.dtype)
+    if len(results) == 2:
+        last = np.spacing(np.abs(source)).astype(np.float64) * (0.5 if y.dtype == np.float16 else 2)
+        assert (np.abs(results[1] - total) <= last + 2.0**-22).all()
+        source = results[1]
+    check(y, source, feeds, groups, True)
+
+
+@PRECISIONS
+@pytest.mark.parametrize(
+    "given", ["X2", "skip", "bias", "embedding", "X2 skip bias embedding", "X2 skip", "skip embedding", ""]
+)
+@pytest.mark.parametrize("stored", [True, False])
+def test_extended_group_norm(given: str, stored: bool, dtype: Any) -> None:
+    images, height, width, first, second = 2, 3, 7, 40, 24
+    channels = first + (second if "X2" in given.split() else 0)
+    whole, pixel = (images, height, width, channels), (images, channels)
+    shapes = {"X2": (images, height, width, second), "skip": whole, "bias": (channels,), "embedding": pixel}
+    wanted = {"X": (images, height, width, first), "gamma": (channels,), "beta": (channels,)}
+    feeds = draw(dtype, {**wanted, **{name: shapes[name] for name in given.split()}})
+    results = run(make_model(EXTENDED, feeds, ("Y", "S") if stored else ("Y",), groups=8, activation=1), feeds)
+    total = np.concatenate([feeds["X"], *([feeds["X2"]] if "X2" in feeds else [])], -1).astype(np.float64)
+    for name in ("skip", "bias"):
+        total = total + feeds.get(name, np.zeros(channels))
+    total = total + feeds.get("embedding", np.zeros(pixel))[:, None, None]
+    check_sum(total, results, feeds, 8)
+
+
+@pytest.mark.parametrize("operator", [PLAIN, SKIP])
+def test_same_as_the_reference(operator: str) -> None:
+    """The function of standard operators that `sdort verify` uses where the library is not there."""
+    shape = (2, 9, 4, 64)
+    extra = {"skip": shape, "bias": (64,)} if operator == SKIP else {}
+    feeds = draw(np.float32, {"X": shape, "gamma": (64,), "beta": (64,), **extra})
+    model = make_model(operator, feeds, ("Y",), groups=16, activation=1)
+    [ours] = run(model, feeds)
+    assert reference.expand(model) == 1
+    [theirs] = run(model, feeds, library=False)
+    assert np.abs(ours - theirs).max() < 1e-5
+
+
+def test_threads_do_not_change_the_bits() -> None:
+    feeds = draw(np.float16, {"X": (2, 40, 40, 64), "gamma": (64,), "beta": (64,), "skip": (2, 40, 40, 64)})
+    model = make_model(SKIP, feeds, ("Y", "S"), groups=16, activation=1)
+    one, four, again = (run(model, feeds, threads) for threads in (1, 4, 4))
+    for other in (four, again):
+        assert all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in zip(one, other, strict=True))
+
+
+@PRECISIONS
+def test_equal_values_and_infinities(dtype: Any) -> None:
+    """Equal values give beta exactly; an infinity makes NaN of its group and leaves the others their bits."""
+    feeds = draw(dtype, {"X": (1, 9, 9, 32), "gamma": (32,), "beta": (32,)})
+    clean = feeds["X"]
+    dirty = clean.copy()
+    dirty[0, 4, 4, 9] = np.inf
+    for last in (1, 0):
+        order = (0, 1, 2, 3) if last else (0, 3, 1, 2)
+        back = (0, 1, 2, 3) if last else (0, 2, 3, 1)
+        model = make_model(PLAIN, feeds, ("Y",), groups=4, channels_last=last)
+        equal, expected, y = (
+            run(model, {**feeds, "X": np.ascontiguousarray(x.transpose(order))})[0].transpose(back)
+            for x in (np.full_like(clean, 1000.1), clean, dirty)
+        )
+        assert np.array_equal(equal, np.broadcast_to(feeds["beta"].astype(dtype), equal.shape))
+        assert np.isnan(y[..., 8:16]).all()
+        assert np.array_equal(np.delete(y, range(8, 16), -1), np.delete(expected, range(8, 16), -1))
+
+
+@PRECISIONS
+def test_every_float16_converts(dtype: Any) -> None:
+    """S = X + 0: every float16 there is, subnormal ones and infinities too; and float32 sums round to nearest even."""
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    values = halves[~np.isnan(halves)].astype(dtype)
+    values = np.concatenate([values, np.zeros(-len(values) % 64, dtype)]).reshape(1, 1, -1, 64)
+    feeds = {**draw(dtype, {"gamma": (64,), "beta": (64,), "bias": (64,), "skip": values.shape}), "X": values}
+    for skip in (np.zeros_like(values), feeds["skip"]):
+        feeds.update(skip=skip, bias=np.zeros(64, dtype))
+        _, stored = run(make_model(SKIP, feeds, ("Y", "S"), groups=8), feeds)
+        with np.errstate(over="ignore"):
+            expected = (values.astype(np.float32) + skip.astype(np.float32)).astype(dtype)
+        assert np.array_equal(stored, expected)
+
+
+ERRORS = [
+    (PLAIN, {"X": (2, 3, 3, 32), "gamma": (31,), "beta": (32,)}, {}, "gamma must have the shape (32), it has (31)"),
+    (PLAIN, {"X": (2, 3, 3, 32), "gamma": (32,), "beta": (32, 1)}, {}, "beta must have the shape (32), it has (32, 1)"),
+    (
+        PLAIN,
+        {"X": (2, 9, 32), "gamma": (32,), "beta": (32,)},
+        {},
+        "X must have four dimensions, it has the shape (2, 9, 32)",
+    ),
+    (
+        PLAIN,
+        {"X": (2, 3, 3, 30), "gamma": (30,), "beta": (30,)},
+        {},
+        "the number of channels must be a multiple of groups = 8, it is 30",
+    ),
+    (PLAIN, {"X": (1, 1, 1, 8), "gamma": (8,), "beta": (8,)}, {"groups": 0}, "groups must be positive, it is 0"),
+    (
+        PLAIN,
+        {"X": (1, 1, 1, 8), "gamma": (8,), "beta": (8,)},
+        {"activation": 2},
+        "activation must be 0 (none) or 1 (SiLU), it is 2",
+    ),
+    (
+        SKIP,
+        {"X": (2, 3, 3, 32), "gamma": (32,), "beta": (32,), "skip": (2, 3, 3, 16)},
+        {},
+        "skip must have X's shape (2, 3, 3, 32), or (2, 32), or (2, 1, 1, 32), it has (2, 3, 3, 16)",
+    ),
+    (
+        SKIP,
+        {"X": (2, 3, 3, 32), "gamma": (32,), "beta": (32,), "skip": (2, 32), "bias": (2, 32)},
+        {},
+        "bias must have the shape (32), it has (2, 32)",
+    ),
+    (
+        SKIP,
+        {"X": (2, 3, 3, 32), "gamma": (32,), "beta": (32,), "skip": (2, 32)},
+        {"channels_last": 0},
+        "channels_last must be 1: there is no form for (N, C, H, W)",
+    ),
+    (
+        EXTENDED,
+        {"X": (2, 3, 3, 32), "X2": (2, 3, 4, 32), "gamma": (64,), "beta": (64,)},
+        {},
+        "X2 must have X's shape (2, 3, 3, 32) but for the channels, it has (2, 3, 4, 32)",
+    ),
+    (
+        EXTENDED,
+        {"X": (2, 3, 3, 32), "gamma": (32,), "beta": (32,), "skip": (2, 32)},
+        {},
+        "skip must have X's shape (2, 3, 3, 32), it has (2, 32)",
+    ),
+    (
+        EXTENDED,
+        {"X": (2, 3, 3, 32), "gamma": (32,), "beta": (32,), "embedding": (1, 32)},
+        {},
+        "embedding must have the shape (2, 32) or (2, 1, 1, 32), it has (1, 32)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("operator", "shapes", "attributes", "message"), ERRORS, ids=[row[3] for row in ERRORS])
+def test_errors(operator: str, shapes: dict[str, tuple[int, ...]], attributes: dict[str, int], message: str) -> None:
+    """With the operator, the node and the value."""
+    feeds = draw(np.float32, shapes)
+    model = make_model(operator, feeds, ("Y",), **{"groups": 8, **attributes})
+    with pytest.raises(Exception, match="ONNXRuntimeError") as caught:
+        run(model, feeds)
+    assert f"{operator.split('.')[-1]} node 'norm': {message}" in str(caught.value)
+
+
+def test_an_empty_batch_is_no_error() -> None:
+    feeds = draw(np.float32, {"X": (0, 3, 3, 32), "gamma": (32,), "beta": (32,)})
+    [y] = run(make_model(PLAIN, feeds, ("Y",), groups=8), feeds)
+    assert y.shape == (0, 3, 3, 32)
