@@ -221,7 +221,7 @@ def test_unet_is_read_once_by_most_of_an_h100(shape: tuple[int, int, int]) -> No
 
 def test_unknown_variant_is_an_error() -> None:
     simulation = simulate("mma_sync", Case(1, 8, 320), np.float16)
-    with pytest.raises(AssertionError, match="^GroupNorm has no variant 512-4-0/lanes=7/splits=1$"):
+    with pytest.raises(AssertionError, match=r"^GroupNorm has no variant 512-4-0/lanes=7/splits=1$"):
         simulation.launch("512-4-0/lanes=7/splits=1")
 
 
