@@ -89,7 +89,7 @@ def optimize(request: Request) -> Report:
             _optimize_component(request, report, name, path, stage)
         _check_expectations(request, report)
         if request.source.is_dir():
-            _copy_configs(request.source, stage, set(found))
+            _copy_configs(request.source, stage)
         report.seconds = round(time.perf_counter() - start, 3)
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         _write_json(stage / MANIFEST, _manifest(request, report))
@@ -131,7 +131,8 @@ def _optimize_component(request: Request, report: Report, name: str, path: Path,
         for m in done.misses
     )
     report.misses.extend(f"{name}: {miss}" for miss in _config_misses(request, model, path, done))
-    folder = stage / name if request.source.is_dir() else stage
+    # As IN is: one folder a component, or the files of the only one.
+    folder = stage / name if request.source.is_dir() and path.parent != request.source else stage
     folder.mkdir(exist_ok=True)
     with progress(f"{name}: writing", total=float(_weight_bytes(model))) as advance:
         written = save_model(model, folder / "model.onnx", advance=advance)
@@ -177,10 +178,10 @@ def _config_misses(request: Request, model: Model, path: Path, done: ComponentRe
     if request.disable or not config.is_file():
         return []
     try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
+        settings = _read_json(config)
         raised = expected_operators(settings, model.component, "raised")
         fused = expected_operators(settings, model.component, request.provider)
-    except (BadModelError, ValueError) as error:
+    except BadModelError as error:
         detail(f"{model.component}: no counts can be derived from {config}: {error}")
         return []
     counts = done.operators_raised
@@ -201,28 +202,20 @@ def _check_expectations(request: Request, report: Report) -> None:
             report.misses.append(f"--expect {name}={wanted}: found {found}")
 
 
-def _copy_configs(source: Path, stage: Path, components: set[str]) -> None:
+def _copy_configs(source: Path, stage: Path) -> None:
     """Everything beside the models: configs, tokenizers, scheduler, model_index.json; links are not followed."""
-    skipped = {"sdort.json"}
     for path in sorted(source.rglob("*")):
-        inside = path.relative_to(source)
-        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED or str(inside) in skipped:
+        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED:
             continue
-        target = stage / inside
+        target = stage / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
 
 
 def _manifest(request: Request, report: Report) -> dict[str, Any]:
     original = request.source / MANIFEST
-    before = {}
-    if original.is_file():
-        try:
-            before = json.loads(original.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadModelError(f"{original} is not JSON: {error}") from None
     return {
-        **before,
+        **(_read_json(original) if original.is_file() else {}),
         "optimized": {
             "sdort": __version__,
             "from": str(request.source.resolve()),
@@ -231,6 +224,16 @@ def _manifest(request: Request, report: Report) -> dict[str, Any]:
             "components": {n: {"operators": c["operators"], "bytes": c["bytes"]} for n, c in report.components.items()},
         },
     }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadModelError(f"{path} holds no JSON object")
+    return content
 
 
 def _write_report(request: Request, report: Report) -> None:

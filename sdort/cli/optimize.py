@@ -61,15 +61,21 @@ def command(source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: bool, *
     """
     if io_fp16 and not fp16:
         raise click.UsageError("--io-fp16 needs --fp16")
-    from sdort.console import emit_json, show
+    from sdort.console import QUIET, emit_json, verbosity
     from sdort.optimize import Request, optimize
 
     report = optimize(Request(source, out, fp16=fp16, io_fp16=io_fp16, **options))  # type: ignore[arg-type]
     if as_json:
         emit_json(report)
-        return
+    elif verbosity() > QUIET:
+        _show(report, explain=bool(options["explain"]))
+
+
+def _show(report: Report, explain: bool) -> None:
+    from sdort.console import show
+
     show(_summary(report))
-    if options["explain"]:
+    if explain:
         show(_explanations(report))
     for name, c in report.components.items():
         for reason, places in c["declined"].items():
