@@ -8,14 +8,14 @@ namespace sdort {
 
 const OrtApi* ort = nullptr;
 
-namespace {
-
-void check(OrtStatus* status) {
+void raise(OrtStatus* status) {
     if (!status) return;
     const std::string message = ort->GetErrorMessage(status);
     ort->ReleaseStatus(status);
     throw Error(message);
 }
+
+namespace {
 
 // True if the attribute was there; ONNX Runtime tells absence by a status.
 bool found(OrtStatus* status) {
@@ -46,7 +46,7 @@ std::string Node::name() const {
     size_t size = 0;
     if (!found(ort->KernelInfo_GetNodeName(info_, nullptr, &size)) || size == 0) return "";
     std::string text(size, '\0');
-    check(ort->KernelInfo_GetNodeName(info_, text.data(), &size));
+    raise(ort->KernelInfo_GetNodeName(info_, text.data(), &size));
     text.resize(size - 1);
     return text;
 }
@@ -68,7 +68,7 @@ std::string Node::string(const char* attribute, std::optional<std::string> fallb
     if (!found(ort->KernelInfoGetAttribute_string(info_, attribute, nullptr, &size)))
         return fallback_or_throw(fallback, attribute);
     std::string text(size, '\0');
-    check(ort->KernelInfoGetAttribute_string(info_, attribute, text.data(), &size));
+    raise(ort->KernelInfoGetAttribute_string(info_, attribute, text.data(), &size));
     text.resize(size ? size - 1 : 0);
     return text;
 }
@@ -77,27 +77,27 @@ std::vector<int64_t> Node::integers(const char* attribute, std::vector<int64_t> 
     size_t size = 0;
     if (!found(ort->KernelInfoGetAttributeArray_int64(info_, attribute, nullptr, &size))) return fallback;
     std::vector<int64_t> values(size);
-    check(ort->KernelInfoGetAttributeArray_int64(info_, attribute, values.data(), &size));
+    raise(ort->KernelInfoGetAttributeArray_int64(info_, attribute, values.data(), &size));
     return values;
 }
 
 bool Node::has_output(size_t index) const {
     size_t count = 0, size = 0;
-    check(ort->KernelInfo_GetOutputCount(info_, &count));
+    raise(ort->KernelInfo_GetOutputCount(info_, &count));
     if (index >= count) return false;
-    check(ort->KernelInfo_GetOutputName(info_, index, nullptr, &size));
+    raise(ort->KernelInfo_GetOutputName(info_, index, nullptr, &size));
     return size > 1;  // a name and its end
 }
 
 int Node::device_id() const {
     OrtAllocator* allocator = nullptr;
-    check(ort->KernelInfoGetAllocator(info_, OrtMemTypeDefault, &allocator));
+    raise(ort->KernelInfoGetAllocator(info_, OrtMemTypeDefault, &allocator));
     const OrtMemoryInfo* memory = nullptr;
     OrtStatus* status = ort->AllocatorGetInfo(allocator, &memory);
     int id = 0;
     if (!status) status = ort->MemoryInfoGetId(memory, &id);
     ort->ReleaseAllocator(allocator);
-    check(status);
+    raise(status);
     return id;
 }
 
@@ -105,18 +105,18 @@ Input Context::input(size_t index) const {
     Input input;
     if (index >= input_count()) return input;
     const OrtValue* value = nullptr;
-    check(ort->KernelContext_GetInput(context_, index, &value));
+    raise(ort->KernelContext_GetInput(context_, index, &value));
     if (!value) return input;
     OrtTensorTypeAndShapeInfo* info = nullptr;
-    check(ort->GetTensorTypeAndShape(value, &info));
+    raise(ort->GetTensorTypeAndShape(value, &info));
     size_t rank = 0;
     OrtStatus* status = ort->GetDimensionsCount(info, &rank);
     input.shape.resize(rank);
     if (!status) status = ort->GetDimensions(info, input.shape.data(), rank);
     ort->ReleaseTensorTypeAndShapeInfo(info);
-    check(status);
+    raise(status);
     void* data = nullptr;
-    check(ort->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+    raise(ort->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
     // An empty tensor may have no memory, and is not an absent one.
     static const char nothing = 0;
     input.data = data ? data : &nothing;
@@ -125,32 +125,37 @@ Input Context::input(size_t index) const {
 
 size_t Context::input_count() const {
     size_t count = 0;
-    check(ort->KernelContext_GetInputCount(context_, &count));
+    raise(ort->KernelContext_GetInputCount(context_, &count));
     return count;
 }
 
 void* Context::output(size_t index, const Shape& shape) {
     size_t count = 0;
-    check(ort->KernelContext_GetOutputCount(context_, &count));
+    raise(ort->KernelContext_GetOutputCount(context_, &count));
     if (index >= count) return nullptr;
     OrtValue* value = nullptr;
-    check(ort->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+    raise(ort->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
     if (!value) return nullptr;
     void* data = nullptr;
-    check(ort->GetTensorMutableData(value, &data));
+    raise(ort->GetTensorMutableData(value, &data));
     return data;
+}
+
+void Context::invoke(const OrtOp* op, const OrtValue* const* inputs, int input_count, OrtValue* const* outputs,
+                     int output_count) const {
+    raise(ort->InvokeOp(context_, op, inputs, input_count, outputs, output_count));
 }
 
 void* Context::stream() const {
     void* stream = nullptr;
-    check(ort->KernelContext_GetGPUComputeStream(context_, &stream));
+    raise(ort->KernelContext_GetGPUComputeStream(context_, &stream));
     return stream;
 }
 
 void Context::parallel_for(size_t count, const std::function<void(size_t)>& body) const {
     if (count == 0) return;
     const auto call = [](void* data, size_t i) { (*static_cast<const std::function<void(size_t)>*>(data))(i); };
-    check(ort->KernelContext_ParallelFor(context_, call, count, 0, const_cast<std::function<void(size_t)>*>(&body)));
+    raise(ort->KernelContext_ParallelFor(context_, call, count, 0, const_cast<std::function<void(size_t)>*>(&body)));
 }
 
 void GpuKernel::run(Context& context, const std::string& key, const std::vector<std::string>& variants,

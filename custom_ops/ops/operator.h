@@ -28,6 +28,9 @@ using Shape = std::vector<int64_t>;
 std::string to_string(const Shape& shape);
 int64_t element_count(const Shape& shape);
 
+// Throws Error with the status's text if there is one.
+void raise(OrtStatus* status);
+
 // The node that a kernel is made for.
 class Node {
 public:
@@ -60,6 +63,8 @@ public:
     Input input(size_t index) const;
     size_t input_count() const;
     void* output(size_t index, const Shape& shape);  // null if the node does not have it
+    // Runs one of ONNX Runtime's own operators on the caller's values.
+    void invoke(const OrtOp* op, const OrtValue* const* inputs, int input_count, OrtValue* const* outputs, int output_count) const;
     void* stream() const;  // hipStream_t or CUstream
     // body(i) for i in [0, count) on ONNX Runtime's own threads; `body` must not throw.
     void parallel_for(size_t count, const std::function<void(size_t)>& body) const;

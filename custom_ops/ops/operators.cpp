@@ -2,12 +2,12 @@
 
 namespace sdort {
 
-extern const Operator kBiasAdd, kBiasSplitGelu, kSkipLayerNorm;
+extern const Operator kBiasAdd, kBiasSplitGelu, kNhwcConv, kSkipLayerNorm;
 extern const Operator kGroupNorm, kSkipGroupNorm, kExtendedGroupNorm;
 
 const std::vector<const Operator*>& operators() {
     static const std::vector<const Operator*> all{
-        &kBiasAdd, &kBiasSplitGelu, &kSkipLayerNorm,
+        &kBiasAdd, &kBiasSplitGelu, &kNhwcConv, &kSkipLayerNorm,
         &kGroupNorm, &kSkipGroupNorm, &kExtendedGroupNorm,
     };
     return all;

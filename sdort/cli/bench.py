@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from sdort.cli.options import custom_ops_option
 
-class _Numbers(click.ParamType[tuple[int, ...]]):
+
+class Numbers(click.ParamType[tuple[int, ...]]):
     """``1,2,4``."""
 
     name = "N,N,..."
@@ -21,7 +23,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
         return tuple(dict.fromkeys(int(number) for number in str(value).split(",")))
 
 
-class _Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
+class Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
     """``512x512,768x512``: height x width in pixels."""
 
     name = "HxW,..."
@@ -60,6 +62,7 @@ Examples:
 @click.option("--tuning", is_flag=True, help="Search for the fastest kernels before the timed calls.")
 @click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU.")
 @click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@custom_ops_option
 @click.option("--engine", type=_ENGINE, default="onnxruntime", help="torch engines run the checkpoint behind PIPELINE.")
 @click.option(
     "--checkpoint",
@@ -88,9 +91,9 @@ Examples:
     help="Measure only this: a component's name, or pipeline. May be repeated.",
 )
 @click.option(
-    "--batch-size", "batch_sizes", type=_Numbers(), default="1", help="Samples of a component, images of the pipeline."
+    "--batch-size", "batch_sizes", type=Numbers(), default="1", help="Samples of a component, images of the pipeline."
 )
-@click.option("--size", "sizes", type=_Sizes(), show_default="the model's own", help="Image sizes in pixels.")
+@click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--steps", type=click.IntRange(1), default=20, help="Denoising steps of the pipeline.")
 @click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
 @click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")
@@ -106,6 +109,7 @@ def command(
     tuning: bool,
     no_fallback: bool,
     device_id: int,
+    custom_ops: str,
     engine: str,
     checkpoint: Path | None,
     baseline: Path | None,
@@ -136,7 +140,7 @@ def command(
     from sdort.runtime.providers import RuntimeOptions
 
     options = Options(
-        runtime=RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id),
+        runtime=RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id, custom_ops=custom_ops),
         engine=engine,
         checkpoint=checkpoint,
         baseline=baseline,

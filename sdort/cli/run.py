@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from sdort.cli.options import custom_ops_option
+
 
 @click.command(
     epilog="""\b
@@ -48,6 +50,7 @@ Examples:
 )
 @click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU.")
 @click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@custom_ops_option
 @click.option(
     "-o",
     "--output",
@@ -72,6 +75,7 @@ def command(
     tuning: bool,
     no_fallback: bool,
     device_id: int,
+    custom_ops: str,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -100,7 +104,7 @@ def command(
         num_images=num_images,
         scheduler=scheduler,
     )
-    options = RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id)
+    options = RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id, custom_ops=custom_ops)
     record = run(pipeline, request, options, output, overwrite=overwrite)
     if as_json:
         emit_json(record)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdort.errors import UsageError
+from sdort.ops.library import register, resolve
 
 AUTO = "auto"
 
@@ -96,6 +97,8 @@ class RuntimeOptions:
     """How long TunableOp may try one kernel, in milliseconds."""
     no_fallback: bool = False
     device_id: int = 0
+    custom_ops: str = "auto"
+    """sdort's own operators: ``auto``, ``on``, ``off`` or a library's path (:func:`sdort.ops.library.resolve`)."""
     threads: int = 0
     """Threads within an operator on the CPU; 0 lets ONNX Runtime choose."""
 
@@ -126,12 +129,20 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
 
 
 def session_options(onnxruntime: Any, options: RuntimeOptions, severity: int) -> Any:
-    """ONNX Runtime's ``SessionOptions`` for a request, logging from ``severity`` (0 verbose ... 4 fatal) on."""
+    """ONNX Runtime's ``SessionOptions`` for a request, logging from ``severity`` (0 verbose ... 4 fatal) on.
+
+    Raises:
+        ProviderError: the custom operators are asked for and not built, or cannot be loaded.
+        UsageError: ``options.custom_ops`` is no library.
+    """
     result = onnxruntime.SessionOptions()
     result.log_severity_level = severity
     result.intra_op_num_threads = options.threads
     # Its threads would otherwise go on spinning after a run and take the processor from the scheduler's torch threads.
     result.add_session_config_entry("session.force_spinning_stop", "1")
+    library = resolve(options.custom_ops)
+    if library:
+        register(result, library)
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sdort.console import detail, progress, say, warn
 from sdort.errors import ParityError
+from sdort.ops.library import library_hash, resolve
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.images import Generated, output_paths, save_png
 from sdort.runtime.pipeline import TextToImage, load_pipeline
@@ -65,9 +66,18 @@ def announce(options: RuntimeOptions) -> None:
         warn(fallback)
     if fallback or options.provider == AUTO:
         say(f"running on {provider.name}: {device_name(provider, options.device_id)}")
+    library = resolve(options.custom_ops)
+    if library:
+        detail(f"custom operators: {library}")
     remark = tuning_remark(provider, options)
     if remark:
         (say if options.tuning else detail)(remark)
+
+
+def custom_ops_hash(options: RuntimeOptions) -> str | None:
+    """Which library of custom operators takes part: a short hash, None without one."""
+    library = resolve(options.custom_ops)
+    return library_hash(library) if library else None
 
 
 def _steps(drawer: TextToImage, request: Request) -> int:
@@ -102,6 +112,7 @@ def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, load
         "fallback": drawer.fallback,
         "tuning": options.tuning and bool(drawer.provider.tuning),
         "device": device_name(drawer.provider, options.device_id),
+        "custom_ops": custom_ops_hash(options),
         "latents_on": drawer.device,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "versions": versions(),

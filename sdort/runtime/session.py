@@ -190,7 +190,8 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
         return ProviderError(
             f"{provider.name} cannot run {path}: {text}",
             component=component,
-            hint=f"The model was made for another provider: sdort optimize ORIGINAL OUT --provider {provider.name}.",
+            hint=f"The model was made for another provider: sdort optimize ORIGINAL OUT --provider {provider.name}. "
+            "With sdort's own operators (sdort ops build) the CPU runs models made for rocm and cuda.",
         )
     if _out_of_memory(text):
         return ProviderError(f"no memory left on {provider.name} to load the model", component=component)

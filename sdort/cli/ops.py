@@ -1,0 +1,162 @@
+"""``sdort ops``: the custom operator library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sdort.cli.bench import Numbers, Sizes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sdort.ops.build import Build
+    from sdort.ops.library import Description
+    from sdort.ops.tune import Entry
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  sdort ops build                          everything that a compiler is found for
+  sdort ops build --arch gfx1100 --no-cuda
+  sdort ops list
+  sdort ops tune fast --provider rocm --size 512x512,768x768 --batch-size 1,4
+"""
+)
+def command() -> None:
+    """Build, list and tune sdort's own operators.
+
+    One library has kernels for the CPU, AMD GPUs and NVIDIA GPUs. Once built, sdort run and sdort bench register it,
+    and a graph made for rocm or cuda runs on the CPU too.
+    """
+
+
+@command.command()
+@click.option("--arch", "architectures", multiple=True, metavar="GFX", help="AMD architecture; may be repeated.")
+@click.option("--hip/--no-hip", default=None, show_default="where a compiler is found", help="Kernels for AMD GPUs.")
+@click.option("--cuda/--no-cuda", default=None, show_default="where nvcc is found", help="Kernels for NVIDIA GPUs.")
+@click.option("--compiler", metavar="CLANG", show_default="found", help="clang++ 19 or later, or ROCm's, for AMD GPUs.")
+@click.option("--ort-include", metavar="FOLDER", show_default="found", help="Folder with onnxruntime_c_api.h.")
+@click.option("--force", is_flag=True, help="Build again what is built.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def build(
+    architectures: tuple[str, ...],
+    hip: bool | None,
+    cuda: bool | None,
+    compiler: str | None,
+    ort_include: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Compile the library into the cache.
+
+    Needs cmake and a C++ compiler; for AMD GPUs clang++ 19 or later with lld (apt-get install clang-19 lld-19) or ROCm;
+    for NVIDIA GPUs nvcc.
+    """
+    from sdort.console import emit_json, say
+    from sdort.ops.build import BuildOptions, build
+
+    options = BuildOptions(architectures, hip, cuda, compiler, ort_include)
+    made, new = build(options, force=force)
+    if as_json:
+        emit_json(made)
+        return
+    say(f"{'built' if new else 'up to date:'} {made.path}" + (f" in {made.seconds:.0f} s" if new else ""))
+    for line in _account(made):
+        say(line)
+
+
+def _account(made: Build) -> list[str]:
+    lines = [
+        f"  CPU, and machine code for {', '.join(made.code) or 'no GPU'}",
+        f"  ONNX Runtime headers: {made.headers}",
+    ]
+    if made.left_out:
+        lines.append(f"  left out, as no compiler here knows it: {', '.join(made.left_out)}")
+    return lines
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(as_json: bool) -> None:
+    """Show the operators and architectures of the library in the cache."""
+    from sdort.console import emit_json, say, show
+    from sdort.errors import ProviderError
+    from sdort.ops.build import cache_bytes, last_build
+    from sdort.ops.library import describe, library_hash
+
+    made = last_build()
+    if made is None:
+        raise ProviderError("the custom operators are not built here", hint="Build them: sdort ops build")
+    found = describe(made.path)
+    if as_json:
+        emit_json({"build": made, "sha256": library_hash(made.path), "cache_bytes": cache_bytes(), "library": found})
+        return
+    show(_operators(found))
+    say(f"{made.path}, built {made.date}; the cache holds {cache_bytes() / 2**20:.0f} MiB")
+    for line in _account(made):
+        say(line)
+
+
+def _operators(found: Description) -> Table:
+    from rich.table import Table
+
+    table = Table("domain", "operator", "dtypes", "CPU", "ROCm", "CUDA")
+    for each in found.operators:
+        cuda = "yes" if each.by_default_on_cuda else "if SDORT_OPS names it" if each.gpu else "no"
+        table.add_row(
+            each.domain, each.name, "float32, float16", *("yes" if y else "no" for y in (each.cpu, each.gpu)), cuda
+        )
+    return table
+
+
+@command.command()
+@click.argument("pipeline", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option("--provider", type=click.Choice(["auto", "rocm", "cuda"]), default="auto", help="Execution provider.")
+@click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
+@click.option("--batch-size", "batches", type=Numbers(), default="1", help="Batch sizes.")
+@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@click.option("--show", "show_only", is_flag=True, help="Only show what was tuned before.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tune(
+    pipeline: Path | None,
+    provider: str,
+    sizes: tuple[tuple[int, int], ...] | None,
+    batches: tuple[int, ...],
+    device_id: int,
+    show_only: bool,
+    as_json: bool,
+) -> None:
+    """Find the fastest variant of every kernel for PIPELINE's shapes, on this machine's GPU.
+
+    What was measured before is not measured again, so an interrupted tuning goes on where it stopped. Later runs use
+    the table by themselves.
+    """
+    from sdort.console import emit_json, say, show
+    from sdort.ops.library import tuning_table
+    from sdort.ops.tune import read_table
+    from sdort.ops.tune import tune as run_tuning
+
+    if show_only:
+        entries = read_table()
+    elif pipeline is None:
+        raise click.UsageError("give a PIPELINE, or --show")
+    else:
+        entries = run_tuning(pipeline, provider, batches, sizes or (), device_id)
+    if as_json:
+        emit_json({"table": tuning_table(), "entries": entries})
+        return
+    show(_entries(entries))
+    say(f"{len(entries)} {'entries' if show_only else 'new entries'} in {tuning_table()}")
+
+
+def _entries(entries: list[Entry]) -> Table:
+    from rich.table import Table
+
+    table = Table("architecture", "kernel and shape", "variant", "µs")
+    for each in entries:
+        table.add_row(each.architecture, each.key, each.variant, f"{each.microseconds:.1f}")
+    return table

@@ -1,0 +1,168 @@
+"""Compiling the library with CMake, into the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sdort.console import detail, progress
+from sdort.errors import OutputError, SdortError, UsageError
+from sdort.ops.library import NAME, built_library, cache_folder, describe, source_folder
+
+_RECORD = "build.json"
+
+_TAIL = 30
+"""Lines of a failed compiler that are shown."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What to build for. ``hip`` and ``cuda`` are None for "where a compiler is found"."""
+
+    architectures: tuple[str, ...] = ()
+    """AMD architectures (``gfx1100``); empty for all that the compiler knows."""
+    hip: bool | None = None
+    cuda: bool | None = None
+    compiler: str | None = None
+    ort_include: str | None = None
+
+
+@dataclass(frozen=True)
+class Build:
+    """A library in the cache."""
+
+    path: Path
+    code: tuple[str, ...]
+    """Architectures that it has machine code for."""
+    left_out: tuple[str, ...]
+    """What was asked for and no compiler here builds."""
+    headers: str
+    seconds: float
+    date: str
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+
+def build(options: BuildOptions, *, force: bool = False) -> tuple[Build, bool]:
+    """Compile the library unless these sources were already built so.
+
+    Returns:
+        The build, and whether it was made now.
+
+    Raises:
+        UsageError: CMake is missing, or an architecture is not one.
+        SdortError: the compiler failed; its last lines.
+    """
+    _check(options)
+    target = built_library().parent
+    found = None if force else last_build()
+    if found and found.options == options:
+        return found, False
+    made = _made(options, target)
+    return made, True
+
+
+def _made(options: BuildOptions, target: Path) -> Build:
+    """Build beside ``target``, then move what came out into it; a failure or an interruption leaves it as it was."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=target) as folder:
+            made = replace(_compile(options, Path(folder)), path=target / NAME)
+            (Path(folder) / _RECORD).write_text(json.dumps(asdict(made) | {"path": NAME}, indent=1))
+            # Without its record a library is used, and built again when asked: never one with another's record.
+            (target / _RECORD).unlink(missing_ok=True)
+            os.replace(Path(folder) / NAME, target / NAME)
+            os.replace(Path(folder) / _RECORD, target / _RECORD)
+    except OSError as error:
+        raise OutputError(f"cannot write to {target}: {error.strerror or error}") from error
+    return made
+
+
+def last_build() -> Build | None:
+    """What is in the cache for these sources; None if nothing is, or it is damaged."""
+    folder = built_library().parent
+    try:
+        stored = json.loads((folder / _RECORD).read_text())
+        stored["options"] = BuildOptions(**_tuples(stored["options"]))
+        build = Build(**_tuples(stored) | {"path": folder / NAME})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return build if build.path.is_file() else None
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+
+
+def _check(options: BuildOptions) -> None:
+    for name in options.architectures:
+        if not re.fullmatch(r"gfx[0-9a-f]{3,5}", name):
+            raise UsageError(f"--arch {name}: an AMD architecture looks like gfx1100", hint="rocminfo tells yours.")
+    if not shutil.which("cmake"):
+        raise UsageError("cmake is not here", hint="Install it: apt-get install cmake g++, or pip install cmake.")
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++", os.environ.get("CXX", "c++"))):
+        raise UsageError("there is no C++ compiler here", hint="Install one: apt-get install g++.")
+
+
+def _compile(options: BuildOptions, staging: Path) -> Build:
+    start = time.perf_counter()
+    work = staging / "work"
+    with progress("building the custom operators") as advance:
+        configured = _run(["cmake", "-S", str(source_folder()), "-B", str(work), *_definitions(options)])
+        advance(1)
+        _run(["cmake", "--build", str(work), "--parallel", str(os.cpu_count() or 1)])
+        advance(1)
+    os.replace(work / NAME, staging / NAME)
+    code = tuple(each.architecture for each in describe(staging / NAME).code_objects)
+    return Build(
+        path=staging / NAME,
+        code=code,
+        left_out=_stated(configured, "left out"),
+        headers=" ".join(_stated(configured, "ONNX Runtime headers")),
+        seconds=round(time.perf_counter() - start, 1),
+        date=time.strftime("%Y-%m-%d %H:%M:%S"),
+        options=options,
+    )
+
+
+def _definitions(options: BuildOptions) -> list[str]:
+    switch = {None: "AUTO", True: "ON", False: "OFF"}
+    found = [f"-DSDORT_HIP={switch[options.hip]}", f"-DSDORT_CUDA={switch[options.cuda]}"]
+    if options.architectures:
+        found.append(f"-DSDORT_HIP_ARCHS={';'.join(options.architectures)}")
+    if options.compiler:
+        found.append(f"-DSDORT_HIP_COMPILER={options.compiler}")
+    if options.ort_include:
+        found.append(f"-DSDORT_ORT_INCLUDE={options.ort_include}")
+    return found + (["-G", "Ninja"] if shutil.which("ninja") else [])
+
+
+def _run(command: Sequence[str]) -> str:
+    detail(" ".join(command))
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode:
+        tail = "\n".join(done.stdout.strip().splitlines()[-_TAIL:])
+        raise SdortError(
+            f"building the custom operators failed:\n{tail}", hint="The whole command: " + " ".join(command)
+        )
+    return done.stdout
+
+
+def _stated(text: str, what: str) -> tuple[str, ...]:
+    """The items of the line ``-- what: a;b`` that CMake printed."""
+    line = re.search(rf"^-- {what}: (.*)$", text, re.MULTILINE)
+    return tuple(item for item in line[1].split(";") if item) if line else ()
+
+
+def cache_bytes() -> int:
+    """Of all libraries in the cache, those of other sdorts too."""
+    folder = cache_folder()
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0

@@ -1,0 +1,149 @@
+"""Where the library is, and what is in it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import ProviderError, UsageError
+
+NAME = "libsdort_ops.so"
+AUTO, ON, OFF = "auto", "on", "off"
+_BUILD = "sdort ops build"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of the library; ``cpu`` and ``gpu`` tell where it has kernels, for float32 and float16."""
+
+    domain: str
+    name: str
+    cpu: bool
+    gpu: bool
+    by_default_on_cuda: bool
+    """False where ONNX Runtime's own kernel is faster on NVIDIA GPUs: registered there if SDORT_OPS names it."""
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """Machine code for one GPU architecture."""
+
+    vendor: str
+    architecture: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a library holds."""
+
+    operators: tuple[Operator, ...]
+    code_objects: tuple[CodeObject, ...]
+
+
+@cache
+def source_folder() -> Path:
+    """The CMake project: a folder of the installed package."""
+    file = import_module("sdort.custom_ops").__file__
+    assert file is not None
+    return Path(file).resolve().parent
+
+
+@cache
+def source_digest() -> str:
+    """A hash of everything that the build reads: a library of another digest is another sdort's."""
+    digest = hashlib.sha256()
+    folder = source_folder()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc"}):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/ops``, by default below ``~/.cache``: a folder for each state of the sources."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "sdort" / "ops"
+
+
+def built_library() -> Path:
+    """Where the library of these sources is, once it is built."""
+    return cache_folder() / source_digest() / NAME
+
+
+def tuning_table() -> Path:
+    """What ``sdort ops tune`` measured, and every later run uses."""
+    return cache_folder() / "tuning.tsv"
+
+
+def resolve(setting: str) -> Path | None:
+    """The library that ``--custom-ops`` asks for; None if none is to be registered.
+
+    Args:
+        setting: ``auto`` (if it is built), ``on``, ``off`` or a path.
+
+    Raises:
+        ProviderError: ``on``, and it is not built.
+        UsageError: there is no file at the path, or it is not such a library.
+    """
+    if setting == OFF:
+        return None
+    if setting in (AUTO, ON):
+        path = built_library()
+        if path.is_file():
+            return path
+        if setting == AUTO:
+            return None
+        raise ProviderError("the custom operators are not built here", hint=f"Build them: {_BUILD}")
+    path = Path(setting).resolve()
+    if not path.is_file():
+        raise UsageError(f"--custom-ops {setting}: there is no such file", hint="Give auto, on, off or a library.")
+    describe(path)
+    return path
+
+
+@cache
+def describe(path: Path) -> Description:
+    """What a library holds, by its own account.
+
+    Raises:
+        UsageError: it cannot be loaded, or is something else.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        function = library.sdort_ops_describe
+    except (OSError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is not a library of sdort's operators: {error}", hint=f"Build one: {_BUILD}"
+        ) from error
+    function.restype = ctypes.c_char_p
+    found: dict[str, list[dict[str, Any]]] = json.loads(function())
+    return Description(
+        tuple(Operator(**each) for each in found["operators"]),
+        tuple(CodeObject(**each) for each in found["code_objects"]),
+    )
+
+
+@cache
+def library_hash(path: Path) -> str:
+    """The first 16 digits of the file's SHA-256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def register(session_options: Any, path: Path) -> None:
+    """Let a session of ONNX Runtime use the library, with what was tuned on this machine."""
+    if tuning_table().is_file():
+        # Read by the library when a kernel first runs.
+        os.environ.setdefault("SDORT_OPS_TUNING", str(tuning_table()))
+    try:
+        session_options.register_custom_ops_library(str(path))
+    except Exception as error:  # ONNX Runtime's classes share no base but Exception
+        raise ProviderError(
+            f"ONNX Runtime cannot load {path}: {error}", hint=f"Build it again: {_BUILD} --force"
+        ) from error
