@@ -48,7 +48,8 @@ class CommandGroup(click.Group):
             return None
         if cmd_name not in self.commands:
             command: click.Command = importlib.import_module(f"sdort.cli.{cmd_name}").command
-            command.params.extend(_verbosity_options())
+            for each in (command, *getattr(command, "commands", {}).values()):
+                each.params.extend(_verbosity_options())
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
 

@@ -27,7 +27,7 @@ Examples:
 """
 )
 def command() -> None:
-    """Build, list and tune sdort's own operators.
+    """Build, list and tune sdort's operators for CPU and GPU.
 
     One library has kernels for the CPU, AMD GPUs and NVIDIA GPUs. Once built, sdort run and sdort bench register it,
     and a graph made for rocm or cuda runs on the CPU too.
