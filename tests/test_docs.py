@@ -86,7 +86,7 @@ def test_every_command_prints_json_if_asked(name: str) -> None:
 
 @pytest.mark.parametrize("name", leaves())
 def test_every_command_stands_in_the_readme(name: str) -> None:
-    assert any(line.startswith(f"sdort {name} ") for line in example_lines(README_SHELL))
+    assert any(f"{line} ".startswith(f"sdort {name} ") for line in example_lines(README_SHELL))
 
 
 def test_the_readmes_examples_parse() -> None:
