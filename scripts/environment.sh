@@ -34,3 +34,23 @@ make_environment() {
     "$folder/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"
     printf '%s\n' "$wanted" >"$folder/made-from"
 }
+
+# need_native_tools: what the tests of the custom operators compile with. clang, lld and llvm make and read machine code
+# for AMD GPUs; none of ROCm is needed. Installed where apt-get and root rights are there, told otherwise.
+need_native_tools() {
+    local missing=()
+    command -v cmake >/dev/null || missing+=(cmake)
+    command -v ninja >/dev/null || missing+=(ninja-build)
+    command -v c++ >/dev/null || missing+=(g++)
+    command -v clang++-19 >/dev/null || missing+=(clang-19)
+    command -v ld.lld-19 >/dev/null || missing+=(lld-19)
+    command -v llvm-readelf-19 >/dev/null || missing+=(llvm-19)
+    [ ${#missing[@]} -eq 0 ] && return
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        echo "The tests of the custom operators need these packages (Debian's names): ${missing[*]}" >&2
+        return 1
+    fi
+    echo "==> tools: installing ${missing[*]}"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; }
+}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment (.test-venv) and passes the checks: ruff, mypy, pytest.
+# Makes the environment (.test-venv), installs the compilers that are missing, and passes the checks: ruff, mypy, pytest.
 #
 #   scripts/test.sh                          all of them
 #   scripts/test.sh tests/test_cli.py -x     only pytest, with these arguments
@@ -8,6 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 make_environment .test-venv cpu,dev
+need_native_tools
 PATH="$PWD/.test-venv/bin:$PATH"
 # One process per core, one thread in each: more threads than cores only wait for each other.
 cores=$(nproc) # before the next line: nproc honours it
@@ -22,4 +23,5 @@ ruff format --check .
 echo "==> mypy"
 mypy
 echo "==> pytest"
+python -c 'import sys; sys.path.insert(0, "tests"); import native; print("custom operators:", native.build_folder())'
 python -m pytest -n "$cores" --dist worksteal
