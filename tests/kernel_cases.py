@@ -71,15 +71,19 @@ def simulate(machine: str, function: str, problem: ctypes.Structure, dtype: npt.
     return bool(code == 0)
 
 
-def session(
-    operator: str, inputs: Mapping[str, Array | None], outputs: Sequence[str], library: bool = True, **attributes: Any
-) -> onnxruntime.InferenceSession:
-    """A model of one com.microsoft node named ``node``; every dimension is dynamic. A None is an absent input."""
+def one_node_model(
+    operator: str,
+    inputs: Mapping[str, Array | None],
+    outputs: Sequence[str],
+    domain: str = "com.microsoft",
+    **attributes: Any,
+) -> bytes:
+    """A model of one node named ``node``; every dimension is dynamic. A None is an absent input."""
     node = helper.make_node(
         operator,
         [name if value is not None else "" for name, value in inputs.items()],
         list(outputs),
-        domain="com.microsoft",
+        domain=domain,
         name="node",
         **attributes,
     )
@@ -92,13 +96,21 @@ def session(
         [helper.make_tensor_value_info(name, types[name], [None] * value.ndim) for name, value in present.items()],
         [helper.make_tensor_value_info(name, first, None) for name in outputs if name],
     )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    opsets = [helper.make_opsetid(name, 18 if not name else 1) for name in ("", "com.microsoft", "sdort")]
+    content: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return content
+
+
+def session(
+    operator: str, inputs: Mapping[str, Array | None], outputs: Sequence[str], library: bool = True, **attributes: Any
+) -> onnxruntime.InferenceSession:
+    """A session on the CPU with a model of one node (:func:`one_node_model`)."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if library:
         options.register_custom_ops_library(str(native.library()))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    model = one_node_model(operator, inputs, outputs, **attributes)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def run(

@@ -1,0 +1,170 @@
+// A HIP runtime without a GPU: device memory is host memory, one device, kernels do nothing, except those that are loaded
+// as modules, which are recorded and, if SDORT_STUB_BODIES names a library with sdort_body_launch, run there as CPU code.
+//
+//   SDORT_STUB_GFX     the device's architecture (gfx1100); gfx9 has waves of 64
+//   SDORT_STUB_LOG     file to which module calls are appended, a line of JSON each
+//   SDORT_STUB_BODIES  shared library with the kernels' bodies
+//   SDORT_STUB_FAIL    NAME:CODE, the HIP function that fails with that code: hipModuleLaunchKernel:1
+//
+// Whatever else the provider's library wants is a function that returns 0 (made by __init__.py).
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int hipError_t;
+static char something[64];  // what every handle points to
+
+static const char* setting(const char* name, const char* otherwise) {
+    const char* value = getenv(name);
+    return value && *value ? value : otherwise;
+}
+
+static const char* gfx(void) { return setting("SDORT_STUB_GFX", "gfx1100"); }
+static int wave(void) { return strncmp(gfx(), "gfx9", 4) == 0 ? 64 : 32; }
+
+static hipError_t failure(const char* function) {
+    const char* wanted = setting("SDORT_STUB_FAIL", "");
+    const size_t length = strlen(function);
+    return strncmp(wanted, function, length) == 0 && wanted[length] == ':' ? atoi(wanted + length + 1) : 0;
+}
+#define MAY_FAIL() do { const hipError_t code = failure(__func__); if (code) return code; } while (0)
+
+static FILE* open_log(void) {
+    const char* path = getenv("SDORT_STUB_LOG");
+    return path ? fopen(path, "a") : NULL;
+}
+
+hipError_t hipGetDeviceCount(int* count) { *count = 1; return 0; }
+hipError_t hipGetDevice(int* device) { *device = 0; return 0; }
+hipError_t hipSetDevice(int device) { return device == 0 ? 0 : 101; }
+hipError_t hipRuntimeGetVersion(int* version) { *version = 70000000; return 0; }
+hipError_t hipDriverGetVersion(int* version) { *version = 70000000; return 0; }
+hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
+    (void)device;
+    switch (attribute) {
+        case 63: *value = 48; break;      // hipDeviceAttributeMultiprocessorCount
+        case 87: *value = wave(); break;  // hipDeviceAttributeWarpSize
+        case 56: *value = 1024; break;    // hipDeviceAttributeMaxThreadsPerBlock
+        default: *value = 0;
+    }
+    return 0;
+}
+
+// hipDeviceProp_tR0600, by offset: hip_runtime_api.h of HIP 6 and 7.
+hipError_t hipGetDevicePropertiesR0600(char* properties, int device) {
+    (void)device;
+    memset(properties, 0, 1472);
+    strcpy(properties, "A stub");
+    *(size_t*)(properties + 288) = 16ull << 30;  // totalGlobalMem
+    *(size_t*)(properties + 296) = 65536;        // sharedMemPerBlock
+    *(int*)(properties + 304) = 65536;           // regsPerBlock
+    *(int*)(properties + 308) = wave();          // warpSize
+    *(int*)(properties + 320) = 1024;            // maxThreadsPerBlock
+    for (int i = 0; i < 3; ++i) {
+        *(int*)(properties + 324 + 4 * i) = 1024;        // maxThreadsDim
+        *(int*)(properties + 336 + 4 * i) = 2147483647;  // maxGridSize
+    }
+    *(int*)(properties + 360) = 11;  // major
+    *(int*)(properties + 388) = 48;  // multiProcessorCount
+    strcpy(properties + 1160, gfx());
+    return 0;
+}
+
+hipError_t hipMalloc(void** memory, size_t size) {
+    MAY_FAIL();
+    *memory = aligned_alloc(256, (size + 511) / 256 * 256);
+    return *memory ? 0 : 2;
+}
+hipError_t hipHostMalloc(void** memory, size_t size, unsigned flags) { (void)flags; return hipMalloc(memory, size); }
+hipError_t hipFree(void* memory) { free(memory); return 0; }
+hipError_t hipHostFree(void* memory) { free(memory); return 0; }
+hipError_t hipMemGetInfo(size_t* available, size_t* total) { *available = 15ull << 30; *total = 16ull << 30; return 0; }
+hipError_t hipMemcpy(void* to, const void* from, size_t size, int kind) { (void)kind; memmove(to, from, size); return 0; }
+hipError_t hipMemcpyAsync(void* to, const void* from, size_t size, int kind, void* stream) {
+    (void)stream;
+    return hipMemcpy(to, from, size, kind);
+}
+hipError_t hipMemcpyWithStream(void* to, const void* from, size_t size, int kind, void* stream) {
+    (void)stream;
+    return hipMemcpy(to, from, size, kind);
+}
+hipError_t hipMemcpy2DAsync(char* to, size_t to_pitch, const char* from, size_t from_pitch, size_t width, size_t height) {
+    for (size_t row = 0; row < height; ++row) memmove(to + row * to_pitch, from + row * from_pitch, width);
+    return 0;
+}
+hipError_t hipMemset(void* memory, int value, size_t size) { memset(memory, value, size); return 0; }
+hipError_t hipMemsetAsync(void* memory, int value, size_t size, void* stream) {
+    (void)stream;
+    return hipMemset(memory, value, size);
+}
+
+hipError_t hipStreamCreateWithFlags(void** stream, unsigned flags) { (void)flags; *stream = something; return 0; }
+hipError_t hipEventCreate(void** event) { *event = something; return 0; }
+hipError_t hipEventCreateWithFlags(void** event, unsigned flags) { (void)flags; *event = something; return 0; }
+hipError_t hipEventElapsedTime(float* milliseconds) { *milliseconds = 0.01f; return 0; }
+hipError_t hipGetStreamDeviceId(void* stream) { (void)stream; return 0; }
+const char* hipGetErrorString(hipError_t error) { return error ? "an error of the stub" : "no error"; }
+const char* hipGetErrorName(hipError_t error) { return error == 2 ? "hipErrorOutOfMemory" : error ? "hipErrorStub" : "hipSuccess"; }
+void** __hipRegisterFatBinary(const void* data) { (void)data; static void* handle = something; return &handle; }
+
+// What the architecture's number in an AMD code object's e_flags means (LLVM's AMDGPU usage guide).
+static const char* architecture_of(const unsigned char* image) {
+    static const struct { unsigned number; const char* name; } known[] = {
+        {0x03f, "gfx90a"}, {0x04c, "gfx942"}, {0x04f, "gfx950"}, {0x041, "gfx1100"}, {0x046, "gfx1101"},
+        {0x047, "gfx1102"}, {0x04a, "gfx1151"}, {0x048, "gfx1200"}, {0x04e, "gfx1201"},
+    };
+    const unsigned flags = *(const uint32_t*)(image + 48) & 0xff;
+    for (size_t i = 0; i < sizeof known / sizeof *known; ++i)
+        if (known[i].number == flags) return known[i].name;
+    return "unknown";
+}
+
+hipError_t hipModuleLoadData(void** module, const unsigned char* image) {
+    MAY_FAIL();
+    FILE* log = open_log();
+    if (log) {
+        fprintf(log, "{\"call\": \"hipModuleLoadData\", \"architecture\": \"%s\"}\n", architecture_of(image));
+        fclose(log);
+    }
+    *module = something;
+    return 0;
+}
+
+hipError_t hipModuleGetFunction(void** function, void* module, const char* name) {
+    (void)module;
+    MAY_FAIL();
+    *function = strdup(name);  // the handle is the name
+    return 0;
+}
+
+hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                                 unsigned block_y, unsigned block_z, unsigned lds, void* stream, void** params, void** extra) {
+    MAY_FAIL();
+    const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+    if (params || !extra || extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4] != (void*)3) return 1;
+    const unsigned char* args = extra[1];
+    const size_t size = *(const size_t*)extra[3];
+    FILE* log = open_log();
+    if (log) {
+        fprintf(log, "{\"call\": \"hipModuleLaunchKernel\", \"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], "
+                "\"lds\": %u, \"stream\": %s, \"args\": \"", (const char*)function, grid_x, grid_y, grid_z, block_x, block_y,
+                block_z, lds, stream ? "true" : "false");
+        for (size_t i = 0; i < size; ++i) fprintf(log, "%02x", args[i]);
+        fprintf(log, "\"}\n");
+        fclose(log);
+    }
+    const char* bodies = setting("SDORT_STUB_BODIES", "");
+    if (!*bodies) return 0;
+    void* library = dlopen(bodies, RTLD_NOW);
+    int (*launch)(const char*, const unsigned*, const unsigned*, unsigned, const void*, size_t) =
+        library ? dlsym(library, "sdort_body_launch") : NULL;
+    if (!launch || launch(function, grid, block, lds, args, size)) {
+        const char* (*error)(void) = library ? dlsym(library, "sdort_body_error") : NULL;
+        fprintf(stderr, "stub: %s: %s\n", (const char*)function, error ? error() : dlerror());
+        return 719;  // hipErrorLaunchFailure
+    }
+    return 0;
+}
