@@ -1,0 +1,45 @@
+// MultiHeadAttention: Y[n, s, h] = softmax over l of (scale * Q[n, s, h] . K[n, l, h]), times V[n, l, h].
+//
+// Shapes      Q (N, S, h * d), K (N, L, h * d), V (N, L, h * e), Y (N, S, h * e), read in place wherever their rows lie:
+//             packed as (N, S, h, 3, d) or (N, L, h, 2, d) or apart. e = d but in the general form.
+//             bias (2 * h * d + h * e) is added to Q, K and V. K's share adds Q . bias to all scores of a row, which
+//             softmax does not see, so it is not read; the weights of V sum to one, so V's share is added to Y.
+//             causal: query s sees the keys up to s.
+// Kernels     attention_kernel.h: matrix instructions, fp16, d in kHeadSizes. attention_general_kernel.h: the rest.
+// Measured    see the README's table of operators; not measured on AMD hardware.
+#pragma once
+
+#include <stdint.h>
+
+namespace sdort::attention {
+
+// Where element i of row r of head h of batch n lies: data[n * batch + r * row + h * head + i].
+struct Tensor {
+    const void* data;
+    int64_t batch;
+    int64_t row;
+    int64_t head;
+};
+
+struct Problem {
+    Tensor q, k, v;
+    const void* bias;  // or null
+    void* y;
+    int64_t batches, heads, queries, keys;
+    int64_t size;        // d
+    int64_t value_size;  // e
+    float scale;
+    int32_t causal;
+};
+
+struct Args {
+    Tensor q, k, v;
+    const void* bias;
+    void* y;
+    int32_t heads, queries, keys, size, value_size;
+    int32_t causal;
+    float scale;     // times log2(e): the exponential is one of base 2
+    int32_t slices;  // of the general form: workgroups that share the columns of one Y tile
+};
+
+}  // namespace sdort::attention
