@@ -1,9 +1,9 @@
 """ONNX Runtime's real ROCm execution provider on a machine without a GPU.
 
-onnxruntime-rocm's provider library needs about 130 functions of HIP, hipBLAS, rocBLAS, MIOpen, hipFFT and rocm_smi. This
-builds libraries that define all of them, by the names that it asks for: ``hip.c`` for what has to do something, functions
-that return 0 for the rest. Sessions then initialise and place their nodes as on a real machine; ONNX Runtime's own
-kernels compute nothing, sdort's run as CPU code on the buffers that ONNX Runtime bound.
+onnxruntime-rocm's provider library needs about 130 functions of HIP, hipBLAS, rocBLAS, MIOpen, hipFFT and rocm_smi.
+This builds libraries that define all of them, by the names that it asks for: ``hip.c`` for what has to do something,
+functions that return 0 for the rest. Sessions then initialise and place their nodes as on a real machine; ONNX
+Runtime's own kernels compute nothing, sdort's run as CPU code on the buffers that ONNX Runtime bound.
 """
 
 from __future__ import annotations
