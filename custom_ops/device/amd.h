@@ -111,7 +111,8 @@ SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
 SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
     __hip_atomic_store(target, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
-SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value) {
+SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
+    if (!take) return 0;
     return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 SDORT_INLINE uint64_t load_word(const uint64_t* source) {

@@ -17,7 +17,9 @@
 //   load_streaming, store_streaming                 of a Quad that nobody reads soon: others stay in the cache instead
 //   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
 //   ticket, load_word, store_word                   uint64_t between blocks, each whole but without any ordering: for
-//                                                   counters, and for words that carry a value with the mark of its launch
+//                                                   counters, and for words that carry a value with the mark of its launch.
+//                                                   ticket(target, value, take) adds where `take` is true, in a lane 0
+//                                                   alone, and tells what was there before
 //   SDORT_SHARED(type, name, count)                 an array that the threads of a block share
 //   SDORT_KERNEL(name, threads, Args, body)         the entry point `name`: a block of `threads` runs body(args)
 //   SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)

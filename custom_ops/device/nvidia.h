@@ -89,9 +89,16 @@ SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
 SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
 }
-SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value) {
-    uint64_t old;
-    asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(target), "l"(value) : "memory");
+SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
+    // Zero in lane 0, which nvcc does not know: it would add up a whole wave's values, and wait for the answer to share it.
+    // A predicate, since after a branch it would wait too.
+    uint32_t zero;
+    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(zero));
+    uint64_t old = 0;
+    asm volatile("{\n.reg .pred take;\nsetp.ne.u32 take, %3, 0;\n@take atom.add.relaxed.gpu.global.u64 %0, [%1], %2;\n}"
+                 : "+l"(old)
+                 : "l"(target), "l"(value + zero), "r"(static_cast<uint32_t>(take))
+                 : "memory");
     return old;
 }
 SDORT_INLINE uint64_t load_word(const uint64_t* source) {

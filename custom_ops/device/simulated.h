@@ -106,7 +106,8 @@ inline uint32_t atomic_add(uint32_t* target, uint32_t value) {
 }
 inline uint32_t load_acquire(const uint32_t* source) { return *source; }
 inline void store_release(uint32_t* target, uint32_t value) { *target = value; }
-inline uint64_t ticket(uint64_t* target, uint64_t value) {
+inline uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
+    if (!take) return 0;
     const uint64_t old = *target;
     *target += value;
     return old;

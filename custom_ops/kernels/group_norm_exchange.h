@@ -15,12 +15,15 @@
 
 namespace sdort::group_norm {
 
-// Called by one thread of each block, as early as possible: the answer takes a trip to memory.
-SDORT_INLINE uint32_t join(uint64_t* workspace, uint32_t blocks) {
+// As early as possible, for the first thread of each block: the answer takes a trip to memory, and whoever touches it
+// waits, so mark_of() is for later.
+SDORT_INLINE uint64_t join(const Args& args) {
+    const uint32_t blocks = args.splits * args.slabs;
     const bool first = block_index() == 0 && block_index_y() == 0;
-    const uint64_t old = ticket(workspace, first ? kLaunch - (blocks - 1) : 1);
-    return static_cast<uint32_t>(old / kLaunch) + 1;
+    return ticket(args.workspace, first ? kLaunch - (blocks - 1) : 1, args.splits > 1 && thread_index() == 0);
 }
+
+SDORT_INLINE uint32_t mark_of(uint64_t joined) { return static_cast<uint32_t>(joined / kLaunch) + 1; }
 
 SDORT_INLINE uint64_t word(float value, uint32_t mark) {
     return static_cast<uint64_t>(mark) << 32 | static_cast<uint32_t>(bits(value));

@@ -62,7 +62,8 @@ SDORT_INLINE Moments all_of(const Args& args, const Part& part, const Moments& m
     SDORT_SHARED(float, entries, 3 * kGeneralThreads);
     SDORT_SHARED(uint32_t, mark, 1);
     const int thread = thread_index();
-    if (args.splits > 1 && thread == 0) mark[0] = join(args.workspace, args.splits * args.slabs);
+    const uint64_t joined = join(args);
+    if (thread == 0) mark[0] = mark_of(joined);
     entries[thread] = mine.count;
     entries[kGeneralThreads + thread] = mine.mean;
     entries[2 * kGeneralThreads + thread] = mine.m2;

@@ -36,7 +36,8 @@ struct Fast {
     int steps;  // rows of a lane, at most
     Quad* shelf;
     Quad rows[R];
-    uint32_t mark;  // of the launch; the first thread's
+    int valid;        // of `rows`, the first so many
+    uint64_t joined;  // the first thread's, to tell the launch's mark
 
     SDORT_INLINE int last() const { return steps > R ? steps - R : 0; }            // first step in registers
     SDORT_INLINE int shelved() const { return last() > K ? last() - K : 0; }  // first step in shared memory
@@ -49,24 +50,19 @@ struct Fast {
 
     // Reads everything, the last steps into `rows`, and leaves each channel's mean and squares in `sums`. Returns the rows.
     SDORT_INLINE float measure(Sum (&sums)[V]) {
-        int count = 0;
-        int first = 0, next = steps > R ? (steps - 1) % R + 1 : steps;  // the first chunk takes what others leave
+        int count = 0, first = 0, next = steps > R ? (steps - 1) % R + 1 : steps;  // the first chunk takes what others leave
         while (true) {
             const int end = below(next);
-            const Walk walk(args, lane, first, 0, lane.source_step);
             if (K > 0 && first >= shelved()) {
-                fetch<R, (K > 0)>(walk, lane.source, end, rows);
+                valid = fetch<R, (K > 0)>(args, lane, lane.source, 0, lane.source_step, first, end, rows);
             } else {
-                fetch<R>(walk, lane.source, end, rows);
+                valid = fetch(args, lane, lane.source, 0, lane.source_step, first, end, rows);
             }
             // The answer comes with the rows.
-            if (first == 0 && args.splits > 1 && thread_index() == 0) mark = join(args.workspace, args.splits * args.slabs);
-            if (adds(args)) {
-                add<T>(args, lane, first, end, rows);
-            } else if (args.sum) {
-                copy(first, end);
-            }
-            count += sum_up(first, end, sums);
+            if (first == 0) joined = join(args);
+            if (adds(args) || args.sum) add<T>(args, lane, first, valid, rows);
+            sum_up(first, sums);
+            count += valid;
             if (next == steps) return static_cast<float>(count);
             if constexpr (K > 0) put_aside(first);
             first = next;
@@ -74,36 +70,24 @@ struct Fast {
         }
     }
 
-    SDORT_INLINE void copy(int first, int end) {
-        Quad* const sum = static_cast<Quad*>(args.sum) + lane.base;
-        Walk walk(args, lane, first, lane.at, lane.step);
-#pragma unroll
-        for (int r = 0; r < R; ++r, walk.next())
-            if (walk.row < end) sum[walk.at] = rows[r];
-    }
-
-    SDORT_INLINE int sum_up(int first, int end, Sum (&sums)[V]) {
+    SDORT_INLINE void sum_up(int first, Sum (&sums)[V]) {
         float x[V];
-        int count = 0;
         if (first == 0) {
             unpack(rows[0], x);
 #pragma unroll
             for (int k = 0; k < V; ++k) sums[k].start(x[k]);
         }
-        int row = lane.row + first * args.step_rows;
 #pragma unroll
-        for (int r = 0; r < R; ++r, row += args.step_rows) {
-            if (row >= end) continue;
+        for (int r = 0; r < R; ++r) {
+            if (r >= valid) continue;
             unpack(rows[r], x);
 #pragma unroll
             for (int k = 0; k < V; ++k) sums[k].add(x[k]);
-            count += 1;
         }
-        const float all = static_cast<float>(first + count), inverse = fast_rcp(all);
-        if (count > 0)
+        if (valid == 0) return;
+        const float count = static_cast<float>(first + valid), inverse = fast_rcp(count);
 #pragma unroll
-            for (int k = 0; k < V; ++k) sums[k].settle(all, inverse);
-        return count;
+        for (int k = 0; k < V; ++k) sums[k].settle(count, inverse);
     }
 
     SDORT_INLINE void put_aside(int first) {
@@ -117,22 +101,21 @@ struct Fast {
     SDORT_INLINE void normalize(const Affine<V>& affine) {
         constexpr bool kStreaming = K > 0;
         Quad* const y = static_cast<Quad*>(args.y) + lane.base;
-        int first = last(), end = lane.rows, left = shelved();
+        int first = last(), left = shelved();
         while (true) {
-            Walk walk(args, lane, first, lane.at, lane.step);
+            uint32_t at = lane.at + first * lane.step;
 #pragma unroll
-            for (int r = 0; r < R; ++r, walk.next())
-                if (walk.row < end) emit<T, kStreaming>(args, affine, rows[r], y + walk.at);
+            for (int r = 0; r < R; ++r, at += lane.step)
+                if (r < valid) emit<T, kStreaming>(args, affine, rows[r], y + at);
             if (left == 0) break;
             first = left > R ? left - R : 0;
-            end = below(left);
-            fetch_again<T>(args, lane, first, end, rows);
+            valid = fetch_again<T>(args, lane, first, below(left), rows);
             left = first;
         }
         if constexpr (K > 0) {
-            Walk walk(args, lane, shelved(), lane.at, lane.step);
-            for (int s = shelved(); s < last() && walk.row < lane.rows; ++s, walk.next())
-                emit<T, kStreaming>(args, affine, shelf[(s - shelved()) * Threads + thread_index()], y + walk.at);
+            uint32_t at = lane.at + shelved() * lane.step;
+            for (int s = shelved(); s < last() && lane.row + s * args.step_rows < lane.rows; ++s, at += lane.step)
+                emit<T, kStreaming>(args, affine, shelf[(s - shelved()) * Threads + thread_index()], y + at);
         }
     }
 };
@@ -171,7 +154,7 @@ SDORT_INLINE void fast_body(const Args& args) {
     SDORT_SHARED(float, weights, 2 * kMostChannels);
     SDORT_SHARED(uint32_t, mark, 1);
     SDORT_SHARED(Quad, shelf, K > 0 ? K * Threads : 1);
-    Fast<T, Threads, R, K> fast{args, lane_of<T>(args), args.steps, shelf, {}, 0};
+    Fast<T, Threads, R, K> fast{args, lane_of<T>(args), args.steps, shelf, {}, 0, 0};
     const Lane& lane = fast.lane;
     const Weights<Threads> own(args, lane.slab - lane.image * args.tiles, args.lanes * V);
     Sum sums[V];
@@ -183,7 +166,7 @@ SDORT_INLINE void fast_body(const Args& args) {
         if (sides.boundary < V) entries.put(args, lane, sides.group + 1, side(sums, count, sides.boundary, false));
     }
     own.put(weights);
-    if (thread_index() == 0) mark[0] = fast.mark;
+    if (thread_index() == 0) mark[0] = mark_of(fast.joined);
     block_barrier();
     finish<Block, Threads>(args, lane, entries, mark[0], statistics);
     block_barrier();

@@ -49,34 +49,30 @@ SDORT_INLINE Lane lane_of(const Args& args) {
     return lane;
 }
 
-// A lane's walk over its rows, one step after the other: few registers, where an address for each would take many.
-struct Walk {
-    int row, step_rows;
-    uint32_t at, step;
-
-    SDORT_INLINE Walk(const Args& args, const Lane& lane, int first, uint32_t start, uint32_t stride)
-        : row(lane.row + first * args.step_rows), step_rows(args.step_rows), at(start + first * stride), step(stride) {}
-    SDORT_INLINE void next() {
-        row += step_rows;
-        at += step;
-    }
-};
-
-// R steps of the walk, those below row `end`. All loads leave before the first one is used. Streaming: what is read once
-// leaves the cache to what is read again.
+// Steps first .. first + R - 1 of the lane, those below row `end`: the first few, as many as it returns. All loads leave
+// before the first one is used. Streaming: what is read once leaves the cache to what is read again. Offsets and rows are
+// added up as they go: few registers, where one for each row would take many.
 template <int R, bool Streaming = false>
-SDORT_INLINE void fetch(Walk walk, const Quad* source, int end, Quad* rows) {
+SDORT_INLINE int fetch(const Args& args, const Lane& lane, const Quad* source, uint32_t start, uint32_t stride, int first,
+                       int end, Quad (&rows)[R]) {
+    int row = lane.row + first * args.step_rows, valid = 0;
+    uint32_t at = start + first * stride;
 #pragma unroll
-    for (int r = 0; r < R; ++r, walk.next()) {
+    for (int r = 0; r < R; ++r, row += args.step_rows, at += stride) {
         rows[r] = {};
-        if (walk.row < end) rows[r] = Streaming ? load_streaming(source + walk.at) : source[walk.at];
+        if (row >= end) continue;
+        rows[r] = Streaming ? load_streaming(source + at) : source[at];
+        valid = r + 1;
     }
+    return valid;
 }
 
-// X to S: what is added, and where it is wanted, S itself.
+SDORT_INLINE bool adds(const Args& args) { return args.skip || args.bias || args.embedding; }
+
+// X to S: what is added, and where it is wanted, S itself. The first `valid` of the steps from `first` on.
 template <class T, int R>
-SDORT_INLINE void add(const Args& args, const Lane& lane, int first, int end, Quad (&rows)[R]) {
-    constexpr int V = kVector<T>, kBatch = 2;
+SDORT_INLINE void add(const Args& args, const Lane& lane, int first, int valid, Quad (&rows)[R]) {
+    constexpr int V = kVector<T>, kBatch = R <= 8 ? R : R <= 12 ? 4 : 2;  // as many as there are registers for
     float shift[V] = {}, more[V] = {};
     if (args.bias) load(static_cast<const T*>(args.bias) + lane.channel, shift);
     if (args.embedding)
@@ -85,36 +81,38 @@ SDORT_INLINE void add(const Args& args, const Lane& lane, int first, int end, Qu
     for (int k = 0; k < V; ++k) shift[k] += more[k];
     const Quad* const skip = static_cast<const Quad*>(args.skip) + lane.base;
     Quad* const sum = static_cast<Quad*>(args.sum) + lane.base;
-    Walk walk(args, lane, first, lane.at, lane.step);
+    uint32_t at = lane.at + first * lane.step;
 #pragma unroll
     for (int batch = 0; batch < R; batch += kBatch) {
         Quad others[kBatch] = {};
-        if (args.skip) fetch<kBatch>(walk, skip, end, others);
+        uint32_t ahead = at;
 #pragma unroll
-        for (int r = 0; r < kBatch; ++r, walk.next()) {
-            if (walk.row >= end) continue;
+        for (int r = 0; r < kBatch; ++r, ahead += lane.step)
+            if (args.skip && batch + r < valid) others[r] = skip[ahead];
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r, at += lane.step) {
+            if (batch + r >= valid) continue;
             float x[V], other[V];
             unpack(rows[batch + r], x);
             unpack(others[r], other);
 #pragma unroll
             for (int k = 0; k < V; ++k) x[k] = x[k] + other[k] + shift[k];
             rows[batch + r] = pack(x);
-            if (args.sum) sum[walk.at] = rows[batch + r];
+            if (args.sum) sum[at] = rows[batch + r];
         }
     }
 }
 
-SDORT_INLINE bool adds(const Args& args) { return args.skip || args.bias || args.embedding; }
-
 // S again, when the lane could not keep it: from S if it was stored, by the same lane, else computed anew.
 template <class T, int R>
-SDORT_INLINE void fetch_again(const Args& args, const Lane& lane, int first, int end, Quad (&rows)[R]) {
+SDORT_INLINE int fetch_again(const Args& args, const Lane& lane, int first, int end, Quad (&rows)[R]) {
     if (args.sum) {
-        fetch<R>(Walk(args, lane, first, lane.at, lane.step), static_cast<const Quad*>(args.sum) + lane.base, end, rows);
-    } else {
-        fetch<R>(Walk(args, lane, first, 0, lane.source_step), lane.source, end, rows);
-        if (adds(args)) add<T>(args, lane, first, end, rows);
+        const Quad* const sum = static_cast<const Quad*>(args.sum) + lane.base;
+        return fetch(args, lane, sum, lane.at, lane.step, first, end, rows);
     }
+    const int valid = fetch(args, lane, lane.source, 0, lane.source_step, first, end, rows);
+    if (adds(args)) add<T>(args, lane, first, valid, rows);
+    return valid;
 }
 
 template <int V>
