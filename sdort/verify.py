@@ -18,6 +18,7 @@ import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
+from sdort.ops.library import register, resolve
 from sdort.reference import expand
 from sdort.samples import Array, Sample, declared_inputs, fixed_batch, make_inputs
 
@@ -112,6 +113,7 @@ def compare(
     samples: Sequence[Sample] = DEFAULT_SAMPLES,
     seed: int = 0,
     provider: str = "cpu",
+    custom_ops: str = "off",
 ) -> Parity:
     """Run both models on the same random inputs and measure how far their outputs are apart.
 
@@ -122,6 +124,8 @@ def compare(
         samples: sizes to try; those that a static model makes equal are run once.
         seed: of the random inputs.
         provider: where the optimized model runs: cpu, cuda, rocm or migraphx.
+        custom_ops: which library of sdort's operators the optimized model runs with
+            (:func:`sdort.ops.library.resolve`). Without one, the CPU runs a GPU's operators by their definitions.
 
     Returns:
         The measurements; nothing is raised for a difference, see :meth:`Parity.check`.
@@ -139,7 +143,7 @@ def compare(
     feeds = _feeds(reference, candidate, samples, component, seed)
     # One after the other: only one of the two models is in memory.
     wanted = _run(reference, original.parent, list(feeds.values()), component, None)
-    actual = _run(candidate, optimized.parent, list(feeds.values()), component, provider)
+    actual = _run(candidate, optimized.parent, list(feeds.values()), component, provider, resolve(custom_ops))
     outputs = [
         _measure(name, sample, actual_outputs, expected, component)
         for sample, actual_outputs, expected_outputs in zip(feeds, actual, wanted, strict=True)
@@ -185,10 +189,15 @@ def _feeds(
 
 
 def _run(
-    model: onnx.ModelProto, folder: Path, feeds: list[dict[str, Array]], component: str, provider: str | None
+    model: onnx.ModelProto,
+    folder: Path,
+    feeds: list[dict[str, Array]],
+    component: str,
+    provider: str | None,
+    library: Path | None = None,
 ) -> list[dict[str, Array]]:
     dtypes = {item.name: item.dtype for item in declared_inputs(model, component)}
-    session = open_session(model, folder, component, provider)
+    session = open_session(model, folder, component, provider, library)
     names = [output.name for output in session.get_outputs()]
     results = []
     for feed in feeds:
@@ -202,15 +211,20 @@ def _run(
 
 
 def open_session(
-    model: onnx.ModelProto, folder: Path, component: str, provider: str | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    component: str,
+    provider: str | None = None,
+    library: Path | None = None,
 ) -> ort.InferenceSession:
     """A session on a model whose external data lies in ``folder``.
 
     Args:
-        model: belongs to this function now: for the CPU provider it is expanded in place.
+        model: belongs to this function now: for the CPU provider without a library it is expanded in place.
         folder: where the external data is.
         component: for messages.
         provider: where to run; None is the CPU provider without ONNX Runtime's own fusions, for references.
+        library: sdort's operators, which let the CPU run a GPU's graph as it is.
 
     Raises:
         BadModelError: ONNX Runtime does not load the model.
@@ -219,11 +233,13 @@ def open_session(
     wanted = PROVIDERS[provider or "cpu"]
     if wanted not in ort.get_available_providers():
         raise ProviderError(f"this ONNX Runtime has no {wanted}", component=component)
-    if wanted == PROVIDERS["cpu"]:
+    if wanted == PROVIDERS["cpu"] and library is None:
         expand(model)
     options = ort.SessionOptions()
     options.log_severity_level = 4  # failures are reported once, by us
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    if library:
+        register(options, library)
     if provider is None:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     try:

@@ -278,12 +278,15 @@ def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> None:
 
 
 def _trim(editor: Editor, node: gs.Node) -> None:
-    """Leave optional outputs that nobody reads away."""
+    """Leave optional outputs that nobody reads away: the last ones go, those before another lose their name."""
     for index in range(len(node.outputs) - 1, 0, -1):
         tensor = node.outputs[index]
         if tensor.name and (tensor.outputs or editor.is_output(tensor)):
-            break
-        node.outputs.pop()
+            continue
+        if index == len(node.outputs) - 1:
+            node.outputs.pop()
+        else:
+            node.outputs[index] = gs.Variable.empty()
 
 
 def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str, Refusal]) -> dict[str, Any]:
