@@ -4,7 +4,7 @@
 Everything is checked against torch in fp32 before it is timed; both sides of every ratio come from one run.
 
     python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2] [--size 512x512] [--checkpoint DIR]
-        [--engines sdort,torch,compile,ort] [--ort-optimized FILE] [--json FILE]
+        [--engines sdort,torch,compile,ort] [--ort-optimized FILE] [--custom-ops FILE] [--json FILE]
 
 Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR.
 """
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--components", default="unet,vae_decoder")
     parser.add_argument("--engines", default="sdort,torch,compile")
     parser.add_argument("--ort-optimized", type=Path, help="a UNet made by ONNX Runtime's own optimizer")
+    parser.add_argument("--custom-ops", type=Path, help="libsdort_ops.so: sdort's rows with and without it")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -146,11 +149,21 @@ def inputs(component: str, args: argparse.Namespace) -> dict[str, torch.Tensor]:
 class OrtRunner:
     """A session with inputs and outputs bound on the device, captured as a graph if asked."""
 
-    def __init__(self, model: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor], *, graph: bool) -> None:
+    def __init__(
+        self,
+        model: Path,
+        args: argparse.Namespace,
+        feeds: dict[str, torch.Tensor],
+        *,
+        graph: bool,
+        ops: Path | None = None,
+    ) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        if ops:
+            options.register_custom_ops_library(str(ops))
         name, settings = {
             "cuda": ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}),
             "rocm": ("ROCMExecutionProvider", {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1",
@@ -236,16 +249,31 @@ def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: d
             )
     if "sdort" in engines:
         for static, graph in ((False, False), (True, False), (True, True)):
-            label = f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}"
-            found.append(
-                (
-                    label,
-                    lambda s=static, g=graph: OrtRunner(
-                        optimized(component, checkpoint, args, static=s), args, feeds, graph=g
-                    ),
+            for ops in (None, args.custom_ops) if args.custom_ops else (None,):
+                label = (
+                    f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}{' + ops' if ops else ''}"
                 )
-            )
+                found.append((label, partial(sdort_runner, component, checkpoint, args, feeds, static, graph, ops)))
     return found
+
+
+def sdort_runner(
+    component: str,
+    checkpoint: Path,
+    args: argparse.Namespace,
+    feeds: dict[str, torch.Tensor],
+    static: bool,
+    graph: bool,
+    ops: Path | None,
+) -> OrtRunner:
+    model = optimized(component, checkpoint, args, static=static)
+    if ops:
+        # The kernels' variants are timed once, outside of any graph; SDORT_OPS_TUNING keeps what was found.
+        os.environ.setdefault("SDORT_OPS_TUNING", str(args.work / "tuning.tsv"))
+        os.environ["SDORT_OPS_TUNE"] = "1"
+        OrtRunner(model, args, feeds, graph=False, ops=ops)()
+        os.environ["SDORT_OPS_TUNE"] = "0"
+    return OrtRunner(model, args, feeds, graph=graph, ops=ops)
 
 
 def measure(component: str, name: str, run: Any, reference: torch.Tensor, args: argparse.Namespace) -> dict[str, Any]:
