@@ -378,6 +378,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SDORT_OPS_TUNING"] = str(args.tuning or Path(folder) / "tuning.tsv")
         os.environ["SDORT_OPS"] = "all"
+        os.environ["SDORT_OPS_PROVIDER"] = args.provider
         rows = []
         for case in CASES:
             if args.operator and case.operator not in args.operator:

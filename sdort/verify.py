@@ -239,7 +239,7 @@ def open_session(
     options.log_severity_level = 4  # failures are reported once, by us
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     if library:
-        register(options, library)
+        register(options, library, provider or "cpu")
     if provider is None:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     try:

@@ -16,7 +16,7 @@ from sdort.errors import ProviderError, UsageError
 from sdort.ops import library
 from sdort.ops.build import Build, BuildOptions, last_build
 from sdort.ops.tune import Entry, read_table
-from sdort.runtime.providers import RuntimeOptions, session_options
+from sdort.runtime.providers import CPU, RuntimeOptions, session_options
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_the_library_describes_itself() -> None:
 
 
 def test_sessions_register_it(built: Path) -> None:
-    options = session_options(onnxruntime, RuntimeOptions("cpu"), 3)
+    options = session_options(onnxruntime, CPU, RuntimeOptions("cpu"), 3)
     from onnx import parser
 
     model = parser.parse_model(
@@ -104,7 +104,7 @@ def test_sessions_register_it(built: Path) -> None:
     ).SerializeToString()
     providers = ["CPUExecutionProvider"]
     assert onnxruntime.InferenceSession(model, options, providers=providers).get_inputs()
-    without = session_options(onnxruntime, RuntimeOptions("cpu", custom_ops="off"), 4)
+    without = session_options(onnxruntime, CPU, RuntimeOptions("cpu", custom_ops="off"), 4)
     with pytest.raises(Exception, match="BiasSplitGelu"):
         onnxruntime.InferenceSession(model, without, providers=providers)
 
@@ -112,7 +112,7 @@ def test_sessions_register_it(built: Path) -> None:
 def test_a_damaged_library_is_told(built: Path) -> None:
     built.write_bytes(b"damaged")
     with pytest.raises(ProviderError, match=r"cannot load.*\n.*sdort ops build --force"):
-        session_options(onnxruntime, RuntimeOptions("cpu"), 4)
+        session_options(onnxruntime, CPU, RuntimeOptions("cpu"), 4)
 
 
 def test_list(built: Path) -> None:

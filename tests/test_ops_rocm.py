@@ -7,6 +7,7 @@ through ONNX Runtime's own ROCm path; and it records which code object was loade
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import rocm_stub
+from exports import Case
 from kernel_cases import one_node_model, run
+from test_matrix import optimized
+
+from sdort.runtime.placement import SHAPE_OPERATORS, parse_placement
+from sdort.writer import save_model
 
 Array = npt.NDArray[Any]
 
@@ -142,3 +148,23 @@ def test_a_gpu_without_machine_code_keeps_onnx_runtimes_kernels(tmp_path: Path) 
     assert rocm_stub.read_log(log) == []
     assert errors.count("have no code object for gfx906 (there are: gfx90a, gfx942") == 1  # told once
     assert "sdort ops build --arch gfx906" in errors
+
+
+def test_a_whole_graph_opens_with_the_library(exported: Callable[[Case], Path], tmp_path: Path) -> None:
+    """Operators that keep ONNX Runtime's kernel there (NhwcConv) and ours stand side by side."""
+    model, _ = optimized(exported, Case("sd1", "ts17"), "rocm", True)
+    save_model(model, tmp_path / "model.onnx")
+    script = """
+import sys, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 0
+options.register_custom_ops_library(sys.argv[2])
+onnxruntime.InferenceSession(sys.argv[1], options, providers=["ROCMExecutionProvider"])
+"""
+    log = tmp_path / "calls"
+    done = rocm_stub.runtime().run(script, str(tmp_path / "model.onnx"), str(native.library()), log=str(log))
+    assert done.returncode == 0, done.stderr[-1000:]
+    placed = parse_placement(done.stderr)
+    assert set(placed.get("CPUExecutionProvider", ())) <= SHAPE_OPERATORS
+    assert placed["ROCMExecutionProvider"]["NhwcConv"] > 10
+    assert [call["call"] for call in rocm_stub.read_log(log)] == ["hipModuleLoadData"]  # ours were made there

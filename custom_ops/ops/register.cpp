@@ -2,6 +2,10 @@
 //
 // SDORT_OPS narrows or widens what is overridden: a comma-separated list of operator names, "all" or "none".
 // Without it, everything but what ONNX Runtime's own kernels do faster on that provider.
+//
+// SDORT_OPS_PROVIDER says which provider the session is for: cpu, rocm or cuda; without it, the GPU's if there is one.
+// It matters because registering an operator for any provider gives it a schema that ONNX Runtime's own kernels of that
+// name do not fit: where a GPU keeps ONNX Runtime's kernel, the operator may not be registered for the CPU either.
 #include <cstdlib>
 #include <deque>
 #include <iostream>
@@ -153,11 +157,18 @@ bool serves(Vendor vendor) {
     return !devices.empty();
 }
 
+// The providers of the session, the one that the nodes should go to first.
 std::vector<Provider> providers() {
-    std::vector<Provider> result{Provider::kCpu};
-    if (available(provider_name(Provider::kRocm)) && serves(Vendor::kHip)) result.push_back(Provider::kRocm);
-    if (available(provider_name(Provider::kCuda)) && serves(Vendor::kCuda)) result.push_back(Provider::kCuda);
-    return result;
+    const char* asked = std::getenv("SDORT_OPS_PROVIDER");
+    const std::string wanted = asked ? asked : "";
+    const auto may_be = [&](Provider provider, Vendor vendor, const char* name) {
+        return (wanted.empty() || wanted == name) && available(provider_name(provider)) && serves(vendor);
+    };
+    if (may_be(Provider::kRocm, Vendor::kHip, "rocm")) return {Provider::kRocm, Provider::kCpu};
+    if (may_be(Provider::kCuda, Vendor::kCuda, "cuda")) return {Provider::kCuda, Provider::kCpu};
+    // The GPU of a session that is meant for one keeps all of ONNX Runtime's kernels.
+    if (wanted == "rocm" || wanted == "cuda") return {};
+    return {Provider::kCpu};
 }
 
 // The domains live as long as the process: sessions point into them.
@@ -174,7 +185,7 @@ OrtStatus* build(Domains& all) {
         if (OrtStatus* status = ort->CreateCustomOpDomain(domain, &created)) return status;
         size_t count = 0;
         for (const Operator* op : operators()) {
-            if (op->domain != std::string(domain)) continue;
+            if (op->domain != std::string(domain) || here.empty() || !wanted(*op, here.front(), names)) continue;
             for (const Provider provider : here) {
                 if (!wanted(*op, provider, names)) continue;
                 for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16}) {

@@ -93,6 +93,7 @@ extern const Operator kSkipLayerNorm{
     .make_gpu = [](const Node& node, Dtype dtype, Vendor vendor) -> std::unique_ptr<Kernel> {
         return std::make_unique<OnGpu>(node, dtype, vendor);
     },
+    .slower_on_cuda = true,  // 0.89 to 0.99 of the speed of ONNX Runtime's on an H100
 };
 
 }  // namespace sdort

@@ -136,8 +136,9 @@ def library_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def register(session_options: Any, path: Path) -> None:
-    """Let a session of ONNX Runtime use the library, with what was tuned on this machine."""
+def register(session_options: Any, path: Path, provider: str) -> None:
+    """Let a session of ONNX Runtime on ``provider`` use the library, with what was tuned on this machine."""
+    os.environ["SDORT_OPS_PROVIDER"] = provider if provider in ("rocm", "cuda") else "cpu"
     if tuning_table().is_file():
         # Read by the library when a kernel first runs.
         os.environ.setdefault("SDORT_OPS_TUNING", str(tuning_table()))

@@ -51,7 +51,10 @@ def create_session(
     # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
     with redirect_stdout(printed or io.StringIO()):
         session = onnxruntime.InferenceSession(
-            model, session_options(onnxruntime, options, severity), providers=[*chain, CPU.ep], enable_fallback=0
+            model,
+            session_options(onnxruntime, provider, options, severity),
+            providers=[*chain, CPU.ep],
+            enable_fallback=0,
         )
     session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
     return session

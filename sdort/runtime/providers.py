@@ -128,8 +128,8 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
     return result
 
 
-def session_options(onnxruntime: Any, options: RuntimeOptions, severity: int) -> Any:
-    """ONNX Runtime's ``SessionOptions`` for a request, logging from ``severity`` (0 verbose ... 4 fatal) on.
+def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int) -> Any:
+    """ONNX Runtime's ``SessionOptions`` for a session on ``provider``, logging from ``severity`` (0 verbose ... 4 fatal) on.
 
     Raises:
         ProviderError: the custom operators are asked for and not built, or cannot be loaded.
@@ -142,7 +142,7 @@ def session_options(onnxruntime: Any, options: RuntimeOptions, severity: int) ->
     result.add_session_config_entry("session.force_spinning_stop", "1")
     library = resolve(options.custom_ops)
     if library:
-        register(result, library)
+        register(result, library, provider.name)
     return result
 
 

@@ -54,7 +54,8 @@ class Runtime:
         extra = {f"SDORT_STUB_{name.upper()}": value for name, value in settings.items() if name.islower()}
         extra |= {name: value for name, value in settings.items() if not name.islower()}
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self.libraries), **extra}
-        environment.pop("PYTHONPATH", None)
+        for name in ("PYTHONPATH", "SDORT_OPS_PROVIDER"):  # another Python's packages; what a session here was for
+            environment.pop(name, None)
         command = [str(self.python), "-c", script, *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
