@@ -11,13 +11,22 @@ from kernel_cases import Guarded, simulate
 from native import MACHINES
 
 DTYPES = [np.float32, np.float16]
+HEAD_SIZES = (40, 64, 80, 96, 128, 160)
+"""Of the kernels with matrix instructions."""
+
 machines = pytest.mark.parametrize("machine", MACHINES)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def variants(machine: str, size: int) -> int:
+    """How many kernels there are for any number of keys."""
+    return 2 if size == 40 or (size in (64, 80) and machine != "wmma_gfx11") else 1
 
 
 def check(machine: str, case: Case, form: str = "apart") -> int:
     """Run every variant twice; how many there are."""
     inputs = case.inputs(form)
+    matrix = case.q.dtype == np.float16 and case.q.shape[-1] in HEAD_SIZES and case.bias is None and not case.causal
     count = 0
     while True:
         results = []
@@ -27,8 +36,36 @@ def check(machine: str, case: Case, form: str = "apart") -> int:
                 return count
             results.append(y.check())
         assert np.array_equal(results[0], results[1])
-        close(results[0], case, rounded_weights=case.q.dtype == np.float16)
+        close(results[0], case, rounded_weights=matrix)
         count += 1
+
+
+@machines
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", HEAD_SIZES)
+def test_matrix_forms(machine: str, form: str, size: int) -> None:
+    """Two batches, two heads, one row more than whole tiles; up to 80 keys also the kernel that has all at once."""
+    count = check(machine, make(np.float16, 2, 65, 65, 2, size), form)
+    assert count == variants(machine, size) + (size < 160)
+
+
+@machines
+@pytest.mark.parametrize("size", HEAD_SIZES)
+@pytest.mark.parametrize(("queries", "keys"), [(3, 1), (16, 77), (5, 80), (130, 81), (20, 200), (64, 256)])
+def test_matrix_shapes(machine: str, size: int, queries: int, keys: int) -> None:
+    count = check(machine, make(np.float16, 1, queries, keys, 1, size))
+    assert count == variants(machine, size) + (keys <= 80 and size < 160)
+
+
+@machines
+@pytest.mark.parametrize("size", HEAD_SIZES)
+@pytest.mark.parametrize("order", [1, -1])
+def test_matrix_scores_that_rise_and_fall_along_the_keys(machine: str, size: int, order: int) -> None:
+    """What weights are relative to changes in every tile, in few, or never: sums are scaled down as often."""
+    case = make(np.float16, 1, 20, 200, 1, size, scale=1.0)
+    case.k[...] = np.linspace(-1, 1, 200, dtype=np.float16)[::order, None, None]
+    case.q[...] = np.linspace(0, 300 / size, 20, dtype=np.float16)[:, None, None]
+    assert check(machine, case)
 
 
 @machines
@@ -59,4 +96,5 @@ def test_causal(machine: str, dtype: Any, queries: int, keys: int) -> None:
 @dtypes
 @pytest.mark.parametrize("spread", [30.0, 1e-3])
 def test_scores_far_beyond_the_range_of_exp(machine: str, dtype: Any, spread: float) -> None:
-    assert check(machine, make(dtype, 1, 35, 150, 1, 64, spread=spread, scale=1.0))
+    for keys in (70, 150):
+        assert check(machine, make(dtype, 1, 35, keys, 1, 64, spread=spread, scale=1.0))

@@ -42,4 +42,6 @@ struct Args {
     int32_t slices;  // of the general form: workgroups that share the columns of one Y tile
 };
 
+constexpr float kNever = -__builtin_huge_valf();  // the score of a key that a query does not see
+
 }  // namespace sdort::attention

@@ -12,7 +12,6 @@
 
 namespace sdort::attention {
 
-constexpr float kNever = -__builtin_huge_valf();  // the score of a key that a query does not see
 constexpr int kGeneralThreads = 256, kGeneralQueries = 32, kGeneralKeys = 64, kGeneralColumns = 64;
 
 namespace general {

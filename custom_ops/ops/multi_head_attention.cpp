@@ -133,7 +133,7 @@ bool is_empty(const Problem& p) { return p.batches * p.queries * p.value_size ==
 class OnGpu : public GpuKernel {
 public:
     OnGpu(const Node& node, Dtype dtype, Vendor vendor) : GpuKernel(node, vendor), form_(node, dtype), dtype_(dtype) {
-        for (const std::string& kernel : attention::kernels(dtype)) gpu_.prepare(kernel);
+        for (const std::string& kernel : attention::kernels(dtype, gpu_.device())) gpu_.prepare(kernel);
     }
     void compute(Context& context) override {
         const Problem p = form_.problem(context);
