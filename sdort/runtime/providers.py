@@ -129,7 +129,7 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
 
 
 def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int) -> Any:
-    """ONNX Runtime's ``SessionOptions`` for a session on ``provider``, logging from ``severity`` (0 verbose ... 4 fatal) on.
+    """ONNX Runtime's ``SessionOptions`` for ``provider``, logging from ``severity`` (0 verbose ... 4 fatal) on.
 
     Raises:
         ProviderError: the custom operators are asked for and not built, or cannot be loaded.
