@@ -54,6 +54,8 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constant: tuple[str, ...] = ()
     """Inputs that all nodes share, as weights are."""
+    unfused: tuple[int, int, int, int] | None = None
+    """Of attention: batch x heads, tokens, keys, head size; it is also timed as two MatMuls and a Softmax."""
 
 
 def half(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
@@ -188,6 +190,7 @@ def attention(tokens: int, keys: int, heads: int, size: int, batch: int = 2) -> 
         2 * batch * width * (2 * tokens + 2 * keys),
         4 * batch * heads * tokens * keys * size,
         attributes={"num_heads": heads},
+        unfused=(batch * heads, tokens, keys, size),
     )
 
 
@@ -236,6 +239,41 @@ def build(case: Case, count: int, values: Sequence[dict[str, Array]], domain: st
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     content: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
     return content
+
+
+def build_unfused(sizes: tuple[int, int, int, int], count: int) -> bytes:
+    """Attention as it runs where nothing fuses it, without the transposes that it also needs there."""
+    batch, tokens, keys, size = sizes
+    half_type = helper.np_dtype_to_tensor_dtype(np.dtype(np.float16))
+    nodes, info, results = [], [], []
+    for i in range(count):
+        nodes += [
+            helper.make_node("MatMul", [f"q_{i}", f"k_{i}"], [f"scores_{i}"]),
+            helper.make_node("Mul", [f"scores_{i}", "scale"], [f"scaled_{i}"]),
+            helper.make_node("Softmax", [f"scaled_{i}"], [f"weights_{i}"], axis=-1),
+            helper.make_node("MatMul", [f"weights_{i}", f"v_{i}"], [f"Y_{i}"]),
+        ]
+        shapes = {"q": (tokens, size), "k": (size, keys), "v": (keys, size)}
+        info += [helper.make_tensor_value_info(f"{k}_{i}", half_type, (batch, *shape)) for k, shape in shapes.items()]
+        results.append(helper.make_tensor_value_info(f"Y_{i}", half_type, None))
+    scale = onnx_tensor("scale", np.array(1 / math.sqrt(size), np.float16))
+    graph = helper.make_graph(nodes, "unfused", info, results, [scale])
+    content: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    ).SerializeToString()
+    return content
+
+
+def unfused_microseconds(sizes: tuple[int, int, int, int], provider: str) -> float:
+    batch, tokens, keys, size = sizes
+    rng = np.random.default_rng(0)
+    one = {"q": half(rng, batch, tokens, size), "k": half(rng, batch, size, keys), "v": half(rng, batch, keys, size)}
+    medians = []
+    for count in (1, 3):
+        inputs = {f"{k}_{i}": value for i in range(count) for k, value in one.items()}
+        runner = Runner(build_unfused(sizes, count), inputs, provider, None, True)
+        medians.append(statistics.median([runner.seconds() for _ in range(WARM_UP + REPEAT)][WARM_UP:]))
+    return (medians[1] - medians[0]) / 2 * 1e6
 
 
 def onnx_tensor(name: str, value: Array) -> Any:
@@ -318,6 +356,8 @@ def measure(case: Case, provider: str, library: Path) -> dict[str, Any]:
     row["bytes"] = case.bytes
     if case.flops:
         row["tflop_s"] = case.flops / row["sdort_us"] / 1e6
+    if case.unfused:
+        row["unfused_us"] = unfused_microseconds(case.unfused, provider)
     return row
 
 
@@ -392,7 +432,10 @@ def main() -> int:
             print(
                 f"{row['operator']:24} {row['shape']:24} ORT {row['ort_us']:8.2f} us  sdort {row['sdort_us']:8.2f} us  "
                 f"ratio {row['ratio']:5.2f}  {row['gb_s']:6.0f} GB/s  "
-                f"errors {row['ort_error']:.1e} {row['sdort_error']:.1e}",
+                f"errors {row['ort_error']:.1e} {row['sdort_error']:.1e}"
+                + (
+                    f"  {row['tflop_s']:.0f} TFLOP/s, unfused {row['unfused_us']:.1f} us" if "unfused_us" in row else ""
+                ),
                 flush=True,
             )
         tuning = Path(os.environ["SDORT_OPS_TUNING"])
