@@ -43,9 +43,11 @@ inline std::string kernel_name(int size, const std::string& variant) {
 
 // Whether the matrix kernels compute it: what they leave out is rare, and the general form does it.
 inline bool has_matrix_form(const Problem& p, Dtype dtype) {
-    const auto fits = [](const Tensor& t) {
-        return t.batch % 8 == 0 && t.row % 8 == 0 && t.head % 8 == 0 && t.row < 1 << 24 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+    const auto fits = [&](const Tensor& t) {
+        return t.batch % 8 == 0 && t.row % 8 == 0 && t.head % 8 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
+               p.batches * t.batch < INT32_MAX;
     };
+    if (p.batches * p.queries * p.heads * p.size >= INT32_MAX) return false;
     return dtype == Dtype::kFloat16 && p.size == p.value_size && !p.bias && !p.causal && p.scale > 0 && fits(p.q) && fits(p.k) && fits(p.v);
 }
 

@@ -1,9 +1,10 @@
 // Attention by matrix instructions: fp16, head sizes 40, 64, 80, 96, 128 and 160.
 //
-// Softmax     online: scores are taken relative to the largest one so far, or one up to 2^8 below it: what was summed is
-//             scaled down only when a score exceeds that, and only then lanes compare their largest. The factor
-//             scale * log2(e) is applied to the float32 scores by the same fused multiply-add that subtracts, so it costs
-//             nothing, and Q is not rounded twice as it would be with the factor folded in. exp2 is one instruction.
+// Softmax     online, and in hope: scores are taken relative to the largest of the first keys, and a step whose weights turn
+//             out too large for that (their sum tells: no maximum is looked for) is computed again relative to its largest,
+//             what was summed before being scaled down. The factor scale * log2(e) is applied to the float32 scores by the
+//             same fused multiply-add that subtracts, so it costs nothing, and Q is not rounded twice as it would be with the
+//             factor folded in. exp2 is one instruction.
 //             With at most kWholeKeys keys ("whole") all of K and V stay in shared memory while the workgroup walks over
 //             queries, all scores of a query are there at once, and nothing is scaled down.
 // d = 40      is contracted as 48 (upper half of the last step zero), by mma.sync as 40 (m16n8k8).
@@ -22,38 +23,53 @@ namespace sdort::attention {
 
 constexpr int kWholeKeys = 80;
 
+// What a wave computes: queries of one head.
+struct Place {
+    int batch, head, query;
+};
+
+template <int Queries>
+SDORT_INLINE Place place_of(const Args& args, int block, int block_y, int thread) {
+    return {block / args.heads, block % args.heads, (block_y * kWaves + thread / kWave) * Queries};
+}
+
 template <int Size, int Keys, int Step, int Tiles>
 SDORT_INLINE void flash(const Args& args) {
     using L = Layout<Size, Keys, Step>;
     constexpr bool kAhead = kAsyncCopies || Size < 160;  // registers that hold Q and O of the widest hold no tile as well
     SDORT_SHARED(Quad, shared, L::kQuads * (kAsyncCopies ? 2 : 1));
-    const int batch = block_index() / args.heads, head = block_index() % args.heads;
-    const Head k = head_of(args.k, batch, head), v = head_of(args.v, batch, head);
-    const auto buffer = [&](int i) { return reinterpret_cast<half*>(shared + (kAsyncCopies ? i % 2 * L::kQuads : 0)); };
+    const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), thread_index());
+    const Head k = head_of(args.k, place.batch, place.head), v = head_of(args.v, place.batch, place.head);
+    const auto buffer = [&](int key) {
+        return reinterpret_cast<half*>(shared + (kAsyncCopies ? key / Keys % 2 * L::kQuads : 0));
+    };
     Stage<L, Keys> stage;
     if (kAhead) stage.fetch(k, v, 0, args.keys, buffer(0));
     Wave<Size, Step, Tiles, L> wave;
-    const int query = (block_index_y() * kWaves + thread_index() / kWave) * wave.kQueries;
-    wave.begin(head_of(args.q, batch, head), query, args.queries);
-    for (int key = 0, i = 0; key < args.keys; key += Keys, ++i) {
-        // All have computed with what lay there, or, with two buffers, with what will be overwritten next.
-        if constexpr (!kAsyncCopies) block_barrier();
-        kAhead ? stage.land(buffer(i)) : stage.bring(k, v, key, args.keys, buffer(i));
-        block_barrier();
-        if (kAhead && key + Keys < args.keys) stage.fetch(k, v, key + Keys, args.keys, buffer(i + 1));
-        const half* const keys = buffer(i);
-        const half* const values = stage.values(buffer(i));
-#pragma unroll 1
-        for (int first = 0; first < Keys; first += Step) {
-            if (Step < Keys && key + first >= args.keys) break;
-            wave.score_all(keys + first * L::kPitch);
-            if (key + first + Step > args.keys) wave.hide(args.keys - key - first);
-            if (wave.must_shift(args.scale)) wave.set_shift(args.scale, true);
-            wave.weigh(args.scale);
-            wave.accumulate_all(values + first * (matrix::kTransposes ? L::kPitch : 1));
+    wave.begin(head_of(args.q, place.batch, place.head), place.query, args.queries);
+    bool shift = true;
+    for (int key = 0; key < args.keys; key += Step) {
+        half* const tile = buffer(key);
+        if (key % Keys == 0) {
+            // All have computed with what lay there, or, with two buffers, with what will be overwritten next.
+            if constexpr (!kAsyncCopies) block_barrier();
+            kAhead ? stage.land(tile) : stage.bring(k, v, key, args.keys, tile);
+            block_barrier();
+            if (kAhead && key + Keys < args.keys) stage.fetch(k, v, key + Keys, args.keys, buffer(key + Keys));
         }
+        for (bool done = false; !done;) {
+            wave.score_all(tile + key % Keys * L::kPitch);
+            if (key + Step > args.keys) wave.hide(args.keys - key);
+            if (shift) wave.set_shift(args.scale, true);
+            wave.weigh(args.scale);
+            done = shift || !wave.beyond();
+            shift = !done;
+        }
+        wave.add_sums();
+        wave.accumulate_all(stage.values(tile) + key % Keys * (matrix::kTransposes ? L::kPitch : 1));
     }
-    wave.end(args, batch, head, query);
+    const Place end = place_of<16 * Tiles>(args, block_index_again(), block_index_y_again(), thread_index_again());
+    wave.end(args, end.batch, end.head, end.query);
 }
 
 template <int Size, int Tiles>
@@ -61,41 +77,43 @@ SDORT_INLINE void whole(const Args& args) {
     using L = Layout<Size, kWholeKeys, kWholeKeys>;
     SDORT_SHARED(Quad, shared, L::kQuads);
     half* const buffer = reinterpret_cast<half*>(shared);
-    const int batch = block_index() / args.heads, head = block_index() % args.heads;
+    const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), thread_index());
     Stage<L, kWholeKeys> stage;
-    stage.bring(head_of(args.k, batch, head), head_of(args.v, batch, head), 0, args.keys, buffer);
+    stage.bring(head_of(args.k, place.batch, place.head), head_of(args.v, place.batch, place.head), 0, args.keys, buffer);
     block_barrier();
     Wave<Size, kWholeKeys, Tiles, L> wave;
     const int step = args.slices * kWaves * wave.kQueries;
-    int query = (block_index_y() * kWaves + thread_index() / kWave) * wave.kQueries;
-    for (; query < args.queries; query += step) {
+    for (int query = place.query; query < args.queries; query += step) {
         forget_memory();
-        wave.begin(head_of(args.q, batch, head), query, args.queries);
+        wave.begin(head_of(args.q, place.batch, place.head), query, args.queries);
         wave.score_all(buffer);
         wave.hide(args.keys);
         wave.set_shift(args.scale, false);
         wave.weigh(args.scale);
+        wave.add_sums();
         wave.accumulate_all(stage.values(buffer));
-        wave.end(args, batch, head, query);
+        wave.end(args, place.batch, place.head, query);
     }
 }
 
-#define SDORT_ATTENTION(size, keys, step, tiles) \
-    SDORT_KERNEL(attention_f16_##size##_q##tiles##_k##keys##_s##step, kThreads, Args, (flash<size, keys, step, tiles>))
+// On NVIDIA `blocks` workgroups are on a multiprocessor at a time.
+#define SDORT_ATTENTION(size, keys, step, tiles, blocks)                                                              \
+    SDORT_KERNEL_RESIDENT(attention_f16_##size##_q##tiles##_k##keys##_s##step, kThreads, (kAsyncCopies ? blocks : 1), Args, \
+                          (flash<size, keys, step, tiles>))
 #define SDORT_ATTENTION_WHOLE(size, tiles) \
     SDORT_KERNEL(attention_f16_##size##_q##tiles##_whole, kThreads, Args, (whole<size, tiles>))
 
-SDORT_ATTENTION(40, 64, 32, 2)
-SDORT_ATTENTION(40, 64, 64, 1)
-SDORT_ATTENTION(64, 64, 64, 1)
+SDORT_ATTENTION(40, 64, 32, 2, 4)
+SDORT_ATTENTION(40, 64, 64, 1, 4)
+SDORT_ATTENTION(64, 64, 64, 1, 4)
 #if !defined(SDORT_MATRIX_WMMA_GFX11)  // whose operands of 8 registers would not fit
-SDORT_ATTENTION(64, 64, 32, 2)
-SDORT_ATTENTION(80, 32, 32, 2)
+SDORT_ATTENTION(64, 64, 32, 2, 3)
+SDORT_ATTENTION(80, 32, 32, 2, 2)
 #endif
-SDORT_ATTENTION(80, 64, 64, 1)
-SDORT_ATTENTION(96, 32, 32, 1)
-SDORT_ATTENTION(128, 32, 32, 1)
-SDORT_ATTENTION(160, 32, 32, 1)
+SDORT_ATTENTION(80, 64, 64, 1, 4)
+SDORT_ATTENTION(96, 32, 32, 1, 4)
+SDORT_ATTENTION(128, 32, 32, 1, 3)
+SDORT_ATTENTION(160, 32, 32, 1, 2)
 SDORT_ATTENTION_WHOLE(40, 1)
 SDORT_ATTENTION_WHOLE(64, 1)
 SDORT_ATTENTION_WHOLE(80, 1)

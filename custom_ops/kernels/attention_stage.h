@@ -10,6 +10,7 @@
 #include "attention.h"
 #include "device/copy.h"
 #include "device/matrix.h"
+#include "device/wave.h"
 
 namespace sdort::attention {
 
@@ -38,14 +39,20 @@ struct Layout {
     }
 };
 
-// Q, K or V of one head.
+// Q, K or V of one head. Offsets are of 32 bits, and the pointer is an argument: few registers to keep.
 struct Head {
-    const half* rows;
-    int pitch;
+    const half* data;
+    uint32_t first;
+    uint32_t pitch;
+    SDORT_INLINE const half* at(int row, int column) const {
+        return data + (first + static_cast<uint32_t>(row) * pitch + static_cast<uint32_t>(column));
+    }
 };
 
 SDORT_INLINE Head head_of(const Tensor& t, int batch, int head) {
-    return {static_cast<const half*>(t.data) + batch * t.batch + head * t.head, static_cast<int>(t.row)};
+    return {static_cast<const half*>(t.data),
+            static_cast<uint32_t>(batch) * static_cast<uint32_t>(t.batch) + static_cast<uint32_t>(head) * static_cast<uint32_t>(t.head),
+            static_cast<uint32_t>(t.row)};
 }
 
 // Each thread has one of a row's 16-byte units in every kStride-th row. What is read where there is no row is that of the
@@ -53,23 +60,22 @@ SDORT_INLINE Head head_of(const Tensor& t, int batch, int head) {
 template <class L, int Rows>
 struct Share {
     static constexpr int kStride = kThreads / L::kEights, kEach = (Rows + kStride - 1) / kStride;
-    SDORT_INLINE static int row(int i) { return thread_index() / L::kEights + i * kStride; }
-    SDORT_INLINE static int column() { return thread_index() % L::kEights * 8; }
+    const int thread = thread_index_again();
+    SDORT_INLINE int row(int i) const { return thread / L::kEights + i * kStride; }
+    SDORT_INLINE int column() const { return thread % L::kEights * 8; }
 
     // put(i) for those of this thread's rows that are to be written.
     template <class Put>
-    SDORT_INLINE static void each(Put put) {
-        if (kThreads % L::kEights && thread_index() >= kStride * L::kEights) return;
+    SDORT_INLINE void each(Put put) const {
+        if (kThreads % L::kEights && thread >= kStride * L::kEights) return;
 #pragma unroll
         for (int i = 0; i < kEach - 1; ++i) put(i);
         if (Rows % kStride == 0 || row(kEach - 1) < Rows) put(kEach - 1);
     }
 };
 
-SDORT_INLINE const Quad* unit(const Head& head, int key, int row, int keys, int column) {
-    const int last = keys - 1 - key;
-    const half* const from = head.rows + static_cast<int64_t>(key) * head.pitch;
-    return reinterpret_cast<const Quad*>(from + (row < last ? row : last) * head.pitch + column);
+SDORT_INLINE const Quad* unit(const Head& head, int row, int keys, int column) {
+    return reinterpret_cast<const Quad*>(head.at(row < keys ? row : keys - 1, column));
 }
 
 // Word by word: clang keeps arrays of structs that are copied whole in scratch memory.
@@ -85,21 +91,23 @@ struct StageRows {
     Quad held[kAsyncCopies ? 1 : S::kEach];
 
     SDORT_INLINE void fetch(const Head& from, int key, int keys, half* to) {
+        const S share;
         if constexpr (kAsyncCopies) {
-            S::each([&](int i) {
-                copy_async(reinterpret_cast<Quad*>(to + S::row(i) * L::kPitch + S::column()),
-                           unit(from, key, S::row(i), keys, S::column()));
+            share.each([&](int i) {
+                copy_async(reinterpret_cast<Quad*>(to + share.row(i) * L::kPitch + share.column()),
+                           unit(from, key + share.row(i), keys, share.column()));
             });
         } else {
 #pragma unroll
-            for (int i = 0; i < S::kEach; ++i) copy(held[i], *unit(from, key, S::row(i), keys, S::column()));
+            for (int i = 0; i < S::kEach; ++i) copy(held[i], *unit(from, key + share.row(i), keys, share.column()));
         }
     }
 
     SDORT_INLINE void land(half* to) {
         if constexpr (!kAsyncCopies) {
-            S::each([&](int i) {
-                copy(*reinterpret_cast<Quad*>(to + S::row(i) * L::kPitch + S::column()), held[i]);
+            const S share;
+            share.each([&](int i) {
+                copy(*reinterpret_cast<Quad*>(to + share.row(i) * L::kPitch + share.column()), held[i]);
             });
         }
     }
@@ -112,15 +120,17 @@ struct StageColumns {
     Quad held[S::kEach][2];
 
     SDORT_INLINE void fetch(const Head& from, int key, int keys, half*) {
+        const S share;
 #pragma unroll
         for (int i = 0; i < 2 * S::kEach; ++i)
-            copy(held[i / 2][i % 2], *unit(from, key, 2 * S::row(i / 2) + i % 2, keys, S::column()));
+            copy(held[i / 2][i % 2], *unit(from, key + 2 * share.row(i / 2) + i % 2, keys, share.column()));
     }
 
     SDORT_INLINE void land(half* to) {
-        const int column = S::column();
-        S::each([&](int i) {
-            const int pair = S::row(i);
+        const S share;
+        const int column = share.column();
+        share.each([&](int i) {
+            const int pair = share.row(i);
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const uint32_t first = held[i][0].words[j / 2], second = held[i][1].words[j / 2];

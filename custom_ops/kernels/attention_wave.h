@@ -8,8 +8,9 @@
 
 namespace sdort::attention {
 
-// Weights may reach 2^kSlack before what they are relative to changes; float16 holds them as well as those up to one.
-constexpr float kSlack = 8.0f;
+// A lane's weights of a step may sum up to this before what they are relative to changes; float16 holds such weights as well
+// as those up to one.
+constexpr float kMost = 1024.0f;
 
 template <int Size, int Step, int Tiles, class L>
 struct Wave {
@@ -25,7 +26,8 @@ struct Wave {
     Sums s[kKeyTiles][Tiles];  // scores, then weights
     Sums y[kSteps][Tiles];
     float shift[Tiles][kSlots];  // what a query's scores, times the factor, are relative to
-    float sums[Tiles][kSlots];   // of this lane's weights
+    float step_sums[Tiles][kSlots];  // of this lane's weights of the step
+    float sums[Tiles][kSlots];       // of all before
 
     // A query beyond the last is the last one again; nobody stores it.
     SDORT_INLINE void begin(const Head& head, int query, int queries) {
@@ -34,7 +36,7 @@ struct Wave {
             const auto at = [&](int step) {
                 return [=](int column, int eight) {
                     const int wanted = query + tile * 16 + column, row = wanted < queries ? wanted : queries - 1;
-                    return head.rows + static_cast<int64_t>(row) * head.pitch + step * 16 + eight * 8;
+                    return head.at(row, step * 16 + eight * 8);
                 };
             };
 #pragma unroll
@@ -115,22 +117,29 @@ struct Wave {
         }
     }
 
-    SDORT_INLINE bool must_shift(float factor) const {
-        bool beyond = false;
-#pragma unroll
-        for (int i = 0; i < Tiles * kSlots; ++i)
-            beyond |= largest(i / kSlots, i % kSlots) * factor > shift[i / kSlots][i % kSlots] + kSlack;
-        return wave_any(beyond);
-    }
-
     SDORT_INLINE void weigh(float factor) {
+#pragma unroll
+        for (int i = 0; i < Tiles * kSlots; ++i) step_sums[i / kSlots][i % kSlots] = 0.0f;
 #pragma unroll
         for (int i = 0; i < kKeyTiles * Tiles * kElements; ++i) {
             const int element = i % kElements, slot = matrix::slot_of(element), tile = i / kElements % Tiles;
             float& value = s[i / kElements / Tiles][tile].values[element];
             value = fast_exp2(fmaf(value, factor, -shift[tile][slot]));
-            sums[tile][slot] += value;
+            step_sums[tile][slot] += value;
         }
+    }
+
+    // Whether a weight may be too large for float16, in any lane.
+    SDORT_INLINE bool beyond() const {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < Tiles * kSlots; ++i) any |= !(step_sums[i / kSlots][i % kSlots] <= kMost);
+        return wave_any(any);
+    }
+
+    SDORT_INLINE void add_sums() {
+#pragma unroll
+        for (int i = 0; i < Tiles * kSlots; ++i) sums[i / kSlots][i % kSlots] += step_sums[i / kSlots][i % kSlots];
     }
 
     template <int Height>
@@ -163,7 +172,7 @@ struct Wave {
     }
 
     template <int Height>
-    SDORT_INLINE void store(half* head, int64_t pitch, int query, int queries, int step, int tile) const {
+    SDORT_INLINE void store(half* y_head, uint32_t pitch, int query, int queries, int step, int tile) const {
         using Run = Pack<uint32_t, matrix::kRun / 2>;
         matrix::each_run<Height>(y[step][tile], [&](int slot, int row, const uint32_t* run) {
             const int index = query + tile * 16 + matrix::column_of(slot);
@@ -171,13 +180,13 @@ struct Wave {
             Run pack;
 #pragma unroll
             for (int i = 0; i < matrix::kRun / 2; ++i) pack[i] = run[i];
-            *reinterpret_cast<Run*>(head + index * pitch + step * 16 + row) = pack;
+            *reinterpret_cast<Run*>(y_head + static_cast<uint32_t>(index) * pitch + step * 16 + row) = pack;
         });
     }
 
     SDORT_INLINE void end(const Args& args, int batch, int head, int query) {
-        const int64_t pitch = static_cast<int64_t>(args.heads) * Size;
-        half* const target = static_cast<half*>(args.y) + batch * args.queries * pitch + head * Size;
+        const uint32_t pitch = static_cast<uint32_t>(args.heads) * Size;
+        half* const target = static_cast<half*>(args.y) + (static_cast<uint32_t>(batch * args.queries) * pitch + head * Size);
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) {
             float share[kSlots];
