@@ -149,6 +149,18 @@ def test_tuning_without_anything_to_tune_has_no_effect_and_says_so(provider: Any
     assert tuning_remark(provider, plain) is None
 
 
+@pytest.mark.parametrize(("provider", "option"), [(ROCM, "enable_hip_graph"), (CUDA, "enable_cuda_graph")])
+def test_graphs_are_an_option_of_the_provider(provider: Any, option: str) -> None:
+    assert provider_options(provider, RuntimeOptions(graph=True))[option] == "1"
+    assert option not in provider_options(provider, RuntimeOptions())
+
+
+@pytest.mark.parametrize("provider", [CPU, MIGRAPHX], ids=lambda provider: provider.name)
+def test_graphs_are_refused_where_there_are_none(provider: Any) -> None:
+    with pytest.raises(UsageError, match=f"--graph is not possible on {provider.name}"):
+        provider_options(provider, RuntimeOptions(graph=True))
+
+
 # Which provider really loads
 
 
@@ -254,6 +266,22 @@ def test_no_fallback_makes_it_an_error(runtime: Callable[..., FakeRuntime]) -> N
     with pytest.raises(ProviderError, match="migraphx cannot be used") as caught:
         probe.choose_provider(RuntimeOptions("migraphx", no_fallback=True))
     assert caught.value.exit_code == 6
+
+
+def test_graphs_on_a_provider_that_does_not_load_are_an_error_with_the_reason(
+    runtime: Callable[..., FakeRuntime],
+) -> None:
+    runtime("cuda", "cpu", usable=("cpu",))
+    with pytest.raises(ProviderError, match="cuda cannot be used") as caught:
+        probe.choose_provider(RuntimeOptions("cuda", graph=True))
+    assert "Without --graph" in str(caught.value)
+
+
+def test_graphs_are_refused_before_anything_is_loaded(runtime: Callable[..., FakeRuntime]) -> None:
+    fake = runtime("migraphx", "cpu", usable=("migraphx", "cpu"))
+    with pytest.raises(UsageError, match="--graph"):
+        probe.choose_provider(RuntimeOptions("cpu", graph=True))
+    assert fake.asked == []
 
 
 def test_a_provider_that_loads_is_used_with_its_options(runtime: Callable[..., FakeRuntime]) -> None:

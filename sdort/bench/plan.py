@@ -119,6 +119,6 @@ def find_reference(path: Path, options: Options, todo: Sequence[Case], provider:
             place = stack.enter_context(original_of(path)) if holds_onnx(path) else path
         if place is None:
             return None
-        plain = replace(options.runtime, tuning=False, no_fallback=False)
+        plain = replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
         with progress("computing the reference"):
             return compute_reference(place, todo, provider, plain, options.steps, options.scheduler)

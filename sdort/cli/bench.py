@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.options import custom_ops_option
+from sdort.cli.options import runtime_options
+
+if TYPE_CHECKING:
+    from sdort.runtime.providers import RuntimeOptions
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -53,16 +57,7 @@ Examples:
 """
 )
 @click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "--provider",
-    type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
-    default="auto",
-    help="Execution provider; auto takes the best that really loads, and says which.",
-)
-@click.option("--tuning", is_flag=True, help="Search for the fastest kernels before the timed calls.")
-@click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU.")
-@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
-@custom_ops_option
+@runtime_options
 @click.option("--engine", type=_ENGINE, default="onnxruntime", help="torch engines run the checkpoint behind PIPELINE.")
 @click.option(
     "--checkpoint",
@@ -105,11 +100,7 @@ Examples:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
 def command(
     pipeline: Path,
-    provider: str,
-    tuning: bool,
-    no_fallback: bool,
-    device_id: int,
-    custom_ops: str,
+    runtime: RuntimeOptions,
     engine: str,
     checkpoint: Path | None,
     baseline: Path | None,
@@ -137,10 +128,9 @@ def command(
     from sdort.bench.bench import bench
     from sdort.bench.plan import Options
     from sdort.bench.report import deliver
-    from sdort.runtime.providers import RuntimeOptions
 
     options = Options(
-        runtime=RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id, custom_ops=custom_ops),
+        runtime=runtime,
         engine=engine,
         checkpoint=checkpoint,
         baseline=baseline,

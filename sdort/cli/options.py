@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import click
 
 custom_ops_option = click.option(
@@ -10,3 +14,61 @@ custom_ops_option = click.option(
     default="auto",
     help="sdort's own operators (sdort ops build): auto registers them where they are built.",
 )
+
+
+def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE, such as arena_extend_strategy=kSameAsRequested")
+        if found.setdefault(name, text) != text:
+            raise click.BadParameter(f"{name} is given twice, as {found[name]} and as {text}")
+    return found
+
+
+_RUNTIME = {
+    "provider": click.option(
+        "--provider",
+        type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
+        default="auto",
+        help="Execution provider; auto takes the best that really loads, and says which.",
+    ),
+    "tuning": click.option(
+        "--tuning",
+        is_flag=True,
+        help="Search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.",
+    ),
+    "graph": click.option(
+        "--graph", is_flag=True, help="Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda)."
+    ),
+    "no_fallback": click.option(
+        "--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU."
+    ),
+    "device_id": click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU."),
+    "provider_options": click.option(
+        "--provider-option",
+        "provider_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_assignments,
+        help="An option of the execution provider, by ONNX Runtime's name for it (repeatable).",
+    ),
+    "custom_ops": custom_ops_option,
+}
+"""Fields of :class:`sdort.runtime.providers.RuntimeOptions` and the options that set them."""
+
+
+def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Everything that says where and how to run; the command gets it as ``runtime``, a ``RuntimeOptions``."""
+
+    @wraps(command)
+    def call(**values: Any) -> Any:
+        from sdort.runtime.providers import RuntimeOptions
+
+        return command(**values, runtime=RuntimeOptions(**{name: values.pop(name) for name in _RUNTIME}))
+
+    decorated: Callable[..., Any] = call
+    for option in reversed(_RUNTIME.values()):
+        decorated = option(decorated)
+    return decorated

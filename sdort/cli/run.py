@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.options import custom_ops_option
+from sdort.cli.options import runtime_options
+
+if TYPE_CHECKING:
+    from sdort.runtime.providers import RuntimeOptions
 
 
 @click.command(
@@ -37,20 +41,7 @@ Examples:
     show_default="the pipeline's own",
     help="A short name (ddim, pndm, lms, euler, euler-a, dpm++-2m, unipc, lcm, ...) or diffusers' class name.",
 )
-@click.option(
-    "--provider",
-    type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
-    default="auto",
-    help="Execution provider; auto takes the best that really loads, and says which.",
-)
-@click.option(
-    "--tuning",
-    is_flag=True,
-    help="Search for the fastest kernels: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.",
-)
-@click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU.")
-@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
-@custom_ops_option
+@runtime_options
 @click.option(
     "-o",
     "--output",
@@ -71,11 +62,7 @@ def command(
     seed: int | None,
     num_images: int,
     scheduler: str | None,
-    provider: str,
-    tuning: bool,
-    no_fallback: bool,
-    device_id: int,
-    custom_ops: str,
+    runtime: RuntimeOptions,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -89,7 +76,6 @@ def command(
     import secrets
 
     from sdort.console import emit_json
-    from sdort.runtime.providers import RuntimeOptions
     from sdort.runtime.request import Request
     from sdort.runtime.run import run
 
@@ -104,7 +90,6 @@ def command(
         num_images=num_images,
         scheduler=scheduler,
     )
-    options = RuntimeOptions(provider, tuning, no_fallback=no_fallback, device_id=device_id, custom_ops=custom_ops)
-    record = run(pipeline, request, options, output, overwrite=overwrite)
+    record = run(pipeline, request, runtime, output, overwrite=overwrite)
     if as_json:
         emit_json(record)

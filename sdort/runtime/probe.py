@@ -22,6 +22,7 @@ from sdort.runtime.providers import (
     PROVIDERS,
     Provider,
     RuntimeOptions,
+    check_options,
     find_provider,
     provider_options,
     session_options,
@@ -146,6 +147,7 @@ def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
     Raises:
         ProviderError: it does not load and ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a
             GPU provider compiled in that does not load.
+        UsageError: as :func:`sdort.runtime.providers.check_options`.
     """
     if options.provider == AUTO:
         provider, reason = _first_that_loads(options)
@@ -156,6 +158,10 @@ def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
         reason = f"{wanted.name} cannot be used: {reason}" if reason else None
     if reason and options.no_fallback:
         raise ProviderError(reason, hint="Without --no-fallback it would run on the CPU.")
+    if reason and (options.graph or options.provider_options):
+        # Where it would run instead knows neither.
+        raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")
+    check_options(provider, options)
     return provider, reason
 
 

@@ -1,4 +1,4 @@
-"""Execution providers as data, and the one place that turns a request into provider and session options."""
+"""The one place that turns a request into provider and session options; the providers are in :mod:`sdort.targets`."""
 
 from __future__ import annotations
 
@@ -8,76 +8,16 @@ from typing import Any
 
 from sdort.errors import UsageError
 from sdort.ops.library import register, resolve
+from sdort.targets.cpu import PROVIDER as CPU
+from sdort.targets.cuda import PROVIDER as CUDA
+from sdort.targets.migraphx import PROVIDER as MIGRAPHX
+from sdort.targets.provider import Provider
+from sdort.targets.rocm import PROVIDER as ROCM
+
+__all__ = ["AUTO", "CPU", "CUDA", "MIGRAPHX", "PROVIDERS", "ROCM", "Provider", "RuntimeOptions"]
 
 AUTO = "auto"
 
-
-@dataclass(frozen=True, eq=False)
-class Provider:
-    """One execution provider of ONNX Runtime.
-
-    ``device`` is the name that ONNX Runtime's Python API gives to the provider's memory, None where inputs and
-    outputs stay in host memory; ``torch_device`` is torch's name for the same device.
-    """
-
-    name: str
-    ep: str
-    library: str | None = None
-    device: str | None = None
-    torch_device: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Set on every run."""
-    tuning: Mapping[str, str] = field(default_factory=dict)
-    """Set in addition by ``--tuning``."""
-    note: str = ""
-    """Why ``options`` are set when ``--tuning`` is not, in words for the user."""
-    needs: str = ""
-    """What a user installs when the provider does not load."""
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.ep != "CPUExecutionProvider"
-
-
-# The option names are those that the providers' own parsers know: rocm_execution_provider_info.cc (1.22.2),
-# migraphx_execution_provider_info.h (1.27.1), cuda_execution_provider_info.cc (1.31.1).
-ROCM = Provider(
-    name="rocm",
-    ep="ROCMExecutionProvider",
-    library="libonnxruntime_providers_rocm.so",
-    device="cuda",  # the Python API of a ROCm build names its memory so
-    torch_device="cuda",
-    options={"tunable_op_enable": "1"},
-    tuning={
-        "tunable_op_tuning_enable": "1",
-        "miopen_conv_exhaustive_search": "1",
-        "miopen_conv_use_max_workspace": "1",
-    },
-    note="TunableOp is on: attention on ROCm does not run without it; --tuning also searches for the fastest kernels",
-    needs="Install ROCm 7 (HIP, hipBLAS, MIOpen, hipFFT, rocm_smi, roctracer) or add its lib folder to "
-    "LD_LIBRARY_PATH; check with rocminfo that the GPU is visible.",
-)
-MIGRAPHX = Provider(
-    name="migraphx",
-    ep="MIGraphXExecutionProvider",
-    library="libonnxruntime_providers_migraphx.so",
-    # Its memory belongs to vendor AMD, which IOBinding.bind_output cannot name, so tensors pass through host memory.
-    device=None,
-    torch_device=None,
-    tuning={"migraphx_exhaustive_tune": "1"},
-    needs="Install ROCm 7 with MIGraphX or add its lib folder to LD_LIBRARY_PATH; "
-    "check with rocminfo that the GPU is visible.",
-)
-CUDA = Provider(
-    name="cuda",
-    ep="CUDAExecutionProvider",
-    library="libonnxruntime_providers_cuda.so",
-    device="cuda",
-    torch_device="cuda",
-    needs="Install the CUDA and cuDNN libraries that this onnxruntime-gpu was built for "
-    "(pip install 'onnxruntime-gpu[cuda,cudnn]'); check with nvidia-smi that the GPU is visible.",
-)
-CPU = Provider(name="cpu", ep="CPUExecutionProvider")
 
 PROVIDERS = {provider.name: provider for provider in (ROCM, MIGRAPHX, CUDA, CPU)}
 """By name, best first: the order in which ``auto`` tries them."""
@@ -87,8 +27,7 @@ PROVIDERS = {provider.name: provider for provider in (ROCM, MIGRAPHX, CUDA, CPU)
 class RuntimeOptions:
     """What a user asked of the runtime.
 
-    Saved tuning results, compiled-program caches and device graphs will be further fields here, turned into options
-    by :func:`provider_options` and :func:`session_options` alone.
+    Turned into options by :func:`provider_options` and :func:`session_options` alone.
     """
 
     provider: str = AUTO
@@ -101,6 +40,10 @@ class RuntimeOptions:
     """sdort's own operators: ``auto``, ``on``, ``off`` or a library's path (:func:`sdort.ops.library.resolve`)."""
     threads: int = 0
     """Threads within an operator on the CPU; 0 lets ONNX Runtime choose."""
+    graph: bool = False
+    """Record a run as a graph of the device (HIP graph, CUDA graph) and replay it."""
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
 
 
 def find_provider(name: str) -> Provider:
@@ -117,15 +60,35 @@ def find_provider(name: str) -> Provider:
 
 
 def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, str]:
-    """The options that ONNX Runtime gets for ``provider``."""
+    """The options that ONNX Runtime gets for ``provider``.
+
+    Raises:
+        UsageError: as :func:`check_options`.
+    """
+    check_options(provider, options)
     if not provider.on_gpu:
         return {}
     result = {"device_id": str(options.device_id), **provider.options}
     if options.tuning:
-        result |= provider.tuning
+        result.update(provider.tuning)
     if "tunable_op_tuning_enable" in result:
         result["tunable_op_max_tuning_duration_ms"] = str(options.tuning_ms)
-    return result
+    if options.graph:
+        result.update(provider.graph)
+    return {**result, **options.provider_options}
+
+
+def check_options(provider: Provider, options: RuntimeOptions) -> None:
+    """Refuse what ``provider`` cannot be asked for, before a session is made.
+
+    Raises:
+        UsageError: ``options.graph`` where there are no graphs.
+    """
+    if options.graph and not provider.graph:
+        raise UsageError(
+            f"--graph is not possible on {provider.name}: {provider.no_graph}",
+            hint="Leave it out, or run on rocm or cuda.",
+        )
 
 
 def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int) -> Any:

@@ -1,4 +1,7 @@
-"""The execution providers, one file each."""
+"""The execution providers, one file each: ``TARGET`` is what it runs, ``PROVIDER`` what it can be asked for.
+
+The files import neither ONNX Runtime nor graph libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The CPU execution provider of stock ONNX Runtime: channels-first convolutions, no diffusion operators."""
 
 from sdort.targets.kernels import unpacked_attention
+from sdort.targets.provider import Provider
 from sdort.targets.target import Target, any_form
 
 TARGET = Target(
@@ -19,3 +20,5 @@ TARGET = Target(
         "SkipLayerNormalization": any_form,
     },
 )
+
+PROVIDER = Provider(name="cpu", ep="CPUExecutionProvider", no_graph="graphs are recorded on GPUs only")

@@ -5,6 +5,7 @@ operators, in channels-first.
 """
 
 from sdort.targets.kernels import attention_on_rocm, unpacked_attention
+from sdort.targets.provider import Provider
 from sdort.targets.target import NodeView, Target, any_form
 
 
@@ -40,4 +41,18 @@ TARGET = Target(
         "SkipLayerNormalization": any_form,
     },
     only=frozenset(STANDARD.split()),
+)
+
+# Option names: migraphx_execution_provider_info.h, 1.27.1.
+PROVIDER = Provider(
+    name="migraphx",
+    ep="MIGraphXExecutionProvider",
+    library="libonnxruntime_providers_migraphx.so",
+    # Its memory belongs to vendor AMD, which IOBinding.bind_output cannot name, so tensors pass through host memory.
+    device=None,
+    torch_device=None,
+    tuning={"migraphx_exhaustive_tune": "1"},
+    no_graph="MIGraphX runs its compiled program itself and has no option for a graph",
+    needs="Install ROCm 7 with MIGraphX or add its lib folder to LD_LIBRARY_PATH; "
+    "check with rocminfo that the GPU is visible.",
 )
