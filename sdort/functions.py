@@ -7,10 +7,8 @@ import onnx.inliner
 
 from sdort.errors import BadModelError
 from sdort.node_checks import MAX_NODES, check_attributes, check_nodes
+from sdort.operators import OWN_DOMAIN
 from sdort.untrusted import check_opsets
-
-OWN_DOMAIN = "sdort"
-"""Operators of this project. Each comes with a function body, so any runtime can run it; it is not expanded."""
 
 MAX_DEPTH = 50
 """Of functions that call functions; the expansion is recursive code in C++."""
@@ -38,6 +36,7 @@ def inline_functions(model: onnx.ModelProto, component: str) -> onnx.ModelProto:
     for function in functions.values():
         _check_function(function, opsets, set(functions), component)
     _give_defaults(model, functions)
+    # Its own operators are not expanded: where the library is, their kernels run.
     chosen = [key for key in functions if key[0] != OWN_DOMAIN]
     return _expand(model, chosen, component) if chosen else model
 

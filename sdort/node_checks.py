@@ -8,7 +8,8 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
-from sdort.operators import MICROSOFT_OPERATORS
+from sdort.operators import MICROSOFT_OPERATORS, OWN_DOMAIN
+from sdort.own_operators import PARAMETERS
 from sdort.tensor_checks import check_tensor
 
 MAX_NODES = 500_000
@@ -86,6 +87,8 @@ def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: 
         raise _bad(node, component, f"domain {domain!r} is used but not imported")
     if domain == "com.microsoft":
         known = node.op_type in MICROSOFT_OPERATORS
+    elif domain == OWN_DOMAIN:
+        known = node.op_type in PARAMETERS
     else:
         known = _has_schema(node.op_type, domain, opsets[domain])
     if not known:

@@ -1,4 +1,4 @@
-"""The operators of ONNX Runtime's ``com.microsoft`` domain, by name.
+"""The operators of ONNX Runtime's ``com.microsoft`` domain, by name, and the name of sdort's own domain.
 
 The onnx package has no schemas for them, and ONNX Runtime need not be installed to read a model. The list is
 ``onnxruntime.capi._pybind_state.get_all_operator_schema()`` of onnxruntime 1.31.1; a test compares it with the
@@ -6,6 +6,9 @@ installed runtime's, so that a name missing here is seen.
 """
 
 from __future__ import annotations
+
+OWN_DOMAIN = "sdort"
+"""The domain of sdort's own operators (:mod:`sdort.own_operators`)."""
 
 MICROSOFT_OPERATORS = frozenset(
     """

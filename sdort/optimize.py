@@ -43,6 +43,8 @@ class Request:
     provider: str = "rocm"
     fp16: bool = False
     io_fp16: bool = False
+    sdort_ops: bool = False
+    """Also fuse into sdort's own operators."""
     components: Collection[str] = ()
     disable: Collection[str] = ()
     expect: Mapping[str, int] = field(default_factory=dict)
@@ -122,7 +124,12 @@ def _optimize_component(request: Request, report: Report, name: str, path: Path,
     model = load_model(path, name)
     loaded = time.perf_counter() - start
     options = Options(
-        load_target(request.provider), request.fp16, request.io_fp16, frozenset(request.disable), request.explain
+        load_target(request.provider),
+        fp16=request.fp16,
+        io_fp16=request.io_fp16,
+        sdort_ops=request.sdort_ops,
+        disable=frozenset(request.disable),
+        explain=request.explain,
     )
     with progress(f"{name}: fusing"):
         done = optimize_model(model, options)

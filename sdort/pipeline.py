@@ -30,6 +30,8 @@ class Options:
     target: Target
     fp16: bool = False
     io_fp16: bool = False
+    sdort_ops: bool = False
+    """Use the operators of sdort's own domain (:mod:`sdort.own_operators`) where the target has them."""
     disable: Collection[str] = ()
     explain: bool = False
 
@@ -147,6 +149,11 @@ def _channels_last(run: Run) -> None:
         nhwc.run(run.editor, run.target)
 
 
+def _extend(run: Run) -> None:
+    if run.options.sdort_ops:
+        _stage("extend")(run)
+
+
 def _count_raised(run: Run) -> None:
     run.report.operators_raised = count_operators(run.model)
 
@@ -194,6 +201,7 @@ PIPELINE: list[Step] = [
     ),
     ("tidy layout", _tidy, "merges the transposes and views that meet at the region's border"),
     ("fuse images", _stage("fuse_nhwc"), "group normalizations take in what is around them"),
+    ("extend", _extend, "with --sdort-ops: sdort's own operators take in what ONNX Runtime's have no form for"),
     ("lower", _stage("lower"), "what the target lacks becomes standard operators that it has"),
     ("borrow shapes", _borrow, "what is still computed from sizes reads the shape of a tensor that has it"),
     ("tidy lowered", _tidy, "drops the chains that borrowing replaced"),

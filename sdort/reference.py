@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from sdort import own_operators
 from sdort.errors import BadModelError
 
 DOMAIN = "sdort.reference"
@@ -188,6 +189,7 @@ def expand(model: onnx.ModelProto) -> int:
     Raises:
         BadModelError: the model's opset is below 18, or a node has a form that its operator does not define.
     """
+    model.CopyFrom(own_operators.expand(model))
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     functions: dict[str, onnx.FunctionProto] = {}
     nodes = [node for node in model.graph.node if needs_expansion(node)]

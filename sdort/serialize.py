@@ -20,6 +20,7 @@ from sdort.errors import BadModelError
 from sdort.importing import unique_name
 from sdort.initializers import Blob, Initializers, Names, weight_of
 from sdort.model import Model
+from sdort.own_operators import functions_of
 from sdort.untrusted import topological_order
 
 MIN_IR_VERSION = 4
@@ -147,7 +148,10 @@ def _fill_header(proto: onnx.ModelProto, model: Model) -> None:
     for domain in sorted(used | {"", "com.microsoft"}):
         version = graph.opset if domain == "" else versions.get(domain, 1)
         proto.opset_import.add(domain=domain, version=version)
-    proto.functions.extend(OnnxExporter.export_function(f) for f in graph.functions)
+    own = functions_of(graph.nodes, graph.opset, model.component)
+    written = {(function.domain, function.name) for function in own}
+    others = (f for f in graph.functions if (f.domain, f.name) not in written)
+    proto.functions.extend([*own, *map(OnnxExporter.export_function, others)])
     wanted = graph.ir_version or onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
     proto.ir_version = max(wanted, MIN_IR_VERSION)
     proto.producer_name = "sdort"

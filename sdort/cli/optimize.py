@@ -39,6 +39,11 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
 )
 @click.option("--fp16", is_flag=True, help="Convert to 16-bit floats.")
 @click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
+@click.option(
+    "--sdort-ops",
+    is_flag=True,
+    help="Also fuse into sdort's own operators; where sdort ops build made the library, its kernels run them.",
+)
 @click.option("--component", "components", multiple=True, metavar="C", help="Only this component (repeatable).")
 @click.option("--disable", multiple=True, metavar="FUSION", help="Leave a fusion out (repeatable).")
 @click.option(

@@ -25,6 +25,7 @@ from sdort.weights import Array, Weight, cast
 FLOAT32_INPUTS = {
     ("com.microsoft", "GroupNorm"): (1, 2),
     ("com.microsoft", "SkipGroupNorm"): (1, 2),
+    ("sdort", "GroupNorm"): (2, 3),
     ("", "Resize"): (1, 2),
 }
 """Inputs (by position) that are fp32 whatever the activations are."""

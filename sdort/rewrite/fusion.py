@@ -17,7 +17,7 @@ from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Progress, Refusal, find, refuse
 from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
 
-STAGES = ("raise", "fuse", "fuse_nhwc", "lower")
+STAGES = ("raise", "fuse", "fuse_nhwc", "extend", "lower")
 
 
 class Support(Protocol):

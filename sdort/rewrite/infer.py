@@ -271,6 +271,16 @@ def _same_twice(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     return [Fact(facts[0].dtype, facts[0].shape)] * len(node.outputs)
 
 
+@rule("GroupNorm", domain="sdort")
+def _group_norm_of_two(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    x, x2 = facts[0], facts[1]
+    if not node.inputs[1].name:
+        return [Fact(x.dtype, x.shape)] * len(node.outputs)
+    if x.shape is None or x2.shape is None:
+        return [Fact(x.dtype)] * len(node.outputs)
+    return [Fact(x.dtype, (*x.shape[:-1], x.shape[-1] + x2.shape[-1]))] * len(node.outputs)
+
+
 @rule("SkipLayerNormalization", domain="com.microsoft")
 def _skip_layer_norm(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     whole = Fact(facts[0].dtype, facts[0].shape)

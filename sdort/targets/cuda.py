@@ -1,6 +1,6 @@
 """onnxruntime-gpu, CUDA execution provider."""
 
-from sdort.targets.kernels import bias_split_gelu, group_norm, multi_head_attention, nhwc_conv
+from sdort.targets.kernels import bias_split_gelu, group_norm, group_norm_of_two, multi_head_attention, nhwc_conv
 from sdort.targets.provider import Provider
 from sdort.targets.target import Target, any_form
 
@@ -24,6 +24,7 @@ TARGET = Target(
         "SkipGroupNorm": group_norm,
         "SkipLayerNormalization": any_form,
     },
+    own={"GroupNorm": group_norm_of_two},
 )
 
 # Option names: cuda_execution_provider_info.cc, 1.31.1.

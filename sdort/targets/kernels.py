@@ -28,8 +28,20 @@ def group_norm(view: NodeView) -> str | None:
     channels = shape[-1] if shape and len(shape) == 4 else None
     if not isinstance(channels, int):
         return "GroupNorm needs a fixed number of channels"
-    size = channels // int(view.node.attrs["groups"])
+    return _even(channels // int(view.node.attrs["groups"]))
+
+
+def _even(size: int) -> str | None:
     return f"GroupNorm needs an even number of channels a group, this one has {size}" if size % 2 else None
+
+
+def group_norm_of_two(view: NodeView) -> str | None:
+    """The function body hands the sum of both inputs' channels to ONNX Runtime's GroupNorm."""
+    parts = [shape for shape in map(view.shape, (0, 1)) if shape]
+    channels = sum(shape[-1] for shape in parts if isinstance(shape[-1], int))
+    if not all(len(shape) == 4 and isinstance(shape[-1], int) for shape in parts):
+        return "GroupNorm needs a fixed number of channels"
+    return _even(channels // int(view.node.attrs["groups"]))
 
 
 def nhwc_conv(view: NodeView) -> str | None:

@@ -4,7 +4,7 @@ Opset 18: the library registers Resize and Pad up to version 18 only, so at a la
 the CPU; it loads IR version 10 at most.
 """
 
-from sdort.targets.kernels import attention_on_rocm, bias_split_gelu, group_norm, nhwc_conv
+from sdort.targets.kernels import attention_on_rocm, bias_split_gelu, group_norm, group_norm_of_two, nhwc_conv
 from sdort.targets.provider import Provider
 from sdort.targets.target import Target, any_form
 
@@ -28,6 +28,7 @@ TARGET = Target(
         "SkipGroupNorm": group_norm,
         "SkipLayerNormalization": any_form,
     },
+    own={"GroupNorm": group_norm_of_two},
 )
 
 # Option names: rocm_execution_provider_info.cc, 1.22.2.

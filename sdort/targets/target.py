@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sdort.operators import OWN_DOMAIN
+
 if TYPE_CHECKING:  # the runtime reads a target's other half and needs no graphs
     import onnx_graphsurgeon as gs
 
@@ -52,6 +54,7 @@ class Target:
         ir_version: the ONNX IR version of the graphs made for it.
         channels_last: whether convolutions run in channels-last.
         kernels: com.microsoft operators and the forms they take.
+        own: operators of sdort's own domain and the forms in which the provider can run their function bodies.
         missing: standard operators that it does not have.
         only: where not empty, the only standard operators that it has.
     """
@@ -62,6 +65,7 @@ class Target:
     ir_version: int
     channels_last: bool
     kernels: Mapping[str, Condition]
+    own: Mapping[str, Condition] = field(default_factory=dict)
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
     only: frozenset[str] = field(default_factory=frozenset)
 
@@ -71,10 +75,11 @@ class Target:
         Args:
             editor: the graph's facts; without them only the operator's name is looked at.
         """
-        if node.domain == "com.microsoft":
-            condition = self.kernels.get(node.op)
+        if node.domain in ("com.microsoft", OWN_DOMAIN):
+            own = node.domain == OWN_DOMAIN
+            condition = (self.own if own else self.kernels).get(node.op)
             if condition is None:
-                return f"{self.name} has no kernel for {node.op}"
+                return f"{self.name} has no kernel for {f'{OWN_DOMAIN}.' if own else ''}{node.op}"
             return condition(NodeView(node, editor)) if editor is not None else None
         if node.domain:
             return f"{self.name} has no kernels of domain {node.domain}"
