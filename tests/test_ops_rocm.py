@@ -65,6 +65,13 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
             ["Y"],
             {**norm, "domain": "sdort"},
         ),
+        "self_attention": ("MultiHeadAttention", {"query": half(rng, 2, 70, 2, 3, 40)}, ["output"], {"num_heads": 2}),
+        "cross_attention": (
+            "MultiHeadAttention",
+            {"query": half(rng, 2, 70, 160), "key": half(rng, 2, 77, 2, 2, 80)},
+            ["output"],
+            {"num_heads": 2},
+        ),
     }
 
 
@@ -101,7 +108,7 @@ def test_every_operator_computes_inside_the_rocm_provider(architecture: str, tmp
     loads = [call for call in calls if call["call"] == "hipModuleLoadData"]
     assert [call["architecture"] for call in loads] == [architecture]  # once for the device, and the right one
     launches = [call for call in calls if call["call"] == "hipModuleLaunchKernel"]
-    families = {"bias_add", "bias_split_gelu", "skip_layer_norm", "group_norm"}
+    families = {"bias_add", "bias_split_gelu", "skip_layer_norm", "group_norm", "attention"}
     assert {family for family in families for call in launches if call["kernel"].startswith(family)} == families
     assert all(call["stream"] for call in launches)
 

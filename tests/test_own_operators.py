@@ -180,8 +180,10 @@ def test_on_rocm_the_body_runs_without_the_library_and_the_kernel_with_it(tmp_pa
     assert set(placed) == {"ROCMExecutionProvider"}
     assert placed["ROCMExecutionProvider"].total() > 1  # the Concat and the GroupNorm of the body
 
-    log = tmp_path / "calls"
-    kernel = rocm_stub.runtime().run(SCRIPT, *arguments, str(native.library()), log=str(log))
+    log, bodies = tmp_path / "calls", native.build_folder() / "libsdort_simulated_wmma_gfx11.so"
+    kernel = rocm_stub.runtime().run(
+        SCRIPT, *arguments, str(native.library()), gfx="gfx1100", log=str(log), bodies=str(bodies)
+    )
     assert kernel.returncode == 0, kernel.stderr[-2000:]
     assert parse_placement(kernel.stderr)["ROCMExecutionProvider"].total() == 1
     [launch] = [call for call in rocm_stub.read_log(log) if call["call"] == "hipModuleLaunchKernel"]
