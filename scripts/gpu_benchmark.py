@@ -86,15 +86,15 @@ def make_pipeline(folder: Path) -> Path:
     return folder
 
 
-def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool) -> Path:
-    """The component as sdort exports and optimizes it."""
+def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool, own: bool) -> Path:
+    """The component as sdort exports and optimizes it, with its own operators if ``own``."""
     from sdort.export.pipeline import Options, StaticSize, export
     from sdort.optimize import Request, optimize
 
     height, width = map(int, args.size.split("x"))
     name = f"{component}-{'static' if static else 'dynamic'}"
     work: Path = args.work
-    exported, out = work / f"{name}-onnx", work / f"{name}-{args.provider}"
+    exported, out = work / f"{name}-onnx", work / f"{name}-{args.provider}{'-own' if own else ''}"
     if not out.exists():
         start = time.perf_counter()
         # A static UNet runs both halves of classifier-free guidance at once: two rows for each image.
@@ -103,7 +103,7 @@ def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, sta
         if not exported.exists():
             export(str(checkpoint), exported, Options(components=[component], static=size))
         middle = time.perf_counter()
-        report = optimize(Request(exported, out, provider=args.provider, fp16=True))
+        report = optimize(Request(exported, out, provider=args.provider, fp16=True, sdort_ops=own))
         print(f"{name}: export {middle - start:.1f} s, optimize {report.seconds:.1f} s", file=sys.stderr)
     return out / component / "model.onnx"
 
@@ -249,12 +249,20 @@ def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: d
             )
     if "sdort" in engines:
         for static, graph in ((False, False), (True, False), (True, True)):
-            for ops in (None, args.custom_ops) if args.custom_ops else (None,):
-                label = (
-                    f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}{' + ops' if ops else ''}"
-                )
-                found.append((label, partial(sdort_runner, component, checkpoint, args, feeds, static, graph, ops)))
+            how = f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}"
+            for own, ops in kinds(component, args):
+                label = f"{how}{' + ops' if ops else ''}{' (--sdort-ops)' if own else ''}"
+                make = partial(sdort_runner, component, checkpoint, args, feeds, static, graph, own, ops)
+                found.append((label, make))
     return found
+
+
+def kinds(component: str, args: argparse.Namespace) -> list[tuple[bool, Path | None]]:
+    """Whether the graph has sdort's own operators, and the library, for each of sdort's rows."""
+    if not args.custom_ops:
+        return [(False, None)]
+    own = [(True, None), (True, args.custom_ops)] if component == "unet" else []  # a VAE has nothing for them
+    return [(False, None), (False, args.custom_ops), *own]
 
 
 def sdort_runner(
@@ -264,9 +272,10 @@ def sdort_runner(
     feeds: dict[str, torch.Tensor],
     static: bool,
     graph: bool,
+    own: bool,
     ops: Path | None,
 ) -> OrtRunner:
-    model = optimized(component, checkpoint, args, static=static)
+    model = optimized(component, checkpoint, args, static=static, own=own)
     if ops:
         # The kernels' variants are timed once, outside of any graph; SDORT_OPS_TUNING keeps what was found.
         os.environ.setdefault("SDORT_OPS_TUNING", str(args.work / "tuning.tsv"))
@@ -311,16 +320,16 @@ def environment() -> dict[str, str]:
 def show(rows: list[dict[str, Any]]) -> None:
     print(json.dumps(environment()))
     print(
-        f"{'component':12} {'engine':22} {'median ms':>10} {'min':>8} {'p90':>8} "
+        f"{'component':12} {'engine':36} {'median ms':>10} {'min':>8} {'p90':>8} "
         f"{'error':>9} {'max/std':>9} {'rerun':>9}"
     )
     for row in rows:
         if "median_ms" not in row:
-            print(f"{row['component']:12} {row['engine']:22} failed: {row['error'][:300]}")
+            print(f"{row['component']:12} {row['engine']:36} failed: {row['error'][:300]}")
             continue
         mark = "" if row["ok"] else "  WRONG"
         print(
-            f"{row['component']:12} {row['engine']:22} "
+            f"{row['component']:12} {row['engine']:36} "
             f"{row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
             f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{mark}"
         )
