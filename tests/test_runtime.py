@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,56 @@ def test_graphs_are_refused_where_there_are_none(provider: Any) -> None:
         provider_options(provider, RuntimeOptions(graph=True))
 
 
+def test_options_of_a_provider_are_passed_on_and_replace_ours() -> None:
+    asked = RuntimeOptions(
+        tuning=True, provider_options={"gpu_mem_limit": "1000", "miopen_conv_exhaustive_search": "0"}
+    )
+    options = provider_options(ROCM, asked)
+    assert (options["gpu_mem_limit"], options["miopen_conv_exhaustive_search"]) == ("1000", "0")
+    assert options["tunable_op_enable"] == "1"
+
+
+REFUSED = [
+    (ROCM, "cudnn_conv_algo_search", "EXHAUSTIVE", "ROCMExecutionProvider of ONNX Runtime 1.22 has no option"),
+    (MIGRAPHX, "tunable_op_enable", "1", "MIGraphXExecutionProvider of ONNX Runtime 1.27 has no option"),
+    (CPU, "device_id", "0", "has no option 'device_id'"),
+    (CUDA, "sdpa_kernel", "flash", "the value is a whole number"),
+    (CUDA, "use_tf32", "2", "the value is 0 or 1"),
+    (CUDA, "use_tf32", "0\n", "the value is 0 or 1"),
+    (CUDA, "cudnn_conv_algo_search", "exhaustive", "one of EXHAUSTIVE, HEURISTIC, DEFAULT"),
+    (CUDA, "device_id", "1", "Use --device-id"),
+    (CUDA, "enable_cuda_graph", "1", "Use --graph"),
+    (ROCM, "user_compute_stream", "1", "an address"),
+]
+
+
+@pytest.mark.parametrize(("provider", "name", "value", "message"), REFUSED, ids=lambda each: getattr(each, "name", ""))
+def test_an_option_that_a_provider_does_not_take_is_refused(provider: Any, name: str, value: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        provider_options(provider, RuntimeOptions(provider_options={name: value}))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "known"),
+    [("1.22.0", "1.22", False), ("1.23.2", "1.31", True), ("1.31.1", "1.31", True), ("1.40.0", "1.31", True)],
+)
+def test_options_are_those_of_the_installed_release(version: str, release: str, known: bool) -> None:
+    assert CUDA.known_options(version)[0] == release
+    assert ("enable_cudnn" in CUDA.known_options(version)[1]) is known
+
+
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
+def test_what_we_set_ourselves_is_known_and_valid(provider: Any) -> None:
+    everything = RuntimeOptions(tuning=True, graph=bool(provider.graph), device_id=3)
+    for release in provider.releases:
+        _, known = provider.known_options(release)
+        for name, value in provider_options(provider, everything).items():
+            assert re.fullmatch(known[name].values, value), name
+        for name, option in known.items():
+            assert re.fullmatch(option.values, option.default), name
+
+
 # Which provider really loads
 
 
@@ -291,6 +342,21 @@ def test_a_provider_that_loads_is_used_with_its_options(runtime: Callable[..., F
         ("ROCMExecutionProvider", {"device_id": "0", "tunable_op_enable": "1"}),
         "CPUExecutionProvider",
     ]
+
+
+def test_an_unknown_option_is_refused_before_anything_is_loaded(runtime: Callable[..., FakeRuntime]) -> None:
+    fake = runtime("cuda", "cpu", usable=("cuda", "cpu"))
+    with pytest.raises(UsageError, match="no option 'nonsense'"):
+        probe.choose_provider(RuntimeOptions("cuda", provider_options={"nonsense": "1"}))
+    assert fake.asked == []
+
+
+def test_a_session_that_fell_back_is_an_error_with_what_onnxruntime_printed(
+    runtime: Callable[..., FakeRuntime],
+) -> None:
+    runtime("rocm", "cpu", usable=("cpu",), printed="EP Error HIP failure 101: invalid device")
+    with pytest.raises(ProviderError, match="rocm does not load: HIP failure 101"):
+        probe.create_session(b"", ROCM, RuntimeOptions())
 
 
 def test_a_session_never_falls_back_in_the_middle_of_a_run(runtime: Callable[..., FakeRuntime]) -> None:

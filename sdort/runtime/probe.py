@@ -42,21 +42,28 @@ def create_session(
 ) -> Any:
     """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
 
-    The session may have fallen back to the CPU: ask its ``get_providers()``. What ONNX Runtime prints about that goes
-    to ``printed``; whatever it raises passes.
+    With ``printed`` the session may have fallen back to the CPU: ask its ``get_providers()``; what ONNX Runtime prints
+    about that goes there. Whatever it raises passes.
+
+    Raises:
+        UsageError: the provider cannot be asked for these options.
+        ProviderError: without ``printed``, the session fell back to the CPU.
     """
     onnxruntime = import_onnxruntime()
     chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
     # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
     onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
     # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
-    with redirect_stdout(printed or io.StringIO()):
+    output = io.StringIO() if printed is None else printed
+    with redirect_stdout(output):
         session = onnxruntime.InferenceSession(
             model,
             session_options(onnxruntime, provider, options, severity),
             providers=[*chain, CPU.ep],
             enable_fallback=0,
         )
+    if printed is None and provider.ep not in session.get_providers():
+        raise ProviderError(f"{provider.name} does not load: {_printed_reason(output.getvalue()) or 'no reason given'}")
     session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
     return session
 
@@ -153,6 +160,7 @@ def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
         provider, reason = _first_that_loads(options)
     else:
         wanted = find_provider(options.provider)
+        check_options(wanted, options)
         reason = why_not(wanted, options)
         provider = CPU if reason else wanted
         reason = f"{wanted.name} cannot be used: {reason}" if reason else None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sdort.errors import UsageError
 from sdort.ops.library import register, resolve
+from sdort.runtime.flavours import flavour
 from sdort.targets.cpu import PROVIDER as CPU
 from sdort.targets.cuda import PROVIDER as CUDA
 from sdort.targets.migraphx import PROVIDER as MIGRAPHX
-from sdort.targets.provider import Provider
+from sdort.targets.provider import Options, Provider
 from sdort.targets.rocm import PROVIDER as ROCM
 
 __all__ = ["AUTO", "CPU", "CUDA", "MIGRAPHX", "PROVIDERS", "ROCM", "Provider", "RuntimeOptions"]
@@ -82,13 +84,30 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
     """Refuse what ``provider`` cannot be asked for, before a session is made.
 
     Raises:
-        UsageError: ``options.graph`` where there are no graphs.
+        UsageError: ``options.graph`` where there are no graphs; one of ``options.provider_options`` that this release
+            of the provider does not know, that has no such value, or that an option of sdort's sets.
     """
     if options.graph and not provider.graph:
         raise UsageError(
             f"--graph is not possible on {provider.name}: {provider.no_graph}",
             hint="Leave it out, or run on rocm or cuda.",
         )
+    if not options.provider_options:
+        return
+    release, known = provider.known_options(flavour().version)
+    for name, value in options.provider_options.items():
+        _check_option(f"{provider.ep} of ONNX Runtime {release}", known, name, value)
+
+
+def _check_option(ep: str, known: Options, name: str, value: str) -> None:
+    option = known.get(name)
+    if option is None:
+        usable = ", ".join(each for each, found in known.items() if not found.instead) or "none at all"
+        raise UsageError(f"{ep} has no option {name!r}", hint=f"It has: {usable}.")
+    if option.instead:
+        raise UsageError(f"--provider-option {name} is not for users to set", hint=option.instead)
+    if not re.fullmatch(option.values, value):
+        raise UsageError(f"--provider-option {name}={value}: the value is {option.words}")
 
 
 def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int) -> Any:

@@ -5,7 +5,7 @@ operators, in channels-first.
 """
 
 from sdort.targets.kernels import attention_on_rocm, unpacked_attention
-from sdort.targets.provider import Provider
+from sdort.targets.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of, text
 from sdort.targets.target import NodeView, Target, any_form
 
 
@@ -43,7 +43,24 @@ TARGET = Target(
     only=frozenset(STANDARD.split()),
 )
 
-# Option names: migraphx_execution_provider_info.h, 1.27.1.
+# What onnxruntime-migraphx 1.27.1's own get_provider_options() returns.
+_OPTIONS: dict[str, Option] = {
+    "device_id": number(0).owned_by("Use --device-id."),
+    "migraphx_arena_extend_strategy": one_of("kNextPowerOfTwo", "kSameAsRequested"),
+    "migraphx_bf16_enable": flag(False),
+    "migraphx_exhaustive_tune": flag(False),
+    "migraphx_external_alloc": address(),
+    "migraphx_external_empty_cache": address(),
+    "migraphx_external_free": address(),
+    "migraphx_fp16_enable": flag(False),
+    "migraphx_fp8_enable": flag(False),
+    "migraphx_int8_calibration_table_name": text(),
+    "migraphx_int8_enable": flag(False),
+    "migraphx_int8_use_native_calibration_table": flag(False),
+    "migraphx_mem_limit": number(NO_LIMIT),
+    "migraphx_model_cache_dir": text(),
+}
+
 PROVIDER = Provider(
     name="migraphx",
     ep="MIGraphXExecutionProvider",
@@ -53,6 +70,10 @@ PROVIDER = Provider(
     torch_device=None,
     tuning={"migraphx_exhaustive_tune": "1"},
     no_graph="MIGraphX runs its compiled program itself and has no option for a graph",
+    vendor="amd",
     needs="Install ROCm 7 with MIGraphX or add its lib folder to LD_LIBRARY_PATH; "
     "check with rocminfo that the GPU is visible.",
+    # The library's NEEDED entries, and the packages of AMD's repository.
+    libraries={"libmigraphx_c.so.3": "migraphx", "libamdhip64.so.7": "hip-runtime-amd"},
+    releases={"1.27": _OPTIONS},
 )

@@ -5,7 +5,7 @@ the CPU; it loads IR version 10 at most.
 """
 
 from sdort.targets.kernels import attention_on_rocm, bias_split_gelu, group_norm, group_norm_of_two, nhwc_conv
-from sdort.targets.provider import Provider
+from sdort.targets.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of
 from sdort.targets.target import Target, any_form
 
 TARGET = Target(
@@ -31,7 +31,25 @@ TARGET = Target(
     own={"GroupNorm": group_norm_of_two},
 )
 
-# Option names: rocm_execution_provider_info.cc, 1.22.2.
+# What onnxruntime-rocm 1.22.2.post3's own get_provider_options() returns.
+_OPTIONS: dict[str, Option] = {
+    "arena_extend_strategy": one_of("kNextPowerOfTwo", "kSameAsRequested"),
+    "device_id": number(0).owned_by("Use --device-id."),
+    "do_copy_in_default_stream": flag(True),
+    "enable_hip_graph": flag(False).owned_by("Use --graph."),
+    "gpu_external_alloc": address(),
+    "gpu_external_empty_cache": address(),
+    "gpu_external_free": address(),
+    "gpu_mem_limit": number(NO_LIMIT),
+    "has_user_compute_stream": address(),
+    "miopen_conv_exhaustive_search": flag(False),
+    "miopen_conv_use_max_workspace": flag(True),
+    "tunable_op_enable": flag(False),
+    "tunable_op_max_tuning_duration_ms": number(0),
+    "tunable_op_tuning_enable": flag(False),
+    "user_compute_stream": address(),
+}
+
 PROVIDER = Provider(
     name="rocm",
     ep="ROCMExecutionProvider",
@@ -46,6 +64,19 @@ PROVIDER = Provider(
     },
     graph={"enable_hip_graph": "1"},
     note="TunableOp is on: attention on ROCm does not run without it; --tuning also searches for the fastest kernels",
+    vendor="amd",
     needs="Install ROCm 7 (HIP, hipBLAS, MIOpen, hipFFT, rocm_smi, roctracer) or add its lib folder to "
     "LD_LIBRARY_PATH; check with rocminfo that the GPU is visible.",
+    # The library's NEEDED entries, and the packages of AMD's repository.
+    libraries={
+        "libamdhip64.so.7": "hip-runtime-amd",
+        "libhipblas.so.3": "hipblas",
+        "libMIOpen.so.1": "miopen-hip",
+        "libhipfft.so.0": "hipfft",
+        "librocm_smi64.so.1": "rocm-smi-lib",
+        "libroctracer64.so.4": "roctracer",
+    },
+    # The code object bundles in the library, 190 of each.
+    architectures=frozenset(["gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1101", "gfx1200", "gfx1201"]),
+    releases={"1.22": _OPTIONS},
 )
