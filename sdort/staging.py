@@ -153,7 +153,7 @@ def _swap(stage: Path, out: Path) -> None:
     try:
         if not out.exists():
             stage.rename(out)
-        elif not _exchange(stage, out):
+        elif not exchange(stage, out):
             old = out.with_name(f"{_prefix(out)}old-{secrets.token_hex(4)}")
             out.rename(old)
             stage.rename(out)
@@ -162,7 +162,7 @@ def _swap(stage: Path, out: Path) -> None:
         raise OutputError(f"cannot put the result at {out}: {error.strerror or error}") from error
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Swap two folders in one step; False if the system or file system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2

@@ -86,7 +86,7 @@ def test_an_existing_folder_is_kept_without_overwrite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwrite_swaps(tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not exchange:
-        monkeypatch.setattr(sdort.staging, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(sdort.staging, "exchange", lambda first, second: False)
     out = tmp_path / "out"
     make(out, "old")
     (out / "extra.txt").write_text("gone afterwards")
@@ -174,12 +174,12 @@ def test_a_rename_that_fails_leaves_everything_as_it_was(tmp_path: Path, monkeyp
 def test_exchange(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make(tmp_path / name, name)
-    if not sdort.staging._exchange(tmp_path / "a", tmp_path / "b"):
+    if not sdort.staging.exchange(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot exchange folders")
     assert (content(tmp_path / "a"), content(tmp_path / "b")) == ("b", "a")
-    assert sdort.staging._exchange(tmp_path / "a", tmp_path / "a" / "unet") is False  # EINVAL, as where unsupported
+    assert sdort.staging.exchange(tmp_path / "a", tmp_path / "a" / "unet") is False  # EINVAL, as where unsupported
     with pytest.raises(FileNotFoundError):
-        sdort.staging._exchange(tmp_path / "a", tmp_path / "missing")
+        sdort.staging.exchange(tmp_path / "a", tmp_path / "missing")
 
 
 def test_a_new_folder_that_is_taken_for_a_leftover_is_made_again(

@@ -66,7 +66,8 @@ def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def call(**values: Any) -> Any:
         from sdort.runtime.providers import RuntimeOptions
 
-        return command(**values, runtime=RuntimeOptions(**{name: values.pop(name) for name in _RUNTIME}))
+        runtime = RuntimeOptions(**{name: values.pop(name) for name in _RUNTIME})
+        return command(**values, runtime=runtime)
 
     decorated: Callable[..., Any] = call
     for option in reversed(_RUNTIME.values()):

@@ -15,6 +15,7 @@ from sdort.runtime import placement
 from sdort.runtime.flavours import import_onnxruntime
 from sdort.runtime.probe import FATAL, create_session, first_line
 from sdort.runtime.providers import Provider, RuntimeOptions
+from sdort.tuning.hook import prepare
 
 Array = npt.NDArray[Any]
 
@@ -156,19 +157,21 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
             the model would run on the CPU.
     """
     check_file(path, component)
+    tuned = prepare(path, component, provider, options)
     verbose = options.no_fallback and provider.on_gpu
     try:
         if verbose:
-            ort, log = placement.run_logged(lambda: create_session(str(path), provider, options, severity=0))
+            ort, log = placement.run_logged(lambda: create_session(str(path), provider, tuned.options, severity=0))
             placement.refuse_fallback(log, provider, component)
         else:
-            ort = create_session(str(path), provider, options)
+            ort = create_session(str(path), provider, tuned.options)
     except SdortError:
         raise
     except Exception as error:  # its classes share no base but Exception
         raise load_error(error, path, component, provider) from error
     if provider.ep not in ort.get_providers():
         raise ProviderError(f"ONNX Runtime left {provider.name} for {ort.get_providers()}", component=component)
+    tuned.give(ort)
     return Session(ort, path, component, provider, options)
 
 

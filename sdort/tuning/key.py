@@ -1,0 +1,129 @@
+"""The key of a tuning bundle: everything that what was found depends on. One field apart is another key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from sdort.ops.library import AUTO, library_hash, resolve
+from sdort.runtime.folder import hash_model
+from sdort.runtime.providers import PROVIDERS, Provider, RuntimeOptions, provider_options
+from sdort.tuning.machine import Machine, this_machine
+
+Shapes = Mapping[str, Sequence[int]]
+"""The dimensions of every input of a model."""
+
+# They name a place in this machine or process, and change nothing that is found.
+_PLACES = {"device_id", "migraphx_model_cache_dir", "user_compute_stream", "has_user_compute_stream"}
+
+
+@dataclass(frozen=True)
+class Key(Machine):
+    """A machine, a model, the shapes of its inputs and the options that it runs with."""
+
+    custom_ops: str | None
+    """A hash of sdort's operator library, None where none takes part."""
+    model: str
+    """A hash of the graph and its weights (:func:`sdort.runtime.folder.hash_model`)."""
+    component: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """Every input's dimensions, sorted by name; empty to look for any."""
+    options: tuple[tuple[str, str], ...]
+    """Provider options, without those that only say how to search."""
+
+    @property
+    def name(self) -> str:
+        """The bundle's folder: the component and a hash of all fields."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return f"{self.component}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+    @property
+    def provider(self) -> Provider | None:
+        """The provider whose key it is, None for one that this sdort does not know."""
+        return next((each for each in PROVIDERS.values() if each.ep == self.ep), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, which :func:`parse_key` takes."""
+        return asdict(self) | {"shapes": {n: list(dims) for n, dims in self.shapes}, "options": dict(self.options)}
+
+    def difference(self, other: Key, names: Sequence[str] = ()) -> tuple[str, Any, Any] | None:
+        """The first field that differs, with the value here and there; None if all of ``names`` (or all) agree."""
+        mine, theirs = self.to_json(), other.to_json()
+        for name in names or [field.name for field in fields(self)]:
+            if mine[name] != theirs[name]:
+                return name, mine[name], theirs[name]
+        return None
+
+    def elsewhere(self, device_id: int = 0) -> tuple[str, Any, Any] | None:
+        """The first field in which this machine differs from the key's, with the key's value and this machine's.
+
+        Only what belongs to a machine is looked at; model, shapes and options are compared when a run looks for it.
+
+        Raises:
+            ProviderError: this machine cannot be asked.
+        """
+        if self.provider is None:
+            return "ep", self.ep, ", ".join(provider.ep for provider in PROVIDERS.values())
+        library = resolve(AUTO)
+        here = replace(self, **asdict(this_machine(self.provider.name, device_id)))
+        if self.custom_ops is not None:  # made without the library, a run with --custom-ops off can use it
+            here = replace(here, custom_ops=library_hash(library) if library else None)
+        return self.difference(here)
+
+
+def make_key(path: Path, component: str, provider: Provider, options: RuntimeOptions, shapes: Shapes) -> Key:
+    """The key of a model on this machine.
+
+    Raises:
+        ProviderError: the driver does not tell what GPU there is.
+    """
+    library = resolve(options.custom_ops)
+    return Key(
+        **asdict(this_machine(provider.name, options.device_id)),
+        custom_ops=library_hash(library) if library else None,
+        model=hash_model(path),
+        component=component,
+        shapes=tuple(sorted((name, tuple(dims)) for name, dims in shapes.items())),
+        options=_lasting(provider, options),
+    )
+
+
+def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
+    """What a run without ``--tuning`` sets too, so that it finds what a run with it has kept."""
+    given = provider_options(provider, replace(options, tuning=False))
+    return tuple(sorted((n, str(v)) for n, v in given.items() if n not in _PLACES and n not in provider.tuning))
+
+
+def parse_key(value: Any) -> Key:
+    """A key from JSON.
+
+    Raises:
+        ValueError: it is no key; which field is wrong.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("the key is no object")
+    wanted = {field.name for field in fields(Key)}
+    if set(value) != wanted:
+        raise ValueError(f"the key has other fields: {', '.join(sorted(set(value) ^ wanted))}")
+    text = wanted - {"compute_units", "custom_ops", "shapes", "options"}
+    wrong = [name for name in sorted(text) if not isinstance(value[name], str)]
+    wrong += [] if type(value["compute_units"]) is int else ["compute_units"]
+    wrong += [] if isinstance(value["custom_ops"], (str, type(None))) else ["custom_ops"]
+    wrong += [] if _is_mapping(value["shapes"], _is_dims) else ["shapes"]
+    wrong += [] if _is_mapping(value["options"], lambda each: isinstance(each, str)) else ["options"]
+    if wrong:
+        raise ValueError(f"the key's {', '.join(wrong)} cannot be read")
+    shapes = tuple(sorted((name, tuple(dims)) for name, dims in value["shapes"].items()))
+    return Key(**value | {"shapes": shapes, "options": tuple(sorted(value["options"].items()))})
+
+
+def _is_mapping(value: Any, check: Any) -> bool:
+    return isinstance(value, dict) and all(check(each) for each in value.values())
+
+
+def _is_dims(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)

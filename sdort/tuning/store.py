@@ -1,0 +1,232 @@
+"""The bundles of this user: a folder in the cache, safe against kills and against other processes.
+
+A bundle is filled in a hidden folder that its writer holds a lock on, and takes its place in one rename. Whoever
+renames or removes holds the store's lock alone, whoever reads shares it, so nobody sees half of a bundle or a mix of
+two. The kernel drops locks when a process ends, however it ends: hidden folders without a lock are leftovers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.errors import OutputError
+from sdort.staging import exchange
+from sdort.tuning.bundle import Bundle, BundleError, Seconds, check_files, read_bundle, seal
+from sdort.tuning.key import Key
+
+_LOCK = ".lock"
+
+
+def default_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/tuning``, by default below ``~/.cache``."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "sdort" / "tuning"
+
+
+@dataclass
+class Filling:
+    """A bundle that is being filled: files go into ``folder``."""
+
+    folder: Path
+    seconds: Seconds
+
+
+class Store:
+    """The bundles in a folder, which is made when the first one is stored."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or default_folder()
+
+    def names(self) -> list[str]:
+        """The bundles' names, damaged ones too."""
+        try:
+            return sorted(each.name for each in os.scandir(self.folder) if each.is_dir() and each.name[0] != ".")
+        except OSError:
+            return []
+
+    def read(self, name: str) -> Bundle:
+        """A bundle, its files not yet compared with their hashes.
+
+        Raises:
+            BundleError: there is none, or it is damaged.
+        """
+        return read_bundle(self.folder / name)
+
+    def find(self, key: Key) -> Bundle | None:
+        """The undamaged bundle of exactly this key; None if there is none."""
+        try:
+            with self.reading():
+                bundle = self.read(key.name)
+                check_files(bundle)
+        except BundleError:
+            return None
+        return bundle
+
+    def of_model(self, key: Key) -> Iterator[Bundle]:
+        """Bundles whose keys differ from ``key`` in the shapes alone. Damaged ones are passed over."""
+        wanted = [name for name in key.to_json() if name != "shapes"]
+        for name in self.names():
+            if not name.startswith(f"{key.component}-"):
+                continue
+            try:
+                bundle = self.read(name)
+            except BundleError:
+                continue
+            if key.difference(bundle.key, wanted) is None:
+                yield bundle
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """No bundle is replaced or removed while the block runs."""
+        try:
+            descriptor = os.open(self.folder / _LOCK, os.O_RDONLY)
+        except OSError:  # nothing was ever stored here
+            yield
+            return
+        with _locked(descriptor, fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nobody reads or writes but the block.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise self._refused(error) from error
+        with _locked(descriptor, fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def hidden(self) -> Iterator[Path]:
+        """A new hidden folder, gone after the block; leftovers of killed processes go too.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        stage = self.folder / f".new-{secrets.token_hex(8)}"
+        with self.writing():
+            self.clean()
+            try:
+                stage.mkdir()
+                lock = os.open(stage, os.O_RDONLY)
+            except OSError as error:
+                raise self._refused(error) from error
+            with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+            os.close(lock)
+
+    @contextmanager
+    def filling(self, key: Key) -> Iterator[Filling]:
+        """Fill the bundle of ``key``; it replaces an older one if the block succeeds.
+
+        Raises:
+            OutputError: the folder cannot be written, the disk is full.
+        """
+        with self.hidden() as hidden:
+            stage = hidden / key.name
+            filling = Filling(stage, Seconds())
+            try:
+                stage.mkdir()
+                yield filling
+                seal(stage, key, filling.seconds)
+            except OSError as error:
+                raise self._refused(error) from error
+            self.place([stage])
+
+    def place(self, sealed: list[Path]) -> None:
+        """Put complete bundles, which lie in a :meth:`hidden` folder, in their places.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        with self.writing():
+            try:
+                for stage in sealed:
+                    target = self.folder / stage.name
+                    if not target.exists():
+                        stage.rename(target)
+                    elif not exchange(stage, target):
+                        target.rename(stage.with_name(f"old-{stage.name}"))
+                        stage.rename(target)
+                _sync(self.folder)
+            except OSError as error:
+                raise self._refused(error) from error
+
+    def remove(self, name: str) -> None:
+        """Remove a bundle; it vanishes at once.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        with self.hidden() as hidden, self.writing():
+            try:
+                (self.folder / name).rename(hidden / name)
+            except OSError as error:
+                raise self._refused(error) from error
+
+    def clean(self) -> None:
+        """Remove what killed processes left behind."""
+        for path in self.folder.glob(".new-*"):
+            if is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _refused(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"cannot keep tuning results in {self.folder}: {error.strerror or error}",
+            hint="Free space there or make it writable, or name another cache folder with XDG_CACHE_HOME.",
+        )
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that holds the lock on ``folder`` is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def age(bundle: Bundle) -> float:
+    """Seconds since it was made."""
+    return max(0.0, time.time() - bundle.made)
+
+
+@contextmanager
+def _locked(descriptor: int, kind: int) -> Iterator[None]:
+    try:
+        with suppress(OSError):  # a file system without locks: renames alone then keep bundles whole
+            fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
