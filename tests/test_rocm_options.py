@@ -1,0 +1,124 @@
+"""Provider options on the real ROCm provider, on a stub of HIP (rocm_stub)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rocm_stub
+
+import sdort
+from sdort.runtime.providers import ROCM, RuntimeOptions, provider_options
+
+MODEL = """
+import json, sys
+from onnx import parser
+text = '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Add (x, x) }'
+model = parser.parse_model(text).SerializeToString()
+"""
+
+WITHOUT_SDORT = (
+    MODEL
+    + """
+import onnxruntime
+chain = [("ROCMExecutionProvider", json.loads(sys.argv[1]))]
+session = onnxruntime.InferenceSession(model, providers=chain)
+print(json.dumps(session.get_provider_options()))
+"""
+)
+
+SCRIPT = (
+    MODEL
+    + """
+sys.path.insert(0, sys.argv[1])
+from sdort.errors import SdortError
+from sdort.runtime.probe import choose_provider, create_session
+from sdort.runtime.providers import RuntimeOptions
+
+import onnxruntime
+made = []
+real = onnxruntime.InferenceSession
+onnxruntime.InferenceSession = lambda *a, **k: made.append(1) or real(*a, **k)
+try:
+    options = RuntimeOptions(**json.loads(sys.argv[2]))
+    provider, reason = choose_provider(options)
+    session = create_session(model, provider, options)
+    print(json.dumps({"provider": provider.name, "reason": reason, "options": session.get_provider_options()}))
+except SdortError as error:
+    print(json.dumps({"error": type(error).__name__, "message": str(error), "sessions": len(made)}))
+"""
+)
+
+PURE = ("click", "rich", "markdown_it", "mdurl", "pygments")
+"""What sdort's runtime needs beside numpy and onnx; it works in any environment as it is."""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdort and what its runtime needs, for an environment that has neither."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name in PURE:
+        found = importlib.util.find_spec(name)
+        assert found is not None
+        assert found.origin is not None
+        (folder / name).symlink_to(Path(found.origin).parent)
+    source = Path(sdort.__file__).parent
+    (folder / "sdort").mkdir()
+    for entry in (*source.iterdir(), source.parent / "custom_ops"):
+        (folder / "sdort" / entry.name).symlink_to(entry)
+    return folder
+
+
+def ask(packages: Path, **options: Any) -> dict[str, Any]:
+    done: subprocess.CompletedProcess[str] = rocm_stub.runtime().run(SCRIPT, str(packages), json.dumps(options))
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def told(**options: str) -> dict[str, dict[str, str]]:
+    """What the providers of a session say, when it is given ``options`` without sdort."""
+    done = rocm_stub.runtime().run(WITHOUT_SDORT, json.dumps(options))
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_what_we_know_of_the_options_is_what_the_provider_says() -> None:
+    _, known = ROCM.known_options("1.22.2")
+    assert told()[ROCM.ep] == {name: option.default for name, option in known.items()}
+
+
+def test_options_that_we_set_arrive(packages: Path) -> None:
+    asked: dict[str, Any] = {"provider": "rocm", "tuning": True, "tuning_ms": 70, "graph": True}
+    asked["provider_options"] = {"gpu_mem_limit": "1000000000", "arena_extend_strategy": "kSameAsRequested"}
+    answer = ask(packages, **asked)
+    assert (answer["provider"], answer["reason"]) == ("rocm", None)
+    wanted = provider_options(ROCM, RuntimeOptions(**asked))
+    assert {"enable_hip_graph", "gpu_mem_limit", "tunable_op_max_tuning_duration_ms"} <= set(wanted)
+    assert wanted.items() <= answer["options"][ROCM.ep].items()
+
+
+REFUSED = [{"cudnn_conv_algo_search": "DEFAULT"}, {"tunable_op_enable": "yes"}, {"arena_extend_strategy": "best"}]
+
+
+@pytest.mark.parametrize("option", REFUSED, ids=lambda option: next(iter(option)))
+def test_options_that_it_does_not_take_never_reach_it(packages: Path, option: dict[str, str]) -> None:
+    answer = ask(packages, provider="rocm", provider_options=option)
+    assert answer["error"] == "UsageError"
+    assert next(iter(option)) in answer["message"]
+    assert answer["sessions"] == 0
+    # The provider would not have taken it: ONNX Runtime goes on without it.
+    assert ROCM.ep not in told(**option)
+
+
+@pytest.mark.parametrize("value", ["0", "1", "true", "false", "True", "False"])
+def test_flags_have_the_spellings_that_it_takes(value: str) -> None:
+    _, known = ROCM.known_options("1.22.2")
+    assert re.fullmatch(known["tunable_op_enable"].values, value)
+    assert told(tunable_op_enable=value)[ROCM.ep]["tunable_op_enable"] == str(int(value in ("1", "true", "True")))
