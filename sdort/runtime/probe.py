@@ -15,6 +15,7 @@ from typing import Any
 
 from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
+from sdort.runtime.availability import Problem, architecture, find_problems
 from sdort.runtime.flavours import flavour, import_onnxruntime
 from sdort.runtime.providers import (
     AUTO,
@@ -27,6 +28,7 @@ from sdort.runtime.providers import (
     provider_options,
     session_options,
 )
+from sdort.runtime.system import System
 
 FATAL, _WARNING = 4, 2
 """Severities of ONNX Runtime's log. Errors are raised too, and reported once, by us."""
@@ -85,18 +87,38 @@ def _why_not(name: str, device_id: int) -> str | None:
             f"{found.distribution} {found.version} was built without {provider.ep}. Install the other distribution: "
             f"pip uninstall -y {found.distribution} && pip install 'sdort[{provider.name}]'"
         )
+    library = installed_library(provider)
+    # Code for another GPU than this one loads, and then aborts the process at its first kernel.
+    foreign = architecture(provider, System(), library, device_id)
+    if foreign:
+        return f"{foreign.message}. {foreign.next_step}"
     _preload(onnxruntime, provider)
-    printed = io.StringIO()
-    options = RuntimeOptions(provider.name, device_id=device_id)
+    reason = _session_error(provider, device_id)
+    return None if reason is None else explain(provider, reason, find_problems(provider, System(), library, device_id))
+
+
+def _session_error(provider: Provider, device_id: int) -> str | None:
+    """What ONNX Runtime or the dynamic linker say about a session on ``provider``, None when it works."""
+    printed, model = io.StringIO(), _tiny_model()
     try:
-        session = create_session(_tiny_model(), provider, options, printed=printed)
+        session = create_session(model, provider, RuntimeOptions(provider.name, device_id=device_id), printed=printed)
     except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
-        reason = library_error(provider) or first_line(str(error))
-    else:
-        if provider.ep in session.get_providers():
-            return None
-        reason = library_error(provider) or _printed_reason(printed.getvalue()) or "ONNX Runtime gives no reason"
-    return f"{reason}. {provider.needs}"
+        return library_error(provider) or first_line(str(error))
+    if provider.ep in session.get_providers():
+        return None
+    return library_error(provider) or _printed_reason(printed.getvalue()) or "ONNX Runtime gives no reason"
+
+
+def explain(provider: Provider, reason: str, problems: list[Problem]) -> str:
+    """``reason``, what is wrong with the machine where files tell it, and what to do about all that."""
+    # The linker names the first library that is missing, a problem all of them. Where it found what it looked for,
+    # in whatever way, none is missing but what the provider opens later, by name.
+    opened = any(name.partition(".so")[0].removeprefix("lib") in reason.lower() for name in provider.opened)
+    named = any(each.check == "libraries" and reason.split(":")[0] in each.message for each in problems)
+    problems = [each for each in problems if each.check != "libraries" or named or opened]
+    what = [*([] if named else [reason]), *(each.message for each in problems)]
+    steps = [each.next_step for each in problems] or [provider.needs]
+    return f"{'; '.join(what)}. {' '.join(steps)}"
 
 
 def _preload(onnxruntime: Any, provider: Provider) -> None:
@@ -110,7 +132,7 @@ def library_error(provider: Provider) -> str | None:
     """What the dynamic linker says about the provider's shared library; it names the missing ``.so``."""
     if provider.library is None:
         return None
-    folder = Path(import_onnxruntime().__file__).parent / "capi"
+    folder = _library_folder()
     try:
         shared = folder / "libonnxruntime_providers_shared.so"
         if shared.exists():
@@ -120,6 +142,16 @@ def library_error(provider: Provider) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+def installed_library(provider: Provider) -> Path | None:
+    """The provider's shared library in the installed ONNX Runtime, None where it has none."""
+    path = _library_folder() / provider.library if provider.library else None
+    return path if path and path.exists() else None
+
+
+def _library_folder() -> Path:
+    return Path(import_onnxruntime().__file__).parent / "capi"
 
 
 def _tiny_model() -> bytes:
