@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,15 @@ def _print(message: str, style: str | None = None) -> None:
 
 
 @contextmanager
-def progress(description: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+def progress(
+    description: str, total: float | None = None, remaining: Callable[[], float | None] | None = None
+) -> Iterator[Callable[[float], None]]:
     """Show a progress bar while the block runs.
 
     Args:
         description: what is being done.
         total: the amount of work, in the unit that is passed to ``advance``; None when it is not known.
+        remaining: the seconds to go, None while not known; by default the work that is left at the speed so far.
 
     Yields:
         ``advance(amount)``, to be called as work gets done. It does nothing when there is no bar: under ``-q``, or
@@ -80,18 +84,25 @@ def progress(description: str, total: float | None = None) -> Iterator[Callable[
     from rich.progress import (
         BarColumn,
         Progress,
+        Task,
         TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class Told(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            seconds = remaining() if remaining else None
+            return Text("-:--:--" if seconds is None else str(timedelta(seconds=round(seconds))), "progress.remaining")
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        Told() if remaining else TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)

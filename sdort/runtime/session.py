@@ -113,6 +113,10 @@ class Session:
         """Run an ``IOBinding`` of ONNX Runtime's."""
         self.guard(lambda: self.ort.run_with_iobinding(binding, self._quiet))
 
+    def stop(self) -> None:
+        """End every run of this session, the one that is going on in another thread too, with a ProviderError."""
+        self._quiet.terminate = True
+
     def bind(self, feeds: Mapping[str, Array]) -> Binding:
         """Put ``feeds`` on the device once, for many runs."""
         return Binding(self, feeds)

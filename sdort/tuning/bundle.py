@@ -57,9 +57,7 @@ class Bundle:
     files: dict[str, File]
     sdort: str = __version__
     first_run_s: float | None = None
-    """How long opening and the first run took before there was a bundle."""
-    tuned_run_s: float | None = None
-    """The same with it."""
+    """How long opening the model and its first run took before there was a bundle."""
 
     @property
     def name(self) -> str:
@@ -70,15 +68,7 @@ class Bundle:
         return sum(each.bytes for each in self.files.values())
 
 
-@dataclass
-class Seconds:
-    """Times of the first run, for :class:`Bundle`."""
-
-    first_run_s: float | None = None
-    tuned_run_s: float | None = None
-
-
-def seal(folder: Path, key: Key, seconds: Seconds | None = None) -> None:
+def seal(folder: Path, key: Key, first_run_s: float | None = None) -> None:
     """Write ``key.json`` for the files in ``folder``, and everything to the disk.
 
     Raises:
@@ -89,7 +79,7 @@ def seal(folder: Path, key: Key, seconds: Seconds | None = None) -> None:
         "format": FORMAT,
         "sdort": __version__,
         "made": int(time.time()),
-        **asdict(seconds or Seconds()),
+        "first_run_s": first_run_s,
         "key": key.to_json(),
         "files": {name: asdict(each) for name, each in sorted(files.items())},
     }
@@ -128,9 +118,8 @@ def _parse(body: Any, folder: Path) -> Bundle:
     files = body.get("files")
     if not isinstance(files, dict) or type(body.get("made")) is not int:
         raise ValueError("it lacks the files or the date")
-    seconds = [_seconds(body.get(name)) for name in ("first_run_s", "tuned_run_s")]
     described = {check_name(name): _file(each) for name, each in files.items()}
-    return Bundle(folder, key, body["made"], described, str(body.get("sdort")), *seconds)
+    return Bundle(folder, key, body["made"], described, str(body.get("sdort")), _seconds(body.get("first_run_s")))
 
 
 def _file(value: Any) -> File:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail, warn
-from sdort.errors import ProviderError, SdortError
+from sdort.errors import ProviderError
 from sdort.ops.library import resolve, tuning_table
 from sdort.ops.tune import Entry, read_table
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
 from sdort.tuning.key import Key, Shapes, make_key
 from sdort.tuning.store import Filling, Store
-from sdort.tuning.work import work
+from sdort.tuning.work import Work, work
 
 if TYPE_CHECKING:
     from sdort.runtime.session import Session
@@ -58,13 +58,15 @@ def prepare(path: Path, component: str, provider: Provider, options: RuntimeOpti
     except ProviderError as error:
         (warn if options.tuning else detail)(f"tuning results are neither used nor kept: {error.message}")
         return Tuned(options)
+    if not options.tuning and not any(store.of_model(key)):
+        return Tuned(options)
+    place = work()  # now: to make its folder is to write, which nobody may do while reading
     try:
         with store.reading():
             bundles = list(_sound(store, key))
             for bundle in bundles:
                 detail(f"{component}: tuned before, {bundle.name}")
-            if options.tuning or bundles:
-                options = _lay_out(bundles, key, provider, options)
+            options = _lay_out(place, bundles, key, provider, options)
             results = {each.name: (each.folder / TUNABLE).read_bytes() for each in bundles if TUNABLE in each.files}
     except (OSError, sqlite3.Error) as error:
         warn(f"tuning results are not used: {error}")
@@ -82,9 +84,10 @@ def _sound(store: Store, key: Key) -> Iterator[Bundle]:
         yield bundle
 
 
-def _lay_out(bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions) -> RuntimeOptions:
+def _lay_out(
+    place: Work, bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions
+) -> RuntimeOptions:
     """Point the libraries at a folder with the bundles' files."""
-    place = work()
     if provider.name in _USES_MIOPEN and (options.tuning or _have(bundles, MIOPEN)):
         place.use_miopen()
     for bundle in bundles:
@@ -184,14 +187,3 @@ def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
         if session.provider.on_gpu:
             work().give(key.model, made.folder)
         yield made
-
-
-def keep_all(sessions: Sequence[tuple[Session, Shapes]]) -> None:
-    """:func:`keep` after a run with ``--tuning``; a cache that cannot be written costs a warning, not the run."""
-    for session, shapes in sessions:
-        if not session.options.tuning or not session.provider.on_gpu:
-            continue
-        try:
-            detail(f"kept what was tuned: {keep(session, shapes)}")
-        except SdortError as error:
-            warn(f"what was tuned is lost: {error.message}")

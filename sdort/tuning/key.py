@@ -93,9 +93,12 @@ def make_key(path: Path, component: str, provider: Provider, options: RuntimeOpt
 
 
 def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
-    """What a run without ``--tuning`` sets too, so that it finds what a run with it has kept."""
-    given = provider_options(provider, replace(options, tuning=False))
-    return tuple(sorted((n, str(v)) for n, v in given.items() if n not in _PLACES and n not in provider.tuning))
+    """What a run without ``--tuning`` sets too, so that it finds what a run with it has kept; nor does a graph matter,
+    which replays what was chosen before.
+    """
+    given = provider_options(provider, replace(options, tuning=False, graph=False))
+    aside = {*_PLACES, *provider.tuning, *provider.graph, "tunable_op_max_tuning_duration_ms"}
+    return tuple(sorted((name, str(value)) for name, value in given.items() if name not in aside))
 
 
 def parse_key(value: Any) -> Key:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sdort.errors import OutputError
 from sdort.staging import exchange
-from sdort.tuning.bundle import Bundle, BundleError, Seconds, check_files, read_bundle, seal
+from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal
 from sdort.tuning.key import Key
 
 _LOCK = ".lock"
@@ -36,7 +36,7 @@ class Filling:
     """A bundle that is being filled: files go into ``folder``."""
 
     folder: Path
-    seconds: Seconds
+    first_run_s: float | None = None
 
 
 class Store:
@@ -141,11 +141,11 @@ class Store:
         """
         with self.hidden() as hidden:
             stage = hidden / key.name
-            filling = Filling(stage, Seconds())
+            filling = Filling(stage)
             try:
                 stage.mkdir()
                 yield filling
-                seal(stage, key, filling.seconds)
+                seal(stage, key, filling.first_run_s)
             except OSError as error:
                 raise self._refused(error) from error
             self.place([stage])

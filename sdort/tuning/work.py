@@ -71,6 +71,11 @@ class Work:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def contents(self, model: str) -> list[tuple[str, int]]:
+        """The files that MIOpen and MIGraphX left here, with their sizes."""
+        found = [path for top in (MIOPEN, f"{PROGRAMS}/{model}") for path in (self.folder / top).rglob("*")]
+        return sorted((str(path), path.stat().st_size) for path in found if path.is_file())
+
     def take(self, bundle: Bundle) -> None:
         """Copy and merge the files of a bundle that was checked."""
         for name in bundle.files:

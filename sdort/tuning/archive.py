@@ -1,0 +1,204 @@
+"""Bundles in one file, to carry to another machine of the same kind.
+
+An archive is a plain tar: ``sdort-tuning.json`` with the format and the bundles' names, then each bundle's ``key.json``
+and files in the order of their names, without times and owners, so that the same bundles make the same bytes. Nothing
+of an archive is used before all of it was checked.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sdort.errors import OutputError, ProviderError, UsageError
+from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
+from sdort.tuning.store import Store
+
+INDEX = "sdort-tuning.json"
+MAX_BYTES, MAX_FILES = 64 << 30, 100_000
+"""What an archive may unpack to: some compiled programs of the largest models."""
+
+_CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
+"""What unpacking a file in the place of a folder raises."""
+_NAME = re.compile(r"[a-z0-9_]+-[0-9a-f]{24}")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import stored: its bundles, and those of them that this machine cannot use."""
+
+    bundles: list[Bundle]
+    elsewhere: list[str]
+
+
+def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrite: bool = False) -> list[Bundle]:
+    """Write bundles to an archive, by default all of them.
+
+    Raises:
+        UsageError: there is no such bundle, or none at all.
+        BundleError: one is damaged.
+        OutputError: the file exists, or cannot be written.
+    """
+    there = store.names()
+    missing = [name for name in names if name not in there]
+    if missing or not there:
+        what = f"there is no tuning bundle {', '.join(missing)}" if missing else "nothing was tuned yet"
+        raise UsageError(what, hint="sdort tuning list shows what is kept; sdort warm PIPELINE makes bundles.")
+    if output.exists() and not overwrite:
+        raise OutputError(f"{output} exists", hint="Choose another name, or replace it with --overwrite.")
+    with store.reading(), _beside(output) as file:
+        bundles = [store.read(name) for name in sorted(set(names or there))]
+        for bundle in bundles:
+            check_files(bundle)
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            index = json.dumps({"format": FORMAT, "bundles": [bundle.name for bundle in bundles]}, indent=1)
+            _add(archive, INDEX, io.BytesIO(index.encode()), len(index))
+            for bundle in bundles:
+                for name in (RECORD, *sorted(bundle.files)):
+                    with open(bundle.folder / name, "rb") as source:
+                        _add(archive, f"{bundle.name}/{name}", source, os.fstat(source.fileno()).st_size)
+    return bundles
+
+
+def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    archive.addfile(member, content)
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[IO[bytes]]:
+    """A file that becomes ``output`` if the block succeeds."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=f".{output.name}.", delete=False) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, output)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def import_bundles(store: Store, archive: Path, *, any_machine: bool = False, device_id: int = 0) -> Imported:
+    """Check an archive and store all its bundles, or none.
+
+    Args:
+        any_machine: also take bundles of another machine. They are stored and exported as the others are, and no run
+            here uses them, as their keys differ: for a machine that prepares the cache of others.
+
+    Raises:
+        BundleError: the archive is damaged, unsafe, or of another format.
+        ProviderError: a bundle is another machine's; which field of the key differs, and both values.
+        OutputError: the cache cannot be written.
+    """
+    with store.hidden() as hidden:
+        try:
+            names = _unpack(archive, hidden)
+        except (tarfile.TarError, EOFError, ValueError, ArithmeticError, RecursionError, *_CLASHES) as error:
+            raise BundleError(f"{archive} is no archive of tuning bundles, or damaged: {error}") from error
+        except OSError as error:
+            raise OutputError(f"cannot unpack {archive}: {error.strerror or error}") from error
+        bundles = [read_bundle(hidden / name) for name in names]
+        for bundle in bundles:
+            check_files(bundle)
+        elsewhere = [bundle.name for bundle in bundles if _refusal(bundle, any_machine, device_id)]
+        store.place([hidden / name for name in names])
+    return Imported([store.read(name) for name in names], elsewhere)
+
+
+def _refusal(bundle: Bundle, any_machine: bool, device_id: int) -> bool:
+    """Whether a bundle is another machine's, where such are taken."""
+    try:
+        found = bundle.key.elsewhere(device_id)
+    except ProviderError:
+        if any_machine:
+            return True
+        raise
+    if found is None or any_machine:
+        return found is not None
+    name, there, here = found
+    raise ProviderError(
+        f"the tuning bundle {bundle.name} was made elsewhere: {name} is {there!r} there and {here!r} here",
+        hint="Nothing was imported. --any-machine stores it for other machines; no run here will use it.",
+    )
+
+
+def _unpack(archive: Path, folder: Path) -> list[str]:
+    """Unpack into ``folder`` and return the bundles' names.
+
+    Raises:
+        ValueError, tarfile.TarError, EOFError: it is not what :func:`export_bundles` writes.
+        OSError: it cannot be read or unpacked.
+    """
+    # Without compression: what is unpacked is no larger than the file.
+    with tarfile.open(archive, "r:") as tar:
+        members = iter(tar)
+        names = _read_index(tar, next(members, None))
+        seen: set[str] = set()
+        total = 0
+        for member in members:
+            target = _checked(member, names)
+            total += member.size
+            if target in seen:
+                raise ValueError(f"{target} is there twice")
+            if len(seen) > MAX_FILES or total > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_FILES} files or {MAX_BYTES >> 30} GiB")
+            seen.add(target)
+            _extract(tar, member, folder / target)
+    missing = [name for name in names if f"{name}/{RECORD}" not in seen]
+    if missing:
+        raise ValueError(f"it ends before {missing[0]}/{RECORD}")
+    return names
+
+
+def _read_index(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> list[str]:
+    if member is None or member.name != INDEX or not member.isreg() or member.size > MAX_RECORD:
+        raise ValueError(f"it does not begin with {INDEX}")
+    stream = tar.extractfile(member)
+    index: Any = json.loads(stream.read() if stream else b"")
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        found = index.get("format") if isinstance(index, dict) else None
+        raise ValueError(f"its format is {found!r}, this sdort reads {FORMAT}")
+    names = index.get("bundles")
+    if not isinstance(names, list) or not all(isinstance(each, str) and _NAME.fullmatch(each) for each in names):
+        raise ValueError(f"{INDEX} names no bundles")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{INDEX} names no bundle, or one twice")
+    return names
+
+
+def _checked(member: tarfile.TarInfo, names: Sequence[str]) -> str:
+    """The place of a member within the folder."""
+    bundle, _, name = member.name.partition("/")
+    if not member.isreg() or member.issparse():
+        raise ValueError(f"{member.name!r} is a link, a device, or another thing that a bundle does not hold")
+    if bundle not in names:
+        raise ValueError(f"{member.name!r} belongs to no bundle of it")
+    return f"{bundle}/{name if name == RECORD else check_name(name)}"
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    stream = tar.extractfile(member)
+    assert stream is not None  # a regular file has content
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "xb") as file:
+        shutil.copyfileobj(stream, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
+    if target.stat().st_size != member.size:
+        raise ValueError(f"it ends within {member.name}")

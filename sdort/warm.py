@@ -1,0 +1,274 @@
+"""``sdort warm`` as a library call: compile and tune a pipeline's components for a list of sizes, and keep it.
+
+An item is a component at a size and a batch. Its bundle is the mark that it is finished, so an interrupted warm-up goes
+on where it stopped, and two at once do no harm.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sdort.bench.cases import Case, make_feeds
+from sdort.console import detail, progress, say, warn
+from sdort.errors import OutputError, ProviderError, SdortError, UsageError
+from sdort.ops.library import resolve
+from sdort.runtime.folder import PipelineFolder, open_folder
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.providers import Provider, RuntimeOptions
+from sdort.runtime.run import announce
+from sdort.runtime.session import Array, Session, open_session
+from sdort.tuning.drawing import drawing_cases, feed_shapes, model_inputs
+from sdort.tuning.hook import filling, results_of
+from sdort.tuning.key import Key, make_key
+from sdort.tuning.store import Store
+from sdort.tuning.work import work
+
+NOT_DRAWN = ("safety_checker", "vae_encoder")
+"""Components that drawing from text does not run."""
+
+_RUNS = 5
+"""How often an item runs at most until nothing new is found: the first run finds nearly all."""
+
+NEW, KEPT, LEFT, FAILED = "new", "kept", "left", "failed"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to warm up. No ``sizes`` is the model's own, no ``components`` all that drawing from text runs."""
+
+    runtime: RuntimeOptions
+    sizes: Sequence[tuple[int, int]] = ()
+    images: Sequence[int] = (1,)
+    components: Sequence[str] = ()
+    budget: float | None = None
+    """Seconds after which no item is begun, and the one that runs is given up."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A component on inputs of fixed shapes; ``case.batch`` counts samples."""
+
+    case: Case
+    path: Path
+    feeds: dict[str, Array]
+    key: Key
+
+    def __str__(self) -> str:
+        return str(self.case)
+
+
+@dataclass
+class Warmed:
+    """What became of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
+
+    ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, without and with what is kept;
+    both in this process, where the driver is already awake.
+    """
+
+    component: str
+    batch: int
+    height: int
+    width: int
+    status: str
+    bundle: str
+    before_s: float | None = None
+    after_s: float | None = None
+    problem: str | None = None
+
+
+def warm(path: Path, options: Options, store: Store | None = None) -> list[Warmed]:
+    """Run every component at every size and batch until nothing new is found, and keep a bundle of each.
+
+    Returns:
+        One entry an item, in the order in which they were taken.
+
+    Raises:
+        OutputError: the cache cannot be written.
+        ProviderError: the provider does not load, and fallback is forbidden.
+        UsageError: a size, a batch or a component that the pipeline cannot do.
+        BadModelError: there is no pipeline at ``path``.
+    """
+    store = store or Store()
+    announce(options.runtime)
+    provider, _ = choose_provider(options.runtime)
+    tunes = bool(provider.tuning) or (provider.on_gpu and resolve(options.runtime.custom_ops) is not None)
+    if not tunes:
+        say(f"there is nothing to tune on {provider.name}: every shape is run once, to see that it runs")
+    # A graph cannot be recorded while kernels are tried, and is not part of the key.
+    runtime = replace(options.runtime, tuning=tunes, graph=False)
+    items = plan(open_folder(path, ()), options, provider, runtime)
+    with store.hidden():  # a cache that cannot be written is known before hours of work
+        pass
+    return _Warmer(store, provider, runtime, options.budget).all(items)
+
+
+def plan(folder: PipelineFolder, options: Options, provider: Provider, runtime: RuntimeOptions) -> list[Item]:
+    """Every item once; all components at the first size first, so that the time of each is known early.
+
+    Raises:
+        UsageError: as :func:`warm`.
+    """
+    known = [name for name in folder.models if name not in NOT_DRAWN]
+    unknown = [name for name in options.components if name not in folder.models]
+    if unknown:
+        raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
+    items: dict[str, Item] = {}
+    inputs = {name: model_inputs(folder.models[name], name) for name in options.components or known}
+    for height, width in options.sizes or [default_size(folder)]:
+        if height % folder.vae_factor or width % folder.vae_factor:
+            raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
+        for images in options.images:
+            for name, specs in inputs.items():
+                for case in drawing_cases(name, specs, images, (height, width), guided=True):
+                    feeds = make_feeds(case, specs, folder.vae_factor)
+                    key = make_key(folder.models[name], name, provider, runtime, feed_shapes(feeds))
+                    items.setdefault(key.name, Item(case, folder.models[name], feeds, key))
+    return list(items.values())
+
+
+def default_size(folder: PipelineFolder) -> tuple[int, int]:
+    """Height and width in pixels that the UNet's config names."""
+    size = folder.config("unet").get("sample_size") or 512 // folder.vae_factor
+    height, width = size if isinstance(size, list) else (size, size)
+    return height * folder.vae_factor, width * folder.vae_factor
+
+
+class _Warmer:
+    """Takes items one by one and learns how long each component's take."""
+
+    def __init__(self, store: Store, provider: Provider, runtime: RuntimeOptions, budget: float | None) -> None:
+        self.store = store
+        self.provider = provider
+        self.runtime = runtime
+        self.deadline = None if budget is None else time.monotonic() + budget
+        self.learnt: dict[str, list[float]] = {}
+        self.todo: list[Item] = []
+
+    def all(self, items: list[Item]) -> list[Warmed]:
+        self.todo = list(items)
+        done = []
+        with progress("warming up", len(items), self.remaining) as advance:
+            for item in items:
+                done.append(self.one(item))
+                self.todo.remove(item)
+                self.tell(done[-1])
+                advance(1)
+        return done
+
+    def one(self, item: Item) -> Warmed:
+        """Take one item. Whatever goes wrong in it costs that item alone, but for a cache that cannot be written."""
+        case = item.case
+        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
+        # Looked for now, not while planning: another process may have finished it meanwhile.
+        kept = self.store.find(item.key)
+        if kept:
+            found.status, found.before_s = KEPT, kept.first_run_s
+            return found
+        if self.left() <= (self.estimate(item) or 0):
+            return found
+        started = time.monotonic()
+        try:
+            with progress(str(item)):
+                found.before_s, found.after_s = self.run(item)
+        except OutputError:
+            raise
+        except SdortError as error:
+            if self.left() > 0:
+                detail(str(error))
+                found.status, found.problem = FAILED, error.message
+            return found
+        found.status = NEW
+        self.learnt.setdefault(case.component, []).append(time.monotonic() - started)
+        return found
+
+    def run(self, item: Item) -> tuple[float, float | None]:
+        """Tune and keep; seconds of the first run without what is kept and with it."""
+        started = time.perf_counter()
+        with self.opened(item, self.runtime) as session:
+            binding = session.bind(item.feeds)
+            binding.run()
+            before = time.perf_counter() - started
+            state = found_so_far(session, item.key.model)
+            for _ in range(_RUNS - 1 if self.runtime.tuning else 0):
+                binding.run()
+                last, state = state, found_so_far(session, item.key.model)
+                if state == last:
+                    break
+            with filling(session, item.key, self.store) as made:
+                made.first_run_s = round(before, 4)
+        if not self.runtime.tuning:
+            return before, None
+        started = time.perf_counter()
+        with self.opened(item, replace(self.runtime, tuning=False)) as session:
+            session.bind(item.feeds).run()
+        return before, time.perf_counter() - started
+
+    @contextmanager
+    def opened(self, item: Item, options: RuntimeOptions) -> Iterator[Session]:
+        """The item's session, whose run is given up when the budget is spent."""
+        session = open_session(item.path, item.case.component, self.provider, options)
+        left = self.left()
+        if left <= 0:
+            raise ProviderError("the time was up before it ran")
+        timer = threading.Timer(left if left < threading.TIMEOUT_MAX else threading.TIMEOUT_MAX, session.stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield session
+        finally:
+            timer.cancel()
+
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    def estimate(self, item: Item) -> float | None:
+        """How long an item takes: as the finished ones of its component on average."""
+        times = self.learnt.get(item.case.component)
+        return sum(times) / len(times) if times else None
+
+    def remaining(self) -> float | None:
+        """Seconds to the end, None while an item of some component is still to be seen."""
+        guesses = [self.estimate(item) for item in self.todo]
+        known = [guess for guess in guesses if guess is not None]
+        return min(sum(known), max(0.0, self.left())) if len(known) == len(guesses) else None
+
+    def tell(self, done: Warmed) -> None:
+        """A line about an item, with what is to come."""
+        name = str(Case(done.component, done.batch, done.height, done.width))
+        if done.status == FAILED:
+            warn(f"{name}: {done.problem}")
+        if done.status != NEW or done.before_s is None:
+            return
+        after = "" if done.after_s is None else f", with what is kept {done.after_s:.1f} s"
+        left = self.remaining()
+        rest = f"; {len(self.todo)} to go" + ("" if left is None else f", about {left:.0f} s") if self.todo else ""
+        say(f"{name}: first run {done.before_s:.1f} s{after}{rest}")
+
+
+def found_so_far(session: Session, model: str) -> Any:
+    """What tuning has found up to now, to be compared with what it has later."""
+    if not session.provider.on_gpu:
+        return None
+    return results_of(session.ort), work().contents(model), work().ops()
+
+
+def refuse_failed(done: Sequence[Warmed]) -> None:
+    """Raise if an item failed.
+
+    Raises:
+        ProviderError: how many, and the first reason.
+    """
+    failed = [each for each in done if each.status == FAILED]
+    if failed:
+        first = Case(failed[0].component, failed[0].batch, failed[0].height, failed[0].width)
+        raise ProviderError(
+            f"{len(failed)} of {len(done)} did not run. The first: {first}: {failed[0].problem}",
+            hint="What else was tuned is kept. Take smaller sizes or batches, or see the reason with -v.",
+        )
