@@ -1,4 +1,4 @@
-"""Provider options on the real ROCm provider, on a stub of HIP (rocm_stub)."""
+"""Provider options, and sdort doctor, on the real ROCm provider, on a stub of HIP (rocm_stub)."""
 
 from __future__ import annotations
 
@@ -122,3 +122,33 @@ def test_flags_have_the_spellings_that_it_takes(value: str) -> None:
     _, known = ROCM.known_options("1.22.2")
     assert re.fullmatch(known["tunable_op_enable"].values, value)
     assert told(tunable_op_enable=value)[ROCM.ep]["tunable_op_enable"] == str(int(value in ("1", "true", "True")))
+
+
+DOCTOR = """
+import os, shutil, sys
+sys.path.insert(0, sys.argv[1])
+without = sys.argv[2]
+if without:
+    there = os.environ["LD_LIBRARY_PATH"]
+    os.environ["LD_LIBRARY_PATH"] = sys.argv[3]
+    shutil.copytree(there, sys.argv[3], ignore=lambda folder, names: {without} & set(names))
+sys.argv[1:] = ["doctor", "--provider", "rocm", "--json"]
+from sdort.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("without", ["", "libroctracer64.so.4"])
+def test_doctor_loads_the_provider(without: str, packages: Path, tmp_path: Path) -> None:
+    done = rocm_stub.runtime().run(DOCTOR, str(packages), without, str(tmp_path / "libraries"))
+    assert done.returncode == (6 if without else 0), done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["works"] is found["providers"]["rocm"]["loads"] is not bool(without)
+    about = {each["check"]: each for each in found["findings"]}
+    assert about["ONNX Runtime"]["message"] == f"onnxruntime-rocm {rocm_stub.WHEEL.partition('==')[2]}"
+    # The machine has no AMD GPU, which the stub does not hide from doctor.
+    assert about["device"]["status"] == "problem"
+    assert ("libraries" in about) == bool(without)
+    if without:
+        assert f"{without} (roctracer)" in found["providers"]["rocm"]["reason"]
+        assert about["libraries"]["message"] == f"a shared library is not found: {without} (roctracer)"

@@ -102,6 +102,8 @@ def _session_error(provider: Provider, device_id: int) -> str | None:
     printed, model = io.StringIO(), _tiny_model()
     try:
         session = create_session(model, provider, RuntimeOptions(provider.name, device_id=device_id), printed=printed)
+    except ImportError:
+        raise
     except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
         return library_error(provider) or first_line(str(error))
     if provider.ep in session.get_providers():

@@ -1,0 +1,73 @@
+"""GPUs, their drivers and libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding, from_problem
+from sdort.doctor.software import Software
+from sdort.runtime.availability import find_problems
+from sdort.runtime.gpus import Gpu, amd_driver, amd_gpus, nvidia_driver, nvidia_gpus, rocm_version
+from sdort.runtime.providers import CUDA, MIGRAPHX, ROCM, Provider
+from sdort.runtime.system import System
+
+_AMD_LIBRARIES = {"HIP": "libamdhip64", "hipBLAS": "libhipblas", "MIOpen": "libMIOpen", "MIGraphX": "libmigraphx_c"}
+_CUDA_LIBRARIES = {"CUDA": "libcudart", "cuBLAS": "libcublas", "cuDNN": "libcudnn"}
+
+
+def device_findings(system: System, software: Software, wanted: str | None) -> Iterator[Finding]:
+    """What there is of each vendor: GPUs, driver, libraries; and what keeps its providers from working."""
+    for vendor, providers in (("amd", (ROCM, MIGRAPHX)), ("nvidia", (CUDA,))):
+        needed = [each for each in providers if each.name == wanted or (not wanted and each.name in software.listed)]
+        gpus = amd_gpus(system) if vendor == "amd" else nvidia_gpus(system)
+        section = "AMD" if vendor == "amd" else "NVIDIA"
+        if needed or gpus or _driver(system, vendor):
+            yield from _facts(system, vendor, section, gpus)
+            yield from _problems(system, software, section, needed)
+        if gpus and not wanted and not needed and not software.error:
+            step = f"pip uninstall -y {software.flavours[0].distribution} && pip install 'sdort[{providers[0].name}]'"
+            yield Finding(section, "provider", WARNING, "the installed ONNX Runtime has none for this GPU", step)
+
+
+def _driver(system: System, vendor: str) -> str | None:
+    return amd_driver(system) if vendor == "amd" else nvidia_driver(system)
+
+
+def _facts(system: System, vendor: str, section: str, gpus: list[Gpu]) -> Iterator[Finding]:
+    for index, gpu in enumerate(gpus):
+        yield Finding(section, f"GPU {index}", OK, str(gpu))
+    driver = _driver(system, vendor)
+    if driver:
+        yield Finding(section, "driver", OK, driver)
+    yield from _libraries(system, vendor, section)
+
+
+def _problems(system: System, software: Software, section: str, providers: list[Provider]) -> Iterator[Finding]:
+    lists = (find_problems(each, system, software.libraries.get(each.name)) for each in providers)
+    # Both AMD providers need the same device.
+    for problem in dict.fromkeys(chain.from_iterable(lists)):
+        yield from_problem(section, problem, PROBLEM)
+
+
+def _libraries(system: System, vendor: str, section: str) -> Iterator[Finding]:
+    if vendor == "amd":
+        version = rocm_version(system)
+        if version:
+            yield Finding(section, "ROCm", OK, version)
+    for product, stem in (_AMD_LIBRARIES if vendor == "amd" else _CUDA_LIBRARIES).items():
+        pattern = f"{stem}.so.*"
+        path = system.find_library(pattern) or system.find_packaged(pattern)
+        if path:
+            # A soname is a link to the file that has the whole version in its name.
+            numbers = re.search(r"\.so\.(.+)", path.resolve().name)
+            yield Finding(section, product, OK, f"{numbers[1] if numbers else '?'}, {system.name(path)}")
+
+
+def gpu_architectures(system: System) -> dict[str, list[str]]:
+    """The architectures of the GPUs that there are, by vendor."""
+    return {
+        "amd": [gpu.architecture for gpu in amd_gpus(system)],
+        "nvidia": [gpu.architecture for gpu in nvidia_gpus(system) if gpu.architecture],
+    }

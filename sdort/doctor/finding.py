@@ -1,0 +1,24 @@
+"""What a check has to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdort.runtime.availability import Problem
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about one thing; ``next_step`` is empty where there is nothing to do."""
+
+    section: str
+    check: str
+    status: str
+    message: str
+    next_step: str = ""
+
+
+def from_problem(section: str, problem: Problem, status: str) -> Finding:
+    return Finding(section, problem.check, status, problem.message, problem.next_step)

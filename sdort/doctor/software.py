@@ -1,0 +1,119 @@
+"""The installed software: Python, sdort, ONNX Runtime, and which of its providers really load."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort import __version__
+from sdort.doctor.finding import OK, PROBLEM, Finding
+from sdort.errors import ProviderError
+from sdort.runtime.flavours import Flavour, flavour, import_onnxruntime, installed_flavours
+from sdort.runtime.probe import installed_library
+from sdort.runtime.providers import PROVIDERS
+
+_SECTION = "software"
+_TIMEOUT = 300
+"""Seconds for a provider to load; MIGraphX compiles."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """ONNX Runtime here.
+
+    Attributes:
+        flavours: the installed distributions, of which there should be one.
+        error: why it cannot be imported, with the commands that repair it; None if it can.
+        listed: the providers that it was built with, by our names.
+        refusals: those of them that do not load, and why.
+        libraries: the providers' shared libraries.
+    """
+
+    flavours: tuple[Flavour, ...]
+    error: ProviderError | None = None
+    listed: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, Path] = field(default_factory=dict)
+
+    def works(self, name: str | None) -> bool:
+        """Whether a provider would be used if asked for; without a name, whether any would."""
+        return any(each not in self.refusals for each in self.listed if name in (None, each))
+
+
+def installed_software(device_id: int = 0) -> Software:
+    """What is installed in this environment; every provider is loaded once, in a process of its own."""
+    flavours = tuple(installed_flavours())
+    try:
+        flavour()
+        available = import_onnxruntime().get_available_providers()
+    except ProviderError as error:
+        return Software(flavours, error)
+    listed = tuple(name for name, provider in PROVIDERS.items() if provider.ep in available)
+    refusals = {name: refusal(name, device_id) for name in listed}
+    libraries = {name: installed_library(PROVIDERS[name]) for name in listed}
+    return Software(
+        flavours,
+        None,
+        listed,
+        {name: reason for name, reason in refusals.items() if reason is not None},
+        {name: path for name, path in libraries.items() if path is not None},
+    )
+
+
+# With our own search path: -c would put the current folder before it, whatever lies there.
+_LOAD = """
+import sys
+sys.path[:] = sys.argv[3:]
+import json
+from sdort.runtime.probe import why_not
+from sdort.runtime.providers import PROVIDERS, RuntimeOptions
+reason = why_not(PROVIDERS[sys.argv[1]], RuntimeOptions(device_id=int(sys.argv[2])))
+print(json.dumps({"reason": reason}))
+"""
+
+
+def refusal(name: str, device_id: int = 0) -> str | None:
+    """Why a provider does not load, None if it does: in another process, as drivers may end the one that asks."""
+    if not PROVIDERS[name].on_gpu:
+        return None
+    command = [sys.executable, "-c", _LOAD, name, str(device_id), *sys.path]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, errors="replace")
+    except subprocess.TimeoutExpired:
+        return f"it did not load within {_TIMEOUT} s. Look for messages of the GPU's driver in dmesg"
+    try:
+        answer: str | None = json.loads(done.stdout.splitlines()[-1])["reason"]
+    except (IndexError, ValueError, KeyError, TypeError):
+        said = next(iter(reversed(done.stderr.strip().splitlines())), "nothing")
+        return f"loading it ended the process with code {done.returncode}, which said: {said}"
+    return answer
+
+
+def software_findings(software: Software, wanted: str | None) -> Iterator[Finding]:
+    """Versions, and every provider that is listed or wanted."""
+    yield Finding(_SECTION, "Python", OK, f"{platform.python_version()}, {sys.executable}")
+    yield Finding(_SECTION, "sdort", OK, __version__)
+    if software.error:
+        yield Finding(_SECTION, "ONNX Runtime", PROBLEM, software.error.message, software.error.hint or "")
+        return
+    here = software.flavours[0]
+    yield Finding(_SECTION, "ONNX Runtime", OK, f"{here.distribution} {here.version}")
+    for name in PROVIDERS:
+        if name in software.listed:
+            yield _listed(name, software.refusals.get(name))
+        elif name == wanted:
+            step = f"pip uninstall -y {here.distribution} && pip install 'sdort[{name}]'"
+            message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
+            yield Finding(_SECTION, name, PROBLEM, message, step)
+
+
+def _listed(name: str, reason: str | None) -> Finding:
+    if reason is None:
+        return Finding(_SECTION, name, OK, f"{PROVIDERS[name].ep} is listed and loads")
+    message, _, step = reason.partition(". ")
+    return Finding(_SECTION, name, PROBLEM, f"{PROVIDERS[name].ep} is listed and does not load: {message}", step)

@@ -1,0 +1,100 @@
+"""The custom operators, the caches, the disk they are on, and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
+from sdort.ops.library import Description
+from sdort.runtime.system import System
+
+_GIB = 1 << 30
+_SMALL_DISK, _FULL_DISK = 10 * _GIB, _GIB // 4
+"""An SDXL pipeline in fp16 takes 7 GB, what MIGraphX compiles of it about as much again."""
+_SMALL_MEMORY = 8 * _GIB
+"""The text encoders, UNet and VAE of SDXL in fp16 pass through host memory as they load."""
+
+
+def operator_findings(
+    library: Path | None, description: Description | None, architectures: Mapping[str, Sequence[str]]
+) -> Iterator[Finding]:
+    """Is the library of custom operators built, and has it machine code for the GPUs that there are."""
+    section, check = "sdort", "custom operators"
+    if library is None or description is None:
+        yield Finding(section, check, WARNING, "not built: graphs run on ONNX Runtime's own", "sdort ops build")
+        return
+    has: dict[str, list[str]] = {}
+    for each in description.code_objects:
+        has.setdefault(each.vendor, []).append(each.architecture)
+    for vendor, present in architectures.items():
+        for missing in sorted(set(present) - {name.partition(":")[0] for name in has.get(vendor, [])}):
+            message = f"{library} has no machine code for {missing}"
+            option = f" --arch {missing}" if vendor == "amd" else ""
+            yield Finding(section, check, WARNING, message, f"sdort ops build --force{option}")
+            return
+    names = ", ".join(name for vendor in sorted(has) for name in sorted(has[vendor])) or "no GPU"
+    yield Finding(section, check, OK, f"{library}, for the CPU and {names}")
+
+
+def cache_folder(system: System) -> Path:
+    """``$XDG_CACHE_HOME/sdort``, by default below ``~/.cache``."""
+    told = system.environ.get("XDG_CACHE_HOME")
+    return (Path(told) if told else Path(system.environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
+
+
+def cache_findings(system: System) -> Iterator[Finding]:
+    """What the caches hold, whether they can be written, and how much room there is."""
+    folder = cache_folder(system)
+    for part in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if part.is_dir():
+            yield Finding("caches", part.name, OK, f"{_size(_bytes(part))} in {part}")
+    home = folder.parent.parent
+    for place in (home / ".cache" / "miopen", home / ".config" / "miopen"):
+        if place.is_dir():
+            yield Finding("caches", "MIOpen", OK, f"{_size(_bytes(place))} in {place}")
+    place = next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
+    if not system.access(place, os.W_OK | os.X_OK):
+        step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
+        yield Finding("caches", "permission", PROBLEM, f"{place} cannot be written", step)
+    yield _disk(place, shutil.disk_usage(place).free)
+
+
+def _disk(place: Path, free: int) -> Finding:
+    message = f"{_size(free)} free at {place}"
+    if free >= _SMALL_DISK:
+        return Finding("caches", "disk", OK, message)
+    step = "Make room, or set XDG_CACHE_HOME to a folder on another disk."
+    return Finding("caches", "disk", PROBLEM if free < _FULL_DISK else WARNING, message, step)
+
+
+def memory_finding(system: System) -> Finding:
+    """Main memory, or as much of it as this container may use."""
+    told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", system.text("proc/meminfo") or "", re.MULTILINE))
+    total, available = (int(told.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
+    limit = system.text("sys/fs/cgroup/memory.max") or ""
+    if limit.isdecimal() and int(limit) < total:
+        total, available = int(limit), min(available, int(limit))
+    if not total:
+        return Finding("memory", "RAM", WARNING, "/proc/meminfo does not tell", "Check it with free -h.")
+    message = f"{_size(total)}, {_size(available)} of it free"
+    if total >= _SMALL_MEMORY:
+        return Finding("memory", "RAM", OK, message)
+    return Finding("memory", "RAM", WARNING, message, "Large models may not load: use fp16 ones, or add swap.")
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # another process cleans up
+            continue
+    return total
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / 2**20:.1f} MiB"
