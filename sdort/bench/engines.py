@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,7 @@ from sdort.runtime.images import Generated
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.request import Request
 from sdort.runtime.session import Array, Session, open_session, static_size
+from sdort.tuning.drawing import keep_case, keep_drawn
 
 if TYPE_CHECKING:
     from sdort.inspect import Component
@@ -156,11 +157,16 @@ class OnnxEngine:
 class _OnnxComponent:
     def __init__(self, session: Session, case: Case, factor: int) -> None:
         self.binding = session.bind(make_feeds(case, session.inputs, factor))
+        self.keep: Callable[[], None] | None = partial(keep_case, session, case, factor)
 
     def __call__(self) -> None:
         self.binding.run()
 
     def result(self) -> dict[str, Array]:
+        # Now, when the first run is over: that was the one that tuned, and keeping is not to be timed.
+        if self.keep:
+            self.keep()
+            self.keep = None
         return self.binding.outputs()
 
 
@@ -172,11 +178,15 @@ class _OnnxPipeline:
         self.drawer = assemble(engine.folder, sessions, engine.provider, None)
         self.request = request
         self.images: list[Generated] = []
+        self.keep: Callable[[], None] | None = partial(keep_drawn, self.drawer, request)
 
     def __call__(self) -> None:
-        self.images = self.drawer.generate(self.request)
+        self.images = list(self.drawer.generate(self.request))
 
     def result(self) -> list[Generated]:
+        if self.keep:
+            self.keep()
+            self.keep = None
         return self.images
 
 

@@ -1,4 +1,7 @@
-"""The denoising loop of diffusers' StableDiffusionPipeline, with the UNet in an ONNX Runtime session."""
+"""The denoising loop of diffusers' StableDiffusionPipeline, step by step through the host.
+
+For schedulers that :mod:`sdort.runtime.recurrence` cannot tell in numbers; :mod:`sdort.runtime.loop` has the others.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sdort.errors import ParityError, UsageError
-from sdort.runtime.session import Session, static_size, timestep_shape
-from sdort.runtime.tensors import keep, run_tensors
+import numpy as np
+import numpy.typing as npt
+
+from sdort.errors import ParityError
+from sdort.runtime.loop import batch_slices
+from sdort.runtime.session import Session, timestep_shape
+
+Array = npt.NDArray[Any]
 
 
-class UNet:
-    """The UNet for one batch of images, its text embeddings already on the device.
-
-    Args:
-        embeddings: one tensor [1, tokens, width] per prompt: the negative one first, when there is guidance.
-        guidance_scale: what a UNet with the input ``timestep_cond`` (a latent consistency model) embeds.
-    """
-
-    def __init__(self, session: Session, embeddings: Sequence[Any], images: int, guidance_scale: float) -> None:
-        import torch
-
-        self.session = session
-        self.conditions = {}
-        if "timestep_cond" in session.inputs:
-            width = static_size(session.inputs["timestep_cond"].shape, 1) or 256
-            self.conditions = {"timestep_cond": embed_guidance(guidance_scale, width)}
-        repeated = torch.cat([each.expand(images, -1, -1) for each in embeddings])
-        self.slices = batch_slices(session, "sample", len(repeated))
-        self.embeddings = [keep(session, "encoder_hidden_states", repeated[part]) for part in self.slices]
-
-    def __call__(self, sample: Any, timestep: Any) -> Any:
-        """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
-        import torch
-
-        output = self.session.outputs[0]
-        parts = []
-        for part, embeddings in zip(self.slices, self.embeddings, strict=True):
-            some = sample[part]
-            feeds = {
-                "sample": some,
-                "timestep": timestep.expand(timestep_shape(self.session.inputs, len(some))),
-                "encoder_hidden_states": embeddings,
-                **{name: value.expand(len(some), -1) for name, value in self.conditions.items()},
-            }
-            shape = (len(some), static_size(output.shape, 1) or some.shape[1], *some.shape[2:])
-            parts.append(run_tensors(self.session, feeds, {output.name: shape})[output.name].float())
-        return torch.cat(parts)
-
-
-def embed_guidance(guidance_scale: float, width: int) -> Any:
+def embed_guidance(guidance_scale: float, width: int) -> Array:
     """The guidance scale as sines and cosines [1, width], as diffusers embeds it.
 
     https://github.com/google-research/vdm/blob/dc27b98a554f65cdc654b800da5aa1846545d41b/model_vdm.py#L298
@@ -60,40 +29,31 @@ def embed_guidance(guidance_scale: float, width: int) -> Any:
     import torch
 
     half = width // 2
+    # torch's fp32 arithmetic, as in training: the angles are in the thousands, so its roundings show.
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000.0) / (half - 1)))
     angles = (guidance_scale - 1) * 1000.0 * frequencies
-    return torch.cat([angles.sin(), angles.cos(), torch.zeros(width % 2)])[None]
-
-
-def batch_slices(session: Session, name: str, total: int) -> list[slice]:
-    """How to run ``total`` samples: at once, or in parts of the batch that a static model has.
-
-    Raises:
-        UsageError: the static batch does not divide ``total``.
-    """
-    size = static_size(session.inputs[name].shape, 0) or total
-    if total % size:
-        raise UsageError(
-            f"{session.component} was exported for {size} samples at once, which does not divide {total}",
-            hint="With guidance every image is two samples: change --num-images, or export without --static.",
-        )
-    return [slice(first, first + size) for first in range(0, total, size)]
+    embedded: Array = torch.cat([angles.sin(), angles.cos(), torch.zeros(width % 2)])[None].numpy()
+    return embedded
 
 
 def denoise(
-    unet: UNet,
+    unet: Session,
     scheduler: Any,
-    latents: Any,
+    embeddings: Sequence[Array],
+    noise: Any,
     generators: list[Any],
     guidance_scale: float | None,
+    condition: Array | None,
     on_step: Callable[[float], None],
-) -> tuple[Any, list[float]]:
+) -> tuple[Array, list[float]]:
     """Take every step of ``scheduler``, whose timesteps are set.
 
     Args:
-        latents: noise [images, channels, height, width], fp32, times the scheduler's ``init_noise_sigma``.
+        embeddings: one [1, tokens, width] for each prompt: the negative one first, when there is guidance.
+        noise: [images, channels, height, width], fp32, as drawn.
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
+        condition: [1, width], for a UNet that embeds the guidance scale.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -104,21 +64,39 @@ def denoise(
     import torch
 
     extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    copies = 1 if guidance_scale is None else 2
+    repeated = np.concatenate([np.repeat(each, len(noise), axis=0) for each in embeddings])
+    latents = noise * scheduler.init_noise_sigma
     seconds = []
     for number, timestep in enumerate(scheduler.timesteps, 1):
         started = time.perf_counter()
-        noise = unet(scheduler.scale_model_input(torch.cat([latents] * copies), timestep), timestep)
-        if not torch.isfinite(noise).all():
+        sample = scheduler.scale_model_input(torch.cat([latents] * len(embeddings)), timestep).numpy()
+        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), repeated, condition))
+        if not torch.isfinite(output).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number} of {len(scheduler.timesteps)}",
                 component="unet",
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
         if guidance_scale is not None:
-            without, with_prompt = noise.chunk(2)
-            noise = without + guidance_scale * (with_prompt - without)
-        latents = scheduler.step(noise, timestep, latents, **extra, return_dict=False)[0]
+            without, with_prompt = output.chunk(2)
+            output = without + guidance_scale * (with_prompt - without)
+        latents = scheduler.step(output, timestep, latents, **extra, return_dict=False)[0]
         seconds.append(time.perf_counter() - started)
         on_step(len(latents))
-    return latents, seconds
+    return latents.numpy(), seconds
+
+
+def _predict(unet: Session, sample: Array, timestep: Array, embeddings: Array, condition: Array | None) -> Array:
+    """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
+    rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
+    parts = []
+    for part in batch_slices(unet, "sample", len(sample)):
+        some = sample[part]
+        feeds = {
+            "sample": some,
+            "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(some))),
+            "encoder_hidden_states": embeddings[part],
+            "timestep_cond": None if condition is None else np.repeat(condition, len(some), axis=0),
+        }
+        parts.append(unet.run({k: v for k, v in feeds.items() if v is not None})[unet.outputs[0].name])
+    return np.concatenate(parts).astype(np.float32)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sdort.console import progress
+import numpy as np
+import numpy.typing as npt
+
+from sdort.console import detail, progress
 from sdort.errors import BadModelError
-from sdort.runtime.denoise import UNet, batch_slices, denoise
+from sdort.runtime.denoise import denoise, embed_guidance
 from sdort.runtime.folder import DECODER, NEEDED, PipelineFolder, open_folder
 from sdort.runtime.images import Generated, to_image
+from sdort.runtime.loop import Batch, Loop, batch_slices, condition_width
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.prompt import load_tokenizer, tokenize
 from sdort.runtime.providers import Provider, RuntimeOptions
+from sdort.runtime.recurrence import find_recurrence
 from sdort.runtime.request import Request, check_request, check_side, check_text_to_image
 from sdort.runtime.schedulers import load_scheduler
 from sdort.runtime.session import Session, open_session, static_size
-from sdort.runtime.tensors import run_tensors, torch_device
+
+Array = npt.NDArray[Any]
 
 
 @dataclass
@@ -42,7 +49,7 @@ class TextToImage:
         self.provider = provider
         self.fallback = fallback
         self.tokenizer = load_tokenizer(folder.path / "tokenizer")
-        self.device = torch_device(provider, sessions["unet"].options.device_id)
+        self.loop = Loop(sessions["unet"])
         self.timings = Timings()
 
     @property
@@ -66,8 +73,8 @@ class TextToImage:
             check_side("width", request.width, width * factor, static_size(latent, 3), factor),
         )
 
-    def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> list[Generated]:
-        """Draw the images of a request.
+    def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
+        """Draw the images of a request, each given as soon as it is done.
 
         Args:
             on_step: called after every denoising step with the number of images that it advanced.
@@ -85,63 +92,71 @@ class TextToImage:
         embeddings = [self._encode(prompt) for prompt in prompts]
         self.timings.encode = time.perf_counter() - started
         seeds = [request.seed + index for index in range(request.num_images)]
-        images: list[Generated] = []
         for first in range(0, len(seeds), request.images_at_once):
             some = seeds[first : first + request.images_at_once]
             latents = self._draw(request, embeddings, some, (height, width), on_step)
-            images += self._decode(latents, some)
-        return images
+            yield from self._decode(latents, some)
 
     def _guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
         embedded = "timestep_cond" in self.sessions["unet"].inputs
         return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
 
-    def _encode(self, prompt: str) -> Any:
+    def _encode(self, prompt: str) -> Array:
         """Text embeddings [1, tokens, width]."""
-        import torch
-
         session = self.sessions["text_encoder"]
         results = session.run({"input_ids": tokenize(self.tokenizer, prompt)})
-        name = "last_hidden_state" if "last_hidden_state" in results else session.outputs[0].name
-        return torch.from_numpy(results[name]).float().to(self.device)
+        return results["last_hidden_state" if "last_hidden_state" in results else session.outputs[0].name]
 
     def _draw(
         self,
         request: Request,
-        embeddings: list[Any],
+        embeddings: list[Array],
         seeds: list[int],
         size: tuple[int, int],
         on_step: Callable[[float], None],
-    ) -> Any:
+    ) -> Array:
         """Denoised latents [images, channels, height / factor, width / factor], fp32."""
         import torch
         from diffusers.utils.torch_utils import randn_tensor
 
-        factor = self.folder.vae_factor
-        scheduler = load_scheduler(self.folder.path / "scheduler", request.scheduler)
-        scheduler.set_timesteps(request.steps, device=self.device)
+        factor, scale = self.folder.vae_factor, self._guidance(request)
+        latent = (self.latent_channels, size[0] // factor, size[1] // factor)
+        batch = Batch(len(embeddings), len(seeds), latent)
         # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        shape = (len(seeds), self.latent_channels, size[0] // factor, size[1] // factor)
-        noise = randn_tensor(shape, generator=generators, device=torch.device(self.device), dtype=torch.float32)
-        unet = UNet(self.sessions["unet"], embeddings, len(seeds), request.guidance_scale)
-        noise = noise * scheduler.init_noise_sigma
-        latents, seconds = denoise(unet, scheduler, noise, generators, self._guidance(request), on_step)
+        make = partial(self._scheduler, request)
+        recurrence = find_recurrence(make)
+        noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
+        unet = self.sessions["unet"]
+        width = condition_width(unet)
+        condition = None if width is None else embed_guidance(request.guidance_scale, width)
+        if recurrence is None or not self.loop.fits(recurrence, batch):
+            detail("this scheduler's steps go through the host")
+            latents, seconds = denoise(unet, make(), embeddings, noise, generators, scale, condition, on_step)
+        else:
+            later = [
+                randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)
+            ]
+            guidance = [1.0] if scale is None else [1.0 - scale, scale]
+            rows = torch.stack([noise, *later]).numpy()
+            latents, seconds = self.loop.denoise(recurrence, batch, embeddings, rows, guidance, on_step, condition)
         self.timings.steps += seconds
         return latents
 
-    def _decode(self, latents: Any, seeds: list[int]) -> list[Generated]:
-        session = self.sessions[DECODER]
-        vae, factor = self.folder.vae, self.folder.vae_factor
+    def _scheduler(self, request: Request) -> Any:
+        scheduler = load_scheduler(self.folder.path / "scheduler", request.scheduler)
+        scheduler.set_timesteps(request.steps)
+        return scheduler
+
+    def _decode(self, latents: Array, seeds: list[int]) -> list[Generated]:
+        session, vae = self.sessions[DECODER], self.folder.vae
         started = time.perf_counter()
-        scaled = latents / vae["scaling_factor"] + (vae.get("shift_factor") or 0.0)
+        scaled = latents / np.float32(vae["scaling_factor"]) + np.float32(vae.get("shift_factor") or 0.0)
         name, output = next(iter(session.inputs)), session.outputs[0].name
         images = []
         for part in batch_slices(session, name, len(seeds)):
-            some = scaled[part]
-            shape = (len(some), 3, some.shape[2] * factor, some.shape[3] * factor)
-            decoded = run_tensors(session, {name: some}, {output: shape})[output].float().cpu().numpy()
+            decoded = session.run({name: scaled[part]})[output]
             images += [to_image(each, seed) for each, seed in zip(decoded, seeds[part], strict=True)]
         self.timings.decode += time.perf_counter() - started
         return images
@@ -161,7 +176,9 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
     sessions = {}
     with progress("loading", total=len(NEEDED)) as advance:
         for name in NEEDED:
-            sessions[name] = open_session(folder.models[name], name, provider, options)
+            # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
+            own = options if name == "unet" else replace(options, graph=False)
+            sessions[name] = open_session(folder.models[name], name, provider, own)
             advance(1)
     return assemble(folder, sessions, provider, fallback)
 

@@ -17,6 +17,7 @@ from sdort.runtime.probe import choose_provider
 from sdort.runtime.providers import AUTO, RuntimeOptions, tuning_remark
 from sdort.runtime.request import Request, check_request
 from sdort.runtime.schedulers import find_scheduler
+from sdort.tuning.drawing import keep_drawn
 
 
 def run(
@@ -43,16 +44,20 @@ def run(
     drawer = load_pipeline(pipeline, options)
     loaded = time.perf_counter() - started
     drawer.size(request)
+    written, bad = [], []
     with progress("denoising", total=_steps(drawer, request)) as advance:
-        images = drawer.generate(request, advance)
-    record = _record(drawer, request, options, loaded)
-    good = [(image, path) for image, path in zip(images, paths, strict=True) if image.problem is None]
-    for image, path in good:
-        save_png(path, image.pixels, record, image.seed)
-        say(f"wrote {path}")
-    _refuse_bad(images)
-    record["images"] = [{"path": str(path), "seed": image.seed} for image, path in good]
-    return record
+        # Each is written as soon as it is done: what ends the rest does not take it away.
+        for image, path in zip(drawer.generate(request, advance), paths, strict=True):
+            if image.problem is None:
+                save_png(path, image.pixels, _record(drawer, request, options, loaded), image.seed)
+                written.append({"path": str(path), "seed": image.seed})
+            else:
+                bad.append(image)
+    keep_drawn(drawer, request)
+    for each in written:
+        say(f"wrote {each['path']}")
+    _refuse_bad(bad)
+    return {**_record(drawer, request, options, loaded), "images": written}
 
 
 def announce(options: RuntimeOptions) -> None:
@@ -113,14 +118,12 @@ def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, load
         "tuning": options.tuning and bool(drawer.provider.tuning),
         "device": device_name(drawer.provider, options.device_id),
         "custom_ops": custom_ops_hash(options),
-        "latents_on": drawer.device,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "versions": versions(),
     }
 
 
-def _refuse_bad(images: list[Generated]) -> None:
-    bad = [image for image in images if image.problem is not None]
+def _refuse_bad(bad: list[Generated]) -> None:
     if not bad:
         return
     what = "; ".join(f"the image of seed {image.seed} is not written: {image.problem}" for image in bad)

@@ -109,9 +109,21 @@ class Session:
         kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
         return {spec.name: value.numpy() for spec, value in zip(self.outputs, kept, strict=True)}
 
-    def run_bound(self, binding: Any) -> None:
-        """Run an ``IOBinding`` of ONNX Runtime's."""
-        self.guard(lambda: self.ort.run_with_iobinding(binding, self._quiet))
+    def run_bound(self, binding: Any, graph: int = 1) -> None:
+        """Run an ``IOBinding`` of ONNX Runtime's.
+
+        Args:
+            graph: with ``options.graph``, which recorded graph this is. The first run of a number records it; from then
+                on the number stands for those shapes and addresses.
+        """
+        settings = self._recorded(graph) if self.options.graph else self._quiet
+        self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
+
+    def _recorded(self, graph: int) -> Any:
+        settings = import_onnxruntime().RunOptions()
+        settings.log_severity_level = FATAL
+        settings.add_run_config_entry("gpu_graph_id", str(graph))
+        return settings
 
     def stop(self) -> None:
         """End every run of this session, the one that is going on in another thread too, with a ProviderError."""

@@ -8,13 +8,11 @@ Runtime's own kernels compute nothing, sdort's run as CPU code on the buffers th
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,10 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import wheels
+
 FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parent.parent
 WHEEL = "onnxruntime-rocm==1.22.2.post3"
-REQUIREMENTS = (WHEEL, "numpy", "onnx")
+REQUIREMENTS = (WHEEL, "numpy", "onnx", "click", "rich")
 
 LIBRARIES = {
     "libamdhip64.so.7": r"(__)?hip(?!blas|fft)",
@@ -39,25 +38,21 @@ LIBRARIES = {
 
 # Functions that hand out an object through their first argument, or a number through a later one.
 _CREATES = re.compile(r"miopenCreate(?!Op)|hipblasCreate|hipfftCreate")
-_SIZES = {"miopenConvolutionForwardGetWorkSpaceSize": 6, "hipStreamEndCapture": 2, "hipGraphInstantiate": 1}
+_SIZES = {"miopenConvolutionForwardGetWorkSpaceSize": 6}
 
 
 @dataclass(frozen=True)
 class Runtime:
     """An environment with onnxruntime-rocm, and the stub libraries for it."""
 
-    python: Path
+    folder: Path
     libraries: Path
 
     def run(self, script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         """Run Python code there; ``settings`` are the variables that ``hip.c`` reads, without their prefix."""
         extra = {f"SDORT_STUB_{name.upper()}": value for name, value in settings.items() if name.islower()}
         extra |= {name: value for name, value in settings.items() if not name.islower()}
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(self.libraries), **extra}
-        for name in ("PYTHONPATH", "SDORT_OPS_PROVIDER"):  # another Python's packages; what a session here was for
-            environment.pop(name, None)
-        command = [str(self.python), "-c", script, *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return wheels.run_script(self.folder, script, *arguments, LD_LIBRARY_PATH=str(self.libraries), **extra)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -72,34 +67,13 @@ def runtime() -> Runtime:
     Raises:
         RuntimeError: the wheel cannot be installed, or there is no C compiler.
     """
-    environment = ROOT / ".test-venv-rocm"
-    environment.mkdir(exist_ok=True)
-    with open(environment / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _install(environment)
-        libraries = environment / "stub"
+    with wheels.environment(*REQUIREMENTS) as folder:
+        libraries = folder / "stub"
         source = (FOLDER / "hip.c").read_text() + Path(__file__).read_text()
         if not (libraries / "source").exists() or (libraries / "source").read_text() != source:
-            _build(next(environment.rglob("libonnxruntime_providers_rocm.so")), libraries)
+            _build(next(folder.rglob("libonnxruntime_providers_rocm.so")), libraries)
             (libraries / "source").write_text(source)
-    return Runtime(environment / "bin" / "python", libraries)
-
-
-def _install(environment: Path) -> None:
-    wanted = f"{sys.version} {REQUIREMENTS}"
-    made_from = environment / "made-from"
-    if made_from.exists() and made_from.read_text() == wanted:
-        return
-    _run([sys.executable, "-m", "venv", "--clear", str(environment / "new")])
-    for entry in (environment / "new").iterdir():
-        target = environment / entry.name
-        if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
-        entry.replace(target)
-    (environment / "new").rmdir()
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    _run([*pip, *REQUIREMENTS])
-    made_from.write_text(wanted)
+    return Runtime(folder, libraries)
 
 
 def _build(provider: Path, libraries: Path) -> None:
@@ -117,12 +91,12 @@ def _build(provider: Path, libraries: Path) -> None:
             script.write_text(_versions(mine) or "{ global: *; };")
             sources = [str(generated), *([str(FOLDER / "hip.c")] if hip else [])]
             flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{library}", f"-Wl,--version-script,{script}"]
-            _run([os.environ.get("CC", "cc"), *flags, "-o", str(libraries / library), *sources, "-ldl"])
+            wheels.run_command([os.environ.get("CC", "cc"), *flags, "-o", str(libraries / library), *sources, "-ldl"])
 
 
 def _undefined(library: Path) -> dict[str, str]:
     """The functions of AMD's libraries that ``library`` needs, with their symbol versions ("" for none)."""
-    text = _run(["nm", "-D", "--undefined-only", str(library)])
+    text = wheels.run_command(["nm", "-D", "--undefined-only", str(library)])
     names = [line.split()[-1] for line in text.splitlines()]
     start = re.compile("|".join(LIBRARIES.values()))
     return {name: version.lstrip("@") for name, _, version in (n.partition("@") for n in names) if start.match(name)}
@@ -147,10 +121,3 @@ def _versions(names: dict[str, str]) -> str:
     return "".join(
         f"{version} {{ global: {'; '.join(sorted(group))}; }};\n" for version, group in sorted(groups.items())
     )
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[:6])} ... failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout

@@ -3,6 +3,7 @@
 //
 //   SDORT_STUB_GFX     the device's architecture (gfx1100); gfx9 has waves of 64
 //   SDORT_STUB_LOG     file to which module calls are appended, a line of JSON each
+//   SDORT_STUB_COPIES  file to which copies are appended, likewise
 //   SDORT_STUB_BODIES  shared library with the kernels' bodies
 //   SDORT_STUB_FAIL    NAME:CODE, the HIP function that fails with that code: hipModuleLaunchKernel:1
 //
@@ -82,7 +83,21 @@ hipError_t hipHostMalloc(void** memory, size_t size, unsigned flags) { (void)fla
 hipError_t hipFree(void* memory) { free(memory); return 0; }
 hipError_t hipHostFree(void* memory) { free(memory); return 0; }
 hipError_t hipMemGetInfo(size_t* available, size_t* total) { *available = 15ull << 30; *total = 16ull << 30; return 0; }
-hipError_t hipMemcpy(void* to, const void* from, size_t size, int kind) { (void)kind; memmove(to, from, size); return 0; }
+static void log_copy(size_t size, int kind) {
+    static const char* const kinds[] = {"host to host", "host to device", "device to host", "device to device", "any"};
+    const char* path = getenv("SDORT_STUB_COPIES");
+    FILE* log = path ? fopen(path, "a") : NULL;
+    if (!log) return;
+    fprintf(log, "{\"call\": \"copy\", \"kind\": \"%s\", \"bytes\": %zu}\n", kinds[kind < 0 || kind > 4 ? 4 : kind], size);
+    fclose(log);
+}
+
+hipError_t hipMemcpy(void* to, const void* from, size_t size, int kind) {
+    MAY_FAIL();
+    log_copy(size, kind);
+    memmove(to, from, size);
+    return 0;
+}
 hipError_t hipMemcpyAsync(void* to, const void* from, size_t size, int kind, void* stream) {
     (void)stream;
     return hipMemcpy(to, from, size, kind);
@@ -106,6 +121,21 @@ hipError_t hipEventCreate(void** event) { *event = something; return 0; }
 hipError_t hipEventCreateWithFlags(void** event, unsigned flags) { (void)flags; *event = something; return 0; }
 hipError_t hipEventElapsedTime(float* milliseconds) { *milliseconds = 0.01f; return 0; }
 hipError_t hipGetStreamDeviceId(void* stream) { (void)stream; return 0; }
+
+// Graphs: what is recorded runs at once, a replay does nothing but leave a line among the copies.
+static hipError_t log_graph(const char* call) {
+    const char* path = getenv("SDORT_STUB_COPIES");
+    FILE* log = path ? fopen(path, "a") : NULL;
+    if (log) {
+        fprintf(log, "{\"call\": \"%s\"}\n", call);
+        fclose(log);
+    }
+    return 0;
+}
+hipError_t hipStreamEndCapture(void* stream, void** graph) { (void)stream; *graph = something; return log_graph("record"); }
+hipError_t hipGraphInstantiate(void** executable) { *executable = something; return 0; }
+hipError_t hipGraphLaunch(void* executable, void* stream) { (void)executable; (void)stream; return log_graph("replay"); }
+
 const char* hipGetErrorString(hipError_t error) { return error ? "an error of the stub" : "no error"; }
 const char* hipGetErrorName(hipError_t error) { return error == 2 ? "hipErrorOutOfMemory" : error ? "hipErrorStub" : "hipSuccess"; }
 void** __hipRegisterFatBinary(const void* data) { (void)data; static void* handle = something; return &handle; }
