@@ -131,11 +131,20 @@ def link(source: Path, target: Path) -> None:
 def copy(source: Path, target: Path) -> None:
     """Copy a file; a database of SQLite with what its writer has not yet moved into it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not _is_sqlite(source):
+    if not (_is_sqlite(source) and _backed_up(source, target)):
         shutil.copyfile(source, target)
-        return
-    with closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old, closing(sqlite3.connect(target)) as new:
-        old.backup(new)
+
+
+def _backed_up(source: Path, target: Path) -> bool:
+    try:
+        # As a URI: nothing is written to the source, not even what its last writer left to be done.
+        with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as old:
+            with closing(sqlite3.connect(target)) as new:
+                old.backup(new)
+    except sqlite3.Error:  # no database after all
+        target.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def merge(source: Path, target: Path) -> None:
@@ -143,8 +152,8 @@ def merge(source: Path, target: Path) -> None:
     if not target.exists():
         copy(source, target)
     elif source.suffix == ".txt":
-        lines = {line.partition("=")[0]: line for path in (target, source) for line in path.read_text().splitlines()}
-        target.write_text("".join(f"{line}\n" for line in lines.values()))
+        lines = {line.partition(b"=")[0]: line for path in (target, source) for line in path.read_bytes().splitlines()}
+        target.write_bytes(b"".join(line + b"\n" for line in lines.values()))
     elif _is_sqlite(source) and _is_sqlite(target):
         _merge_kernels(source, target)
 
