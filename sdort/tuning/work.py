@@ -138,9 +138,9 @@ def copy(source: Path, target: Path) -> None:
 def _backed_up(source: Path, target: Path) -> bool:
     try:
         # As a URI: nothing is written to the source, not even what its last writer left to be done.
-        with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as old:
-            with closing(sqlite3.connect(target)) as new:
-                old.backup(new)
+        uri = f"{source.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
     except sqlite3.Error:  # no database after all
         target.unlink(missing_ok=True)
         return False
