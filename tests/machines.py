@@ -25,12 +25,15 @@ cat <<'END'
 Agent 1
   Name:                    AMD Ryzen 9 7900X
   Marketing Name:          AMD Ryzen 9 7900X
-Agent 2
+{agents}
+END
+"""
+_AGENT = """
+Agent
   Name:                    {gfx}
   Marketing Name:          {name}
     ISA 1
       Name:                    amdgcn-amd-amdhsa--{gfx}
-END
 """
 
 
@@ -43,7 +46,13 @@ def write(root: Path, files: dict[str, str]) -> None:
 def link(root: Path, folder: str, libraries: Iterable[str]) -> None:
     """Libraries that the linker finds in ``folder``, which one of its configuration files names."""
     write(root, {f"{folder}/{name}": "" for name in libraries})
-    write(root, {"etc/ld.so.conf": "include ld.so.conf.d/*.conf\n", "etc/ld.so.conf.d/10-gpu.conf": f"/{folder}\n"})
+    write(
+        root,
+        {
+            "etc/ld.so.conf": "include ld.so.conf.d/*.conf\n",
+            "etc/ld.so.conf.d/10-gpu.conf": f"/{folder}  # the GPU's\n",
+        },
+    )
 
 
 def tool(root: Path, name: str, script: str) -> None:
@@ -107,8 +116,10 @@ def nvidia(root: Path, driver: str = "580.95.05", cudnn: bool = True) -> System:
     return system
 
 
-def rocminfo(root: Path, gfx: str, name: str) -> None:
-    tool(root, "rocminfo", _ROCMINFO.format(gfx=gfx, name=name))
+def rocminfo(root: Path, **names: str) -> None:
+    """AMD's tool, which lists a processor and then GPUs: gfx name and marketing name of each."""
+    agents = "".join(_AGENT.format(gfx=gfx, name=name) for gfx, name in names.items())
+    tool(root, "rocminfo", _ROCMINFO.format(agents=agents))
 
 
 def closed(system: System) -> System:

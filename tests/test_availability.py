@@ -157,8 +157,9 @@ def test_gpus_have_the_names_and_memory_that_files_tell(tmp_path: Path) -> None:
 def test_rocminfo_has_the_better_names(tmp_path: Path) -> None:
     system = machines.rocm_7(tmp_path, name="")
     assert amd_gpus(system)[0].name == "AMD GPU"
-    machines.rocminfo(tmp_path, "gfx1100", "AMD Radeon RX 7900 XT")
-    assert amd_gpus(system)[0].name == "AMD Radeon RX 7900 XT"
+    machines.write(tmp_path, {"sys/class/kfd/kfd/topology/nodes/2/properties": "gfx_target_version 100306\n"})
+    machines.rocminfo(tmp_path, gfx1100="AMD Radeon RX 7900 XT", gfx1036="AMD Radeon Graphics")
+    assert [gpu.name for gpu in amd_gpus(system)] == ["AMD Radeon RX 7900 XT", "AMD Radeon Graphics"]
 
 
 def test_memory_is_that_of_the_drivers_banks_where_the_card_does_not_tell(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def test_a_healthy_rx_7900_on_rocm_7(tmp_path: Path) -> None:
     assert fact(found, "driver") == "amdgpu 6.14.14"
     assert fact(found, "ONNX Runtime") == "onnxruntime-rocm 1.22.2.post3"
     assert fact(found, "RAM") == "62.5 GiB, 45.8 GiB of it free"
-    assert diagnose(system, rocm()).works
+    found = diagnose(system, rocm())
+    assert (found.works, bad(found)) == (True, {})
 
 
 def test_rocm_6_only(tmp_path: Path) -> None:
