@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rocm_stub
 
+from sdort.runtime import environment
 from sdort.runtime.availability import Problem, find_problems
 from sdort.runtime.elf import code_objects, needed
 from sdort.runtime.gpus import amd_driver, amd_gpus, gfx_name, nvidia_driver, nvidia_gpus, rocm_version
@@ -186,6 +187,22 @@ def test_nvidia_gpus_by_their_tool_or_their_driver(tmp_path: Path) -> None:
     assert str(nvidia_gpus(system)[0]) == "NVIDIA H100 80GB HBM3 (sm_90, 80 GiB)"
     machines.tool(tmp_path, "nvidia-smi", "#!/bin/sh\necho 'No devices were found'; exit 9\n")
     assert str(nvidia_gpus(system)[0]) == "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("provider", "machine", "name"),
+    [
+        (ROCM, machines.rocm_7, "Radeon RX 7900 XTX (gfx1100, 24 GiB)"),
+        (CUDA, machines.nvidia, "NVIDIA H100 80GB HBM3, driver 580.95.05"),
+        (CUDA, machines.rocm_7, "unknown GPU"),
+    ],
+)
+def test_a_result_says_which_device_it_was_made_on(
+    provider: Provider, machine: Machine, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = machine(tmp_path)
+    monkeypatch.setattr(environment, "System", lambda: system)
+    assert environment.device_name.__wrapped__(provider) == name
 
 
 # The provider libraries themselves

@@ -218,8 +218,10 @@ def test_what_we_set_ourselves_is_known_and_valid(provider: Any) -> None:
 class FakeRuntime:
     """``onnxruntime`` with a provider that it lists, and whose sessions run elsewhere."""
 
-    def __init__(self, listed: list[str], usable: list[str], printed: str = "", raises: str = "") -> None:
-        self.listed, self.usable, self.printed, self.raises = listed, usable, printed, raises
+    def __init__(
+        self, listed: list[str], usable: list[str], printed: str = "", raises: str = "", fails: str = ""
+    ) -> None:
+        self.listed, self.usable, self.printed, self.raises, self.fails = listed, usable, printed, raises, fails
         self.asked: list[Any] = []
         self.severity = 2
         self.falls_back_in_a_run = True
@@ -242,6 +244,10 @@ class FakeRuntime:
 
     def get_providers(self) -> list[str]:
         return self.usable
+
+    def run(self, outputs: Any, feeds: Any) -> None:
+        if self.fails:
+            raise RuntimeError(self.fails)
 
     def disable_fallback(self) -> None:
         self.falls_back_in_a_run = False
@@ -301,6 +307,16 @@ def test_a_provider_without_code_for_the_gpu_is_not_even_loaded(
     monkeypatch.setattr(probe, "System", lambda: System(tmp_path, {}))
     assert "no machine code for gfx1151" in (probe.why_not(ROCM, RuntimeOptions()) or "")
     assert fake.asked == []
+
+
+@pytest.mark.parametrize("provider", [ROCM, CUDA], ids=lambda provider: provider.name)
+def test_a_provider_whose_first_kernel_fails_does_not_work(
+    provider: Any, runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
+    failure = "no kernel image is available for execution on the device"
+    runtime(provider.name, "cpu", usable=(provider.name, "cpu"), fails=failure)
+    assert (probe.why_not(provider, RuntimeOptions()) or "").startswith(failure)
 
 
 def test_a_missing_cudnn_is_named(runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sdort import __version__
 from sdort.runtime.flavours import installed_flavours
+from sdort.runtime.gpus import amd_gpus, nvidia_driver, nvidia_gpus
 from sdort.runtime.providers import Provider
+from sdort.runtime.system import System
 
 _PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
@@ -33,11 +33,7 @@ def versions() -> dict[str, str]:
 @cache
 def device_name(provider: Provider, device_id: int = 0) -> str:
     """The device that a provider computes on, in words; ``unknown GPU`` where no tool tells."""
-    if not provider.on_gpu:
-        return cpu_name()
-    if provider.name == "cuda":
-        return _nvidia_name(device_id) or "unknown GPU"
-    return _amd_name(device_id) or "unknown GPU"
+    return (_gpu_name(provider, device_id) or "unknown GPU") if provider.on_gpu else cpu_name()
 
 
 def cpu_name() -> str:
@@ -52,25 +48,15 @@ def cpu_name() -> str:
     return f"{model} ({usable} processors)"
 
 
-def _nvidia_name(device_id: int) -> str | None:
-    lines = run_tool("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={device_id}")
-    return lines[0].replace(", ", ", driver ") if lines else None
-
-
-def _amd_name(device_id: int) -> str | None:
-    names = [line.split(":", 1)[1].strip() for line in run_tool("rocminfo") or [] if "Marketing Name:" in line]
-    # rocminfo lists the processors first; their agents have no gfx name.
-    targets = [line.split(":", 1)[1].strip() for line in run_tool("rocminfo") or [] if line.strip().startswith("Name:")]
-    gpus = [f"{name} ({target})" for name, target in zip(names, targets, strict=False) if target.startswith("gfx")]
-    return gpus[device_id] if device_id < len(gpus) else None
+def _gpu_name(provider: Provider, device_id: int) -> str | None:
+    system = System()
+    nvidia = provider.vendor == "nvidia"
+    gpus = nvidia_gpus(system) if nvidia else amd_gpus(system)
+    driver = nvidia_driver(system) if nvidia else None
+    name = str(gpus[device_id]) if device_id < len(gpus) else None
+    return f"{name}, driver {driver}" if name and driver else name
 
 
 def run_tool(*command: str) -> list[str] | None:
     """The lines that a vendor's tool prints, None when it is not there or fails."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.splitlines()
+    return System().tool(*command)

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.runtime.availability import Problem, architecture, find_problems
@@ -102,6 +104,9 @@ def _session_error(provider: Provider, device_id: int) -> str | None:
     printed, model = io.StringIO(), _tiny_model()
     try:
         session = create_session(model, provider, RuntimeOptions(provider.name, device_id=device_id), printed=printed)
+        if provider.device and provider.ep in session.get_providers():
+            # A GPU that the machine code is not for shows when a kernel runs. MIGraphX compiles, which would show.
+            session.run(None, {"x": np.ones(1, np.float32)})
     except ImportError:
         raise
     except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
