@@ -228,6 +228,13 @@ def test_caches_and_their_sizes(tmp_path: Path) -> None:
     assert "traces" not in {each.check for each in diagnose(moved, rocm()).findings}
 
 
+def test_a_home_that_nobody_can_look_into_is_survived(tmp_path: Path) -> None:
+    system = machines.processor(tmp_path)
+    odd = replace(system, environ={"HOME": str(tmp_path / ("x" * 300))})  # longer than a file name may be
+    found = diagnose(odd, rocm())
+    assert fact(found, "disk").endswith(f"free at {tmp_path}")
+
+
 def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     system = machines.processor(tmp_path)
     sealed = replace(system, access=lambda path, mode: False)

@@ -49,18 +49,25 @@ def cache_folder(system: System) -> Path:
 def cache_findings(system: System) -> Iterator[Finding]:
     """What the caches hold, whether they can be written, and how much room there is."""
     folder = cache_folder(system)
-    for part in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if part.is_dir():
-            yield Finding("caches", part.name, OK, f"{_size(_bytes(part))} in {part}")
+    for part in _folders(folder):
+        yield Finding("caches", part.name, OK, f"{_size(_bytes(part))} in {part}")
     home = folder.parent.parent
-    for place in (home / ".cache" / "miopen", home / ".config" / "miopen"):
-        if place.is_dir():
-            yield Finding("caches", "MIOpen", OK, f"{_size(_bytes(place))} in {place}")
-    place = next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
+    for place in (*_folders(home / ".cache", "miopen"), *_folders(home / ".config", "miopen")):
+        yield Finding("caches", "MIOpen", OK, f"{_size(_bytes(place))} in {place}")
+    # Not Path.exists, which raises where a folder above may not be entered.
+    place = next((each for each in (folder, *folder.parents) if os.path.exists(each)), Path("/"))
     if not system.access(place, os.W_OK | os.X_OK):
         step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
         yield Finding("caches", "permission", PROBLEM, f"{place} cannot be written", step)
     yield _disk(place, shutil.disk_usage(place).free)
+
+
+def _folders(folder: Path, name: str = "") -> list[Path]:
+    """The folders in a folder, or the one of a name; none where it may not be read."""
+    try:
+        return sorted(each for each in folder.iterdir() if each.is_dir() and name in ("", each.name))
+    except OSError:
+        return []
 
 
 def _disk(place: Path, free: int) -> Finding:

@@ -100,8 +100,8 @@ def nvidia_driver_age(provider: Provider, system: System, library: Path | None) 
     driver = nvidia_driver(system)
     runtime = next((name for name in wanted_libraries(provider, library) if name.startswith("libcudart.so.")), "")
     major = _major(runtime)
-    oldest = _OLDEST_DRIVERS.get(major or 0)
-    if driver is None or oldest is None or int(driver.split(".")[0]) >= oldest:
+    oldest, here = _OLDEST_DRIVERS.get(major or 0), re.match(r"\d+", driver or "")
+    if oldest is None or here is None or int(here[0]) >= oldest:
         return None
     step = f"Install driver {oldest} or newer, or an onnxruntime-gpu that was built for an older CUDA."
     return Problem("driver", f"the NVIDIA driver {driver} is too old for CUDA {major}", step)
