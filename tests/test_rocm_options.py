@@ -104,6 +104,17 @@ def test_options_that_we_set_arrive(packages: Path) -> None:
     assert wanted.items() <= answer["options"][ROCM.ep].items()
 
 
+OTHERS = {"kNextPowerOfTwo": "kSameAsRequested", "0": "1", "1": "0"}
+"""Values that are no defaults."""
+
+
+def test_no_option_is_taken_and_ignored() -> None:
+    _, known = ROCM.known_options("1.22.2")
+    given = {name: OTHERS.get(each.default, "1000000000") for name, each in known.items() if not each.instead}
+    assert len(given) >= 8
+    assert given.items() <= told(**given)[ROCM.ep].items()
+
+
 REFUSED = [{"cudnn_conv_algo_search": "DEFAULT"}, {"tunable_op_enable": "yes"}, {"arena_extend_strategy": "best"}]
 
 

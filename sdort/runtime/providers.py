@@ -85,7 +85,7 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
 
     Raises:
         UsageError: ``options.graph`` where there are no graphs; one of ``options.provider_options`` that this release
-            of the provider does not know, that has no such value, or that an option of sdort's sets.
+            of the provider does not know, that has no such value, or that is set otherwise or to no effect.
     """
     if options.graph and not provider.graph:
         raise UsageError(
@@ -105,7 +105,7 @@ def _check_option(ep: str, known: Options, name: str, value: str) -> None:
         usable = ", ".join(each for each, found in known.items() if not found.instead) or "none at all"
         raise UsageError(f"{ep} has no option {name!r}", hint=f"It has: {usable}.")
     if option.instead:
-        raise UsageError(f"--provider-option {name} is not for users to set", hint=option.instead)
+        raise UsageError(f"{name} cannot be set by --provider-option", hint=option.instead)
     if not re.fullmatch(option.values, value):
         raise UsageError(f"--provider-option {name}={value}: the value is {option.words}")
 

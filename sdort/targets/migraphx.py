@@ -43,10 +43,14 @@ TARGET = Target(
     only=frozenset(STANDARD.split()),
 )
 
+_IGNORED = (
+    "onnxruntime-migraphx 1.27.1 takes it and goes on as if it had not: get_provider_options() shows the default."
+)
+
 # What onnxruntime-migraphx 1.27.1's own get_provider_options() returns.
 _OPTIONS: dict[str, Option] = {
     "device_id": number(0).owned_by("Use --device-id."),
-    "migraphx_arena_extend_strategy": one_of("kNextPowerOfTwo", "kSameAsRequested"),
+    "migraphx_arena_extend_strategy": one_of("kNextPowerOfTwo", "kSameAsRequested").owned_by(_IGNORED),
     "migraphx_bf16_enable": flag(False),
     "migraphx_exhaustive_tune": flag(False),
     "migraphx_external_alloc": address(),
@@ -57,7 +61,7 @@ _OPTIONS: dict[str, Option] = {
     "migraphx_int8_calibration_table_name": text(),
     "migraphx_int8_enable": flag(False),
     "migraphx_int8_use_native_calibration_table": flag(False),
-    "migraphx_mem_limit": number(NO_LIMIT),
+    "migraphx_mem_limit": number(NO_LIMIT).owned_by(_IGNORED),
     "migraphx_model_cache_dir": text(),
 }
 

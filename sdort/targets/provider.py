@@ -15,7 +15,7 @@ class Option:
         default: what ONNX Runtime takes without it.
         values: a regular expression for its values; ONNX Runtime refuses others.
         words: the values in words.
-        instead: where not empty, what to use instead: the option belongs to sdort.
+        instead: where not empty, why users cannot set it and what they can do instead.
     """
 
     default: str
@@ -24,7 +24,7 @@ class Option:
     instead: str = ""
 
     def owned_by(self, instead: str) -> Option:
-        """The same option, which users set by other means."""
+        """The same option, which users set by other means or not at all."""
         return Option(self.default, self.values, self.words, instead)
 
 
