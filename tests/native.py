@@ -26,7 +26,7 @@ def build_folder() -> Path:
     if given := os.environ.get("SDORT_OPS_BUILD"):
         return Path(given)
     digest = hashlib.sha256()
-    for path in sorted(p for p in SOURCE.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc"}):
+    for path in sorted(p for p in SOURCE.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc", ".md"}):
         digest.update(str(path.relative_to(SOURCE)).encode() + b"\0" + path.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"sdort-ops-{os.getuid()}" / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@
 //   widen(half), narrow(float)                      conversions; narrow rounds to nearest even
 //   widen_pair(word, low, high), narrow_pair(low, high)
 //                                                   two halves that lie in one 32-bit register
+//   store_quad(target, quad)                        one access of 16 bytes
 //   load_streaming, store_streaming                 of a Quad that nobody reads soon: others stay in the cache instead
 //   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
 //   ticket, load_word, store_word                   uint64_t between blocks, each whole but without any ordering: for
@@ -94,6 +95,10 @@ struct Narrow<half> {
     SDORT_INLINE static half from(float value) { return narrow(value); }
 };
 
+#if !defined(__CUDACC__)
+SDORT_INLINE void store_quad(Quad* target, const Quad& quad) { *target = quad; }
+#endif
+
 // `count` elements from `source`, which is aligned to their size, widened to float.
 template <int N, class T>
 SDORT_INLINE void load(const T* source, float (&values)[N]) {
@@ -104,10 +109,14 @@ SDORT_INLINE void load(const T* source, float (&values)[N]) {
 
 template <int N, class T>
 SDORT_INLINE void store(T* target, const float (&values)[N]) {
-    Pack<T, N> pack;
+    if constexpr (N * sizeof(T) == sizeof(Quad)) {
+        store_quad(reinterpret_cast<Quad*>(target), pack(values));
+    } else {
+        Pack<T, N> pack;
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack[i] = Narrow<T>::from(values[i]);
-    *reinterpret_cast<Pack<T, N>*>(target) = pack;
+        for (int i = 0; i < N; ++i) pack[i] = Narrow<T>::from(values[i]);
+        *reinterpret_cast<Pack<T, N>*>(target) = pack;
+    }
 }
 
 // The sum over the wave, the same bits in every lane: a butterfly adds the same pairs everywhere.

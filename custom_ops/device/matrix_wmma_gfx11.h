@@ -115,7 +115,10 @@ SDORT_INLINE void each_run(const Sums& sums, Put put) {
     const bool upper = lane_index() >= 16;
     uint32_t run[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) run[i] = upper ? all.words[4 + i] : all.words[i];
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t first = all.words[i], second = all.words[4 + i];  // clang 22 would index memory instead
+        run[i] = upper ? second : first;
+    }
     if (Height == 16 || !upper) put(0, upper ? 8 : 0, run);
 }
 

@@ -76,6 +76,13 @@ SDORT_INLINE void store_streaming(Quad* target, const Quad& quad) {
                  : "memory");
 }
 
+// nvcc stores a struct that was computed word by word in four accesses.
+SDORT_INLINE void store_quad(Quad* target, const Quad& quad) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(quad.words[0]), "r"(quad.words[1]),
+                 "r"(quad.words[2]), "r"(quad.words[3])
+                 : "memory");
+}
+
 SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
     uint32_t old;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(target), "r"(value) : "memory");

@@ -4,11 +4,13 @@
 //             four of every 64 columns of Y. Tiles of Q, K and V pass through shared memory as float32 (39 KiB), the
 //             contraction in steps of 32, so the head size is bounded by nothing but the registers that hold Y: 8 for each
 //             64 columns. Wider heads are cut into slices, which compute the same weights again.
+// Registers   75 to 196 of a lane on AMD GPUs, with room for two workgroups a compute unit where shared memory has it; 64 to
+//             242 on NVIDIA, four workgroups, two and one (REGISTERS.md).
 // Roofline    4 * N * h * S * L * d flops on the vector units; K and V are read once for 32 queries.
 #pragma once
 
 #include "attention.h"
-#include "device/device.h"
+#include "device/copy.h"
 
 namespace sdort::attention {
 
@@ -65,6 +67,9 @@ SDORT_INLINE void multiply(const Args& args, const Shared& shared, const T* q, c
         // The same thread stages an element and adds to it.
         if (bias) add_bias(shared.q, bias, column, args.size);
         block_barrier();
+#if defined(__CUDACC__)
+#pragma unroll 1  // ptxas would need more registers than there are for four workgroups
+#endif
         for (int i = 0; i < kStep; i += 4) {
             float left[2][4], right[4];
 #pragma unroll
@@ -192,11 +197,15 @@ SDORT_INLINE void body(const Args& args) {
 
 }  // namespace general
 
-SDORT_KERNEL(attention_general_f32_64, kGeneralThreads, Args, (general::body<float, 1>))
-SDORT_KERNEL(attention_general_f16_64, kGeneralThreads, Args, (general::body<half, 1>))
-SDORT_KERNEL(attention_general_f32_192, kGeneralThreads, Args, (general::body<float, 3>))
-SDORT_KERNEL(attention_general_f16_192, kGeneralThreads, Args, (general::body<half, 3>))
-SDORT_KERNEL(attention_general_f32_512, kGeneralThreads, Args, (general::body<float, 8>))
-SDORT_KERNEL(attention_general_f16_512, kGeneralThreads, Args, (general::body<half, 8>))
+// Columns of Y, workgroups that an NVIDIA multiprocessor has at a time.
+#define SDORT_ATTENTION_GENERAL(columns, blocks)                                                                 \
+    SDORT_KERNEL_RESIDENT(attention_general_f32_##columns, kGeneralThreads, (kAsyncCopies ? blocks : 1), Args, \
+                          (general::body<float, columns / kGeneralColumns>))                                     \
+    SDORT_KERNEL_RESIDENT(attention_general_f16_##columns, kGeneralThreads, (kAsyncCopies ? blocks : 1), Args, \
+                          (general::body<half, columns / kGeneralColumns>))
+
+SDORT_ATTENTION_GENERAL(64, 4)
+SDORT_ATTENTION_GENERAL(192, 2)
+SDORT_ATTENTION_GENERAL(512, 1)
 
 }  // namespace sdort::attention

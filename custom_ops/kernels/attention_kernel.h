@@ -12,6 +12,9 @@
 //             48 KiB, and Q, O and the scores of 32 or 64 keys in registers: (d / 16) * (operand + sums) * Tiles +
 //             keys / 16 * sums * Tiles, with 8 sums a lane and tile (4 on mfma) and operands of 4 registers (8 on gfx11, 2 on
 //             mfma).
+// Registers   of a lane 80 to 129 on CDNA, 172 to 245 on RDNA, 106 to 215 on NVIDIA; "whole" ones 54 to 81, 88 to 145 and 95 to
+//             128. They leave room for three workgroups a compute unit and more, on NVIDIA for as many as are named below;
+//             shared memory is 12 to 44 KiB (REGISTERS.md).
 // Roofline    bytes: Q and Y once, K and V once for each workgroup along S, mostly from L2: 2 * N * h * d * (2 S + 2 L).
 //             flops: 4 * N * h * S * L * d on matrix units, and as many exponentials as scores: at d = 40 those bound it
 //             (H100: 16 a clock and multiprocessor, 160 flops each: 590 TFLOP/s); larger d is bound by the matrix units.
@@ -96,12 +99,13 @@ SDORT_INLINE void whole(const Args& args) {
     }
 }
 
-// On NVIDIA `blocks` workgroups are on a multiprocessor at a time.
+// On NVIDIA `blocks` workgroups are on a multiprocessor at a time, four of those with all keys at hand. Two are little to ask
+// of an AMD GPU, but asked for one clang keeps CDNA's sums in accumulation registers, and moves each of them there and back.
 #define SDORT_ATTENTION(size, keys, step, tiles, blocks)                                                              \
-    SDORT_KERNEL_RESIDENT(attention_f16_##size##_q##tiles##_k##keys##_s##step, kThreads, (kAsyncCopies ? blocks : 1), Args, \
+    SDORT_KERNEL_RESIDENT(attention_f16_##size##_q##tiles##_k##keys##_s##step, kThreads, (kAsyncCopies ? blocks : 2), Args, \
                           (flash<size, keys, step, tiles>))
 #define SDORT_ATTENTION_WHOLE(size, tiles) \
-    SDORT_KERNEL(attention_f16_##size##_q##tiles##_whole, kThreads, Args, (whole<size, tiles>))
+    SDORT_KERNEL_RESIDENT(attention_f16_##size##_q##tiles##_whole, kThreads, (kAsyncCopies ? 4 : 2), Args, (whole<size, tiles>))
 
 SDORT_ATTENTION(40, 64, 32, 2, 4)
 SDORT_ATTENTION(40, 64, 64, 1, 4)

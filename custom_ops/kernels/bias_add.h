@@ -1,9 +1,11 @@
 // BiasAdd: Y[n, s, c] = X[n, s, c] + bias[c] + skip[n, s, c].
 //
 // Shapes      X, skip, Y (N, S, C); bias (C); fp16 or fp32, added in fp32 and rounded once.
-// Geometry    a thread owns one 16-byte column (one element where C is no multiple of 16 bytes: "narrow") of C and walks rows with a stride of the whole grid, so its bias stays in
-//             registers and every access of a wave is contiguous. 256 threads: eight waves of 32 hide the latency of
-//             memory, and C = 320 to 1280 in fp16 needs 40 to 160 columns, so a block spans one to six rows.
+// Geometry    a thread owns one 16-byte column of C (one element where C is no multiple of 16 bytes: "narrow") and walks
+//             rows with a stride of the whole grid, so its bias stays in registers and every access of a wave is
+//             contiguous. 256 threads: eight waves of 32 hide the latency of memory, and C = 320 to 1280 in fp16 needs 40
+//             to 160 columns, so a block spans one to six rows.
+// Registers   9 to 36 of a lane, no shared memory: eight blocks a compute unit on every GPU (REGISTERS.md).
 // Roofline    reads 2 and writes 1 element per element: 6 bytes in fp16; 2 flops, so bandwidth-bound everywhere.
 // Measured    see the README's table of operators; not measured on AMD hardware.
 #pragma once

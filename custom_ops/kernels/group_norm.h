@@ -20,6 +20,8 @@
 //             than two: a second one would have to read it all again.
 //             More groups than two in a vector, channels that are no multiple of it, groups of more than 256 channels: a
 //             general variant, an element at a time, a block or more a group, that reads twice.
+// Registers   78 to 163 of a lane, 22 to 47 of the general variant; 12 to 48 KiB of shared memory, 3 KiB. As many blocks a
+//             compute unit as the instance says, where shared memory has room for them (REGISTERS.md).
 // Roofline    2 bytes read and 2 written an element in fp16, each once, plus 2 for skip and 2 for S; about 15 flops, of which
 //             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
 //             brings 2 to 4 (MI300X, H100). Bandwidth-bound above 4 MiB or so; below, latencies, the exchange and the launch

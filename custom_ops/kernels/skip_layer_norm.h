@@ -6,6 +6,9 @@
 //             LDS and no barrier; more waves shorten what a lane does after its loads, which is what small tensors wait
 //             for. Blocks of 256 threads. C = 1280 in fp16 is 160 vectors: five waves' worth of 32 lanes, three of 64.
 //             Wider rows, or ones that 16 bytes do not divide, are read three times by a wave ("wide").
+// Registers   24 to 44 of a lane with one vector, 45 to 77 with two, 65 to 113 with three; 64 bytes of shared memory where
+//             waves share a row. Blocks a compute unit at least: eight, six and four on AMD GPUs, five, three and two
+//             on NVIDIA (REGISTERS.md).
 // Roofline    8 bytes an element in fp16 with S written (read 2, write 2), 6 without; about 10 flops: bandwidth-bound.
 // Measured    see the README's table of operators; not measured on AMD hardware.
 #pragma once
