@@ -200,6 +200,11 @@ def other_format(bundle: Path) -> None:
     (bundle / RECORD).write_text(json.dumps(record | {"format": FORMAT + 1}))
 
 
+def other_date(bundle: Path) -> None:
+    record = json.loads((bundle / RECORD).read_text())
+    (bundle / RECORD).write_text(json.dumps(record | {"made": 1}))
+
+
 def nested(bundle: Path) -> None:
     (bundle / RECORD).write_text("[" * 100_000)
 
@@ -213,6 +218,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no record": (lambda bundle: (bundle / RECORD).unlink(), RECORD),
     "a stranger": (lambda bundle: (bundle / "programs" / "b").touch(), "programs/b does not belong"),
     "a link": (lambda bundle: (bundle / "programs" / "c").symlink_to("/etc/passwd"), "programs/c does not belong"),
+    "another date": (other_date, "key.json: it was changed or cut off"),
     "another format": (other_format, f"its format is {FORMAT + 1}, this sdort reads {FORMAT}"),
     "nested lists": (nested, RECORD),
     "another name": (lambda bundle: bundle.rename(bundle.with_name("unet-000000000000000000000000")), "name"),
@@ -417,6 +423,20 @@ def test_a_folder_that_cannot_be_made(key: Key, tmp_path: Path, monkeypatch: pyt
         fill(Store(), key)
     assert Store().find(key) is None
     assert invoke("list").exit_code == 0
+
+
+def test_the_older_bundle_stays_until_the_new_one_takes_its_place(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    fill(store, key)
+    before = snapshot(store.folder)
+
+    def broken(*_: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(stores, "exchange", broken)
+    with pytest.raises(OutputError, match="Input/output error"):
+        fill(store, key, {"tunable.json": b"[2]"})
+    assert snapshot(store.folder) == before
 
 
 def test_a_file_system_that_cannot_exchange(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
