@@ -71,6 +71,10 @@ class ProviderError(SdortError):
     exit_code = 6
 
 
+class MemoryShortageError(ProviderError):
+    """The device has no memory left for what was asked; less at once may fit."""
+
+
 class OutputError(SdortError):
     """The result cannot be written: OUT exists, no permission, disk full."""
 

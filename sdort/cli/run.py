@@ -41,6 +41,18 @@ Examples:
     show_default="the pipeline's own",
     help="A short name (ddim, pndm, lms, euler, euler-a, dpm++-2m, unipc, lcm, ...) or diffusers' class name.",
 )
+@click.option(
+    "--vae-tiling/--no-vae-tiling",
+    default=None,
+    show_default="when memory asks for it",
+    help="Decode in overlapping tiles: large images in the memory of a small one.",
+)
+@click.option(
+    "--vae-slicing/--no-vae-slicing",
+    default=None,
+    show_default="when memory asks for it",
+    help="Decode several images one by one.",
+)
 @runtime_options
 @click.option(
     "-o",
@@ -62,6 +74,8 @@ def command(
     seed: int | None,
     num_images: int,
     scheduler: str | None,
+    vae_tiling: bool | None,
+    vae_slicing: bool | None,
     runtime: RuntimeOptions,
     output: Path | None,
     overwrite: bool,
@@ -89,6 +103,8 @@ def command(
         seed=secrets.randbelow(1 << 32) if seed is None else seed,
         num_images=num_images,
         scheduler=scheduler,
+        vae_tiling=vae_tiling,
+        vae_slicing=vae_slicing,
     )
     record = run(pipeline, request, runtime, output, overwrite=overwrite)
     if as_json:

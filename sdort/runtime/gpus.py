@@ -40,6 +40,20 @@ def amd_gpus(system: System) -> list[Gpu]:
     return found
 
 
+def amd_memory(system: System) -> list[int]:
+    """Free bytes of each GPU's own memory, as the driver counts them, in the order of :func:`amd_gpus`."""
+    free = []
+    for node in sorted(system.glob(f"{_KFD}/*"), key=lambda path: int(path.name) if path.name.isdecimal() else 0):
+        properties = _numbers(system.text(f"{_KFD}/{node.name}/properties") or "")
+        if gfx_name(properties.get("gfx_target_version", 0)) is None:
+            continue
+        told = [system.text(f"{_device(properties)}/mem_info_vram_{kind}") or "" for kind in ("total", "used")]
+        if not all(text.isdecimal() for text in told):
+            return []
+        free.append(int(told[0]) - int(told[1]))
+    return free
+
+
 def gfx_name(version: int) -> str | None:
     """``gfx90a`` from the driver's number for it, 90010; None for 0, a processor's."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from sdort.console import detail, progress
 from sdort.errors import BadModelError
+from sdort.runtime.decode import Decoder, Plan, choose
 from sdort.runtime.denoise import denoise, embed_guidance
 from sdort.runtime.folder import DECODER, NEEDED, PipelineFolder, open_folder
 from sdort.runtime.images import Generated, to_image
-from sdort.runtime.loop import Batch, Loop, batch_slices, condition_width
+from sdort.runtime.loop import Batch, Loop, condition_width
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.prompt import load_tokenizer, tokenize
 from sdort.runtime.providers import Provider, RuntimeOptions
@@ -51,6 +52,8 @@ class TextToImage:
         self.tokenizer = load_tokenizer(folder.path / "tokenizer")
         self.loop = Loop(sessions["unet"])
         self.timings = Timings()
+        self.decoded: Plan | None = None
+        """How the last latents were decoded."""
 
     @property
     def latent_channels(self) -> int:
@@ -95,7 +98,7 @@ class TextToImage:
         for first in range(0, len(seeds), request.images_at_once):
             some = seeds[first : first + request.images_at_once]
             latents = self._draw(request, embeddings, some, (height, width), on_step)
-            yield from self._decode(latents, some)
+            yield from self._decode(latents, request, some)
 
     def _guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
@@ -149,17 +152,16 @@ class TextToImage:
         scheduler.set_timesteps(request.steps)
         return scheduler
 
-    def _decode(self, latents: Array, seeds: list[int]) -> list[Generated]:
-        session, vae = self.sessions[DECODER], self.folder.vae
-        started = time.perf_counter()
+    def _decode(self, latents: Array, request: Request, seeds: list[int]) -> Iterator[Generated]:
+        vae = self.folder.vae
+        decoder = Decoder(self.sessions[DECODER], vae, self.folder.vae_factor)
         scaled = latents / np.float32(vae["scaling_factor"]) + np.float32(vae.get("shift_factor") or 0.0)
-        name, output = next(iter(session.inputs)), session.outputs[0].name
-        images = []
-        for part in batch_slices(session, name, len(seeds)):
-            decoded = session.run({name: scaled[part]})[output]
-            images += [to_image(each, seed) for each, seed in zip(decoded, seeds[part], strict=True)]
-        self.timings.decode += time.perf_counter() - started
-        return images
+        plan = self.decoded = choose(decoder, latents.shape, request.vae_tiling, request.vae_slicing)
+        started = time.perf_counter()
+        for image, seed in zip(decoder.decode(scaled, plan), seeds, strict=True):
+            self.timings.decode += time.perf_counter() - started
+            yield to_image(image, seed)
+            started = time.perf_counter()
 
 
 def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:

@@ -26,6 +26,10 @@ class Request:
     num_images: int = 1
     scheduler: str | None = None
     images_at_once: int = IMAGES_AT_ONCE
+    vae_tiling: bool | None = None
+    """Decode in tiles; None where memory asks for it."""
+    vae_slicing: bool | None = None
+    """Decode one image at a time; None where memory asks for it."""
 
 
 def check_request(request: Request) -> None:

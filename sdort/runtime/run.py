@@ -45,17 +45,19 @@ def run(
     loaded = time.perf_counter() - started
     drawer.size(request)
     written, bad = [], []
-    with progress("denoising", total=_steps(drawer, request)) as advance:
-        # Each is written as soon as it is done: what ends the rest does not take it away.
-        for image, path in zip(drawer.generate(request, advance), paths, strict=True):
-            if image.problem is None:
-                save_png(path, image.pixels, _record(drawer, request, options, loaded), image.seed)
-                written.append({"path": str(path), "seed": image.seed})
-            else:
-                bad.append(image)
+    try:
+        with progress("denoising", total=_steps(drawer, request)) as advance:
+            # Each is written as soon as it is done: what ends the rest does not take it away.
+            for image, path in zip(drawer.generate(request, advance), paths, strict=True):
+                if image.problem is None:
+                    save_png(path, image.pixels, _record(drawer, request, options, loaded), image.seed)
+                    written.append({"path": str(path), "seed": image.seed})
+                else:
+                    bad.append(image)
+    finally:
+        for each in written:
+            say(f"wrote {each['path']}")
     keep_drawn(drawer, request)
-    for each in written:
-        say(f"wrote {each['path']}")
     _refuse_bad(bad)
     return {**_record(drawer, request, options, loaded), "images": written}
 
@@ -118,6 +120,8 @@ def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, load
         "tuning": options.tuning and bool(drawer.provider.tuning),
         "device": device_name(drawer.provider, options.device_id),
         "custom_ops": custom_ops_hash(options),
+        "graph": options.graph,
+        "decoded": str(drawer.decoded),
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "versions": versions(),
     }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sdort.errors import BadModelError, ProviderError, SdortError
+from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
 from sdort.runtime import placement
 from sdort.runtime.flavours import import_onnxruntime
 from sdort.runtime.probe import FATAL, create_session, first_line
@@ -213,7 +213,7 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
             "With sdort's own operators (sdort ops build) the CPU runs models made for rocm and cuda.",
         )
     if _out_of_memory(text):
-        return ProviderError(f"no memory left on {provider.name} to load the model", component=component)
+        return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
     if "opset" in text.lower() or "ir version" in text.lower():
         return ProviderError(
             f"this ONNX Runtime is too old for {path}: {text}",
@@ -229,10 +229,16 @@ def run_error(error: Exception, component: str, provider: Provider) -> SdortErro
     """What to say when a run fails."""
     text = first_line(str(error))
     if _out_of_memory(text):
-        return ProviderError(
+        return MemoryShortageError(
             f"{provider.name} ran out of memory: {text}",
             component=component,
             hint="Take fewer images at once or a smaller size.",
+        )
+    if _device_lost(text):
+        return ProviderError(
+            f"{provider.name} lost the GPU: {text}",
+            component=component,
+            hint="Its driver says why (dmesg); start anew once sdort doctor finds the GPU again.",
         )
     if "INVALID_ARGUMENT" in text:
         return BadModelError(f"the model does not take this input: {text}", component=component)
@@ -241,7 +247,18 @@ def run_error(error: Exception, component: str, provider: Provider) -> SdortErro
 
 def _out_of_memory(text: str) -> bool:
     text = text.lower()
-    return any(sign in text for sign in ("failed to allocate memory", "bad_alloc", "out of memory", "bad allocation"))
+    signs = ("failed to allocate memory", "bad_alloc", "out of memory", "outofmemory", "bad allocation", "alloc_failed")
+    return any(sign in text for sign in signs)
+
+
+def _device_lost(text: str) -> bool:
+    """Errors of HIP and CUDA after which no call of the process succeeds any more."""
+    text = text.lower()
+    signs = (
+        "illegal memory access", "illegaladdress", "launch failure", "launchfailure", "launch timed out", "devicelost",
+        "device lost", "device is lost", "uncorrectable ecc", "hiperrornodevice", "no longer available",
+    )  # fmt: skip
+    return any(sign in text for sign in signs)
 
 
 def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:

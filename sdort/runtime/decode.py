@@ -1,0 +1,204 @@
+"""From latents to pixels: whole, image by image, or tile by tile, as memory allows.
+
+The decoder's activations at full resolution are far larger than anything in the UNet. Images one by one need no more
+than one image's; tiles no more than one tile's, whatever the image's size, but each is normalized by its own mean and
+variance, so tiles overlap by a quarter and are blended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.console import detail, warn
+from sdort.errors import MemoryShortageError
+from sdort.runtime.loop import batch_slices
+from sdort.runtime.providers import Provider
+from sdort.runtime.session import Session, static_size
+from sdort.runtime.system import System
+
+Array = npt.NDArray[Any]
+
+TILE = 64
+"""Latents along a tile's side: 512 pixels of the usual autoencoder."""
+SMALLEST_TILE = 32
+OVERLAP = 0.25
+"""Of a tile's side, with each neighbour."""
+SHARE = 0.8
+"""Of the free memory that a decode may plan with: allocators round up, and the estimate is one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to decode: ``slicing`` takes the images one by one, ``tile`` is a tile's side in latents, None for none."""
+
+    slicing: bool = False
+    tile: int | None = None
+
+    def __str__(self) -> str:
+        tiles = f"in tiles of {self.tile} x {self.tile} latents" if self.tile else ""
+        return ", ".join(filter(None, ["image by image" if self.slicing else "", tiles])) or "all at once"
+
+
+class Decoder:
+    """The autoencoder's decoder.
+
+    Args:
+        config: the autoencoder's.
+        tiling, slicing: as asked; None decides by free memory.
+    """
+
+    def __init__(self, session: Session, config: dict[str, Any], factor: int) -> None:
+        self.session = session
+        self.config = config
+        self.factor = factor
+        self._name, self._output = next(iter(session.inputs)), session.outputs[0].name
+
+    def plan(self, shape: Sequence[int], tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
+        """What fits.
+
+        Args:
+            shape: of the latents, [images, channels, height, width].
+            tiling, slicing: as asked; None decides by ``free``.
+            free: bytes of free memory where the decoder runs, None if nothing tells.
+        """
+        fixed = static_size(self.session.inputs[self._name].shape, 2)
+        tile = fixed or TILE
+        asked = Plan(bool(slicing), tile if tiling and max(shape[2:]) > tile else None)
+        if free is None:
+            return asked
+        choices = [asked]
+        if slicing is None and shape[0] > 1:
+            choices.append(replace(asked, slicing=True))
+        if tiling is None and not fixed:
+            choices += [replace(choices[-1], tile=side) for side in (TILE, SMALLEST_TILE) if max(shape[2:]) > side]
+        fitting = (plan for plan in choices if self.bytes_for(shape, plan) <= SHARE * free)
+        return next(fitting, choices[-1])
+
+    def bytes_for(self, shape: Sequence[int], plan: Plan) -> int:
+        """An estimate of what decoding takes beside the weights.
+
+        The peak is at full resolution: the last block's input and normalized input, of the second level's channels, and
+        its convolution's output, of the first's, once more as workspace. On the way the attention of the lowest level
+        has its scores, in float32 where it is not fused.
+        """
+        images = 1 if plan.slicing else shape[0]
+        height, width = (min(side, plan.tile) if plan.tile else side for side in shape[2:])
+        channels = [*self.config["block_out_channels"], self.config["block_out_channels"][-1]]
+        element = self.session.inputs[self._name].dtype.itemsize
+        pixels = images * height * width * self.factor**2
+        return int(max(2 * (2 * channels[1] + channels[0]) * pixels * element, 8 * images * (height * width) ** 2))
+
+    def decode(self, latents: Array, plan: Plan) -> Iterator[Array]:
+        """Images [3, height * factor, width * factor] in fp32, one after the other, from scaled latents.
+
+        Where memory runs out it goes on in smaller parts, and says so.
+
+        Raises:
+            MemoryShortageError: even the smallest tile is too large.
+        """
+        size = 1 if plan.slicing else len(latents)
+        first = 0
+        while first < len(latents):
+            try:
+                done = self._at_once(latents[first : first + size], plan.tile)
+            except MemoryShortageError as error:
+                plan, size = self._smaller(plan, latents.shape[2:], error), 1
+                warn(f"the decoder ran out of memory; it goes on {plan}")
+                continue
+            yield from done
+            first += size
+
+    def _smaller(self, plan: Plan, shape: Sequence[int], error: MemoryShortageError) -> Plan:
+        if not plan.slicing:
+            return replace(plan, slicing=True)
+        side = plan.tile or max(shape) + 1
+        tile = next((t for t in (TILE, SMALLEST_TILE) if t < side), None)
+        if tile is None or static_size(self.session.inputs[self._name].shape, 2):
+            raise error
+        return replace(plan, tile=tile)
+
+    def _at_once(self, latents: Array, tile: int | None) -> Array:
+        parts = batch_slices(self.session, self._name, len(latents))
+        return np.concatenate([decode_tiles(self._run, latents[part], tile, self.factor) for part in parts])
+
+    def _run(self, latents: Array) -> Array:
+        return np.asarray(self.session.run({self._name: latents})[self._output], np.float32)
+
+
+def decode_tiles(run: Callable[[Array], Array], latents: Array, tile: int | None, factor: int) -> Array:
+    """Decode [n, channels, h, w] through tiles of at most ``tile`` latents a side, blended where they overlap.
+
+    Args:
+        run: decodes [n, channels, h, w] to [n, 3, h * factor, w * factor].
+    """
+    height, width = latents.shape[2:]
+    if tile is None or max(height, width) <= tile:
+        return run(latents)
+    total = np.zeros((len(latents), 3, height * factor, width * factor), np.float32)
+    weight = np.zeros(total.shape[2:], np.float32)
+    for top in starts(height, tile):
+        for left in starts(width, tile):
+            part = run(np.ascontiguousarray(latents[:, :, top : top + tile, left : left + tile]))
+            rows, columns = part.shape[2:]
+            mask = np.outer(
+                ramp(rows, int(OVERLAP * tile * factor), top > 0, top + tile < height),
+                ramp(columns, int(OVERLAP * tile * factor), left > 0, left + tile < width),
+            )
+            place = np.s_[..., top * factor : top * factor + rows, left * factor : left * factor + columns]
+            total[place] += part * mask
+            weight[place] += mask
+    return total / weight
+
+
+def starts(length: int, tile: int) -> list[int]:
+    """Where tiles begin: evenly spread from the start to the end, each over a quarter of the next at least."""
+    if length <= tile:
+        return [0]
+    count = math.ceil((length - tile) / (tile - int(OVERLAP * tile))) + 1
+    return [round(index * (length - tile) / (count - 1)) for index in range(count)]
+
+
+def ramp(length: int, overlap: int, before: bool, after: bool) -> Array:
+    """Weights of a tile's rows: rising where it has a neighbour before it, falling where it has one after it."""
+    rising = (np.arange(length, dtype=np.float32) + 1) / (overlap + 1)
+    weights = np.ones(length, np.float32)
+    if before:
+        weights = np.minimum(weights, rising)
+    if after:
+        weights = np.minimum(weights, rising[::-1])
+    return weights
+
+
+def free_memory(provider: Provider, device_id: int, system: System | None = None) -> int | None:
+    """Bytes that are free where ``provider`` runs; None where nothing tells."""
+    system = system or System()
+    if not provider.on_gpu:
+        found = [line.split() for line in (system.text("proc/meminfo") or "").splitlines()]
+        return next((int(words[1]) << 10 for words in found if words[0] == "MemAvailable:"), None)
+    if provider.name == "cuda":
+        query = (f"--id={device_id}", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+        lines = system.tool("nvidia-smi", *query) or [""]
+        return int(lines[0]) << 20 if lines[0].strip().isdecimal() else None
+    from sdort.runtime.gpus import amd_memory
+
+    memory = amd_memory(system)
+    return memory[device_id] if device_id < len(memory) else None
+
+
+def choose(decoder: Decoder, shape: Sequence[int], tiling: bool | None, slicing: bool | None) -> Plan:
+    """The plan for latents of a shape, on the machine as it is now."""
+    session = decoder.session
+    free = free_memory(session.provider, session.options.device_id) if None in (tiling, slicing) else None
+    plan = decoder.plan(shape, tiling, slicing, free)
+    if None in (tiling, slicing):
+        needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(shape, Plan()), free or 0))
+        detail(
+            f"decoding {plan}: all at once takes about {needed}, {there if free else 'nobody knows how much'} is free"
+        )
+    return plan

@@ -1,0 +1,246 @@
+"""Decoding in slices and tiles: what it costs, what it changes, when it is chosen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_pipeline
+from tiny_pipeline import Tiny
+
+from sdort.errors import MemoryShortageError, ProviderError
+from sdort.runtime import decode
+from sdort.runtime.decode import Decoder, Plan, decode_tiles, free_memory, ramp, starts
+from sdort.runtime.pipeline import load_pipeline
+from sdort.runtime.providers import CPU, CUDA, ROCM, RuntimeOptions
+from sdort.runtime.request import Request
+from sdort.runtime.run import run
+from sdort.runtime.session import run_error
+from sdort.runtime.system import System
+
+Array = np.ndarray[Any, Any]
+ON_CPU = RuntimeOptions("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
+
+
+# --- tiles ---
+
+
+def pointwise(latents: Array) -> Array:
+    """Every pixel depends on its own latent alone."""
+    return np.repeat(np.repeat(latents[:, :3] * 2 + 1, 4, axis=2), 4, axis=3)
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (33, 32), (64, 100), (40, 17), (95, 200)])
+def test_tiles_of_a_pointwise_decoder_make_the_whole(height: int, width: int) -> None:
+    latents = np.random.default_rng(0).normal(size=(2, 4, height, width)).astype(np.float32)
+    seen: list[tuple[int, ...]] = []
+
+    def run(part: Array) -> Array:
+        seen.append(part.shape)
+        return pointwise(part)
+
+    whole = pointwise(latents)
+    np.testing.assert_allclose(decode_tiles(run, latents, 32, 4), whole, rtol=1e-5, atol=1e-5)
+    assert {shape[2:] for shape in seen} == {(min(height, 32), min(width, 32))}  # one shape: compiled once
+
+
+@pytest.mark.parametrize("length", [33, 40, 56, 57, 64, 100, 1000])
+def test_tiles_cover_everything_and_overlap_by_a_quarter(length: int) -> None:
+    found = starts(length, 32)
+    assert found[0] == 0
+    assert found[-1] == length - 32
+    assert all(after - before <= 24 for before, after in itertools.pairwise(found))
+    assert len(found) == -(-(length - 32) // 24) + 1  # no more than needed
+
+
+def test_weights_rise_and_fall_only_towards_neighbours() -> None:
+    assert (ramp(8, 3, before=False, after=False) == 1).all()
+    np.testing.assert_allclose(ramp(8, 3, before=True, after=False), [0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
+    np.testing.assert_allclose(ramp(8, 3, before=True, after=True), [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25])
+
+
+def pixels(tiny: Tiny, **options: Any) -> Array:
+    request = Request("a small red house", steps=2, seed=3, height=288, width=384, **options)
+    return next(load_pipeline(tiny.onnx, ON_CPU).generate(request)).pixels.astype(np.float64)
+
+
+def test_tiles_are_close_to_the_whole(tiny: Tiny) -> None:
+    """72 x 96 latents in tiles of 64 x 64; each tile has its own means and variances, and its own attention."""
+    whole, tiled = pixels(tiny, vae_tiling=False), pixels(tiny, vae_tiling=True)
+    assert whole.std() > 20
+    difference = np.abs(tiled - whole)
+    assert 0 < difference.mean() < 1.0  # of 255
+
+
+def test_slices_are_the_same_images(tiny: Tiny) -> None:
+    pipeline = load_pipeline(tiny.onnx, ON_CPU)
+    request = Request("a house", steps=2, seed=3, num_images=3)
+    together = [image.pixels for image in pipeline.generate(request)]
+    sliced = [image.pixels for image in pipeline.generate(Request(**{**request.__dict__, "vae_slicing": True}))]
+    assert str(pipeline.decoded) == "image by image"
+    for one, other in zip(together, sliced, strict=True):
+        assert np.abs(one.astype(int) - other).max() <= 1
+
+
+# --- what is chosen ---
+
+
+def decoder(tiny: Tiny) -> Decoder:
+    pipeline = load_pipeline(tiny.onnx, ON_CPU)
+    return Decoder(pipeline.sessions["vae_decoder"], pipeline.folder.vae, pipeline.folder.vae_factor)
+
+
+def test_memory_decides_where_nothing_is_asked(tiny: Tiny) -> None:
+    found, shape = decoder(tiny), (4, 4, 96, 128)
+
+    def plan(share: float, tiling: bool | None = None, slicing: bool | None = None) -> Plan:
+        return found.plan(shape, tiling, slicing, int(found.bytes_for(shape, Plan()) * share / decode.SHARE))
+
+    one, tiled = (found.bytes_for(shape, p) / found.bytes_for(shape, Plan()) for p in (Plan(True), Plan(True, 64)))
+    assert one == pytest.approx(1 / 4)
+    assert plan(1.01) == Plan()
+    assert plan(0.99) == plan(one * 1.01) == Plan(slicing=True)
+    assert plan(one * 0.99) == plan(tiled * 1.01) == Plan(slicing=True, tile=64)
+    assert plan(tiled * 0.99) == plan(0.0) == Plan(slicing=True, tile=32)
+    assert plan(0.0, tiling=False, slicing=False) == Plan()
+    assert plan(0.0, slicing=False) == Plan(tile=32)
+    assert plan(9.0, tiling=True, slicing=True) == Plan(True, 64)
+    assert found.plan((1, 4, 8, 8), None, None, None) == Plan()
+
+
+def test_the_estimate_is_of_the_largest_tensors(tiny: Tiny) -> None:
+    """By hand for Stable Diffusion 1.5 in fp16 at 512x512: 2 x 256 + 128 channels of 512 KiB, twice; 8 S^2 is less."""
+    found = decoder(tiny)
+    found.config, found.factor = {"block_out_channels": [128, 256, 512, 512]}, 8
+    element = found.session.inputs["latent_sample"].dtype.itemsize
+    assert found.bytes_for((1, 4, 64, 64), Plan()) == 2 * 640 * 512 * 512 * element
+    assert found.bytes_for((1, 4, 256, 256), Plan()) == 8 * 256**4  # the attention's scores
+
+
+class Failing:
+    """A session that runs out of memory with more than so many latent pixels at once."""
+
+    def __init__(self, session: Any, most: int) -> None:
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self.session, self.most = session, most
+        self.runs: list[tuple[int, ...]] = []
+
+    def run(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        (latents,) = feeds.values()
+        self.runs.append(latents.shape)
+        if latents[:, 0].size > self.most:
+            raise MemoryShortageError("out of memory", component="vae_decoder")
+        return {self.outputs[0].name: self.session.run(feeds)[self.outputs[0].name]}
+
+
+def test_running_out_of_memory_goes_on_in_smaller_parts(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    found = decoder(tiny)
+    latents = np.random.default_rng(0).normal(size=(2, 4, 72, 40)).astype(np.float32)
+    whole = list(found.decode(latents, Plan()))
+    failing = Failing(found.session, 64 * 40)
+    found.session = failing  # type: ignore[assignment]
+    parts = list(found.decode(latents, Plan()))
+    assert [shape[0] for shape in failing.runs[:2]] == [2, 1]
+    assert {shape[2:] for shape in failing.runs[2:]} == {(64, 40)}
+    assert len(parts) == 2
+    assert all(np.abs(a - b).mean() < 0.05 * b.std() for a, b in zip(parts, whole, strict=True))
+    told = capsys.readouterr().err
+    assert "image by image" in told
+    assert "in tiles of 64 x 64 latents" in told
+
+
+def test_what_the_smallest_tile_does_not_fit_is_an_error(tiny: Tiny) -> None:
+    found = decoder(tiny)
+    found.session = Failing(found.session, 10)  # type: ignore[assignment]
+    with pytest.raises(MemoryShortageError):
+        list(found.decode(np.zeros((1, 4, 80, 80), np.float32), Plan()))
+
+
+def test_free_memory_is_read_where_the_provider_runs(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    write("proc/meminfo", "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   16000000 kB\n")
+    for node, version, minor in ((0, 0, 0), (1, 110000, 128), (2, 110001, 129)):
+        write(
+            f"sys/class/kfd/kfd/topology/nodes/{node}/properties",
+            f"gfx_target_version {version}\ndrm_render_minor {minor}\n",
+        )
+    for minor, used in ((128, 10), (129, 300)):
+        write(f"sys/class/drm/renderD{minor}/device/mem_info_vram_total", "1000")
+        write(f"sys/class/drm/renderD{minor}/device/mem_info_vram_used", str(used))
+    tool = tmp_path / "usr/bin/nvidia-smi"
+    write("usr/bin/nvidia-smi", '#!/bin/sh\n[ "$1" = --id=1 ] && echo 512\n')
+    tool.chmod(0o755)
+    system = System(tmp_path, environ={})
+    assert free_memory(CPU, 0, system) == 16000000 * 1024
+    assert [free_memory(ROCM, device, system) for device in range(3)] == [990, 700, None]
+    assert free_memory(CUDA, 1, system) == 512 << 20
+    assert free_memory(CUDA, 0, system) is None
+
+
+# --- what ends a run ---
+
+
+def test_finished_images_stay_when_a_later_one_fails(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_after(count: int, error: BaseException) -> Callable[..., Any]:
+        real, calls = Decoder.decode, iter(range(100))
+
+        def failing(self: Decoder, *args: Any) -> Any:
+            if next(calls) >= count:
+                raise error
+            return real(self, *args)
+
+        return failing
+
+    request = Request("a house", steps=1, seed=1, num_images=3, images_at_once=1)
+    for error in (
+        run_error(RuntimeError("hipErrorIllegalAddress: an illegal memory access"), "unet", ROCM),
+        KeyboardInterrupt(),
+    ):
+        monkeypatch.setattr(Decoder, "decode", fail_after(2, error))
+        with pytest.raises(type(error)):
+            run(tiny.onnx, request, ON_CPU, tmp_path / "out.png", overwrite=True)
+        monkeypatch.undo()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out-1.png", "out-2.png"]
+        assert capsys.readouterr().err.count("wrote") == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA failure 700: an illegal memory access was encountered ; GPU=0",
+        "HIP failure 719: hipErrorLaunchFailure",
+        "CUDNN_STATUS_EXECUTION_FAILED: unspecified launch failure",
+    ],
+)
+def test_a_lost_device_is_named_so(text: str) -> None:
+    error = run_error(RuntimeError(text), "unet", ROCM)
+    assert isinstance(error, ProviderError)
+    assert "rocm lost the GPU" in str(error)
+    assert "dmesg" in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed to allocate memory for requested buffer of size 9",
+        "HIP failure 2: hipErrorOutOfMemory",
+        "std::bad_alloc",
+    ],
+)
+def test_exhausted_memory_is_told_apart(text: str) -> None:
+    assert isinstance(run_error(RuntimeError(text), "unet", ROCM), MemoryShortageError)
