@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import native
-from kernel_report import Kernel, amd_metadata, unit_of
+from kernel_report import Kernel, amd_metadata, objects_of, read, unit_of
 from machine_code import all_objects, instructions, kernels, machine_of, moves, objects, wide
 
 ARCHITECTURES = {"gfx90a", "gfx942", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201"}
@@ -47,6 +47,16 @@ def test_every_architecture_has_every_kernel() -> None:
     for path in all_objects():
         assert set(kernels(path)) == kernel_names(path.stem), path.stem
         assert {kernel.architecture for kernel in kernels(path).values()} == {path.stem}
+
+
+def test_the_report_finds_in_the_library_what_was_compiled() -> None:
+    embedded = {kernel for code in objects_of(native.library()) for kernel in read(code)}
+    assert embedded == {kernel for _, kernel in all_kernels()}
+
+
+def test_the_list_of_registers_has_every_kernel() -> None:
+    listed = set(re.findall(r"^\| `(\w+)`", (native.SOURCE / "REGISTERS.md").read_text(), re.M))
+    assert listed == set[str]().union(*(kernel_names(each) for each in ("gfx942", "gfx1100", "gfx1201", "sm_90")))
 
 
 def test_no_kernel_spills() -> None:
