@@ -144,10 +144,16 @@ def test_tuning_on_migraphx_is_exhaustive() -> None:
 
 @pytest.mark.parametrize("provider", [CPU, CUDA], ids=lambda provider: provider.name)
 def test_tuning_without_anything_to_tune_has_no_effect_and_says_so(provider: Any) -> None:
-    tuned, plain = RuntimeOptions(tuning=True), RuntimeOptions()
+    tuned, plain = RuntimeOptions(tuning=True, custom_ops="off"), RuntimeOptions()
     assert provider_options(provider, tuned) == provider_options(provider, plain)
     assert "no effect" in (tuning_remark(provider, tuned) or "")
     assert tuning_remark(provider, plain) is None
+
+
+def test_tuning_on_cuda_is_for_sdorts_own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sdort.runtime.providers.resolve", lambda setting: tmp_path)
+    assert "sdort's own kernels" in (tuning_remark(CUDA, RuntimeOptions(tuning=True)) or "")
+    assert "no effect" in (tuning_remark(CPU, RuntimeOptions(tuning=True)) or "")
 
 
 @pytest.mark.parametrize(("provider", "option"), [(ROCM, "enable_hip_graph"), (CUDA, "enable_cuda_graph")])

@@ -130,6 +130,8 @@ def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOption
 
 def tuning_remark(provider: Provider, options: RuntimeOptions) -> str | None:
     """What to tell the user about ``--tuning`` on the provider that is in use."""
+    if options.tuning and not provider.tuning and provider.on_gpu and resolve(options.custom_ops):
+        return f"tuning on {provider.name}: the first steps try the variants of sdort's own kernels and take longer"
     if options.tuning and not provider.tuning:
         return f"--tuning has no effect on {provider.name}: that provider has nothing to search"
     if options.tuning:
