@@ -14,23 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sdort.bench.cases import Case, make_feeds
+from sdort.bench.cases import Case
 from sdort.console import detail, progress, say, warn
-from sdort.errors import OutputError, ProviderError, SdortError, UsageError
+from sdort.errors import OutputError, ProviderError, SdortError
 from sdort.ops.library import resolve
-from sdort.runtime.folder import PipelineFolder, open_folder
+from sdort.runtime.folder import open_folder
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.run import announce
-from sdort.runtime.session import Array, Session, open_session
-from sdort.tuning.drawing import drawing_cases, feed_shapes, model_inputs
+from sdort.runtime.session import Session, open_session
 from sdort.tuning.hook import filling, results_of
-from sdort.tuning.key import Key, make_key
+from sdort.tuning.plan import Item, Options, plan
 from sdort.tuning.store import Store
 from sdort.tuning.work import work
-
-NOT_DRAWN = ("safety_checker", "vae_encoder")
-"""Components that drawing from text does not run."""
 
 _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""
@@ -38,37 +34,12 @@ _RUNS = 5
 NEW, KEPT, LEFT, FAILED = "new", "kept", "left", "failed"
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to warm up. No ``sizes`` is the model's own, no ``components`` all that drawing from text runs."""
-
-    runtime: RuntimeOptions
-    sizes: Sequence[tuple[int, int]] = ()
-    images: Sequence[int] = (1,)
-    components: Sequence[str] = ()
-    budget: float | None = None
-    """Seconds after which no item is begun, and the one that runs is given up."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """A component on inputs of fixed shapes; ``case.batch`` counts samples."""
-
-    case: Case
-    path: Path
-    feeds: dict[str, Array]
-    key: Key
-
-    def __str__(self) -> str:
-        return str(self.case)
-
-
 @dataclass
 class Warmed:
     """What became of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
 
-    ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, without and with what is kept;
-    both in this process, where the driver is already awake.
+    ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, before anything of these shapes
+    was kept and with it; both in this process, where the driver is already awake.
     """
 
     component: str
@@ -108,37 +79,6 @@ def warm(path: Path, options: Options, store: Store | None = None) -> list[Warme
     return _Warmer(store, provider, runtime, options.budget).all(items)
 
 
-def plan(folder: PipelineFolder, options: Options, provider: Provider, runtime: RuntimeOptions) -> list[Item]:
-    """Every item once; all components at the first size first, so that the time of each is known early.
-
-    Raises:
-        UsageError: as :func:`warm`.
-    """
-    known = [name for name in folder.models if name not in NOT_DRAWN]
-    unknown = [name for name in options.components if name not in folder.models]
-    if unknown:
-        raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
-    items: dict[str, Item] = {}
-    inputs = {name: model_inputs(folder.models[name], name) for name in options.components or known}
-    for height, width in options.sizes or [default_size(folder)]:
-        if height % folder.vae_factor or width % folder.vae_factor:
-            raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
-        for images in options.images:
-            for name, specs in inputs.items():
-                for case in drawing_cases(name, specs, images, (height, width), guided=True):
-                    feeds = make_feeds(case, specs, folder.vae_factor)
-                    key = make_key(folder.models[name], name, provider, runtime, feed_shapes(feeds))
-                    items.setdefault(key.name, Item(case, folder.models[name], feeds, key))
-    return list(items.values())
-
-
-def default_size(folder: PipelineFolder) -> tuple[int, int]:
-    """Height and width in pixels that the UNet's config names."""
-    size = folder.config("unet").get("sample_size") or 512 // folder.vae_factor
-    height, width = size if isinstance(size, list) else (size, size)
-    return height * folder.vae_factor, width * folder.vae_factor
-
-
 class _Warmer:
     """Takes items one by one and learns how long each component's take."""
 
@@ -151,12 +91,13 @@ class _Warmer:
         self.todo: list[Item] = []
 
     def all(self, items: list[Item]) -> list[Warmed]:
-        self.todo = list(items)
+        there = set(self.store.names())
+        self.todo = [item for item in items if item.key.name not in there]
         done = []
         with progress("warming up", len(items), self.remaining) as advance:
             for item in items:
                 done.append(self.one(item))
-                self.todo.remove(item)
+                self.todo = [each for each in self.todo if each is not item]
                 self.tell(done[-1])
                 advance(1)
         return done

@@ -28,7 +28,7 @@ from sdort.runtime.pipeline import load_pipeline
 from sdort.runtime.providers import CPU, CUDA, MIGRAPHX, RuntimeOptions
 from sdort.runtime.request import Request
 from sdort.runtime.session import Session, open_session
-from sdort.tuning import drawing, hook, work
+from sdort.tuning import drawing, hook, plan, work
 from sdort.tuning.bundle import check_files
 from sdort.tuning.drawing import drawing_cases, feed_shapes, keep_drawn, model_inputs
 from sdort.tuning.key import make_key
@@ -174,8 +174,8 @@ def test_what_cannot_be_asked_for(tiny: Tiny, cache: Path) -> None:
 
 
 def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny) -> None:
-    options = warm.Options(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
-    todo = warm.plan(open_folder(tiny.onnx, ()), options, CPU, options.runtime)
+    options = plan.Options(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
+    todo = plan.plan(open_folder(tiny.onnx, ()), options, CPU, options.runtime)
     warmer = warm._Warmer(Store(), CPU, options.runtime, None)
     warmer.todo = todo[2:]  # one text encoder and one UNet are done
     warmer.learnt = {"text_encoder": [1.0], "unet": [10.0]}

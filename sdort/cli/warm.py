@@ -56,7 +56,8 @@ def command(
     code is 0.
     """
     from sdort.console import emit_json, say, show
-    from sdort.warm import LEFT, Options, refuse_failed, warm
+    from sdort.tuning.plan import Options
+    from sdort.warm import LEFT, refuse_failed, warm
 
     done = warm(pipeline, Options(runtime, sizes or (), images, components, budget))
     left = [each for each in done if each.status == LEFT]
