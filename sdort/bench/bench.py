@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdort.bench.cases import PIPELINE, Case
 from sdort.bench.check import Precision, precision
-from sdort.bench.engines import Engine, Runner
+from sdort.bench.engines import Engine, OnnxEngine, Runner
 from sdort.bench.memory import Meter, Peak
 from sdort.bench.plan import Options, choose_components, find_reference, open_engines, plan_cases
 from sdort.bench.reference import Reference, Result, verdict
@@ -19,6 +19,7 @@ from sdort.console import detail, progress
 from sdort.errors import SdortError
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
+from sdort.runtime.profile import measure_cases
 from sdort.runtime.run import announce
 from sdort.runtime.schedulers import find_scheduler
 
@@ -59,7 +60,20 @@ def bench(path: Path, options: Options) -> list[Row]:
                 for engine, meter in zip(engines, meters, strict=True):
                     engine.close()
                     meter.forget()
+        if options.placement:
+            _fill_placements(rows, engines)
     return rows
+
+
+def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
+    """In sessions of their own, when all is timed: a profile costs time."""
+    for index, row in enumerate(rows):
+        engine = engines[index % len(engines)]  # a case has one row for each engine
+        if isinstance(engine, OnnxEngine) and row.component != PIPELINE and not row.failed:
+            case = Case(row.component, row.batch_size, row.height, row.width)
+            [row.placement] = measure_cases(
+                engine.folder.models, [case], engine.provider, engine.options, engine.factor
+            )
 
 
 @dataclass

@@ -35,6 +35,8 @@ class Options:
     scheduler: str | None = None
     warmup: int = 3
     repeat: int = 10
+    placement: bool = False
+    """Also see on which execution provider each component's operators run, and how long."""
 
 
 def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:

@@ -11,12 +11,15 @@ from sdort.console import say, show
 from sdort.errors import OutputError, ParityError
 
 
-def deliver(measure: Callable[[], Sequence[Row]], form: str, output: Path | None) -> None:
+def deliver(measure: Callable[[], Sequence[Row]], form: str, output: Path | None) -> Sequence[Row]:
     """Measure, then print the rows, or write them to a file.
 
     Args:
         form: ``table``, ``csv``, ``json`` or ``markdown``; a file gets a table as Markdown.
         output: the file, replaced if it exists; checked before anything is measured.
+
+    Returns:
+        The rows.
 
     Raises:
         OutputError: the file cannot be written.
@@ -33,6 +36,7 @@ def deliver(measure: Callable[[], Sequence[Row]], form: str, output: Path | None
     else:
         show_text(as_text(rows, form))
     refuse_failed(rows)
+    return rows
 
 
 def show_text(text: str) -> None:

@@ -8,7 +8,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdort.runtime.profile import Placement
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Row:
     speedup_low: float | None = None
     speedup_high: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    placement: Placement | None = None
+    """With ``--placement``; a CSV has no place for it."""
 
     @property
     def failed(self) -> bool:
@@ -141,7 +146,10 @@ def as_text(rows: Sequence[Row], form: str) -> str:
 def _csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     flat = [
-        {**row.as_dict(), "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items())}
+        {
+            **{name: value for name, value in row.as_dict().items() if name != "placement"},
+            "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
+        }
         for row in rows
     ]
     writer = csv.DictWriter(text, list(flat[0]) if flat else [], lineterminator="\n")

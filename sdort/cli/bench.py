@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.options import runtime_options
+from sdort.cli.options import placement_option, runtime_options, show_placement
 
 if TYPE_CHECKING:
     from sdort.runtime.providers import RuntimeOptions
@@ -93,6 +93,7 @@ Examples:
 @click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
 @click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")
 @click.option("--repeat", type=click.IntRange(1), default=10, help="Timed calls.")
+@placement_option
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", help="How to print."
 )
@@ -113,6 +114,7 @@ def command(
     scheduler: str | None,
     warmup: int,
     repeat: int,
+    placement: bool,
     form: str,
     as_json: bool,
     output: Path | None,
@@ -143,5 +145,8 @@ def command(
         scheduler=scheduler,
         warmup=warmup,
         repeat=repeat,
+        placement=placement,
     )
-    deliver(lambda: bench(pipeline, options), "json" if as_json else form, output)
+    rows = deliver(lambda: bench(pipeline, options), "json" if as_json else form, output)
+    if placement and not (as_json or form != "table" or output):
+        show_placement([row.placement for row in rows if row.placement], [])

@@ -20,6 +20,7 @@ Examples:
   sdort inspect model                    every component of a pipeline
   sdort inspect model/unet/model.onnx --provider rocm
   sdort inspect --diff model fast        what optimizing changed
+  sdort inspect fast --provider rocm --placement
 """
 
 
@@ -33,8 +34,13 @@ Examples:
     type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]),
     help="Show what this execution provider has no kernel for (repeatable); all of them unless given.",
 )
+@click.option(
+    "--placement",
+    is_flag=True,
+    help="Open each component on the given --provider, and show where ONNX Runtime puts its nodes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], as_json: bool) -> None:
+def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Show the operators, inputs, outputs and weights of a model.
 
     PATH is an .onnx file or the folder of a pipeline. Operators that only ONNX Runtime or sdort has, the fused ones,
@@ -42,8 +48,14 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], as_
     """
     if len(paths) != 1 + diff:
         raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")
+    if placement and (diff or len(providers) != 1):
+        raise click.UsageError("--placement wants one --provider, and no --diff")
     from sdort.console import emit_json, show
     from sdort.inspect import PROVIDERS, compare, inspect_path
+
+    if placement:
+        _show_placement(paths[0], providers[0], as_json)
+        return
 
     found = [inspect_path(path, () if diff else providers or PROVIDERS) for path in paths]
     if diff:
@@ -60,6 +72,23 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], as_
         show(table)
     if not tables:
         show("No differences.")
+
+
+def _show_placement(path: Path, name: str, as_json: bool) -> None:
+    from sdort.cli.options import show_placement
+    from sdort.console import emit_json
+    from sdort.layout import find_components
+    from sdort.runtime.probe import choose_provider
+    from sdort.runtime.profile import measure_placement, remarks
+    from sdort.runtime.providers import RuntimeOptions
+
+    options = RuntimeOptions(name, no_fallback=True)
+    provider, _ = choose_provider(options)
+    found = [measure_placement(file, each, provider, options) for each, file in find_components(path).items()]
+    if as_json:
+        emit_json({"placement": found})
+    else:
+        show_placement(found, remarks(found, provider))
 
 
 def _tables(components: list[Component]) -> list[Table]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from sdort.runtime.profile import Placement
 
 custom_ops_option = click.option(
     "--custom-ops",
@@ -14,6 +17,22 @@ custom_ops_option = click.option(
     default="auto",
     help="sdort's own operators (sdort ops build): auto registers them where they are built.",
 )
+
+placement_option = click.option(
+    "--placement",
+    is_flag=True,
+    help="Show which operators run on which execution provider, and how long.",
+)
+
+
+def show_placement(found: Sequence[Placement], lines: Sequence[str]) -> None:
+    """Print what :mod:`sdort.runtime.profile` found."""
+    from sdort.console import show
+    from sdort.runtime.profile import placement_table
+
+    show(placement_table(found))
+    for line in lines:
+        show(line)
 
 
 def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

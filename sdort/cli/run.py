@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.options import runtime_options
+from sdort.cli.options import placement_option, runtime_options, show_placement
 
 if TYPE_CHECKING:
     from sdort.runtime.providers import RuntimeOptions
@@ -54,6 +54,7 @@ Examples:
     help="Decode several images one by one.",
 )
 @runtime_options
+@placement_option
 @click.option(
     "-o",
     "--output",
@@ -77,6 +78,7 @@ def command(
     vae_tiling: bool | None,
     vae_slicing: bool | None,
     runtime: RuntimeOptions,
+    placement: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -107,5 +109,11 @@ def command(
         vae_slicing=vae_slicing,
     )
     record = run(pipeline, request, runtime, output, overwrite=overwrite)
+    if placement:
+        from sdort.runtime.run import placement_of
+
+        record["placement"], lines = placement_of(pipeline, request, runtime, record)
     if as_json:
         emit_json(record)
+    elif placement:
+        show_placement(record["placement"], lines)

@@ -34,6 +34,10 @@ SHAPE_OPERATORS = frozenset([
 # fmt: on
 
 
+COPIES = ("MemcpyFromHost", "MemcpyToHost")
+"""The nodes that ONNX Runtime inserts where a tensor is needed on the other side."""
+
+
 def run_logged(call: Callable[[], Any]) -> tuple[Any, str]:
     """Run ``call`` and return its result with everything that was written to file descriptor 2 meanwhile."""
     with tempfile.TemporaryFile() as log:

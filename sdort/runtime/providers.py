@@ -44,6 +44,8 @@ class RuntimeOptions:
     """Threads within an operator on the CPU; 0 lets ONNX Runtime choose."""
     graph: bool = False
     """Record a run as a graph of the device (HIP graph, CUDA graph) and replay it."""
+    profile: str = ""
+    """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
     provider_options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
 
@@ -122,6 +124,9 @@ def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOption
     result.intra_op_num_threads = options.threads
     # Its threads would otherwise go on spinning after a run and take the processor from the scheduler's torch threads.
     result.add_session_config_entry("session.force_spinning_stop", "1")
+    if options.profile:
+        result.enable_profiling = True
+        result.profile_file_prefix = options.profile
     library = resolve(options.custom_ops)
     if library:
         register(result, library, provider.name)

@@ -11,13 +11,15 @@ from sdort.console import detail, progress, say, warn
 from sdort.errors import ParityError
 from sdort.ops.library import library_hash, resolve
 from sdort.runtime.environment import device_name, versions
+from sdort.runtime.folder import NEEDED, open_folder
 from sdort.runtime.images import Generated, output_paths, save_png
 from sdort.runtime.pipeline import TextToImage, load_pipeline
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import AUTO, RuntimeOptions, tuning_remark
+from sdort.runtime.profile import Placement, measure_cases, remarks
+from sdort.runtime.providers import AUTO, RuntimeOptions, find_provider, tuning_remark
 from sdort.runtime.request import Request, check_request
 from sdort.runtime.schedulers import find_scheduler
-from sdort.tuning.drawing import keep_drawn
+from sdort.tuning.drawing import drawing_cases, keep_drawn, model_inputs
 
 
 def run(
@@ -60,6 +62,31 @@ def run(
     keep_drawn(drawer, request)
     _refuse_bad(bad)
     return {**_record(drawer, request, options, loaded), "images": written}
+
+
+def placement_of(
+    pipeline: Path, request: Request, options: RuntimeOptions, record: dict[str, Any]
+) -> tuple[list[Placement], list[str]]:
+    """Where the components ran for a request that is done, and remarks; each is opened anew and runs twice.
+
+    Args:
+        record: what :func:`run` returned.
+    """
+    folder, provider = open_folder(pipeline), find_provider(record["provider"])
+    size = record["height"], record["width"]
+    todo = [
+        drawing_cases(
+            component,
+            model_inputs(folder.models[component], component),
+            request.num_images,
+            size,
+            guided=request.guidance_scale > 1,
+            at_once=request.images_at_once,
+        )[-1]
+        for component in NEEDED
+    ]
+    found = measure_cases(folder.models, todo, provider, options, folder.vae_factor)
+    return found, remarks(found, provider)
 
 
 def announce(options: RuntimeOptions) -> None:

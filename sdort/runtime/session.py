@@ -172,15 +172,23 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
         ProviderError: the provider has no kernel for one of its operators, or ``options.no_fallback`` and part of
             the model would run on the CPU.
     """
+    if options.no_fallback and provider.on_gpu:
+        session, log = open_logged(path, component, provider, options)
+        placement.refuse_fallback(log, provider, component)
+        return session
+    return _open(path, component, provider, options, FATAL)
+
+
+def open_logged(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> tuple[Session, str]:
+    """:func:`open_session`, and the log of the initialisation, for :func:`sdort.runtime.placement.parse_placement`."""
+    return placement.run_logged(lambda: _open(path, component, provider, options, 0))
+
+
+def _open(path: Path, component: str, provider: Provider, options: RuntimeOptions, severity: int) -> Session:
     check_file(path, component)
     tuned = prepare(path, component, provider, options)
-    verbose = options.no_fallback and provider.on_gpu
     try:
-        if verbose:
-            ort, log = placement.run_logged(lambda: create_session(str(path), provider, tuned.options, severity=0))
-            placement.refuse_fallback(log, provider, component)
-        else:
-            ort = create_session(str(path), provider, tuned.options)
+        ort = create_session(str(path), provider, tuned.options, severity=severity)
     except SdortError:
         raise
     except Exception as error:  # its classes share no base but Exception
