@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""The runtime on one GPU, for real: the denoising loop, graphs, placement, decoding in parts, running out of memory.
+
+    python scripts/gpu_runtime.py --work DIR [--provider cuda|rocm] [--steps 20] [--size 512x512] [--json FILE]
+
+Stable Diffusion 1.5's full architecture with seeded random weights, fp16. Each part prints its lines and goes on if
+another fails. Times are medians over the steps after the first two; both sides of a comparison are in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_benchmark import make_pipeline, optimized
+
+from sdort.errors import SdortError
+from sdort.runtime.decode import Decoder, Plan, free_memory
+from sdort.runtime.denoise import denoise
+from sdort.runtime.loop import Batch, Loop
+from sdort.runtime.profile import placement_table, remarks
+from sdort.runtime.providers import RuntimeOptions, find_provider
+from sdort.runtime.recurrence import find_recurrence
+from sdort.runtime.session import Session, open_session
+
+Array = np.ndarray[Any, Any]
+VAE = {"block_out_channels": [128, 256, 512, 512], "scaling_factor": 0.18215}
+
+
+def main() -> int:
+    args = arguments()
+    args.work.mkdir(parents=True, exist_ok=True)
+    checkpoint = make_pipeline(args.work / "checkpoint")
+    results: dict[str, Any] = {}
+    failed = 0
+    for part in (steps, copies, placement, decoding, memory):
+        print(f"== {part.__name__}", flush=True)
+        try:
+            results[part.__name__] = part(checkpoint, args)
+        except Exception:  # one part's failure leaves the others their results
+            traceback.print_exc()
+            failed += 1
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=2, default=str))
+    return 1 if failed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm"])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--size", default="512x512")
+    parser.add_argument("--custom-ops", default="auto")
+    parser.add_argument("--json", type=Path)
+    found = parser.parse_args()
+    found.batch = 2  # what gpu_benchmark's static export is made for: one image with guidance
+    return found
+
+
+def options(args: argparse.Namespace, **more: Any) -> RuntimeOptions:
+    return RuntimeOptions(args.provider, custom_ops=args.custom_ops, **more)
+
+
+def unet(checkpoint: Path, args: argparse.Namespace, *, static: bool, **more: Any) -> Session:
+    path = optimized("unet", checkpoint, args, static=static, own=False)
+    return open_session(path, "unet", find_provider(args.provider), options(args, **more))
+
+
+def scheduler(args: argparse.Namespace) -> Any:
+    import diffusers
+
+    made = diffusers.EulerDiscreteScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
+    made.set_timesteps(args.steps)
+    return made
+
+
+class Drawing:
+    """The inputs of one image, and how to denoise it through a session."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        rng = np.random.default_rng(0)
+        height, width = (int(side) // 8 for side in args.size.split("x"))
+        self.args = args
+        self.batch = Batch(2, 1, (4, height, width))
+        self.texts = [rng.normal(size=(1, 77, 768)).astype(np.float32) for _ in range(2)]
+        self.noise = rng.normal(size=(1, 1, 4, height, width)).astype(np.float32)
+
+    def through_device(self, session: Session, loop: Loop | None = None) -> tuple[Array, list[float]]:
+        recurrence = find_recurrence(lambda: scheduler(self.args))
+        assert recurrence is not None
+        loop = loop or Loop(session)
+        return loop.denoise(recurrence, self.batch, self.texts, self.noise, [-6.5, 7.5], lambda _: None)
+
+    def through_host(self, session: Session) -> tuple[Array, list[float]]:
+        import torch
+
+        noise = torch.from_numpy(self.noise[0])
+        return denoise(session, scheduler(self.args), self.texts, noise, [], 7.5, None, lambda _: None)
+
+
+def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds a step, and the result against the scheduler's own on the host."""
+    drawing = Drawing(args)
+    ways: list[tuple[str, bool, dict[str, Any], Callable[[Session], tuple[Array, list[float]]]]] = [
+        ("scheduler on the host", False, {}, drawing.through_host),
+        ("on the device", False, {}, drawing.through_device),
+        ("on the device, graph", False, {"graph": True}, drawing.through_device),
+        ("static, on the device", True, {}, drawing.through_device),
+        ("static, on the device, graph", True, {"graph": True}, drawing.through_device),
+    ]
+    found: dict[str, Any] = {}
+    expected: Array | None = None
+    for name, static, more, run in ways:
+        try:
+            session = unet(checkpoint, args, static=static, **more)
+            latents, seconds = run(session)
+        except SdortError as error:
+            print(f"{name:32} {error}")
+            found[name] = str(error)
+            continue
+        expected = latents if expected is None else expected
+        milliseconds = statistics.median(seconds[2:]) * 1e3
+        error_ = float(np.linalg.norm(latents - expected) / np.linalg.norm(expected))
+        print(f"{name:32} {milliseconds:8.3f} ms a step, off by {error_:.1e} from the first", flush=True)
+        found[name] = {"ms": milliseconds, "difference": error_}
+        del session
+    return found
+
+
+def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What torch's profiler sees of copies in the process while all steps but the first two run."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    found: dict[str, Any] = {}
+    for graph in (False, True):
+        drawing = Drawing(args)
+        session = unet(checkpoint, args, static=True, graph=graph)
+        loop = Loop(session)
+        drawing.through_device(session, loop)
+        recurrence = find_recurrence(lambda: scheduler(args))
+        assert recurrence is not None
+        marks: list[Any] = []
+        recorder = profile(activities=[ProfilerActivity.CUDA])
+
+        def on_step(_: float, marks: list[Any] = marks, recorder: Any = recorder) -> None:
+            marks.append(None)
+            if len(marks) == 2:
+                torch.cuda.synchronize()
+                recorder.start()
+            if len(marks) == args.steps:
+                torch.cuda.synchronize()
+                recorder.stop()
+
+        loop.denoise(recurrence, drawing.batch, drawing.texts, drawing.noise, [-6.5, 7.5], on_step)
+        names = Counter(event.name for event in recorder.events())
+        copied = {name: count for name, count in names.items() if "memcpy" in name.lower() or "copy" in name.lower()}
+        label = "graph" if graph else "plain"
+        print(f"{label}: in {args.steps - 2} steps {sum(names.values())} activities, copies: {copied}", flush=True)
+        found[label] = {"activities": sum(names.values()), "copies": copied}
+    return found
+
+
+def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
+    """Per execution provider and operator."""
+    from sdort.bench.cases import Case
+    from sdort.console import show
+    from sdort.runtime.profile import measure_cases
+
+    height, width = map(int, args.size.split("x"))
+    provider = find_provider(args.provider)
+    models = {c: optimized(c, checkpoint, args, static=False, own=False) for c in ("unet", "vae_decoder")}
+    todo = [Case("unet", 2, height, width), Case("vae_decoder", 1, height, width)]
+    found = measure_cases(models, todo, provider, options(args), 8)
+    show(placement_table(found))
+    for line in remarks(found, provider):
+        print(line)
+    return found
+
+
+def decoder(checkpoint: Path, args: argparse.Namespace, **more: Any) -> Decoder:
+    path = optimized("vae_decoder", checkpoint, args, static=False, own=False)
+    return Decoder(open_session(path, "vae_decoder", find_provider(args.provider), options(args, **more)), VAE, 8)
+
+
+def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """1024 x 1024, batch 2: time, growth of memory and difference for each way."""
+    found: dict[str, Any] = {}
+    latents = np.random.default_rng(0).normal(size=(2, 4, 128, 128)).astype(np.float32)
+    whole: Array | None = None
+    for plan in (Plan(), Plan(slicing=True), Plan(slicing=True, tile=64)):
+        provider = find_provider(args.provider)
+        tight = {"arena_extend_strategy": "kSameAsRequested"}
+        made = decoder(checkpoint, args, provider_options=tight)
+        before = free_memory(provider, 0) or 0
+        times, images = [], np.zeros(0)
+        for _ in range(4):
+            started = time.perf_counter()
+            images = np.stack(list(made.decode(latents, plan)))
+            times.append(time.perf_counter() - started)
+        grown = before - (free_memory(provider, 0) or 0)
+        pixels = np.clip(images / 2 + 0.5, 0, 1) * 255
+        whole = pixels if whole is None else whole
+        row = {
+            "seconds": statistics.median(times[1:]),
+            "grown_mib": grown / 2**20,
+            "estimated_mib": made.bytes_for(latents.shape, plan) / 2**20,
+            "mean_difference": float(np.abs(pixels - whole).mean()),
+        }
+        print(f"{plan!s:48} {row}", flush=True)
+        found[str(plan)] = row
+    return found
+
+
+def memory(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A decoder that may have two GiB, and eight images of 1024 x 1024."""
+    made = decoder(checkpoint, args, provider_options={"gpu_mem_limit": str(2 << 30)})
+    latents = np.random.default_rng(0).normal(size=(8, 4, 128, 128)).astype(np.float32)
+    images = list(made.decode(latents, Plan()))  # says on stderr in which parts it goes on
+    finite = all(np.isfinite(image).all() for image in images)
+    print(f"{len(images)} images, all finite: {finite}")
+    tiny = decoder(checkpoint, args, provider_options={"gpu_mem_limit": str(64 << 20)})
+    try:
+        list(tiny.decode(latents[:1], Plan()))
+        message = "it fits in 64 MiB"
+    except SdortError as error:
+        message = f"{type(error).__name__}, exit code {error.exit_code}: {error}"
+    print(message)
+    return {"images": len(images), "finite": finite, "64 MiB": message}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
