@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.bench.cases import PIPELINE, Case
@@ -18,16 +18,40 @@ from sdort.bench.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, progress
 from sdort.errors import SdortError
 from sdort.runtime.environment import device_name, versions
+from sdort.runtime.images import Generated
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.profile import measure_cases
+from sdort.runtime.providers import Provider
 from sdort.runtime.run import announce
 from sdort.runtime.schedulers import find_scheduler
 
 _MIB = 1 << 20
 
 
+@dataclass(frozen=True)
+class Picture:
+    """The first image of a pipeline's row, and the same noise drawn by what the row was checked against."""
+
+    row: Row
+    image: Generated
+    reference: Generated | None
+
+
+@dataclass
+class Measurement:
+    """The rows of a benchmark and the images that they were checked by."""
+
+    rows: list[Row] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
 def bench(path: Path, options: Options) -> list[Row]:
-    """Measure a pipeline, and a baseline beside it.
+    """The rows of :func:`measure`."""
+    return measure(path, options).rows
+
+
+def measure(path: Path, options: Options) -> Measurement:
+    """Measure a pipeline, and a baseline or other engines beside it.
 
     Every case is checked before it is timed: its outputs are finite, not constant, repeatable, and equal those of the
     reference. The reference is ``options.reference``, else the baseline, else what the manifest names as the
@@ -39,30 +63,47 @@ def bench(path: Path, options: Options) -> list[Row]:
     Raises:
         SdortError: nothing could be measured at all.
     """
-    if options.scheduler:
-        find_scheduler(options.scheduler)
-    announce(options.runtime)
-    provider, _ = choose_provider(options.runtime)
-    rows: list[Row] = []
+    provider = prepare(options)
     with open_engines(path, options, provider) as engines:
         components = choose_components(engines, options.components)
         todo = plan_cases(components, engines, options)
         reference = find_reference(path, options, todo, provider)
-        for each in engines:
-            each.import_libraries(components)
-        meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
-        calls = options.warmup + 1 + options.repeat
-        with progress("measuring", total=len(todo) * len(engines) * calls) as advance:
-            for component in components:
-                for case in todo:
-                    if case.component == component:
-                        rows += _measure(engines, meters, case, reference, options, advance)
-                for engine, meter in zip(engines, meters, strict=True):
-                    engine.close()
-                    meter.forget()
+        found = measure_engines(engines, components, todo, reference, options)
         if options.placement:
-            _fill_placements(rows, engines)
-    return rows
+            _fill_placements(found.rows, engines)
+    return found
+
+
+def prepare(options: Options) -> Provider:
+    """Check what can be checked before anything is opened, and choose the provider."""
+    if options.scheduler:
+        find_scheduler(options.scheduler)
+    announce(options.runtime)
+    return choose_provider(options.runtime)[0]
+
+
+def measure_engines(
+    engines: Sequence[Engine],
+    components: Sequence[str],
+    todo: Sequence[Case],
+    reference: Reference | None,
+    options: Options,
+) -> Measurement:
+    """Measure every case on all engines in turn, one component after the other; the engines end closed."""
+    found = Measurement()
+    for each in engines:
+        each.import_libraries(components)
+    meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
+    calls = options.warmup + 1 + options.repeat
+    with progress("measuring", total=len(todo) * len(engines) * calls) as advance:
+        for component in components:
+            for case in todo:
+                if case.component == component:
+                    _measure(engines, meters, case, reference, options, advance, found)
+            for engine, meter in zip(engines, meters, strict=True):
+                engine.close()
+                meter.forget()
+    return found
 
 
 def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
@@ -93,7 +134,8 @@ def _measure(
     reference: Reference | None,
     options: Options,
     advance: Callable[[float], None],
-) -> list[Row]:
+    found: Measurement,
+) -> None:
     """Check and time one case on every engine."""
     rows = [_row(engine, case, options) for engine in engines]
     ready: list[_Ready] = []
@@ -110,10 +152,25 @@ def _measure(
     for each, milliseconds in zip(good, times, strict=True):
         _fill_times(each.row, milliseconds, case, options)
         _check_repeats(each, case)
-    if len(engines) == 2 and len(good) == 2 and not any(row.failed for row in rows):
-        compared = ratio(*times)
-        rows[1].speedup, rows[1].speedup_low, rows[1].speedup_high = compared.median, compared.low, compared.high
-    return rows
+    _compare(good, times, rows[0])
+    found.rows += rows
+    found.pictures += _pictures(ready, case, reference)
+
+
+def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Row) -> None:
+    """How much faster than the first engine the others are, where both are right."""
+    if first.failed or not good:
+        return
+    for each, milliseconds in zip(good[1:], times[1:], strict=True):
+        if not each.row.failed:
+            compared = ratio(times[0], milliseconds)
+            each.row.speedup, each.row.speedup_low, each.row.speedup_high = compared.median, compared.low, compared.high
+
+
+def _pictures(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[Picture]:
+    wanted = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
+    beside = wanted[0] if isinstance(wanted, list) else None
+    return [Picture(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
 
 
 def _warm_up(
@@ -188,6 +245,7 @@ def _check_repeats(each: _Ready, case: Case) -> None:
 
 def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: Options) -> None:
     numbers = statistics(milliseconds)
+    row.times_ms = list(milliseconds)
     row.median_ms, row.mean_ms, row.p90_ms, row.min_ms = numbers.median, numbers.mean, numbers.p90, numbers.minimum
     row.repeat, row.warmup = numbers.repeat, options.warmup
     if case.component == PIPELINE:

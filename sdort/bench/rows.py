@@ -56,6 +56,8 @@ class Row:
     speedup_low: float | None = None
     speedup_high: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    times_ms: list[float] = field(default_factory=list)
+    """Every timed call, in order; a CSV has no place for it."""
     placement: Placement | None = None
     """With ``--placement``; a CSV has no place for it."""
 
@@ -67,6 +69,7 @@ class Row:
         """Say why the row has no times, and drop those that it has."""
         self.status = reason
         self.load_s = self.first_ms = self.median_ms = self.mean_ms = self.p90_ms = self.min_ms = None
+        self.times_ms = []
         self.images_per_s = self.speedup = self.speedup_low = self.speedup_high = None
 
     def parity(self) -> str:
@@ -147,7 +150,7 @@ def _csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     flat = [
         {
-            **{name: value for name, value in row.as_dict().items() if name != "placement"},
+            **{name: value for name, value in row.as_dict().items() if name not in ("placement", "times_ms")},
             "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
         }
         for row in rows
