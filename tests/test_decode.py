@@ -240,6 +240,7 @@ def test_a_lost_device_is_named_so(text: str) -> None:
         "Failed to allocate memory for requested buffer of size 9",
         "HIP failure 2: hipErrorOutOfMemory",
         "std::bad_alloc",
+        "BFCArena::AllocateRawInternal Available memory of 0 is smaller than requested bytes of 536870912",
     ],
 )
 def test_exhausted_memory_is_told_apart(text: str) -> None:

@@ -10,6 +10,7 @@ provider.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ class Buffer:
 
     def place(self, first: int = 0, shape: Sequence[int] | None = None) -> tuple[Any, ...]:
         """What an ``IOBinding`` takes: the device, type, shape and address of the part from ``[first]`` on."""
-        inner = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        inner = self.dtype.itemsize * math.prod(self.shape[1:])
         return (
             *self._memory,
             self.dtype,
@@ -72,7 +73,7 @@ class Batch:
     @property
     def elements(self) -> int:
         """Of all images' latents."""
-        return self.images * int(np.prod(self.latent))
+        return self.images * math.prod(self.latent)
 
 
 def batch_slices(session: Session, name: str, total: int) -> list[slice]:
@@ -265,9 +266,10 @@ class History:
         spread = np.broadcast_to(times.reshape(-1, *[1] * len(places.timestep.shape)), (steps, *places.timestep.shape))
         self._times = Buffer(session, spread)
         self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
+        self._bindings = [self._bind(step) for step in range(steps + 1)]
 
-    def prepare(self, step: int) -> None:
-        """Keep the output of the step before, and make the input of ``step``, or the result after the last."""
+    def _bind(self, step: int) -> Any:
+        """The sum before ``step``, or after the last."""
         places, copies = self.places, self.places.batch.copies
         flat = (copies, places.batch.elements)
         binding = self.session.ort.io_binding()
@@ -281,7 +283,11 @@ class History:
         binding.bind_output("sample", *places.sample.place(0, flat))
         binding.bind_output("total", *self._total.place())
         binding.bind_output("now", *places.timestep.place())
-        self.session.run_bound(binding)
+        return binding
+
+    def prepare(self, step: int) -> None:
+        """Keep the output of the step before, and make the input of ``step``, or the result after the last."""
+        self.session.run_bound(self._bindings[step])
 
     def result(self) -> Array:
         """The denoised latents.

@@ -255,7 +255,10 @@ def run_error(error: Exception, component: str, provider: Provider) -> SdortErro
 
 def _out_of_memory(text: str) -> bool:
     text = text.lower()
-    signs = ("failed to allocate memory", "bad_alloc", "out of memory", "outofmemory", "bad allocation", "alloc_failed")
+    signs = (
+        "failed to allocate memory", "bad_alloc", "out of memory", "outofmemory", "bad allocation", "alloc_failed",
+        "smaller than requested bytes",
+    )  # fmt: skip
     return any(sign in text for sign in signs)
 
 
