@@ -15,6 +15,7 @@ from typing import Any
 from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
 from sdort.passes import fold, half, nhwc, reshape, simplify, upgrade
+from sdort.provenance import KEY, describe
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
 from sdort.targets.target import Target
@@ -94,6 +95,7 @@ def optimize_model(model: Model, options: Options) -> ComponentReport:
     report.seconds["upgrade"] = time.perf_counter() - start
     for name, step, _ in PIPELINE:
         start = time.perf_counter()
+        run.editor.maker = name
         try:
             step(run)
         except SdortError:
@@ -106,6 +108,7 @@ def optimize_model(model: Model, options: Options) -> ComponentReport:
             ) from error
         report.seconds[name] = time.perf_counter() - start
     report.nodes_after, report.operators = len(model.graph.nodes), count_operators(model)
+    model.metadata[KEY] = describe(run.editor)
     return report
 
 
@@ -163,8 +166,13 @@ def _borrow(run: Run) -> None:
 
 
 def _half(run: Run) -> None:
-    if run.options.fp16:
-        run.editor = half.run(run.editor, io_fp16=run.options.io_fp16)
+    if not run.options.fp16:
+        return
+    earlier, names = run.editor, {node.name for node in run.model.graph.nodes}
+    run.editor = half.run(earlier, io_fp16=run.options.io_fp16)
+    run.editor.layouts.update(earlier.layouts)
+    run.editor.makers.update({node.name: ("half",) for node in run.model.graph.nodes if node.name not in names})
+    run.editor.makers.update(earlier.makers)
 
 
 def _all_supported(run: Run) -> None:

@@ -21,6 +21,9 @@ from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
 from sdort.ops.library import register, resolve
 from sdort.reference import expand
 from sdort.samples import Array, Sample, declared_inputs, fixed_batch, make_inputs
+from sdort.verification.limits import TOLERANCES, Tolerance
+
+__all__ = ["TOLERANCES", "OutputParity", "Parity", "Tolerance", "compare", "open_session", "precision"]
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -30,35 +33,6 @@ PROVIDERS = {
 }
 DEFAULT_SAMPLES = (Sample(1, 64, 64), Sample(2, 40, 56))
 """Batches of one and two, a square and a non-square size."""
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """Largest and mean absolute error allowed, both relative to the standard deviation of the reference's output."""
-
-    largest: float
-    mean: float
-
-
-# Both columns are needed: the largest error finds a wrong corner, the mean a small error everywhere.
-TOLERANCES: dict[tuple[str, str], Tolerance] = {
-    # The same sums in another order: measured at most 6e-6 and 1e-6 on graphs of some hundred layers.
-    ("float32", "unet"): Tolerance(1e-4, 1e-5),
-    ("float32", "vae_encoder"): Tolerance(1e-4, 1e-5),
-    ("float32", "vae_decoder"): Tolerance(1e-4, 1e-5),
-    ("float32", "text_encoder"): Tolerance(1e-4, 1e-5),
-    ("float32", "text_encoder_2"): Tolerance(1e-4, 1e-5),
-    # torch with every weight and activation in fp16 against torch in fp32, random weights of unit gain: largest 1.2e-2,
-    # mean 2.0e-3 on UNets, 1.2e-2 and 1.5e-3 on VAEs, 1.4e-2 and 1.3e-3 on text encoders (CLIP-L, OpenCLIP-H at full
-    # size). Twice that is allowed: nothing that is only rounded in fp16 needs more, a forgotten scale, mask or bias
-    # costs tens of times as much.
-    ("float16", "unet"): Tolerance(2.5e-2, 4e-3),
-    ("float16", "vae_encoder"): Tolerance(2.5e-2, 3e-3),
-    ("float16", "vae_decoder"): Tolerance(2.5e-2, 3e-3),
-    ("float16", "text_encoder"): Tolerance(3e-2, 3e-3),
-    ("float16", "text_encoder_2"): Tolerance(3e-2, 3e-3),
-}
-"""By the optimized model's precision and its component."""
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,9 @@ import numpy as np
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import CUDA, Provider
 from sdort.runtime.session import Array
-
-PSNR = {
-    # What the same noise must give in fp32: no pixel is visibly different.
-    "float32": 40.0,
-    # Rounding errors of 11 bits grow over the steps. Right pipelines measured 58 to 62 dB over 8 steps, one whose
-    # decoder was wrong 32 dB.
-    "float16": 35.0,
-}
-"""Lowest peak signal-to-noise ratio in dB of an image against the reference's, by the dtype of :class:`Precision`."""
-
-GPU_ALLOWANCE = 3.0
-"""How much more than :mod:`sdort.verify` allows, which states it for the CPU, a component may err on a GPU, whose
-kernels also round partial sums. Measured on an H100 with ONNX Runtime 1.31.1, VAE decoders of 128 to 512 pixels against
-the CPU: 2.3e-2 at most and 1.3e-3 in the mean in TF32, 6.1e-2 and 3.4e-3 in fp16; one that was wrong, 2.5 and 0.36."""
+from sdort.verification.limits import GPU_ALLOWANCE as GPU_ALLOWANCE
+from sdort.verification.limits import PSNR as PSNR
+from sdort.verification.limits import TOLERANCES
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
 
@@ -70,7 +59,7 @@ def check_outputs(
     component: str,
     precision: Precision,
 ) -> Verdict:
-    """Check a component's outputs; the tolerances are those of :mod:`sdort.verify`.
+    """Check a component's outputs; the tolerances are those of :mod:`sdort.verification.limits`.
 
     Args:
         outputs: by name, in the order of the model.
@@ -99,8 +88,6 @@ def check_outputs(
 
 
 def _out_of_tolerance(worst: float, mean: float, against: str, component: str, precision: Precision) -> str | None:
-    from sdort.verify import TOLERANCES
-
     limit = TOLERANCES[precision.dtype, component]
     allowance = GPU_ALLOWANCE if precision.on_gpu else 1.0
     largest, average = allowance * limit.largest, allowance * limit.mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sdort.bench.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.runtime.providers import Provider
 from sdort.runtime.schedulers import load_scheduler, read_config
-from sdort.runtime.session import TensorSpec
+from sdort.runtime.session import Array, TensorSpec
 
 # component: (attribute of the diffusers pipeline, its method)
 _MODULES = {
@@ -141,12 +141,15 @@ class TorchEngine:
             )
         if case.component not in self.components():
             raise UsageError(f"{self.path} has no {case.component}")
-        feeds = make_feeds(case, self.inputs(case.component), self.factor)
-        part, method = _MODULES[case.component]
-        module = getattr(self.pipeline(case.component), part)
+        return self.component_runner(case.component, make_feeds(case, self.inputs(case.component), self.factor))
+
+    def component_runner(self, component: str, feeds: Mapping[str, Array]) -> ComponentRunner:
+        """A component on inputs named as in :meth:`inputs`."""
+        part, method = _MODULES[component]
+        module = getattr(self.pipeline(component), part)
         # Calling the module itself is what torch.compile replaces.
         call = module if method == "forward" else getattr(module, method)
-        return ComponentRunner(call, case.component, feeds, self.device, self._dtype, self.guard)
+        return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard)
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:
         """What the component's ONNX export declares."""

@@ -62,6 +62,7 @@ class Region:
     def _remember(self, tensor: gs.Tensor, twin: gs.Tensor) -> None:
         self.twins[tensor.name] = twin
         self.originals[tensor.name] = tensor
+        self.editor.layouts[twin.name] = tensor.name
 
     def _convert(self, node: gs.Node, twin: gs.Tensor) -> None:
         """The node's output is computed as ``twin`` from now on."""

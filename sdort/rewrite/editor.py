@@ -27,6 +27,9 @@ SMALL = 1024
 class Editor:
     """A graph under change.
 
+    ``maker`` names the fusion or step at work; ``makers`` keeps it for every new node, ``layouts`` the original of
+    every channels-last tensor (:mod:`sdort.provenance`).
+
     Args:
         model: the model; its graph is changed in place.
     """
@@ -35,7 +38,11 @@ class Editor:
         self.model = model
         self.graph = model.graph
         self._names = {t.name for t in self.graph.tensors().values()} | {t.name for t in self.graph.outputs}
+        self._names |= {node.name for node in self.graph.nodes}  # another editor may have named them, as loading does
         self._counter = 0
+        self.maker = ""
+        self.makers: dict[str, tuple[str, ...]] = {}
+        self.layouts: dict[str, str] = {}
         self.facts = Facts(self.graph.opset, self.model.component)
         self.refresh()
 
@@ -104,6 +111,8 @@ class Editor:
         node = gs.Node(op, name, attrs or {}, list(inputs), list(outputs), domain=domain or None)
         self.graph.nodes.append(node)
         self.facts.infer(node)
+        if self.maker:
+            self.makers[name] = (self.maker,)
         return node
 
     def op(self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any] | None = None, **more: Any) -> gs.Tensor:

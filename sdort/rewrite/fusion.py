@@ -155,6 +155,7 @@ def apply_fusion(
     Args:
         refused: takes the checks' refusals, by node.
     """
+    editor.maker = fusion.name
     outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
     limit = 2 * len(editor.graph.nodes)
     again = True
@@ -233,8 +234,10 @@ def _substitute(
         _take_over(editor, match.tensors[name], tensors[name])
     for node in match.nodes.values():
         node.outputs.clear()
+    earlier = [maker for node in match.nodes.values() for maker in editor.makers.get(node.name, ())]
     for made in built:
         _trim(editor, made)
+        editor.makers[made.name] = tuple(dict.fromkeys((*earlier, *editor.makers.get(made.name, ()))))
     return None
 
 

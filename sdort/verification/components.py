@@ -1,0 +1,121 @@
+"""One component against its references, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sdort.bench.check import Precision
+from sdort.runtime.session import Array
+from sdort.verification.inputs import Inputs
+from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
+from sdort.verification.metrics import Errors, errors
+from sdort.verification.runners import Outputs, Place, run_candidate, run_original, run_torch
+
+ONNX, TORCH = "ONNX", "torch"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output of a component on one set of inputs against one reference."""
+
+    component: str
+    precision: str
+    inputs: str
+    """``random`` or ``real``."""
+    sample: str
+    """Which of them, in words."""
+    against: str
+    """``ONNX`` or ``torch``."""
+    output: str
+    limit: Tolerance
+    errors: Errors | None = None
+    """None if the outputs cannot be compared at all; ``problem`` says why."""
+    problem: str | None = None
+    feeds: Inputs | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def passed(self) -> bool:
+        return self.problem is None
+
+    @property
+    def share(self) -> float:
+        """How much of what is allowed is used: 1 is the limit."""
+        return np.inf if self.errors is None else _share(self.errors, self.limit)
+
+
+def _share(found: Errors, limit: Tolerance) -> float:
+    turned = (1 - found.cosine) / (1 - limit.cosine)
+    return max(found.largest_share / limit.largest, found.mean_share / limit.mean, turned)
+
+
+def component_limit(component: str, precision: Precision) -> Tolerance:
+    """What a component may err."""
+    return TOLERANCES[precision.dtype, component].times(GPU_ALLOWANCE if precision.on_gpu else 1.0)
+
+
+def compare_component(
+    component: str,
+    candidate: Path,
+    references: Mapping[str, Path],
+    place: Place,
+    inputs: Sequence[Inputs],
+    precision: Precision,
+) -> list[Comparison]:
+    """Run a component and its references on the same inputs, one after the other: one model is in memory at a time.
+
+    Args:
+        references: ``ONNX`` -> the original's model, ``torch`` -> the checkpoint's folder.
+
+    Raises:
+        SdortError: one of them does not load or run.
+    """
+    feeds = [each.feeds for each in inputs]
+    found = run_candidate(candidate, component, place, feeds)
+    results = []
+    for against, path in references.items():
+        wanted = (run_original if against == ONNX else run_torch)(path, component, feeds)
+        for each, outputs, expected in zip(inputs, found, wanted, strict=True):
+            for name, value, reference in pair_outputs(outputs, expected):
+                limit = component_limit(component, precision)
+                measured, problem = judge(value, reference, limit)
+                results.append(
+                    Comparison(
+                        component, precision.dtype, each.kind, each.label, against, name, limit, measured, problem, each
+                    )
+                )
+    return results
+
+
+def pair_outputs(outputs: Outputs, reference: Outputs) -> Iterator[tuple[str, Array, Array]]:
+    """By name, or by order where the two share no name. Torch gives outputs that an export may leave out."""
+    common = [name for name in outputs if name in reference]
+    if common:
+        yield from ((name, outputs[name], reference[name]) for name in common)
+    else:
+        yield from ((name, value, wanted) for (name, value), wanted in zip(outputs.items(), reference.values()))  # noqa: B905
+
+
+def judge(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | None, str | None]:
+    """The errors of one output, and what is wrong with it if it is not within its limit."""
+    if value.shape != reference.shape:
+        return None, f"has the shape {value.shape}, the reference {reference.shape}"
+    if not np.isfinite(reference).all():
+        return None, "the reference itself has NaN or infinite values"
+    if not np.isfinite(value).all():
+        return None, f"{np.mean(~np.isfinite(value)):.0%} of it is NaN or infinite"
+    found = errors(value, reference)
+    reasons = [
+        f"{name} {actual:.1e} of the spread, {allowed:.1e} allowed"
+        for name, actual, allowed in (
+            ("largest error", found.largest_share, limit.largest),
+            ("mean error", found.mean_share, limit.mean),
+        )
+        if actual > allowed
+    ]
+    if found.cosine < limit.cosine:
+        reasons.append(f"cosine {found.cosine:.7f}, at least {limit.cosine:.7f} wanted")
+    return found, "; ".join(reasons) or None

@@ -1,0 +1,80 @@
+"""How far two arrays or two images are apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+WINDOW, SIGMA = 11, 1.5
+"""Of SSIM's Gaussian window, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Differences of an output from its reference."""
+
+    largest: float
+    mean: float
+    cosine: float
+    largest_share: float
+    """Relative to the reference's standard deviation, as is ``mean_share``."""
+    mean_share: float
+
+
+def errors(value: Array, reference: Array) -> Errors:
+    """Measure two finite arrays of one shape, in fp64."""
+    actual, wanted = value.astype(np.float64).ravel(), reference.astype(np.float64).ravel()
+    difference = np.abs(actual - wanted)
+    largest, mean = float(difference.max()), float(difference.mean())
+    spread = float(wanted.std()) or 1.0
+    return Errors(largest, mean, cosine(actual, wanted), largest / spread, mean / spread)
+
+
+def cosine(one: Array, other: Array) -> float:
+    """The cosine of the angle between two vectors; 1 for equal ones, zeros too."""
+    if np.array_equal(one, other):
+        return 1.0
+    length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    return float(one @ other) / length if length else 0.0
+
+
+def ssim(image: Array, reference: Array) -> float:
+    """Structural similarity of two uint8 images [height, width, 3]: the mean over all windows and channels.
+
+    Z. Wang, A. C. Bovik, H. R. Sheikh, E. P. Simoncelli: Image Quality Assessment: From Error Visibility to Structural
+    Similarity. IEEE Transactions on Image Processing 13 (4), 2004, equation 13, with the paper's window and constants.
+
+    Raises:
+        ValueError: an image is smaller than the window, 11 x 11.
+    """
+    if min(image.shape[:2]) < WINDOW:
+        raise ValueError(f"SSIM needs {WINDOW} x {WINDOW} pixels, not {image.shape[0]} x {image.shape[1]}")
+    x, y = image.astype(np.float64), reference.astype(np.float64)
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    mean_x, mean_y = _blur(x), _blur(y)
+    variance_x, variance_y = _blur(x * x) - mean_x**2, _blur(y * y) - mean_y**2
+    covariance = _blur(x * y) - mean_x * mean_y
+    above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    below = (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    return float((above / below).mean())
+
+
+def _blur(values: Array) -> Array:
+    """Gaussian means over the windows that lie in the image [height, width, channels]."""
+    offsets = np.arange(WINDOW) - WINDOW // 2
+    weights = np.exp(-(offsets**2) / (2 * SIGMA**2))
+    weights /= weights.sum()
+    for axis in (0, 1):
+        windows = np.lib.stride_tricks.sliding_window_view(values, WINDOW, axis=axis)
+        values = windows @ weights
+    return values
+
+
+def largest_pixel(image: Array, reference: Array) -> int:
+    """The largest difference of two 8-bit values."""
+    return int(np.abs(image.astype(np.int16) - reference.astype(np.int16)).max())

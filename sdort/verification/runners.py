@@ -1,0 +1,98 @@
+"""Running one component wherever it can run: the candidate, the original it was made from, and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from sdort.errors import BadModelError
+from sdort.ops.library import resolve
+from sdort.runtime.folder import NEEDED, PipelineFolder
+from sdort.runtime.pipeline import TextToImage, assemble
+from sdort.runtime.providers import CPU, Provider, RuntimeOptions
+from sdort.runtime.session import Array, Session, check_file, open_session
+from sdort.verify import open_session as open_graph
+
+Feeds = Mapping[str, Array]
+Outputs = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a candidate runs."""
+
+    provider: Provider
+    options: RuntimeOptions
+
+
+def open_component(path: Path, component: str, place: Place) -> Session:
+    """Open a component on a provider.
+
+    On the CPU without sdort's operators, a graph made for a GPU runs by its operators' definitions
+    (:mod:`sdort.reference`).
+
+    Raises:
+        BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
+    """
+    if place.provider.on_gpu:
+        return open_session(path, component, place.provider, place.options)
+    check_file(path, component)
+    graph = open_graph(read_graph(path), path.parent, component, CPU.name, resolve(place.options.custom_ops))
+    return Session(graph, path, component, CPU, place.options)
+
+
+def open_drawer(folder: PipelineFolder, place: Place) -> TextToImage:
+    """A pipeline that draws from text.
+
+    Raises:
+        BadModelError: it is not one that sdort draws with.
+    """
+    missing = [name for name in NEEDED if name not in folder.models]
+    if missing:
+        raise BadModelError(f"{folder.path} has no {', '.join(missing)}")
+    if "text_encoder_2" in folder.models:
+        raise BadModelError(f"{folder.path} is an SDXL pipeline, which sdort does not draw with yet")
+    sessions = {name: open_component(folder.models[name], name, place) for name in NEEDED}
+    return assemble(folder, sessions, place.provider, None)
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """A checked model's graph; its weights stay where they are."""
+    return onnx.load(path, load_external_data=False)
+
+
+def run_candidate(path: Path, component: str, place: Place, feeds: Sequence[Feeds]) -> list[Outputs]:
+    """The candidate's outputs for every feed."""
+    session = open_component(path, component, place)
+    return [session.run(feed) for feed in feeds]
+
+
+def run_original(path: Path, component: str, feeds: Sequence[Feeds]) -> list[Outputs]:
+    """The un-optimized ONNX component on the CPU, without ONNX Runtime's own fusions."""
+    check_file(path, component)
+    options = RuntimeOptions(CPU.name)
+    session = Session(open_graph(read_graph(path), path.parent, component), path, component, CPU, options)
+    return [session.run(feed) for feed in feeds]
+
+
+def run_torch(checkpoint: Path, component: str, feeds: Sequence[Feeds]) -> list[Outputs]:
+    """The diffusers component in torch, in fp32 on the CPU.
+
+    Raises:
+        BadModelError: the checkpoint does not load.
+    """
+    from sdort.bench.torch_engine import TorchEngine
+
+    engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
+    results = []
+    for feed in feeds:
+        # Exports name a VAE's only input as they like.
+        named = {"sample": next(iter(feed.values()))} if component.startswith("vae") else feed
+        runner = engine.component_runner(component, named)
+        runner()
+        results.append(runner.result())
+    engine.close()
+    return results

@@ -1,0 +1,145 @@
+"""Looking into two graphs: which tensors of theirs correspond, and what these hold on the same inputs.
+
+Tensors become extra outputs, a bounded number in one session, so it works on every build of ONNX Runtime and the memory
+for what is watched stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from sdort.ops.library import resolve
+from sdort.provenance import Provenance, read_provenance
+from sdort.runtime.session import Array
+from sdort.verification.runners import Feeds, Outputs, Place, read_graph
+from sdort.verify import open_session
+
+SLICE = 16
+"""Tensors that are watched in one session."""
+LARGEST_FP16 = 65504.0
+TO_LAST = (0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of the original and the one of the candidate that stands for it."""
+
+    original: str
+    candidate: str
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A component's original and candidate, and how to run them."""
+
+    component: str
+    original: Path
+    candidate: Path
+    place: Place
+    feeds: Feeds
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        return read_provenance(self.graph(self.candidate))
+
+    def graph(self, path: Path) -> onnx.ModelProto:
+        """A fresh copy: sessions change what they get."""
+        return read_graph(path)
+
+    def pairs(self, output: str) -> list[Pair]:
+        """The corresponding tensors that ``output`` depends on, in the order of the original; it is the last one.
+
+        A tensor of the candidate that has the name of one of the original holds the same values: passes give what
+        is new a new name. A channels-last twin stands for the tensor that the provenance names.
+        """
+        original, candidate = self.graph(self.original), self.graph(self.candidate)
+        needed = set(ancestors(candidate.graph, output))
+        order = {name: index for index, name in enumerate(outputs_of(original.graph))}
+        found: dict[str, str] = {}
+        for name in outputs_of(candidate.graph):
+            meant = name if name in order else self.provenance.layouts.get(name)
+            if meant in order and name in needed and (meant == name or meant not in found):
+                found[meant] = name
+        return [Pair(name, found[name]) for name in sorted(found, key=order.__getitem__)]
+
+    def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
+        """What the two tensors of each pair hold: (the original's in the candidate's layout, the candidate's)."""
+        wanted = watched(self.graph(self.original), self.original.parent, self, [pair.original for pair in pairs], True)
+        found = watched(self.graph(self.candidate), self.candidate.parent, self, [p.candidate for p in pairs], False)
+        return {pair: (laid_out(wanted[pair.original], found[pair.candidate]), found[pair.candidate]) for pair in pairs}
+
+
+def outputs_of(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every tensor that a node computes, in order."""
+    return (name for node in graph.node for name in node.output if name)
+
+
+def ancestors(graph: onnx.GraphProto, output: str, stop: frozenset[str] = frozenset()) -> list[str]:
+    """``output`` and the tensors that it is computed from, up to and with those in ``stop`` and the graph's inputs."""
+    producers = {name: node for node in graph.node for name in node.output}
+    found, stack = {output: None}, [output]
+    while stack:
+        name = stack.pop()
+        if name not in producers or (name in stop and name != output):
+            continue
+        for source in producers[name].input:
+            if source and source not in found:
+                found[source] = None
+                stack.append(source)
+    return list(found)
+
+
+def watched(graph: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Outputs:
+    """The values of the named tensors. ``graph`` belongs to this function now."""
+    declared = {value.name for value in graph.graph.output}
+    # Without a type: ONNX Runtime infers it.
+    graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in declared)
+    return run_graph(graph, folder, graphs, graphs.feeds, original)
+
+
+def run_graph(graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds, original: bool) -> Outputs:
+    """Run a graph as the original (CPU, without ONNX Runtime's own fusions) or where the candidate runs."""
+    place = graphs.place
+    dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in graph.graph.input}
+    provider = None if original else place.provider.name
+    library = None if original else resolve(place.options.custom_ops)
+    session = open_session(graph, folder, graphs.component, provider, library)
+    given = {arg.name: np.asarray(feeds[arg.name], dtypes[arg.name]) for arg in session.get_inputs()}
+    return dict(zip([arg.name for arg in session.get_outputs()], session.run(None, given), strict=True))
+
+
+def laid_out(value: Array, like: Array) -> Array:
+    """The original's value with the shape of the candidate's: channels-last, or another view of the same elements."""
+    if value.shape == like.shape or value.size != like.size:
+        return value
+    turned = value.transpose(TO_LAST) if value.ndim == 4 else value
+    return turned if turned.shape == like.shape else value.reshape(like.shape)
+
+
+def difference(wanted: Array, actual: Array) -> tuple[float, float]:
+    """How far two tensors are apart: (largest, mean), as shares of the spread.
+
+    The largest is relative to the spread and the element's own size, which rounding errors follow. Values that fp16
+    cannot hold are cut for tensors in fp16: a mask's -3e38 is -inf there, and means the same.
+
+    Returns:
+        Infinities where the shapes differ or something is NaN, or infinite without being so in the original.
+    """
+    if wanted.shape != actual.shape:
+        return np.inf, np.inf
+    if wanted.dtype.kind != "f":
+        return (0.0, 0.0) if np.array_equal(wanted, actual) else (np.inf, np.inf)
+    expected, value = wanted.astype(np.float64), actual.astype(np.float64)
+    lost = np.isinf(value) & (np.abs(expected) <= 1e30)  # too large for a number that means something
+    if np.isnan(value).any() or lost.any():
+        return np.inf, np.inf
+    limit = LARGEST_FP16 if actual.dtype == np.float16 else np.finfo(np.float32).max
+    expected, value = np.clip(expected, -limit, limit), np.clip(value, -limit, limit)
+    apart, spread = np.abs(value - expected), float(expected.std()) or float(np.abs(expected).max()) or 1.0
+    return float((apart / (spread + np.abs(expected))).max()), float(apart.mean()) / spread
