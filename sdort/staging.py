@@ -1,8 +1,8 @@
-"""Output folders that appear complete or not at all.
+"""Output folders and files that appear complete or not at all.
 
-Work happens in a hidden folder beside OUT, which takes OUT's place in one rename. The worker holds a lock on the hidden
-folder; the kernel drops it when the process ends, however it ends, so the next run for the same OUT can tell the
-leftovers of a killed process (not locked) from another run's work (locked) and removes them.
+Work happens in a hidden folder or file beside OUT, which takes OUT's place in one rename. The worker holds a lock on
+it; the kernel drops it when the process ends, however it ends, so the next run for the same OUT can tell the leftovers
+of a killed process (not locked) from another run's work (locked) and removes them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from sdort.errors import OutputError
 
@@ -48,7 +49,7 @@ def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> 
         try:
             yield stage
             _check_target(out, overwrite)
-            _swap(stage, out)
+            _swap(stage, out, overwrite)
         finally:
             _remove(stage)
             os.close(lock)
@@ -57,6 +58,36 @@ def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> 
             with suppress(OSError):  # not empty: somebody else uses it
                 parent.rmdir()
         raise
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write, which takes the place of ``path`` if the block succeeds and vanishes if it does not.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for leftover in _leftovers(path):
+        if leftover.is_file() and _is_abandoned(leftover, 0):
+            leftover.unlink(missing_ok=True)
+    stage, descriptor = _open_stage(path)
+    with open(descriptor, "wb") as file:
+        try:
+            yield file
+            file.flush()
+            os.replace(stage, path)  # while it is locked: nobody takes it for a leftover
+        finally:
+            stage.unlink(missing_ok=True)
+
+
+def _open_stage(path: Path) -> tuple[Path, int]:
+    while True:
+        stage = _stage_name(path)
+        descriptor = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        _lock(descriptor)
+        if stage.exists():
+            return stage, descriptor
+        os.close(descriptor)  # taken for a leftover before it was locked
 
 
 def _refuse_input(out: Path, reads: Iterable[Path]) -> None:
@@ -105,17 +136,29 @@ def _prefix(out: Path) -> str:
     return f".{out.name}.sdort-"
 
 
+def _stage_name(out: Path) -> Path:
+    return out.with_name(f"{_prefix(out)}new-{secrets.token_hex(4)}")
+
+
+def _leftovers(out: Path) -> Iterator[Path]:
+    return out.parent.glob(f"{glob.escape(_prefix(out))}*")
+
+
+def _lock(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _make_stage(out: Path) -> tuple[Path, int]:
     """A new hidden folder beside ``out``, and the descriptor that holds its lock."""
     while True:
-        stage = out.with_name(f"{_prefix(out)}new-{secrets.token_hex(4)}")
+        stage = _stage_name(out)
         try:
             stage.mkdir()
             lock = os.open(stage, os.O_RDONLY)
         except OSError as error:
             raise OutputError(f"cannot write in {out.parent}: {error.strerror or error}") from error
-        with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock)
         if stage.exists():
             return stage, lock
         # Another run saw it between mkdir and the lock, and took it for a leftover.
@@ -124,8 +167,8 @@ def _make_stage(out: Path) -> tuple[Path, int]:
 
 def _recover(out: Path) -> None:
     """Clean up after runs for the same ``out`` that were killed."""
-    for leftover in out.parent.glob(f"{glob.escape(_prefix(out))}*"):
-        if not _is_abandoned(leftover):
+    for leftover in _leftovers(out):
+        if not _is_abandoned(leftover, os.O_DIRECTORY):
             continue
         if "sdort-old-" in leftover.name and not out.exists():
             with suppress(OSError):
@@ -134,9 +177,9 @@ def _recover(out: Path) -> None:
             _remove(leftover)
 
 
-def _is_abandoned(folder: Path) -> bool:
+def _is_abandoned(stage: Path, kind: int) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        descriptor = os.open(stage, os.O_RDONLY | os.O_NOFOLLOW | kind)
     except OSError:
         return False
     try:
@@ -148,17 +191,18 @@ def _is_abandoned(folder: Path) -> bool:
     return True
 
 
-def _swap(stage: Path, out: Path) -> None:
+def _swap(stage: Path, out: Path, overwrite: bool) -> None:
     """Put ``stage`` in the place of ``out``; what ``out`` was lies at ``stage`` afterwards."""
     try:
-        if not out.exists():
-            stage.rename(out)
+        if not overwrite or not out.exists():
+            stage.rename(out)  # fails where another run has put its result in this very moment
         elif not exchange(stage, out):
             old = out.with_name(f"{_prefix(out)}old-{secrets.token_hex(4)}")
             out.rename(old)
             stage.rename(out)
             _remove(old)
     except OSError as error:
+        _check_target(out, overwrite)
         raise OutputError(f"cannot put the result at {out}: {error.strerror or error}") from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sdort.bench.rows import Row, as_table, as_text
 from sdort.console import say, show
 from sdort.errors import OutputError, ParityError
+from sdort.staging import staged_file
 
 
 def deliver(measure: Callable[[], Sequence[Row]], form: str, output: Path | None) -> Sequence[Row]:
@@ -52,14 +53,11 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text)
-        os.replace(partial, path)
+        with staged_file(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def refuse_failed(rows: Sequence[Row]) -> None:

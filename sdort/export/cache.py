@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from google.protobuf.message import DecodeError
 from sdort import __version__
 from sdort.console import detail, warn
 from sdort.export.components import LIBRARIES, Component
+from sdort.staging import staged_file
 
 # Part of every key: raise it when a trace of the same architecture would come out differently.
 _FORMAT = 2
@@ -118,13 +118,7 @@ class TraceCache:
     def _write(self, path: Path, content: bytes) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                try:
-                    file.write(content)
-                    file.close()
-                    os.replace(file.name, path)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            with staged_file(path) as file:
+                file.write(content)
         except OSError as error:
             warn(f"cannot keep the trace in {self.folder}: {error.strerror or error}")

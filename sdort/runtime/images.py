@@ -13,6 +13,7 @@ import numpy as np
 
 from sdort.errors import OutputError, UsageError
 from sdort.runtime.session import Array
+from sdort.staging import staged_file
 
 _CONSTANT = 2
 """An image whose 8-bit values span no more than this shows nothing: overflow and dead weights end in one colour."""
@@ -118,12 +119,8 @@ def save_png(path: Path, pixels: Array, record: Mapping[str, Any], seed: int) ->
     texts = PngImagePlugin.PngInfo()
     texts.add_text("parameters", parameters_text(record, seed))
     texts.add_text("sdort", json.dumps({**record, "seed": seed}))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "wb") as file:
+        with staged_file(path) as file:
             Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
-        os.replace(partial, path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
