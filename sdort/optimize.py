@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sdort.model import Model
 
 MANIFEST = "sdort.json"
-PASSES = ("nhwc",)
-"""Steps beside the fusions that can be disabled."""
+PASSES = ("nhwc", "group_norm")
+"""Beside the fusions, what can be disabled: the channels-last region, and the target's GroupNorm kernels in it."""
 COPIED = (".json", ".txt", ".jinja", ".model")
 """Configs, tokenizers and schedulers: everything of a pipeline folder that is no weight."""
 
@@ -123,8 +123,9 @@ def _optimize_component(request: Request, report: Report, name: str, path: Path,
     start = time.perf_counter()
     model = load_model(path, name)
     loaded = time.perf_counter() - start
+    target = load_target(request.provider)
     options = Options(
-        load_target(request.provider),
+        target.without("GroupNorm", "SkipGroupNorm") if "group_norm" in request.disable else target,
         fp16=request.fp16,
         io_fp16=request.io_fp16,
         sdort_ops=request.sdort_ops,

@@ -140,20 +140,22 @@ def as_text(rows: Sequence[Row], form: str) -> str:
     if form == "json":
         return json.dumps([row.as_dict() for row in rows], indent=2) + "\n"
     if form == "csv":
-        return _csv(rows)
+        return rows_as_csv(rows)
     lines = [[title for title, _ in _SHORT], ["---"] * len(_SHORT)]
     lines += [[cell(row).replace("|", "\\|") for _, cell in _SHORT] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(rows)}\n"
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def rows_as_csv(rows: Sequence[Row], first: Sequence[dict[str, Any]] = ()) -> str:
+    """The rows as CSV; ``first`` has columns to stand before each row's own."""
     text = io.StringIO()
     flat = [
         {
+            **before,
             **{name: value for name, value in row.as_dict().items() if name not in ("placement", "times_ms")},
             "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
         }
-        for row in rows
+        for before, row in zip(first or [{}] * len(rows), rows, strict=True)
     ]
     writer = csv.DictWriter(text, list(flat[0]) if flat else [], lineterminator="\n")
     writer.writeheader()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
 from sdort.cli.options import placement_option, runtime_options, show_placement
+from sdort.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from sdort.runtime.providers import RuntimeOptions
@@ -47,14 +49,27 @@ class Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
 _ENGINE = click.Choice(["onnxruntime", "torch", "torch-compile"])
 
 
+class Command(SectionedCommand):
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Where and how it runs": (
+            "provider", "tuning", "graph", "no_fallback", "device_id", "provider_options", "custom_ops",
+        ),
+        "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat"),
+        "What it is compared with": ("engine", "checkpoint", "baseline", "baseline_engine", "reference", "ablation"),
+        "Results": ("placement", "form", "as_json", "output"),
+    }  # fmt: skip
+
+
 @click.command(
+    cls=Command,
     epilog="""\b
 Examples:
   sdort bench fast --provider rocm --tuning
   sdort bench fast --baseline model --batch-size 1,2,4 --size 512x512,768x512
   sdort bench fast --baseline checkpoint --baseline-engine torch-compile --component unet
+  sdort bench fast --ablation --provider rocm        each fusion's worth, at batch 1 and 8
   sdort bench fast --format markdown --output table.md
-"""
+""",
 )
 @click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
 @runtime_options
@@ -86,13 +101,22 @@ Examples:
     help="Measure only this: a component's name, or pipeline. May be repeated.",
 )
 @click.option(
-    "--batch-size", "batch_sizes", type=Numbers(), default="1", help="Samples of a component, images of the pipeline."
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(),
+    show_default="1; 1,8 with --ablation",
+    help="Samples of a component, images of the pipeline.",
 )
 @click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--steps", type=click.IntRange(1), default=20, help="Denoising steps of the pipeline.")
 @click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
 @click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")
 @click.option("--repeat", type=click.IntRange(1), default=10, help="Timed calls.")
+@click.option(
+    "--ablation",
+    is_flag=True,
+    help="Measure fp32 and fp16 without fusions, then each group of fusions added, made from PIPELINE's original.",
+)
 @placement_option
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", help="How to print."
@@ -108,12 +132,13 @@ def command(
     baseline_engine: str | None,
     reference: Path | None,
     components: tuple[str, ...],
-    batch_sizes: tuple[int, ...],
+    batch_sizes: tuple[int, ...] | None,
     sizes: tuple[tuple[int, int], ...] | None,
     steps: int,
     scheduler: str | None,
     warmup: int,
     repeat: int,
+    ablation: bool,
     placement: bool,
     form: str,
     as_json: bool,
@@ -127,10 +152,11 @@ def command(
     Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
     the first call with loading / during the later warm-up calls.
     """
-    from sdort.bench.bench import bench
+    from sdort.bench.command import Delivery, run_ablation, run_bench
     from sdort.bench.plan import Options
-    from sdort.bench.report import deliver
 
+    if ablation and (baseline or engine != "onnxruntime" or placement):
+        raise click.UsageError("--ablation compares variants of one pipeline: no --baseline, --engine or --placement")
     options = Options(
         runtime=runtime,
         engine=engine,
@@ -139,7 +165,7 @@ def command(
         baseline_engine=baseline_engine,
         reference=reference,
         components=components,
-        batch_sizes=batch_sizes,
+        batch_sizes=batch_sizes or ((1, 8) if ablation else (1,)),
         sizes=sizes or (),
         steps=steps,
         scheduler=scheduler,
@@ -147,6 +173,10 @@ def command(
         repeat=repeat,
         placement=placement,
     )
-    rows = deliver(lambda: bench(pipeline, options), "json" if as_json else form, output)
+    delivery = Delivery("json" if as_json else form, output)
+    if ablation:
+        run_ablation(pipeline, options, delivery)
+        return
+    rows = run_bench(pipeline, options, delivery)
     if placement and not (as_json or form != "table" or output):
         show_placement([row.placement for row in rows if row.placement], [])

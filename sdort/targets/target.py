@@ -8,7 +8,7 @@ that it cannot run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sdort.operators import OWN_DOMAIN
@@ -68,6 +68,10 @@ class Target:
     own: Mapping[str, Condition] = field(default_factory=dict)
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
     only: frozenset[str] = field(default_factory=frozenset)
+
+    def without(self, *operators: str) -> Target:
+        """The same target, as if it had no kernels for these com.microsoft operators."""
+        return replace(self, kernels={name: each for name, each in self.kernels.items() if name not in operators})
 
     def unsupported(self, node: gs.Node, editor: Editor | None = None) -> str | None:
         """Why this target does not run a node; None if it does.
