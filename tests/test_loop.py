@@ -205,11 +205,24 @@ def mark(_):
     with open(sys.argv[2], "a") as log:
         log.write('{"call": "step"}\\n')
 
-Loop(session).denoise(
-    recurrence, Batch(2, 1, (4, 8, 8)), [rng.normal(size=(1, 5, 6)).astype("f")] * 2,
-    rng.normal(size=(1, 1, 4, 8, 8)).astype("f"), [-1.0, 2.0], mark,
-)
+loop = Loop(session)
+for side in map(int, sys.argv[4:]):
+    loop.denoise(
+        recurrence, Batch(2, 1, (4, side, side)), [rng.normal(size=(1, 5, 6)).astype("f")] * 2,
+        rng.normal(size=(1, 1, 4, side, side)).astype("f"), [-1.0, 2.0], mark,
+    )
 """
+
+
+def run_on_rocm(folder: Path, how: str, *sides: int) -> list[dict[str, Any]]:
+    """What the stub of HIP saw of copies and graphs, and where each step ended."""
+    unet(folder)
+    log = folder / "copies"
+    root = Path(__file__).resolve().parent.parent
+    arguments = [str(folder / "unet.onnx"), str(log), how, *map(str, sides)]
+    done = rocm_stub.runtime().run(SCRIPT, *arguments, copies=str(log), PYTHONPATH=str(root))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def kinds(calls: list[dict[str, Any]]) -> set[str]:
@@ -218,14 +231,7 @@ def kinds(calls: list[dict[str, Any]]) -> set[str]:
 
 @pytest.mark.parametrize("how", ["plain", "graph"])
 def test_between_two_steps_nothing_comes_to_the_host(how: str, tmp_path: Path) -> None:
-    unet(tmp_path)
-    log = tmp_path / "copies"
-    root = Path(__file__).resolve().parent.parent
-    done = rocm_stub.runtime().run(
-        SCRIPT, str(tmp_path / "unet.onnx"), str(log), how, copies=str(log), PYTHONPATH=str(root)
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    calls = run_on_rocm(tmp_path, how, 8)
     marks = [index for index, call in enumerate(calls) if call["call"] == "step"]
     assert len(marks) == 4
     # Before the loop the inputs go up, after it the latents come down: the log does see copies.
@@ -235,3 +241,13 @@ def test_between_two_steps_nothing_comes_to_the_host(how: str, tmp_path: Path) -
     count = Counter(call["call"] for call in calls)
     # Recording does not run anything, so that the first step is a replay too.
     assert (count["record"], count["replay"]) == ((1, 4) if how == "graph" else (0, 0))
+
+
+def test_a_graph_is_recorded_once_for_every_shape(tmp_path: Path) -> None:
+    calls = run_on_rocm(tmp_path, "graph", 8, 16, 8, 16)
+    records = [index for index, call in enumerate(calls) if call["call"] == "record"]
+    marks = [index for index, call in enumerate(calls) if call["call"] == "step"]
+    assert len(marks) == 4 * 4
+    assert len(records) == 2
+    assert records[0] < marks[0] < marks[3] < records[1] < marks[4]  # the first step of each shape
+    assert Counter(call["call"] for call in calls)["replay"] == 4 * 4
