@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sdort.expected import expected_operators
 from sdort.layout import find_components
 from sdort.loader import load_model
 from sdort.pipeline import ComponentReport, Options, optimize_model
+from sdort.precision.keeper import Keeper
 from sdort.rewrite.fusion import load_fusions
 from sdort.staging import staged_directory
 from sdort.targets import load_target
@@ -43,6 +45,10 @@ class Request:
     provider: str = "rocm"
     fp16: bool = False
     io_fp16: bool = False
+    fp16_auto: bool = False
+    """With fp16: measure what fp16 cannot hold, and leave that in fp32."""
+    fp16_plan: Path | None = None
+    """With fp16: leave in fp32 what this file says (:mod:`sdort.precision.plan`)."""
     sdort_ops: bool = False
     """Also fuse into sdort's own operators."""
     components: Collection[str] = ()
@@ -87,8 +93,11 @@ def optimize(request: Request) -> Report:
     found = _select(find_components(request.source), request.components)
     report = Report(str(request.source), str(request.out), request.provider, request.fp16)
     with staged_directory(request.out, request.overwrite, [request.source, *found.values()]) as stage:
+        keeper = Keeper.of(request.source, stage, request.fp16_auto, request.fp16_plan) if request.fp16 else None
         for name, path in found.items():
-            _optimize_component(request, report, name, path, stage)
+            _optimize_component(request, report, name, path, stage, keeper)
+        if keeper:
+            keeper.write_plan(stage, request.provider)
         _check_expectations(request, report)
         if request.source.is_dir():
             _copy_configs(request.source, stage)
@@ -119,7 +128,9 @@ def _select(found: dict[str, Path], wanted: Collection[str]) -> dict[str, Path]:
     return {name: path for name, path in found.items() if name in (wanted or set(found) - {"safety_checker"})}
 
 
-def _optimize_component(request: Request, report: Report, name: str, path: Path, stage: Path) -> None:
+def _optimize_component(
+    request: Request, report: Report, name: str, path: Path, stage: Path, keeper: Keeper | None
+) -> None:
     start = time.perf_counter()
     model = load_model(path, name)
     loaded = time.perf_counter() - start
@@ -128,6 +139,7 @@ def _optimize_component(request: Request, report: Report, name: str, path: Path,
         target.without("GroupNorm", "SkipGroupNorm") if "group_norm" in request.disable else target,
         fp16=request.fp16,
         io_fp16=request.io_fp16,
+        islands=partial(keeper.choose, path=path) if keeper else lambda editor: (),
         sdort_ops=request.sdort_ops,
         disable=frozenset(request.disable),
         explain=request.explain,
@@ -148,11 +160,13 @@ def _optimize_component(request: Request, report: Report, name: str, path: Path,
         raise ParityError(
             f"fp16 cannot hold values of {len(written.overflowed)} weights: {', '.join(written.overflowed[:5])}",
             component=name,
-            hint="Leave this component in fp32: optimize it without --fp16.",
+            hint="Leave what overflows in fp32 with --fp16 auto, or the whole component: optimize it without --fp16.",
         )
     detail(f"{name}: {done.nodes_before} -> {done.nodes_after} nodes, {written.bytes / 1e6:.0f} MB")
     seconds = {"load": loaded, **done.seconds, "write": written.seconds}
     report.components[name] = _component(done, seconds, written.bytes)
+    if keeper and name in keeper.outcomes:
+        report.components[name]["precision"] = keeper.outcomes[name].record()
 
 
 def _component(done: ComponentReport, seconds: dict[str, float], size: int) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Options:
     target: Target
     fp16: bool = False
     io_fp16: bool = False
+    islands: Callable[[Editor], Collection[str]] = lambda editor: ()
+    """With fp16: names of nodes that stay in fp32 beside those that always do (:mod:`sdort.precision`)."""
     sdort_ops: bool = False
     """Use the operators of sdort's own domain (:mod:`sdort.own_operators`) where the target has them."""
     disable: Collection[str] = ()
@@ -169,7 +171,7 @@ def _half(run: Run) -> None:
     if not run.options.fp16:
         return
     earlier, names = run.editor, {node.name for node in run.model.graph.nodes}
-    run.editor = half.run(earlier, io_fp16=run.options.io_fp16)
+    run.editor = half.run(earlier, io_fp16=run.options.io_fp16, keep=run.options.islands(earlier))
     run.editor.layouts.update(earlier.layouts)
     run.editor.makers.update({node.name: ("half",) for node in run.model.graph.nodes if node.name not in names})
     run.editor.makers.update(earlier.makers)

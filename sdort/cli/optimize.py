@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,8 +18,11 @@ Examples:
   sdort optimize model fast --fp16                     for ROCm, the default
   sdort optimize model fast-cpu --provider cpu
   sdort optimize model fast --expect unet:MultiHeadAttention=32
+  sdort optimize model fast --fp16 auto                fp32 where fp16 would overflow
   sdort optimize model fast --explain --allow-misses   why something did not fuse
 """
+SHOWN = 4
+"""Kinds of fp32 nodes that are named without --explain."""
 
 
 def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -31,13 +35,46 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
     return expected
 
 
-@click.command(epilog=_EPILOG)
+PLAIN, AUTO = "plain", "auto"
+
+
+class _Command(click.Command):
+    """``--fp16`` takes a value that may be left out: what follows is one only if it is one of its values."""
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+        parser.parse_args = lambda args: parse(_spelled_out(args))  # type: ignore[method-assign]
+        return parser
+
+
+def _spelled_out(args: list[str]) -> list[str]:
+    end = args.index("--") if "--" in args else len(args)
+    alone = [
+        arg == "--fp16" and index < end and args[index + 1 : index + 2] not in ([PLAIN], [AUTO])
+        for index, arg in enumerate(args)
+    ]
+    return [f"--fp16={PLAIN}" if lacks else arg for arg, lacks in zip(args, alone, strict=True)]
+
+
+@click.command(cls=_Command, epilog=_EPILOG)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--provider", type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]), default="rocm", help="Optimize for this one."
 )
-@click.option("--fp16", is_flag=True, help="Convert to 16-bit floats.")
+@click.option(
+    "--fp16",
+    type=click.Choice([PLAIN, AUTO]),
+    metavar="[auto]",
+    help="Convert to 16-bit floats. With auto: run the model first, and leave in fp32 what fp16 cannot hold.",
+)
+@click.option(
+    "--fp16-plan",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --fp16: leave in fp32 what this file says; --fp16 auto wrote it as OUT/fp16-plan.json.",
+)
 @click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
 @click.option(
     "--sdort-ops",
@@ -58,7 +95,9 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: bool, **options: object) -> None:
+def command(
+    source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: str | None, fp16_plan: Path | None, **options: object
+) -> None:
     """Fuse the operators of a model for an execution provider.
 
     IN is a folder from sdort export, optimum or diffusers' converter, or one .onnx file. OUT is a folder; it appears
@@ -66,10 +105,13 @@ def command(source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: bool, *
     """
     if io_fp16 and not fp16:
         raise click.UsageError("--io-fp16 needs --fp16")
+    if fp16_plan and fp16 != PLAIN:
+        raise click.UsageError("--fp16-plan needs --fp16" if not fp16 else "--fp16 auto makes its own plan")
     from sdort.console import QUIET, emit_json, verbosity
     from sdort.optimize import Request, optimize
 
-    report = optimize(Request(source, out, fp16=fp16, io_fp16=io_fp16, **options))  # type: ignore[arg-type]
+    precision = {"fp16": fp16 is not None, "fp16_auto": fp16 == AUTO, "fp16_plan": fp16_plan, "io_fp16": io_fp16}
+    report = optimize(Request(source, out, **precision, **options))  # type: ignore[arg-type]
     if as_json:
         emit_json(report)
     elif verbosity() > QUIET:
@@ -83,10 +125,27 @@ def _show(report: Report, explain: bool) -> None:
     if explain:
         show(_explanations(report))
     for name, c in report.components.items():
+        for line in _precision(c.get("precision"), bool(explain)):
+            show(f"{name}: {line}")
         for reason, places in c["declined"].items():
             show(f"{name}: {places} left in standard operators: {reason}")
     for miss in report.misses:
         show(f"missed: {miss}")
+
+
+def _precision(found: dict[str, Any] | None, explain: bool) -> Iterator[str]:
+    """What stays in fp32 and why; without ``explain`` the first few of many."""
+    if found is None:
+        return
+    if not found["islands"]:
+        yield "nothing that fp16 could not hold" + (f" (inputs {found['measured']})" if found["measured"] else "")
+        return
+    yield f"in fp32: {found['nodes']} nodes ({found['share_of_nodes']:.1%}), {found['bytes'] / 1e6:.1f} MB more"
+    shown = found["islands"] if explain else found["islands"][:SHOWN]
+    for island in shown:
+        yield f"  {island['where']}: {island['why']}"
+    if len(shown) < len(found["islands"]):
+        yield f"  and {len(found['islands']) - len(shown)} more kinds of nodes: --explain"
 
 
 def _summary(report: Report) -> Table:

@@ -33,11 +33,12 @@ SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
 
 
-def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
+def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = ()) -> Editor:
     """Convert the model to fp16.
 
     Args:
         io_fp16: also the graph's inputs and outputs; else they keep their types behind a Cast.
+        keep: names of more nodes that stay in fp32 (:mod:`sdort.precision`).
 
     Returns:
         An editor of the converted graph, which replaces the model's.
@@ -45,7 +46,7 @@ def run(editor: Editor, *, io_fp16: bool = False) -> Editor:
     from onnxconverter_common.float16 import convert_float_to_float16
 
     model = editor.model
-    fp32 = islands(editor)
+    fp32 = sorted({*islands(editor), *keep})
     _separate_outputs(editor, fp32)
     before = {n.name for n in editor.graph.nodes}
     kept = _float32_inputs(editor)

@@ -1,0 +1,92 @@
+"""What the components of a pipeline really get: recorded while its original, in fp32, draws an image on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from sdort.errors import SdortError
+from sdort.runtime.providers import RuntimeOptions
+from sdort.samples import Sample, declared_inputs, make_inputs
+
+Array = npt.NDArray[Any]
+Feed = Mapping[str, Array]
+
+PROMPT = "a detailed photograph of a lighthouse on a cliff above the sea at dusk, warm light in its windows"
+NEGATIVE = "blurry, text"
+STEPS = 6
+KEPT = 3
+"""Of a component's recorded runs: the first, the last and what lies evenly between."""
+LARGEST_SIDE = 512
+"""Pixels: larger models are measured at this size; the ranges hardly depend on it."""
+SEEDS = 3
+"""Random inputs for a component that has no recorded ones."""
+
+
+def recorded_inputs(source: Path) -> dict[str, list[Feed]]:
+    """Inputs of each component on real prompts and timesteps.
+
+    Args:
+        source: a folder; with text encoder, UNet, decoder, tokenizer and scheduler it can draw.
+
+    Returns:
+        Nothing if the folder cannot draw: no pipeline, or of a family that ``sdort run`` does not know.
+    """
+    if not (source / "scheduler").is_dir() or not (source / "tokenizer").is_dir():
+        return {}
+    try:
+        return _record(source)
+    except SdortError:
+        return {}
+
+
+def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -> tuple[list[Feed], str]:
+    """What to measure a component with, and a word for it.
+
+    Args:
+        path: the original ``.onnx`` file.
+        recorded: from :func:`recorded_inputs`.
+
+    Raises:
+        BadModelError: nothing says how large an input is.
+    """
+    declared = declared_inputs(onnx.load(path, load_external_data=False), component)
+    found = recorded.get(component, [])
+    if found and {item.name for item in declared} <= set(found[0]):
+        return _some(found), "recorded while drawing"
+    side = 16 if component in ("unet", "vae_decoder") else 64
+    sample = Sample(batch=1, height=side, width=side)
+    return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"
+
+
+def _record(source: Path) -> dict[str, list[Feed]]:
+    from sdort.runtime.folder import NEEDED, open_folder
+    from sdort.runtime.pipeline import assemble
+    from sdort.runtime.providers import CPU
+    from sdort.runtime.request import Request
+    from sdort.runtime.session import open_session
+    from sdort.verification.inputs import HostLoop, Recorder
+
+    folder = open_folder(source)
+    options = RuntimeOptions("cpu", custom_ops="off")
+    sessions = {name: Recorder(open_session(folder.models[name], name, CPU, options)) for name in NEEDED}
+    drawer = assemble(folder, dict(sessions), CPU, None)
+    # The device-resident loop has no feeds to be recorded.
+    drawer.loop = HostLoop(sessions["unet"])
+    request = Request(PROMPT, NEGATIVE, steps=STEPS)
+    height, width = (min(side, LARGEST_SIDE) for side in drawer.size(request))
+    request = Request(PROMPT, NEGATIVE, steps=STEPS, height=height, width=width)
+    images = [np.asarray(image.pixels, np.float32) for image in drawer.generate(request)]
+    pixels = np.stack(images).transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1)
+    fed: dict[str, list[Feed]] = {name: list(session.fed) for name, session in sessions.items()}
+    return {**fed, "vae_encoder": [{"sample": pixels}]}
+
+
+def _some(feeds: list[Feed]) -> list[Feed]:
+    chosen = np.linspace(0, len(feeds) - 1, min(KEPT, len(feeds)))
+    return [feeds[round(index)] for index in chosen]

@@ -1,0 +1,143 @@
+"""Where a node stands, told by the structure around it.
+
+Names differ between exporters, and between releases of one; what a node computes from what and for what does not. A
+place is the operator, what its inputs come from, what its output goes to, the block of the model it is in, and its
+number among its equals there. Blocks are told by the resolution: how many times a path from the inputs was downsampled
+and upsampled. All of it is counted along longest paths, which no order of the nodes changes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.precision.ranges import VIEWS
+from sdort.rewrite.editor import Editor, producer
+
+PASSED = VIEWS | {"Cast"}
+LANDMARKS = frozenset(
+    {"Conv", "NhwcConv", "MatMul", "Gemm", "Softmax", "MultiHeadAttention", "Attention", "LayerNormalization",
+     "SkipLayerNormalization", "GroupNorm", "SkipGroupNorm", "InstanceNormalization"}
+)  # fmt: skip
+"""What depth is counted in: what every export of a model has, unlike the small change between them."""
+COMMUTATIVE = ("Add", "Mul", "Sum")
+ALIKE = {"GatherND": "Gather"}
+"""Two spellings of exporters for one thing: CLIP's pooled token."""
+EVERYWHERE = "all"
+"""The block of a model of one resolution."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a node is: its operator, where its inputs come from and where its outputs go."""
+
+    operator: str
+    reads: tuple[str, ...]
+    feeds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A kind in a ``block``; ``number`` counts those of one kind and block by depth, equals share one."""
+
+    kind: Kind
+    block: str
+    number: int
+
+
+def places(editor: Editor) -> dict[str, Place]:
+    """The place of every node that computes floats, by the node's name."""
+    levels, groups = _levels(editor), defaultdict(list)
+    down = max((level[0] for level in levels.values()), default=0)
+    flat = not any(level[0] or level[1] for level in levels.values())
+    for node in editor.graph.nodes:
+        if node.op not in PASSED and any(_is_float(editor, t) for t in node.outputs):
+            kind = Kind(_operator(node), _reads(editor, node), _feeds(node))
+            groups[kind, EVERYWHERE if flat else _block(levels[node.name], down)].append(node.name)
+    found = {}
+    for (kind, block), names in groups.items():
+        depths = sorted({levels[name][2] for name in names})
+        found.update({name: Place(kind, block, depths.index(levels[name][2])) for name in names})
+    return found
+
+
+def with_views(editor: Editor, names: set[str]) -> set[str]:
+    """``names`` and what only shows tensors between two of them, or casts there."""
+    between: set[str] = set()
+    for node in editor.graph.nodes:
+        if node.op in VIEWS and _is_float(editor, node.outputs[0]):
+            made, read = source(node.outputs[0]), {reader.name for reader, _ in _readers(node.outputs[0])}
+            if made is not None and made.name in names and read & names:
+                between.add(node.name)
+    return names | between
+
+
+def source(tensor: gs.Tensor) -> gs.Node | None:
+    """The node that computes a tensor, through those that only show or cast it."""
+    node = producer(tensor)
+    while node is not None and node.op in PASSED:
+        node = producer(node.inputs[0])
+    return node
+
+
+def _operator(node: gs.Node) -> str:
+    return f"{node.domain}.{node.op}" if node.domain else _name(node)
+
+
+def _name(node: gs.Node) -> str:
+    return ALIKE.get(node.op, str(node.op))
+
+
+def _is_float(editor: Editor, tensor: gs.Tensor) -> bool:
+    return bool(tensor.name) and editor.dtype(tensor) in (np.float32, np.float16)
+
+
+def _reads(editor: Editor, node: gs.Node) -> tuple[str, ...]:
+    found = []
+    for tensor in node.inputs:
+        if not _is_float(editor, tensor):
+            continue
+        made = source(tensor)
+        found.append("weight" if isinstance(tensor, gs.Constant) else _name(made) if made is not None else "input")
+    return tuple(sorted(found) if node.op in COMMUTATIVE else found)
+
+
+def _feeds(node: gs.Node) -> tuple[str, ...]:
+    readers = {
+        reader.op if reader.op in COMMUTATIVE else f"{_name(reader)}.{index}"
+        for tensor in node.outputs
+        for reader, index in _readers(tensor)
+        if reader.op != "Shape"
+    }
+    return tuple(sorted(readers))
+
+
+def _readers(tensor: gs.Tensor) -> Iterator[tuple[gs.Node, int]]:
+    for node in {id(reader): reader for reader in tensor.outputs}.values():
+        for index, each in enumerate(node.inputs):
+            if each is tensor and node.op in PASSED and index == 0:
+                yield from _readers(node.outputs[0])
+            elif each is tensor:
+                yield node, index
+
+
+def _levels(editor: Editor) -> dict[str, tuple[int, int, int]]:
+    """For each node how often the longest path to it was downsampled, upsampled, and met a landmark."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for node in editor.graph.nodes:
+        before = [found[made.name] for t in node.inputs if (made := producer(t)) is not None]
+        strides = node.attrs.get("strides") or [1]
+        own = int(max(strides) > 1), int(node.op in ("Resize", "ConvTranspose")), int(node.op in LANDMARKS)
+        down, up, depth = (max((each[i] for each in before), default=0) + own[i] for i in range(3))
+        found[node.name] = down, up, depth
+    return found
+
+
+def _block(level: tuple[int, int, int], down: int) -> str:
+    if level[1]:
+        return f"up {level[1]}"
+    return "middle" if level[0] == down else f"down {level[0]}"

@@ -1,0 +1,150 @@
+"""What stays in fp32, written down by structure, so that it holds for any export of the same model.
+
+A rule names a kind of node (:class:`sdort.precision.places.Kind`) and where: in every block, in some blocks, or some
+numbers within a block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import UsageError
+from sdort.precision.places import EVERYWHERE, Kind, Place
+
+PLAN = "fp16-plan.json"
+"""The file's name beside the components that were made by it."""
+VERSION = 1
+EVERY = "every"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Nodes of one kind that stay in fp32.
+
+    ``blocks`` maps a block to the numbers there, or to :data:`EVERY`; None means all nodes of the kind.
+    """
+
+    kind: Kind
+    blocks: Mapping[str, Sequence[int] | str] | None
+    reason: str = ""
+
+    def holds(self, place: Place) -> bool:
+        if place.kind != self.kind or self.blocks is None:
+            return place.kind == self.kind
+        numbers = self.blocks.get(place.block, ())
+        return numbers == EVERY or place.number in numbers
+
+    def __str__(self) -> str:
+        operator = self.kind.operator.rpartition(".")[2]
+        before = ", ".join(dict.fromkeys(name for name in self.kind.reads if name != "weight"))
+        after = ", ".join(dict.fromkeys(name.partition(".")[0] for name in self.kind.feeds)) or "the output"
+        path = f"{operator} from {before} to {after}" if before else f"{operator} to {after}"
+        return f"{path}, {self._where()}"
+
+    def _where(self) -> str:
+        if self.blocks is None or self.blocks == {EVERYWHERE: EVERY}:
+            return "everywhere"
+        parts = []
+        for block, numbers in self.blocks.items():
+            some = "" if isinstance(numbers, str) else f" (number {', '.join(str(each + 1) for each in numbers)})"
+            parts.append("" if block == EVERYWHERE and not some else f"{block}{some}")
+        return "in " + ", ".join(parts)
+
+
+def make_rules(found: Mapping[str, Place], reasons: Mapping[str, str]) -> list[Rule]:
+    """Rules that hold for exactly the nodes of ``reasons``, as general as they can be.
+
+    Args:
+        found: the place of every node.
+        reasons: why, by the names of the nodes that stay in fp32.
+    """
+    kinds: dict[Kind, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for name in reasons:
+        kinds[found[name].kind][found[name].block].add(found[name].number)
+    rules = []
+    for kind, blocks in kinds.items():
+        alike = [place for place in found.values() if place.kind == kind]
+        some: dict[str, Sequence[int] | str] = {
+            block: EVERY if numbers == {p.number for p in alike if p.block == block} else sorted(numbers)
+            for block, numbers in blocks.items()
+        }
+        every = all(some.get(place.block) == EVERY for place in alike)
+        reason = next(reasons[name] for name, place in found.items() if place.kind == kind and name in reasons)
+        rules.append(Rule(kind, None if every else some, reason))
+    return rules
+
+
+def select(rules: Sequence[Rule], found: Mapping[str, Place], component: str) -> dict[str, str]:
+    """The nodes for which a rule holds, by name, with the rule's reason.
+
+    Raises:
+        UsageError: a rule holds for none: the plan was made for another model or another provider.
+    """
+    chosen: dict[str, str] = {}
+    for rule in rules:
+        names = [name for name, place in found.items() if rule.holds(place)]
+        if not names:
+            raise UsageError(
+                f"the plan's rule for {rule} fits no node",
+                component=component,
+                hint="It was made for another model, provider or set of fusions: make one with --fp16 auto.",
+            )
+        chosen.update(dict.fromkeys(names, rule.reason))
+    return chosen
+
+
+def write_plan(path: Path, components: Mapping[str, Sequence[Rule]], provider: str) -> None:
+    """Write a plan as JSON.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = {
+        "fp16-plan": VERSION,
+        "provider": provider,
+        "components": {name: [_to_json(rule) for rule in rules] for name, rules in components.items()},
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_plan(path: Path) -> dict[str, list[Rule]]:
+    """A plan's rules by component.
+
+    Raises:
+        UsageError: there is none, or it is no plan.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["fp16-plan"] != VERSION:
+            raise UsageError(f"{path} is a plan of another version, {content['fp16-plan']}")
+        return {str(name): [_from_json(rule) for rule in rules] for name, rules in content["components"].items()}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise UsageError(
+            f"{path} is no plan of what stays in fp32", hint=f"--fp16 auto writes one: OUT/{PLAN}."
+        ) from None
+
+
+def _to_json(rule: Rule) -> dict[str, Any]:
+    return {
+        "operator": rule.kind.operator,
+        "reads": rule.kind.reads,
+        "feeds": rule.kind.feeds,
+        "blocks": EVERY if rule.blocks is None else rule.blocks,
+        "reason": rule.reason,
+    }
+
+
+def _from_json(content: dict[str, Any]) -> Rule:
+    kind = Kind(str(content["operator"]), tuple(map(str, content["reads"])), tuple(map(str, content["feeds"])))
+    blocks = content["blocks"]
+    if blocks == EVERY:
+        return Rule(kind, None, str(content.get("reason", "")))
+    numbers = {str(k): v if v == EVERY else [int(each) for each in v] for k, v in blocks.items()}
+    return Rule(kind, numbers, str(content.get("reason", "")))

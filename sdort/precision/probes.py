@@ -1,0 +1,150 @@
+"""What is put into a graph to measure it: reductions behind tensors, bounds beside attentions.
+
+Attention is one operator with scores inside. They are not computed but bounded, by Cauchy and Schwarz: no score exceeds
+the longest query times the longest key. It takes no memory of the sequence's square, and holds for every pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import onnx
+from onnx import helper, parser
+
+LARGEST = 65504.0
+"""fp16's largest finite number."""
+SMALLEST = 2.0**-14
+"""fp16's smallest with all of its 11 bits."""
+VANISHING = 2.0**-25
+"""Up to here numbers become zero: half of fp16's smallest, ties to even."""
+MEANT = 1e37
+"""From here on a number stands for infinity, as in attention masks, and infinity is what fp16 makes of it."""
+DOMAIN = "sdort.probes"
+HIGHEST, LOWEST, SHARES, LOGITS = "//highest", "//lowest", "//shares", "//logits"
+"""What is appended to a tensor's or a node's name for the output that tells of it."""
+
+
+def add_extremes(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
+    """The largest and the smallest element of each tensor as outputs: two nodes, none of which copies the tensor."""
+
+    def probe(name: str) -> Iterator[onnx.NodeProto]:
+        for operator, suffix in (("ReduceMax", HIGHEST), ("ReduceMin", LOWEST)):
+            yield helper.make_node(operator, [name], [name + suffix], name + suffix, keepdims=0)
+            _output(proto, name + suffix, [])
+
+    _behind(proto, tensors, probe)
+
+
+def add_shares(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
+    """Of each tensor an output [3]: its largest magnitude, and the shares that overflow and that vanish in fp16."""
+    function = _function(proto, _SHARES)
+
+    def probe(name: str) -> Iterator[onnx.NodeProto]:
+        yield helper.make_node(function.name, [name], [name + SHARES], name + SHARES, domain=DOMAIN)
+        _output(proto, name + SHARES, [3])
+
+    _behind(proto, tensors, probe)
+
+
+def add_logits(proto: onnx.ModelProto) -> None:
+    """Of each fused attention an output [1]: a bound on its scores' magnitude."""
+    for node in list(proto.graph.node):
+        found = _queries_and_keys(node)
+        if found is None:
+            continue
+        (names, count, made), number = found, len(proto.functions)
+        scale = next((a.f for a in node.attribute if a.name == "scale"), 0.0)
+        scaled = f"Constant <value_float = {scale:.20f}> ()" if scale else "Reciprocal (root)"
+        body = f"Logits{number} ({names}) => (found) {{ {made} {_BOUND}\n factor = {scaled}\n {_SCALED} }}"
+        function, name = _function(proto, body), node.name + LOGITS
+        proto.graph.node.append(helper.make_node(function.name, node.input[:count], [name], name, domain=DOMAIN))
+        _output(proto, name, [1])
+
+
+_SHARES = f"""
+Shares (X) => (found) {{
+    sizes = Abs (X)
+    zero = Constant <value_float = 0.0> ()
+    meant = Constant <value_float = {MEANT:.1f}> ()
+    most = Constant <value_float = {LARGEST}> ()
+    least = Constant <value_float = {VANISHING:.20f}> ()
+    masked = GreaterOrEqual (sizes, meant)
+    kept = Where (masked, zero, sizes)
+    largest = ReduceMax <keepdims = 0> (kept)
+    high = Greater (kept, most)
+    high_float = Cast <to = 1> (high)
+    overflow = ReduceMean <keepdims = 0> (high_float)
+    low = LessOrEqual (kept, least)
+    positive = Greater (kept, zero)
+    gone = And (low, positive)
+    gone_float = Cast <to = 1> (gone)
+    vanish = ReduceMean <keepdims = 0> (gone_float)
+    column = Constant <value_ints = [1]> ()
+    a = Reshape (largest, column)
+    b = Reshape (overflow, column)
+    c = Reshape (vanish, column)
+    found = Concat <axis = 0> (a, b, c)
+}}"""
+
+_BOUND = """
+    last = Constant <value_ints = [-1]> ()
+    rows = Constant <value_ints = [1]> ()
+    query_lengths = ReduceL2 <keepdims = 0> (q, last)
+    key_lengths = ReduceL2 <keepdims = 0> (k, last)
+    longest_query = ReduceMax <keepdims = 0> (query_lengths, rows)
+    longest_key = ReduceMax <keepdims = 0> (key_lengths, rows)
+    products = Mul (longest_query, longest_key)
+    product = ReduceMax <keepdims = 0> (products)
+    width = Shape <start = -1> (q)
+    width_float = Cast <to = 1> (width)
+    root = Sqrt (width_float)
+"""
+_SCALED = "scaled = Mul (product, factor)\n found = Reshape (scaled, rows)"
+"""From queries and keys [batch, rows, heads, size]."""
+
+
+def _queries_and_keys(node: onnx.NodeProto) -> tuple[str, int, str] | None:
+    """Parameters, how many of the node's inputs they are, and the text that makes q and k of them.
+
+    None for what is no attention, and for one whose bias is inside: no fusion of sdort's makes that.
+    """
+    if node.domain != "com.microsoft" or node.op_type not in ("Attention", "MultiHeadAttention"):
+        return None
+    given = [*map(bool, node.input), False, False, False, False]
+    heads = next(a.i for a in node.attribute if a.name == "num_heads")
+    split = f"heads = Constant <value_ints = [0, 0, {heads}, -1]> ()\n one = Constant <value_ints = [3]> ()\n"
+    if node.op_type == "Attention":
+        projected = "m = MatMul (X, W)\n p = Add (m, B)\n a, b, c = Split <axis = -1, num_outputs = 3> (p)\n"
+        return "X, W, B", 3, f"{split}{projected} q = Reshape (a, heads)\n k = Reshape (b, heads)"
+    if given[3]:
+        return None
+    if not given[1]:
+        apart = "a, b, c = Split <axis = 3, num_outputs = 3> (X)\n q = Squeeze (a, one)\n k = Squeeze (b, one)"
+        return "X", 1, split + apart
+    query = f"{split} q = Reshape (X, heads)\n"
+    if given[2]:
+        return "X, K", 2, f"{query} k = Reshape (K, heads)"
+    return "X, K", 2, f"{query} a, b = Split <axis = 3, num_outputs = 2> (K)\n k = Squeeze (a, one)"
+
+
+def _behind(proto: onnx.ModelProto, tensors: Collection[str], probe: Callable[[str], Iterable[onnx.NodeProto]]) -> None:
+    """Put what ``probe`` makes of a tensor where the tensor is made: nodes run in their order."""
+    wanted, nodes = set(tensors), list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(each for i in proto.graph.input if i.name in wanted for each in probe(i.name))
+    for node in nodes:
+        proto.graph.node.append(node)
+        proto.graph.node.extend(each for name in node.output if name in wanted for each in probe(name))
+
+
+def _function(proto: onnx.ModelProto, text: str) -> onnx.FunctionProto:
+    opset = next(entry.version for entry in proto.opset_import if entry.domain == "")
+    function = parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>\n{text.strip()}')
+    proto.functions.append(function)
+    if all(entry.domain != DOMAIN for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return function
+
+
+def _output(proto: onnx.ModelProto, name: str, shape: Sequence[int]) -> None:
+    proto.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))

@@ -1,0 +1,95 @@
+"""Which nodes fp16 would harm, from the ranges of what they read, write and sum up inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.precision.probes import LARGEST
+from sdort.precision.ranges import NOTHING, VIEWS, Range, Ranges
+from sdort.rewrite.editor import Editor
+
+ADDITIVE = frozenset({"Add", "Sub", "Sum", "BiasAdd", "Concat", "SkipLayerNormalization", "SkipGroupNorm"})
+"""What is small there is lost beside what it is added to, or stays as small."""
+FACTORS = {"Mul": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,), "NhwcConv": (1,),
+           "ConvTranspose": (1,), "Attention": (1,)}  # fmt: skip
+"""Inputs whose relative error is the output's; the others (biases, shifts) are added."""
+SUMS = {
+    "SkipLayerNormalization": (0, 1, 4),
+    "SkipGroupNorm": (0, 3, 4),
+    "BiasAdd": (0, 1, 2),
+    "BiasGelu": (0, 1),
+    "BiasSplitGelu": (0, 1),
+    "FastGelu": (0, 1),
+}
+"""Inputs that are summed up inside, where no tensor shows it."""
+
+
+@dataclass(frozen=True)
+class Risk:
+    """``what`` of a node fp16 cannot hold, and its range."""
+
+    what: str
+    range: Range
+
+    @property
+    def reason(self) -> str:
+        """In words, with the numbers."""
+        found = self.range
+        if not found.too_large:
+            lost = f", {found.vanish:.1%} of it becomes zero" if found.vanish else ""
+            return f"{self.what} is at most {found.largest:.1e}{lost}"
+        over = f", {found.overflow:.1%} of it overflows" if found.overflow else ""
+        near = "" if found.largest > LARGEST else f", fp16 ends at {LARGEST:.0f}"
+        return f"{self.what} reaches {found.largest:.3g}{over}{near}"
+
+
+def find_risks(editor: Editor, ranges: Ranges) -> dict[str, Risk]:
+    """The nodes at risk by name, each with its worst; those that only show other tensors are left out."""
+    risks = {}
+    for node in editor.graph.nodes:
+        if node.op in VIEWS or not any(editor.dtype(t) == np.float32 for t in node.outputs if t.name):
+            continue
+        found = list(_risks(node, ranges))
+        if found:
+            risks[node.name] = max(found, key=lambda risk: risk.range.largest)
+    return risks
+
+
+def _risks(node: gs.Node, ranges: Ranges) -> Iterator[Risk]:
+    for index, tensor in enumerate(node.inputs):
+        found = ranges.of(tensor)
+        weight = isinstance(tensor, gs.Constant)
+        if found.too_large or (found.too_small and _counts(node, index, weight)):
+            yield Risk(f"its {'weight' if weight else 'input'} {tensor.name}", found)
+    for tensor in node.outputs:
+        found = ranges.of(tensor)
+        if found.too_large or (found.too_small and any(_reads(reader, tensor) for reader in _readers(tensor))):
+            yield Risk(f"its output {tensor.name}", found)
+    logits = ranges.logits.get(node.name, NOTHING)
+    if logits.too_large:
+        yield Risk("the bound on its scores", logits)
+    inside = Range(sum(ranges.of(node.inputs[i]).largest for i in SUMS.get(node.op, ()) if i < len(node.inputs)))
+    if inside.largest > LARGEST:
+        yield Risk("the sum inside", inside)
+
+
+def _reads(node: gs.Node, tensor: gs.Tensor) -> bool:
+    return any(_counts(node, index, False) for index, each in enumerate(node.inputs) if each is tensor)
+
+
+def _counts(node: gs.Node, index: int, weight: bool) -> bool:
+    """Whether an input's relative error is the output's."""
+    return index in FACTORS.get(node.op, ()) if weight else node.op not in ADDITIVE
+
+
+def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    """The nodes that compute with a tensor, through those that only show it."""
+    for node in tensor.outputs:
+        if node.op in VIEWS:
+            yield from _readers(node.outputs[0])
+        else:
+            yield node
