@@ -79,3 +79,9 @@ class OutputError(SdortError):
     """The result cannot be written: OUT exists, no permission, disk full."""
 
     exit_code = 7
+
+
+class RegressionError(SdortError):
+    """Something takes longer than it did, by more than noise and the stated margin."""
+
+    exit_code = 8

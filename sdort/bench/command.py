@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.bench import ablation_table, regression, rows
 from sdort.bench.ablation import Ablation, ablate
 from sdort.bench.bench import Measurement, measure
 from sdort.bench.plan import Options
+from sdort.bench.regression import as_saved, compare, load, refuse_slower
 from sdort.bench.report import refuse_failed, show_text, write_atomically
 from sdort.bench.rows import Row
 from sdort.console import say, show
@@ -23,10 +25,16 @@ class Delivery:
     Attributes:
         form: ``table``, ``csv``, ``json`` or ``markdown``; a file gets a table as Markdown.
         output: a file for the result, instead of stdout.
+        save: a file for :mod:`sdort.bench.regression`, to be compared with later.
+        compare: such a file, to be compared with now; ``margin`` and ``across`` are for that.
     """
 
     form: str = "table"
     output: Path | None = None
+    save: Path | None = None
+    compare: Path | None = None
+    margin: float = 0.1
+    across: Sequence[str] = ()
 
     def check(self) -> None:
         """Find out before anything is measured what cannot be written.
@@ -34,7 +42,7 @@ class Delivery:
         Raises:
             OutputError: a folder is missing or not writable.
         """
-        for file in (self.output,):
+        for file in (self.output, self.save):
             if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
                 raise OutputError(f"cannot write to the folder {file.parent}", hint="Create it, or choose another.")
 
@@ -45,11 +53,18 @@ def run_bench(path: Path, options: Options, delivery: Delivery) -> list[Row]:
     Raises:
         OutputError: a result cannot be written.
         ParityError: a row failed its check; everything is delivered first.
+        RegressionError: a row is slower than the saved one.
     """
     delivery.check()
+    saved = load(delivery.compare) if delivery.compare else None
     found = measure(path, options)
+    if saved is not None:
+        compare(found.rows, saved, delivery.margin, delivery.across)
+    if delivery.save:
+        write_atomically(delivery.save, as_saved(found.rows))
     _hand_over(found, delivery)
     refuse_failed(found.rows)
+    refuse_slower(found.rows)
     return found.rows
 
 
@@ -71,19 +86,31 @@ def run_ablation(path: Path, options: Options, delivery: Delivery) -> Ablation:
 
 
 def _hand_over(found: Measurement | Ablation, delivery: Delivery) -> None:
-    from sdort.bench import ablation_table, rows
+    text = delivery.form if delivery.form != "table" else "markdown" if delivery.output else ""
+    if not text:
+        _show_tables(found)
+    elif delivery.output is None:
+        show_text(_text(found, text))
+    else:
+        write_atomically(delivery.output, _text(found, text))
+        say(f"wrote {delivery.output}")
 
-    form = delivery.form
-    if form == "table" and delivery.output is None:
-        show(ablation_table.as_table(found) if isinstance(found, Ablation) else rows.as_table(found.rows))
+
+def _show_tables(found: Measurement | Ablation) -> None:
+    if isinstance(found, Ablation):
+        show(ablation_table.as_table(found))
         return
-    form = "markdown" if form == "table" else form
-    text = ablation_table.as_text(found, form) if isinstance(found, Ablation) else rows.as_text(found.rows, form)
-    if delivery.output is None:
-        show_text(text)
-        return
-    write_atomically(delivery.output, text)
-    say(f"wrote {delivery.output}")
+    show(rows.as_table(found.rows))
+    if any(row.compared for row in found.rows):
+        show(regression.as_table(found.rows))
+
+
+def _text(found: Measurement | Ablation, form: str) -> str:
+    if isinstance(found, Ablation):
+        return ablation_table.as_text(found, form)
+    text = rows.as_text(found.rows, form)
+    compared = form == "markdown" and any(row.compared for row in found.rows)
+    return f"{text}\n{regression.as_markdown(found.rows)}" if compared else text
 
 
 def measured_rows(found: Measurement | Ablation) -> Sequence[Row]:

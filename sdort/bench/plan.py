@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdort.bench.cases import Case, cases
+from sdort.bench.cases import PIPELINE, Case, cases
 from sdort.bench.engines import Engine, OnnxEngine
 from sdort.bench.reference import Reference, checkpoint_of, compute_reference, holds_onnx, original_of
 from sdort.bench.torch_engine import TorchEngine
@@ -24,6 +24,8 @@ class Options:
 
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     engine: str = "onnxruntime"
+    engines: Sequence[str] = ()
+    """Run the pipeline in all of these, in turn, instead of in ``engine``; ratios are to the first."""
     checkpoint: Path | None = None
     baseline: Path | None = None
     baseline_engine: str | None = None
@@ -60,6 +62,30 @@ def _guided(case: Case, engines: Sequence[Engine]) -> Case:
     return case
 
 
+PRESETS = ("mlperf-sdxl",)
+
+
+def apply_preset(name: str, path: Path, options: Options) -> Options:
+    """The settings of a preset in place of the options' own.
+
+    ``mlperf-sdxl`` has those of MLPerf Inference's text-to-image task: SDXL, 1024x1024, 20 steps, Euler, one image
+    (https://github.com/mlcommons/inference/tree/master/text_to_image).
+
+    Raises:
+        UsageError: the pipeline is not SDXL, or what the preset asks for cannot be run yet.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}", hint=f"Choose one of: {', '.join(PRESETS)}.")
+    if not (path / "text_encoder_2").is_dir():
+        raise UsageError(f"--preset {name} is for SDXL, and {path} is not: it has no text_encoder_2")
+    if not options.components or PIPELINE in options.components:
+        raise UsageError(
+            "sdort cannot draw with SDXL yet, so the preset's latency of a whole image cannot be measured",
+            hint="Measure parts at its settings: --component unet --component vae_decoder.",
+        )
+    return replace(options, sizes=((1024, 1024),), steps=20, scheduler="euler", batch_sizes=(1,))
+
+
 @contextmanager
 def open_engines(path: Path, options: Options, provider: Provider) -> Iterator[list[Engine]]:
     """The engines to measure, the baseline first.
@@ -71,7 +97,9 @@ def open_engines(path: Path, options: Options, provider: Provider) -> Iterator[l
     """
     with ExitStack() as stack:
         engines: list[Engine] = []
-        wanted = [(path, options.engine)]
+        wanted = [(path, kind) for kind in options.engines or (options.engine,)]
+        if options.checkpoint is None and len(wanted) > 1 and any(kind != "onnxruntime" for _, kind in wanted):
+            options = replace(options, checkpoint=stack.enter_context(checkpoint_of(path)))  # found or made once
         if options.baseline:
             kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
             wanted.insert(0, (options.baseline, kind))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sdort.bench.regression import Compared
     from sdort.runtime.profile import Placement
 
 
@@ -60,6 +61,8 @@ class Row:
     """Every timed call, in order; a CSV has no place for it."""
     placement: Placement | None = None
     """With ``--placement``; a CSV has no place for it."""
+    compared: Compared | None = None
+    """With ``--compare``; a CSV has no place for it."""
 
     @property
     def failed(self) -> bool:
@@ -90,6 +93,9 @@ class Row:
             key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in values.items()
         }
 
+
+_NESTED = ("placement", "times_ms", "compared")
+"""Fields that a CSV has no place for."""
 
 _SHORT: list[tuple[str, Callable[[Row], str]]] = [
     ("pipeline", lambda row: f"{row.pipeline} {row.model_hash[:8]}"),
@@ -152,7 +158,7 @@ def rows_as_csv(rows: Sequence[Row], first: Sequence[dict[str, Any]] = ()) -> st
     flat = [
         {
             **before,
-            **{name: value for name, value in row.as_dict().items() if name not in ("placement", "times_ms")},
+            **{name: value for name, value in row.as_dict().items() if name not in _NESTED},
             "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
         }
         for before, row in zip(first or [{}] * len(rows), rows, strict=True)

@@ -46,6 +46,21 @@ class Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
         return tuple(dict.fromkeys(found))
 
 
+class Engines(click.ParamType[tuple[str, ...]]):
+    """``onnxruntime,torch``."""
+
+    name = "ENGINE,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(str(value).split(",")))
+        unknown = [name for name in names if name not in _ENGINE.choices]
+        if unknown:
+            self.fail(f"{unknown[0]!r} is not one of {', '.join(_ENGINE.choices)}", param, ctx)
+        return names
+
+
 _ENGINE = click.Choice(["onnxruntime", "torch", "torch-compile"])
 
 
@@ -54,8 +69,11 @@ class Command(SectionedCommand):
         "Where and how it runs": (
             "provider", "tuning", "graph", "no_fallback", "device_id", "provider_options", "custom_ops",
         ),
-        "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat"),
-        "What it is compared with": ("engine", "checkpoint", "baseline", "baseline_engine", "reference", "ablation"),
+        "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
+        "What it is compared with": (
+            "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
+        ),
+        "Regressions": ("save", "compare", "margin", "across"),
         "Results": ("placement", "form", "as_json", "output"),
     }  # fmt: skip
 
@@ -68,12 +86,21 @@ Examples:
   sdort bench fast --baseline model --batch-size 1,2,4 --size 512x512,768x512
   sdort bench fast --baseline checkpoint --baseline-engine torch-compile --component unet
   sdort bench fast --ablation --provider rocm        each fusion's worth, at batch 1 and 8
+  sdort bench fast --engines onnxruntime,torch,torch-compile
+  sdort bench fast --save before.json
+  sdort bench fast --compare before.json --margin 5  exit code 8 if it is slower by more than 5 %
   sdort bench fast --format markdown --output table.md
 """,
 )
 @click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
 @runtime_options
 @click.option("--engine", type=_ENGINE, default="onnxruntime", help="torch engines run the checkpoint behind PIPELINE.")
+@click.option(
+    "--engines",
+    type=Engines(),
+    metavar="ENGINE,...",
+    help="Measure in all of these, call by call in turn, with the same noise and scheduler; ratios are to the first.",
+)
 @click.option(
     "--checkpoint",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -113,6 +140,32 @@ Examples:
 @click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")
 @click.option("--repeat", type=click.IntRange(1), default=10, help="Timed calls.")
 @click.option(
+    "--preset",
+    type=click.Choice(["mlperf-sdxl"]),
+    help="MLPerf's settings for SDXL: 1024x1024, 20 steps, Euler, batch 1, whatever other options say.",
+)
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Keep every timed call in a file, for --compare."
+)
+@click.option(
+    "--compare",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Judge each row against such a file: faster, slower, same or not comparable. Exit code 8 if one is slower.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1000),
+    metavar="PERCENT",
+    default=10,
+    help="With --compare: slower is what is so by more than this, with 95 % confidence.",
+)
+@click.option(
+    "--across",
+    type=click.Choice(["device", "versions", "model"]),
+    multiple=True,
+    help="With --compare: compare although this differs (repeatable).",
+)
+@click.option(
     "--ablation",
     is_flag=True,
     help="Measure fp32 and fp16 without fusions, then each group of fusions added, made from PIPELINE's original.",
@@ -127,6 +180,7 @@ def command(
     pipeline: Path,
     runtime: RuntimeOptions,
     engine: str,
+    engines: tuple[str, ...] | None,
     checkpoint: Path | None,
     baseline: Path | None,
     baseline_engine: str | None,
@@ -138,6 +192,11 @@ def command(
     scheduler: str | None,
     warmup: int,
     repeat: int,
+    preset: str | None,
+    save: Path | None,
+    compare: Path | None,
+    margin: float,
+    across: tuple[str, ...],
     ablation: bool,
     placement: bool,
     form: str,
@@ -153,13 +212,19 @@ def command(
     the first call with loading / during the later warm-up calls.
     """
     from sdort.bench.command import Delivery, run_ablation, run_bench
-    from sdort.bench.plan import Options
+    from sdort.bench.plan import Options, apply_preset
 
-    if ablation and (baseline or engine != "onnxruntime" or placement):
-        raise click.UsageError("--ablation compares variants of one pipeline: no --baseline, --engine or --placement")
+    if ablation and (baseline or engines or engine != "onnxruntime" or placement or save or compare):
+        raise click.UsageError(
+            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines, --placement, --save or "
+            "--compare"
+        )
+    if engines and (baseline or engine != "onnxruntime"):
+        raise click.UsageError("--engines stands alone: no --engine, no --baseline")
     options = Options(
         runtime=runtime,
         engine=engine,
+        engines=engines or (),
         checkpoint=checkpoint,
         baseline=baseline,
         baseline_engine=baseline_engine,
@@ -173,7 +238,9 @@ def command(
         repeat=repeat,
         placement=placement,
     )
-    delivery = Delivery("json" if as_json else form, output)
+    if preset:
+        options = apply_preset(preset, pipeline, options)
+    delivery = Delivery("json" if as_json else form, output, save, compare, margin / 100, across)
     if ablation:
         run_ablation(pipeline, options, delivery)
         return
