@@ -36,21 +36,22 @@ class Buffer:
 
     def __init__(self, session: Session, values: Array) -> None:
         self._host = np.array(values, order="C")  # on the CPU the memory itself
+        self._session = session
         self._value = session.upload(self._host)
-        self._memory = session.memory
         self.shape, self.dtype = self._host.shape, self._host.dtype
 
     def write(self, values: Array) -> None:
-        self._value.update_inplace(np.ascontiguousarray(values, self.dtype).reshape(self.shape))
+        given = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
+        self._session.guard(lambda: self._value.update_inplace(given))
 
     def read(self) -> Array:
-        return np.array(self._value.numpy())  # a copy: on the CPU it would be the memory itself
+        return np.array(self._session.download(self._value))  # a copy: on the CPU it would be the memory itself
 
     def place(self, first: int = 0, shape: Sequence[int] | None = None) -> tuple[Any, ...]:
         """What an ``IOBinding`` takes: the device, type, shape and address of the part from ``[first]`` on."""
         inner = self.dtype.itemsize * math.prod(self.shape[1:])
         return (
-            *self._memory,
+            *self._session.memory,
             self.dtype,
             list(self.shape if shape is None else shape),
             self._value.data_ptr() + first * inner,
@@ -162,7 +163,7 @@ def open_sum(unet: Session) -> Session:
             now = Identity (time)
         }}""")
     options = replace(unet.options, graph=False, custom_ops="off", provider_options=_exact(unet))
-    ort = create_session(model.SerializeToString(), unet.provider, options)
+    ort = unet.guard(lambda: create_session(model.SerializeToString(), unet.provider, options))
     return Session(ort, Path("sum"), "scheduler", unet.provider, options)
 
 

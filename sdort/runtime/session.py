@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,13 @@ class Binding:
 
     def run(self) -> None:
         """Run the model once and wait for its end."""
-        self._binding.synchronize_inputs()
+        self.session.guard(self._binding.synchronize_inputs)
         self.session.run_bound(self._binding)
-        self._binding.synchronize_outputs()
+        self.session.guard(self._binding.synchronize_outputs)
 
     def outputs(self) -> dict[str, Array]:
         """The outputs of the last run, in host memory."""
-        values = self._binding.copy_outputs_to_cpu()
+        values = self.session.guard(self._binding.copy_outputs_to_cpu)
         return {spec.name: value for spec, value in zip(self.session.outputs, values, strict=True)}
 
 
@@ -107,7 +108,7 @@ class Session:
             return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
         uploaded = {name: self._on_device(value) for name, value in values.items()}
         kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
-        return {spec.name: value.numpy() for spec, value in zip(self.outputs, kept, strict=True)}
+        return {spec.name: self.download(value) for spec, value in zip(self.outputs, kept, strict=True)}
 
     def run_bound(self, binding: Any, graph: int = 1) -> None:
         """Run an ``IOBinding`` of ONNX Runtime's.
@@ -135,8 +136,12 @@ class Session:
 
     def upload(self, value: Array) -> Any:
         """``value`` as an ``OrtValue`` in the provider's memory; on the CPU it shares the array's memory."""
-        name, index = self.memory
-        return import_onnxruntime().OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), name, index)
+        make = import_onnxruntime().OrtValue.ortvalue_from_numpy
+        return self.guard(lambda: make(np.asarray(value, order="C"), *self.memory))
+
+    def download(self, value: Any) -> Array:
+        """An ``OrtValue`` as an array in host memory; on the CPU it shares the value's memory."""
+        return np.asarray(self.guard(value.numpy))
 
     def _on_device(self, value: Any) -> Any:
         return self.upload(value) if isinstance(value, np.ndarray) else value
@@ -212,7 +217,7 @@ def check_file(path: Path, component: str) -> None:
 
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
     """What to say when ONNX Runtime refuses a model."""
-    text = first_line(str(error))
+    text = _reason(error)
     if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
         return ProviderError(
             f"{provider.name} cannot run {path}: {text}",
@@ -222,6 +227,8 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
         )
     if _out_of_memory(text):
         return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
+    if _device_lost(text):
+        return _lost_error(text, component, provider)
     if "opset" in text.lower() or "ir version" in text.lower():
         return ProviderError(
             f"this ONNX Runtime is too old for {path}: {text}",
@@ -235,7 +242,7 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
 
 def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
     """What to say when a run fails."""
-    text = first_line(str(error))
+    text = _reason(error)
     if _out_of_memory(text):
         return MemoryShortageError(
             f"{provider.name} ran out of memory: {text}",
@@ -243,14 +250,25 @@ def run_error(error: Exception, component: str, provider: Provider) -> SdortErro
             hint="Take fewer images at once or a smaller size.",
         )
     if _device_lost(text):
-        return ProviderError(
-            f"{provider.name} lost the GPU: {text}",
-            component=component,
-            hint="Its driver says why (dmesg); start anew once sdort doctor finds the GPU again.",
-        )
+        return _lost_error(text, component, provider)
     if "INVALID_ARGUMENT" in text:
         return BadModelError(f"the model does not take this input: {text}", component=component)
     return ProviderError(f"the run on {provider.name} failed: {text}", component=component)
+
+
+def _lost_error(text: str, component: str, provider: Provider) -> ProviderError:
+    return ProviderError(
+        f"{provider.name} lost the GPU: {text}",
+        component=component,
+        hint="Its driver says why (dmesg); start anew once sdort doctor finds the GPU again.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """What an error says of the device or its memory, without the C++ signature before and the source file after it."""
+    text = first_line(str(error))
+    found = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
+    return found[0].strip() if found else text
 
 
 def _out_of_memory(text: str) -> bool:

@@ -5,11 +5,14 @@
 //   SDORT_STUB_LOG     file to which module calls are appended, a line of JSON each
 //   SDORT_STUB_COPIES  file to which copies are appended, likewise
 //   SDORT_STUB_BODIES  shared library with the kernels' bodies
-//   SDORT_STUB_FAIL    NAME:CODE, the HIP function that fails with that code: hipModuleLaunchKernel:1
+//   SDORT_STUB_FAIL    NAME:CODE, the HIP function that fails with that code: hipModuleLaunchKernel:1; NAME:CODE:N, from
+//                      its Nth call on. Read at every call, so that a process may set it while it runs
+//   SDORT_STUB_MEMORY  the device's memory in MiB (15360); what does not fit fails
 //
 // Whatever else the provider's library wants is a function that returns 0 (made by __init__.py).
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +32,10 @@ static int wave(void) { return strncmp(gfx(), "gfx9", 4) == 0 ? 64 : 32; }
 static hipError_t failure(const char* function) {
     const char* wanted = setting("SDORT_STUB_FAIL", "");
     const size_t length = strlen(function);
-    return strncmp(wanted, function, length) == 0 && wanted[length] == ':' ? atoi(wanted + length + 1) : 0;
+    if (strncmp(wanted, function, length) != 0 || wanted[length] != ':') return 0;
+    static long calls = 0;  // of the one function that is named
+    const char* from = strchr(wanted + length + 1, ':');
+    return ++calls >= (from ? atol(from + 1) : 1) ? atoi(wanted + length + 1) : 0;
 }
 #define MAY_FAIL() do { const hipError_t code = failure(__func__); if (code) return code; } while (0)
 
@@ -74,15 +80,33 @@ hipError_t hipGetDevicePropertiesR0600(char* properties, int device) {
     return 0;
 }
 
-hipError_t hipMalloc(void** memory, size_t size) {
-    MAY_FAIL();
+static size_t capacity(void) { return (size_t)atol(setting("SDORT_STUB_MEMORY", "15360")) << 20; }
+static size_t used = 0;
+
+hipError_t hipHostMalloc(void** memory, size_t size, unsigned flags) {
+    (void)flags;
     *memory = aligned_alloc(256, (size + 511) / 256 * 256);
     return *memory ? 0 : 2;
 }
-hipError_t hipHostMalloc(void** memory, size_t size, unsigned flags) { (void)flags; return hipMalloc(memory, size); }
-hipError_t hipFree(void* memory) { free(memory); return 0; }
+hipError_t hipMalloc(void** memory, size_t size) {
+    MAY_FAIL();
+    if (__atomic_load_n(&used, __ATOMIC_RELAXED) + size > capacity()) return 2;
+    const hipError_t code = hipHostMalloc(memory, size, 0);
+    if (!code) __atomic_add_fetch(&used, malloc_usable_size(*memory), __ATOMIC_RELAXED);
+    return code;
+}
+hipError_t hipFree(void* memory) {
+    __atomic_sub_fetch(&used, malloc_usable_size(memory), __ATOMIC_RELAXED);
+    free(memory);
+    return 0;
+}
 hipError_t hipHostFree(void* memory) { free(memory); return 0; }
-hipError_t hipMemGetInfo(size_t* available, size_t* total) { *available = 15ull << 30; *total = 16ull << 30; return 0; }
+hipError_t hipMemGetInfo(size_t* available, size_t* total) {
+    const size_t taken = __atomic_load_n(&used, __ATOMIC_RELAXED);
+    *total = capacity();
+    *available = taken < *total ? *total - taken : 0;
+    return 0;
+}
 static void log_copy(size_t size, int kind) {
     static const char* const kinds[] = {"host to host", "host to device", "device to host", "device to device", "any"};
     const char* path = getenv("SDORT_STUB_COPIES");
@@ -120,6 +144,14 @@ hipError_t hipStreamCreateWithFlags(void** stream, unsigned flags) { (void)flags
 hipError_t hipEventCreate(void** event) { *event = something; return 0; }
 hipError_t hipEventCreateWithFlags(void** event, unsigned flags) { (void)flags; *event = something; return 0; }
 hipError_t hipEventElapsedTime(float* milliseconds) { *milliseconds = 0.01f; return 0; }
+hipError_t hipStreamSynchronize(void* stream) { (void)stream; MAY_FAIL(); return 0; }
+hipError_t hipDeviceSynchronize(void) { MAY_FAIL(); return 0; }
+hipError_t hipEventSynchronize(void* event) { (void)event; MAY_FAIL(); return 0; }
+// Kernels of ONNX Runtime's, which asks afterwards whether the launch failed.
+static hipError_t last = 0;
+hipError_t hipLaunchKernel(void) { return last = failure(__func__); }
+hipError_t hipGetLastError(void) { return last; }
+hipError_t hipPeekAtLastError(void) { return last; }
 hipError_t hipGetStreamDeviceId(void* stream) { (void)stream; return 0; }
 
 // Graphs: what is recorded runs at once, a replay does nothing but leave a line among the copies.
@@ -136,8 +168,23 @@ hipError_t hipStreamEndCapture(void* stream, void** graph) { (void)stream; *grap
 hipError_t hipGraphInstantiate(void** executable) { *executable = something; return 0; }
 hipError_t hipGraphLaunch(void* executable, void* stream) { (void)executable; (void)stream; return log_graph("replay"); }
 
-const char* hipGetErrorString(hipError_t error) { return error ? "an error of the stub" : "no error"; }
-const char* hipGetErrorName(hipError_t error) { return error == 2 ? "hipErrorOutOfMemory" : error ? "hipErrorStub" : "hipSuccess"; }
+// The names and texts of HIP's documentation, of those errors that ONNX Runtime's messages are told apart by.
+static const struct { hipError_t code; const char *name, *text; } errors[] = {
+    {0, "hipSuccess", "no error"},
+    {2, "hipErrorOutOfMemory", "out of memory"},
+    {700, "hipErrorIllegalAddress", "an illegal memory access was encountered"},
+    {719, "hipErrorLaunchFailure", "unspecified launch failure"},
+};
+const char* hipGetErrorString(hipError_t error) {
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; ++i)
+        if (errors[i].code == error) return errors[i].text;
+    return "an error of the stub";
+}
+const char* hipGetErrorName(hipError_t error) {
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; ++i)
+        if (errors[i].code == error) return errors[i].name;
+    return "hipErrorStub";
+}
 void** __hipRegisterFatBinary(const void* data) { (void)data; static void* handle = something; return &handle; }
 
 // What the architecture's number in an AMD code object's e_flags means (LLVM's AMDGPU usage guide).
