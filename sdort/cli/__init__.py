@@ -13,7 +13,7 @@ import click
 from sdort import __version__
 from sdort.cli.reporting import reporting
 
-COMMANDS = ("export", "optimize", "run", "bench", "inspect", "warm", "tuning", "ops", "doctor")
+COMMANDS = ("export", "optimize", "run", "verify", "bench", "inspect", "warm", "tuning", "ops", "doctor")
 
 _VERBOSE_HELP = "Say more; show tracebacks."
 _QUIET_HELP = "Say only what went wrong."

@@ -117,5 +117,5 @@ def judge(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | No
         if actual > allowed
     ]
     if found.cosine < limit.cosine:
-        reasons.append(f"cosine {found.cosine:.7f}, at least {limit.cosine:.7f} wanted")
+        reasons.append(f"1 - cosine {1 - found.cosine:.1e}, {1 - limit.cosine:.1e} allowed")
     return found, "; ".join(reasons) or None

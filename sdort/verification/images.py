@@ -84,6 +84,19 @@ def _compare(prompt: str, image: Generated, wanted: Generated, precision: str) -
     return found(decibels, similarity, pixel, problem)
 
 
+def failed_images(
+    request: Request, references: Mapping[tuple[str, int], Generated], precision: str, problem: str, done: int
+) -> list[ImageComparison]:
+    """The images of a request that could not be drawn, after ``done`` that could."""
+    seeds = range(request.seed + done, request.seed + request.num_images)
+    return [
+        ImageComparison(
+            request.prompt, seed, precision, problem=problem, reference=references[request.prompt, seed].pixels
+        )
+        for seed in seeds
+    ]
+
+
 def judge_image(decibels: float, similarity: float | None, pixel: int, precision: str) -> str | None:
     """What is wrong with an image of these measurements, None if nothing is."""
     reasons = []

@@ -12,7 +12,6 @@ import numpy as np
 from sdort.runtime.folder import DECODER, PipelineFolder
 from sdort.runtime.images import Generated
 from sdort.runtime.loop import Batch, Loop
-from sdort.runtime.pipeline import TextToImage
 from sdort.runtime.recurrence import Recurrence
 from sdort.runtime.request import Request
 from sdort.runtime.session import Array, Session
@@ -139,10 +138,3 @@ def _keep(
         name = declared_inputs(read_graph(encoder), "vae_encoder")[0].name
         pixels = image.pixels.astype(np.float32).transpose(2, 0, 1)[None] / 127.5 - 1
         kept.setdefault("vae_encoder", []).append(Inputs(REAL, f"{label}, its image", {name: pixels}))
-
-
-def draw(
-    drawer: TextToImage, requests: Sequence[Request], on_step: Callable[[float], None]
-) -> dict[tuple[str, int], Generated]:
-    """Every image of every request, by prompt and seed."""
-    return {(request.prompt, image.seed): image for request in requests for image in drawer.generate(request, on_step)}

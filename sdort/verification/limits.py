@@ -99,10 +99,10 @@ REASONS = (
         "finds a small error everywhere; same reasons. A forgotten scale, mask or bias costs tens of times as much.",
     ),
     Reason(
-        "cosine",
-        f"{TOLERANCES['float32', 'unet'].cosine:.10f}",
-        f"{TOLERANCES['float16', 'unet'].cosine:.6f}",
-        "finds a turned output whatever its spread: 1 - r^2 / 2 for an error of r, three times the allowed mean.",
+        "1 - cosine",
+        f"{1 - TOLERANCES['float32', 'unet'].cosine:.1e}",
+        " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in ("vae_decoder", "unet")),
+        "finds a turned output whatever its spread: r^2 / 2 for an error of r, three times the allowed mean.",
     ),
     Reason(
         "PSNR, dB",
@@ -115,8 +115,8 @@ REASONS = (
         "SSIM",
         f"{SSIM['float32']:g}",
         f"{SSIM['float16']:g}",
-        "finds lost structure, which PSNR weighs like noise: white noise at the PSNR above costs a smooth image no "
-        "more than this.",
+        "finds lost structure where PSNR sees little. Pictures blurred by half a pixel have 0.97 to 0.99, by a pixel "
+        "0.79 to 0.94, moved by a pixel 0.64 to 0.89. Right fp16 pipelines have 0.9999.",
     ),
     Reason(
         "largest pixel difference",

@@ -95,12 +95,19 @@ def ancestors(graph: onnx.GraphProto, output: str, stop: frozenset[str] = frozen
     return list(found)
 
 
-def watched(graph: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Outputs:
-    """The values of the named tensors. ``graph`` belongs to this function now."""
-    declared = {value.name for value in graph.graph.output}
-    # Without a type: ONNX Runtime infers it.
-    graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in declared)
-    return run_graph(graph, folder, graphs, graphs.feeds, original)
+def watched(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Outputs:
+    """The values of the named tensors, by the nodes that they need alone. ``model`` belongs to this function now."""
+    graph = model.graph
+    needed = {name for wanted in dict.fromkeys(names) for name in ancestors(graph, wanted)}
+    nodes = [node for node in graph.node if needed & set(node.output)]
+    weights = [weight for weight in graph.initializer if weight.name in needed]
+    inputs = [value for value in graph.input if value.name in needed]
+    declared = {value.name: value for value in graph.output}
+    # Without a type, if it is not declared: ONNX Runtime infers it.
+    outputs = [declared.get(name, onnx.ValueInfoProto(name=name)) for name in dict.fromkeys(names)]
+    part = onnx.GraphProto(name=graph.name, node=nodes, initializer=weights, input=inputs, output=outputs)
+    model.graph.CopyFrom(part)
+    return run_graph(model, folder, graphs, graphs.feeds, original)
 
 
 def run_graph(graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds, original: bool) -> Outputs:

@@ -1,0 +1,121 @@
+"""``sdort verify``: is a pipeline right, and if not, where does it go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sdort.cli.options import runtime_options
+from sdort.verification.limits import REASONS
+
+if TYPE_CHECKING:
+    from sdort.runtime.providers import RuntimeOptions
+
+_LIMITS = "\n".join(f"  {each.measure:24} {each.float32:>14}  {each.float16:>16}" for each in REASONS)
+
+_EPILOG = f"""\b
+Examples:
+  sdort verify fast
+  sdort verify fast --against model --report verify.html
+  sdort verify fast --component unet --bisect
+  sdort verify fast --provider rocm --prompts prompts.txt --seeds 4 --steps 20
+
+\b
+Limits                               fp32              fp16
+{_LIMITS}
+The report says why each is what it is. On a GPU, components may err three times as much.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("candidate", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--against",
+    metavar="ORIGINAL",
+    type=click.Path(exists=True, path_type=Path),
+    show_default="from the manifest",
+    help="The un-optimized ONNX pipeline or file, or a diffusers folder.",
+)
+@click.option(
+    "--checkpoint",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    show_default="from the manifest",
+    help="The diffusers folder that torch runs in fp32.",
+)
+@click.option("--torch/--no-torch", default=True, help="Compare with torch, where the checkpoint is known.")
+@click.option("--component", "components", multiple=True, metavar="NAME", help="Only this component (repeatable).")
+@click.option(
+    "--inputs",
+    type=click.Choice(["all", "random", "real"]),
+    default="all",
+    help="Random numbers, or what flows between the components while the original draws.",
+)
+@click.option(
+    "--images/--no-images", default=None, show_default="unless --component", help="Also compare images of the pipeline."
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    show_default="two built in",
+    help="What to draw: one prompt a line.",
+)
+@click.option("--seeds", type=click.IntRange(1), default=2, help="Images a prompt: the seeds 0, 1, ...")
+@click.option("--steps", type=click.IntRange(1), default=8, help="Denoising steps.")
+@runtime_options
+@click.option(
+    "--bisect", is_flag=True, help="Find the node from which a failed component is wrong, and what made it so."
+)
+@click.option(
+    "--report",
+    metavar="FILE.html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with images and difference maps.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    candidate: Path,
+    against: Path | None,
+    checkpoint: Path | None,
+    torch: bool,
+    components: tuple[str, ...],
+    inputs: str,
+    images: bool | None,
+    prompts: Path | None,
+    seeds: int,
+    steps: int,
+    runtime: RuntimeOptions,
+    bisect: bool,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare CANDIDATE with what it was made from.
+
+    Each component, on random and on real inputs, against the un-optimized ONNX and against torch in fp32; then the
+    images of the whole pipeline. A graph made for a GPU is checked on any machine. The exit code is 5 if anything is
+    out of its limits or could not be compared.
+    """
+    from sdort.errors import ParityError
+    from sdort.verification.deliver import deliver
+    from sdort.verification.images import read_prompts
+    from sdort.verification.verification import Options, refuse_failed
+
+    options = Options(
+        runtime=runtime,
+        against=against,
+        checkpoint=checkpoint,
+        torch=torch,
+        components=components,
+        inputs=("random", "real") if inputs == "all" else (inputs,),
+        images=not components if images is None else images,
+        prompts=read_prompts(prompts),
+        seeds=seeds,
+        steps=steps,
+        bisect=bisect,
+    )
+    result = deliver(candidate, options, report, as_json=as_json)
+    if as_json and not result.passed:
+        # The record says what failed; the error as a second object would make stdout no JSON.
+        raise click.exceptions.Exit(ParityError.exit_code)
+    refuse_failed(result)

@@ -1,0 +1,167 @@
+"""The report as one HTML file that needs nothing else: styles and images are inside, readable in light and dark."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from html import escape
+
+import numpy as np
+
+from sdort import __version__
+from sdort.runtime.session import Array
+from sdort.verification.blame import Finding
+from sdort.verification.images import ImageComparison
+from sdort.verification.limits import REASONS
+from sdort.verification.report import HEADS, IMAGE_HEADS, PASSED, image_cells, lines, summarize, summary_cells
+from sdort.verification.verification import Verification
+
+MOST_GAIN = 64
+"""A difference map is made at most this much brighter: more would show rounding as if it were damage."""
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --soft: #f3f4f6; --line: #d5d9de; --dim: #5b6470;
+  --good: #14692f; --bad: #b3261e; --good-paper: #e4f3e8; --bad-paper: #fbe7e5; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --paper: #15181c; --soft: #1e2329; --line: #363d46; --dim: #a2acb8;
+    --good: #7bd494; --bad: #ff9a91; --good-paper: #173322; --bad-paper: #43201d; } }
+body { margin: 0 auto; max-width: 1180px; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+.verdict { display: inline-block; padding: .15rem .7rem; border-radius: 1rem; font-weight: 600; }
+.ok { color: var(--good); background: var(--good-paper); } .failed { color: var(--bad); background: var(--bad-paper); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--dim); } dd { margin: 0;
+  overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--dim); font-weight: 600; }
+.words { text-align: left; } .wrap { white-space: normal; min-width: 18rem; }
+tr.bad td { background: var(--bad-paper); }
+.row { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .8rem; margin: .5rem 0 1.6rem; }
+figure { margin: 0; } figcaption { color: var(--dim); font-size: .85rem; margin-top: .25rem; }
+img, .none { width: 100%; border: 1px solid var(--line); border-radius: 4px; background: var(--soft); display: block;
+  box-sizing: border-box; }
+img.small { image-rendering: pixelated; }
+.none { aspect-ratio: 1; display: grid; place-items: center; color: var(--dim); }
+code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; overflow-wrap: anywhere; }
+li { margin: .2rem 0; } @media (max-width: 640px) { .row { grid-template-columns: 1fr; } }
+"""
+
+
+def html_report(result: Verification) -> str:
+    """The whole report."""
+    verdict = _badge(result.passed, "everything is within its limits" if result.passed else "FAILED")
+    problems = "".join(f"<li>{escape(line.strip())}</li>" for line in lines(result))
+    parts = [
+        f"<h1>sdort verify: {escape(result.candidate.resolve().name)}</h1><p>{verdict}</p>",
+        _facts(result),
+        f"<h2>Notes</h2><ul>{problems}</ul>" if problems else "",
+        _section("Components", HEADS, [summary_cells(each) for each in summarize(result.comparisons)], words=3),
+        _findings(result.findings),
+        _section("Images", IMAGE_HEADS, [image_cells(each) for each in result.images], words=1),
+        "".join(_picture(each) for each in result.images),
+        _limits(),
+        f"<p class='words'>sdort {escape(__version__)}</p>",
+    ]
+    head = (
+        "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>sdort verify: {escape(result.candidate.resolve().name)}</title><style>{_STYLE}</style>"
+    )
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def _badge(good: bool, text: str) -> str:
+    return f"<span class='verdict {'ok' if good else 'failed'}'>{escape(text)}</span>"
+
+
+def _facts(result: Verification) -> str:
+    precisions = ", ".join(f"{name} {each.dtype}" for name, each in result.precisions.items())
+    facts = {
+        "candidate": result.candidate,
+        "ONNX original": result.against or "none",
+        "torch, fp32": result.checkpoint or "not compared",
+        "execution provider": result.provider,
+        "limits are those of": precisions,
+        "steps": result.steps,
+    }
+    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"
+
+
+def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
+    """A table whose first ``words`` columns are words; a row that does not end in ``ok`` stands out."""
+    body = []
+    for row in rows:
+        cells = [f"<td{_words(index < words)}>{escape(cell)}</td>" for index, cell in enumerate(row[:-1])]
+        cells.append(f"<td>{_badge(row[-1] == PASSED, row[-1])}</td>")
+        body.append(f"<tr{'' if row[-1] == PASSED else ' class=bad'}>{''.join(cells)}</tr>")
+    if not body:
+        return ""
+    head = "".join(f"<th{_words(index < words)}>{escape(head)}</th>" for index, head in enumerate(heads))
+    return f"<h2>{title}</h2><div class='scroll'><table><tr>{head}</tr>{''.join(body)}</table></div>"
+
+
+def _words(yes: bool) -> str:
+    return " class='words'" if yes else ""
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return ""
+    items = []
+    for each in findings:
+        nodes = ", ".join(
+            f"<code>{escape(culprit.node)}</code> {escape(culprit.operator)}" for culprit in each.culprits
+        )
+        originals = ", ".join(f"<code>{escape(name)}</code>" for name in each.originals)
+        items.append(
+            f"<li><b>{escape(each.component)}</b>: {escape(each.message)}<br>nodes of the candidate: {nodes or 'none'}"
+            f"<br>nodes of the original that they stand for: {originals or 'none'}</li>"
+        )
+    return f"<h2>Where the graphs part</h2><ul>{''.join(items)}</ul>"
+
+
+def _picture(each: ImageComparison) -> str:
+    """Reference, candidate and difference side by side."""
+    figures = [_figure(each.reference, "reference"), _figure(each.image, "candidate")]
+    if each.image.shape == each.reference.shape and each.image.size:
+        gain, difference = difference_map(each.image, each.reference)
+        figures.append(_figure(difference, f"difference, times {gain}"))
+    else:
+        figures.append(_figure(np.zeros((0, 0, 3), np.uint8), "difference"))
+    verdict = _badge(each.passed, PASSED if each.passed else each.problem or "")
+    return f"<p>{escape(each.prompt)} · seed {each.seed} {verdict}</p><div class='row'>{''.join(figures)}</div>"
+
+
+def difference_map(image: Array, reference: Array) -> tuple[int, Array]:
+    """How many times brighter, and the absolute difference of two uint8 images made that much brighter."""
+    difference = np.abs(image.astype(np.int32) - reference.astype(np.int32))
+    gain = int(np.clip(255 // max(int(difference.max()), 1), 1, MOST_GAIN))
+    return gain, (difference * gain).clip(0, 255).astype(np.uint8)
+
+
+def _figure(pixels: Array, caption: str) -> str:
+    if not pixels.size:
+        return f"<figure><div class='none'>none</div><figcaption>{escape(caption)}</figcaption></figure>"
+    small = " class='small'" if max(pixels.shape[:2]) < 256 else ""  # enlarged without blur
+    source = f"data:image/png;base64,{base64.b64encode(_png(pixels)).decode()}"
+    text = escape(caption)
+    return f"<figure><img{small} alt='{text}' src='{source}'><figcaption>{text}</figcaption></figure>"
+
+
+def _png(pixels: Array) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format="PNG", optimize=True)
+    return stream.getvalue()
+
+
+def _limits() -> str:
+    rows = "".join(
+        f"<tr><td class='words'>{escape(each.measure)}</td><td>{escape(each.float32)}</td>"
+        f"<td>{escape(each.float16)}</td><td class='words wrap'>{escape(each.why)}</td></tr>"
+        for each in REASONS
+    )
+    heads = "<th class='words'>measure</th><th>fp32</th><th>fp16</th><th class='words'>why</th>"
+    return f"<h2>Limits, and why</h2><div class='scroll'><table><tr>{heads}</tr>{rows}</table></div>"

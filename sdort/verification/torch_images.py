@@ -1,0 +1,32 @@
+"""Reference images drawn by diffusers' own pipeline, for exports, which have no ONNX original."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sdort.bench.cases import PIPELINE
+from sdort.bench.torch_engine import TorchEngine
+from sdort.bench.torch_runners import PipelineRunner
+from sdort.runtime.images import Generated
+from sdort.runtime.providers import CPU
+from sdort.runtime.request import Request
+
+
+def draw_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tuple[str, int], Generated]:
+    """Images in fp32 on the CPU, by prompt and seed.
+
+    Raises:
+        BadModelError: diffusers does not load the checkpoint.
+    """
+    engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
+    pipeline, size = engine.pipeline(PIPELINE), engine.default_size()
+    images = {}
+    for request in requests:
+        for seed in range(request.seed, request.seed + request.num_images):
+            runner = PipelineRunner(pipeline, replace(request, seed=seed, num_images=1), size, engine.guard)
+            runner()
+            images[request.prompt, seed] = runner.result()[0]
+    engine.close()
+    return images

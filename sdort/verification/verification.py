@@ -1,0 +1,286 @@
+"""``sdort verify`` as a library call: every component, every image, and where it goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sdort.bench.check import Precision, precision
+from sdort.bench.reference import checkpoint_of, holds_onnx, original_of
+from sdort.console import progress, warn
+from sdort.errors import BadModelError, ParityError, SdortError, UsageError
+from sdort.runtime.folder import NEEDED, PipelineFolder, open_folder
+from sdort.runtime.images import Generated
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.providers import CPU, RuntimeOptions
+from sdort.runtime.request import Request
+from sdort.verification.blame import Finding, bisect
+from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
+from sdort.verification.images import PROMPTS, ImageComparison, compare_images, failed_images, make_requests
+from sdort.verification.inputs import RANDOM, REAL, Inputs, Watched, random_inputs, watch
+from sdort.verification.runners import Place, open_drawer, read_graph
+from sdort.verification.torch_images import draw_in_torch
+from sdort.verification.watch import Graphs
+from sdort.verify import precision as weights_precision
+
+SKIPPED = ("safety_checker",)
+"""No part of the generation; no pass is made for it."""
+
+ROUNDED = (
+    "fp16 on the CPU: ONNX Runtime rounds where a node ends in fp16 and keeps fp32 in between, so values that overflow "
+    "on a GPU may pass here; verify there too"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to compare, and with what. ``None`` and empty leave the choice to the manifest and the model."""
+
+    runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
+    against: Path | None = None
+    checkpoint: Path | None = None
+    torch: bool = True
+    """Also compare with torch where the checkpoint is known; with ``checkpoint`` it must be."""
+    components: Sequence[str] = ()
+    inputs: Sequence[str] = (RANDOM, REAL)
+    images: bool = True
+    prompts: Sequence[str] = PROMPTS
+    seeds: int = 2
+    steps: int = 8
+    bisect: bool = False
+
+
+@dataclass
+class Verification:
+    """What was compared, and what came of it."""
+
+    candidate: Path
+    against: Path | None
+    """The un-optimized ONNX."""
+    checkpoint: Path | None
+    """The diffusers checkpoint that torch ran."""
+    provider: str
+    steps: int
+    precisions: dict[str, Precision] = field(default_factory=dict)
+    """By component."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    images: list[ImageComparison] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """What was asked for and could not be compared, with the reason."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[str]:
+        """Components, and ``images``, of which something is out of its limits."""
+        names = [each.component for each in self.comparisons if not each.passed]
+        return list(dict.fromkeys([*names, *(["images"] if not all(each.passed for each in self.images) else [])]))
+
+    @property
+    def passed(self) -> bool:
+        """Everything that was asked for was compared and is within its limits."""
+        return not self.failed and not self.missing
+
+
+@dataclass
+class _Run:
+    """One verification on its way."""
+
+    folder: PipelineFolder
+    original: PipelineFolder | None
+    checkpoint: Path | None
+    place: Place
+    options: Options
+    result: Verification
+
+    @property
+    def components(self) -> list[str]:
+        return list(self.options.components) or [name for name in self.folder.models if name not in SKIPPED]
+
+
+def verify(candidate: Path, options: Options) -> Verification:
+    """Compare a pipeline, or one component, with what it was made from.
+
+    Args:
+        candidate: a folder of ONNX components, or one ``.onnx`` file.
+
+    Returns:
+        What was measured; nothing is raised for a difference, see :func:`refuse_failed`.
+
+    Raises:
+        UsageError: it is not known what to compare with, or a component does not exist.
+        BadModelError: there is no pipeline.
+        ProviderError: the provider does not load and may not be replaced.
+    """
+    provider, fallback = choose_provider(options.runtime)
+    if fallback:
+        warn(fallback)
+    with ExitStack() as stack:
+        folder = open_folder(candidate, ())
+        original, checkpoint, note = _find_references(candidate, options, stack)
+        result = Verification(candidate, original.path if original else None, checkpoint, provider.name, options.steps)
+        result.notes += [note] if note else []
+        run = _Run(folder, original, checkpoint, Place(provider, options.runtime), options, result)
+        _check_components(run)
+        if not provider.on_gpu and "float16" in {each.dtype for each in result.precisions.values()}:
+            result.notes.append(ROUNDED)
+        watched = _watch(run)
+        for component in run.components:
+            _verify_component(run, component, watched)
+        if options.images:
+            _verify_images(run, watched)
+    return result
+
+
+def _find_references(
+    candidate: Path, options: Options, stack: ExitStack
+) -> tuple[PipelineFolder | None, Path | None, str | None]:
+    """The original's ONNX folder, the diffusers checkpoint, and what is to be said about the latter."""
+    against = options.against or stack.enter_context(original_of(candidate))
+    original = open_folder(against, ()) if against and holds_onnx(against) else None
+    checkpoint, note = options.checkpoint, None
+    if checkpoint is None and options.torch:
+        try:
+            checkpoint = stack.enter_context(checkpoint_of(against or candidate))
+        except UsageError:
+            note = "not compared with torch: the diffusers checkpoint is not known (--checkpoint DIR names it)"
+    if original is None and checkpoint is None:
+        raise UsageError(
+            f"it is not known what {candidate} was made from, or that is not on this machine",
+            hint="Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder.",
+        )
+    return original, checkpoint, note
+
+
+def _check_components(run: _Run) -> None:
+    for name in run.options.components:
+        if name not in run.folder.models:
+            raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
+    drawn = [name for name in NEEDED if run.options.images and name in run.folder.models]
+    for name in dict.fromkeys([*run.components, *drawn]):
+        dtype = weights_precision(read_graph(run.folder.models[name]))
+        run.result.precisions[name] = precision(dtype, run.place.provider)
+
+
+def _requests(options: Options) -> list[Request]:
+    return make_requests(options.prompts, options.seeds, options.steps)
+
+
+def _watch(run: _Run) -> Watched:
+    """Draw with the original, for real inputs and for its images. An export has no ONNX original: it is watched itself.
+
+    Without a whole pipeline there is nothing to draw with; what that leaves out is told.
+    """
+    options = run.options
+    wanted = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
+    if not wanted:
+        return Watched()
+    requests = _requests(options)
+    plain = replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+    total = len(requests) * options.seeds * options.steps
+    try:
+        with progress("drawing with the original", total=total) as advance:
+            place = Place(run.place.provider, plain)
+            return watch(run.original or run.folder, place, requests, advance, images=options.images)
+    except SdortError as error:
+        run.result.missing.append(
+            f"{' and '.join(wanted)}: {error.message} (--inputs random --no-images asks for less)"
+        )
+        return Watched()
+
+
+def _inputs(run: _Run, component: str, watched: Watched) -> list[Inputs]:
+    found: list[Inputs] = []
+    if RANDOM in run.options.inputs:
+        reference = run.original or run.folder
+        factor = run.folder.vae_factor
+        size = run.folder.config("unet").get("sample_size") or 512 // factor
+        height, width = size if isinstance(size, list) else (size, size)
+        path = reference.models.get(component, run.folder.models[component])
+        found += random_inputs(path, component, factor, (height, width))
+    return [*found, *watched.inputs.get(component, [])] if REAL in run.options.inputs else found
+
+
+def _verify_component(run: _Run, component: str, watched: Watched) -> None:
+    result = run.result
+    references: dict[str, Path] = {}
+    if run.original and component in run.original.models:
+        references[ONNX] = run.original.models[component]
+    if run.checkpoint:
+        references[TORCH] = run.checkpoint
+    try:
+        if not references:
+            raise BadModelError("the original has no such component")
+        inputs = _inputs(run, component, watched)
+        path, limits = run.folder.models[component], result.precisions[component]
+        with progress(f"{component}: comparing"):
+            found = compare_component(component, path, references, run.place, inputs, limits)
+    except SdortError as error:
+        result.missing.append(f"{component}: {error.message}")
+        return
+    result.comparisons += found
+    if run.options.bisect:
+        _bisect(run, found)
+
+
+def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
+    """Search in the first failed comparison of each output with the original's ONNX, the smallest inputs first."""
+    outputs: set[str] = set()
+    for each in found:
+        if each.passed or each.against != ONNX or each.output in outputs or run.original is None or each.feeds is None:
+            continue
+        outputs.add(each.output)
+        component = each.component
+        original, candidate = run.original.models[component], run.folder.models[component]
+        graphs = Graphs(component, original, candidate, run.place, each.feeds.feeds)
+        with progress(f"{component}: searching for the node"):
+            run.result.findings.append(bisect(graphs, each))
+    if not outputs and not all(each.passed for each in found):
+        run.result.notes.append(
+            f"{found[0].component}: nothing to bisect, it differs from torch and not from the ONNX original"
+        )
+
+
+def _verify_images(run: _Run, watched: Watched) -> None:
+    """Draw with the candidate and compare image by image."""
+    dtypes = [run.result.precisions[name].dtype for name in NEEDED if name in run.result.precisions]
+    coarsest = min(dtypes, default="float32")  # "float16" < "float32"
+    requests = _requests(run.options)
+    references = watched.images
+    if not references:
+        return  # told already
+    if run.original is None and run.checkpoint is not None:
+        references = draw_in_torch(run.checkpoint, requests)
+    total = len(requests) * run.options.seeds * run.options.steps
+    try:
+        drawer = open_drawer(run.folder, run.place)
+    except SdortError as error:
+        run.result.missing.append(f"images: {error.message}")
+        return
+    with progress("drawing", total=total) as advance:
+        for request in requests:
+            drawn: dict[tuple[str, int], Generated] = {}
+            try:
+                for image in drawer.generate(request, advance):
+                    drawn[request.prompt, image.seed] = image
+            except SdortError as error:
+                run.result.images += failed_images(request, references, coarsest, error.message, len(drawn))
+            run.result.images += compare_images(drawn, references, coarsest)
+
+
+def refuse_failed(result: Verification) -> None:
+    """End with an error if something failed or is missing.
+
+    Raises:
+        ParityError: what, and the next step.
+    """
+    if result.passed:
+        return
+    parts = [f"{', '.join(result.failed)} out of limits"] if result.failed else []
+    parts += [f"not compared: {'; '.join(result.missing)}"] if result.missing else []
+    bisected = {each.component for each in result.findings}
+    left = [name for name in result.failed if name not in bisected and name != "images"]
+    hint = f"--bisect finds the node: sdort verify {result.candidate} --component {left[0]} --bisect." if left else None
+    raise ParityError("; ".join(parts), hint=hint)

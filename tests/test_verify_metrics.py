@@ -1,0 +1,186 @@
+"""The measurements of ``sdort verify`` are what their definitions say, and its limits let through what they should."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from sdort.runtime.images import Generated
+from sdort.verification.components import judge, pair_outputs
+from sdort.verification.images import PROMPTS, compare_images, judge_image, make_requests, read_prompts
+from sdort.verification.limits import PIXEL, PSNR, SSIM, TOLERANCES, Tolerance
+from sdort.verification.metrics import Array, cosine, errors, largest_pixel, ssim
+from sdort.verification.watch import difference, laid_out
+
+RNG = np.random.default_rng(5)
+LIMIT = Tolerance(1e-2, 1e-3)
+
+
+def picture(height: int = 15, width: int = 13) -> Array:
+    return RNG.integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def naive_ssim(x: Array, y: Array) -> float:
+    """The paper's definition, window by window, without a shortcut: weighted means, variances and covariance."""
+    offsets = np.arange(-5, 6)
+    window = np.exp(-(offsets[:, None] ** 2 + offsets[None] ** 2) / (2 * 1.5**2))
+    window /= window.sum()
+    found = []
+    for channel in range(3):
+        for row in range(x.shape[0] - 10):
+            for column in range(x.shape[1] - 10):
+                a = x[row : row + 11, column : column + 11, channel].astype(np.float64)
+                b = y[row : row + 11, column : column + 11, channel].astype(np.float64)
+                mean_a, mean_b = (window * a).sum(), (window * b).sum()
+                var_a, var_b = (window * (a - mean_a) ** 2).sum(), (window * (b - mean_b) ** 2).sum()
+                both = (window * (a - mean_a) * (b - mean_b)).sum()
+                light = (2 * mean_a * mean_b + 6.5025) / (mean_a**2 + mean_b**2 + 6.5025)
+                found.append(light * (2 * both + 58.5225) / (var_a + var_b + 58.5225))
+    return float(np.mean(found))
+
+
+def test_ssim_is_the_papers() -> None:
+    image = picture()
+    noisy = np.clip(image + RNG.normal(0, 30, image.shape), 0, 255).astype(np.uint8)
+    assert 0.3 < naive_ssim(noisy, image) < 0.98
+    assert ssim(noisy, image) == pytest.approx(naive_ssim(noisy, image), abs=1e-10)
+    assert ssim(image, image) == 1
+    assert ssim(255 - image, image) < 0
+
+
+def test_ssim_wants_a_whole_window() -> None:
+    with pytest.raises(ValueError, match="11 x 11 pixels, not 10 x 13"):
+        ssim(picture(10), picture(10))
+
+
+def test_errors_of_known_arrays() -> None:
+    found = errors(np.array([1.0, 2.0, 3.0, 8.0]), np.array([1.0, 2.0, 3.0, 4.0]))
+    assert (found.largest, found.mean) == (4, 1)
+    spread = math.sqrt(1.25)
+    assert [found.largest_share, found.mean_share] == pytest.approx([4 / spread, 1 / spread])
+    assert found.cosine == pytest.approx((1 + 4 + 9 + 32) / math.sqrt(78 * 30))
+    assert cosine(np.zeros(3), np.zeros(3)) == 1
+    assert cosine(np.zeros(3), np.ones(3)) == 0
+    # 8-bit differences must not wrap around.
+    assert largest_pixel(np.array([[[0, 9]]], np.uint8), np.array([[[255, 10]]], np.uint8)) == 255
+
+
+def test_a_rounded_output_passes_and_three_kinds_of_wrong_ones_do_not() -> None:
+    wanted = RNG.standard_normal(4000)
+    assert judge(wanted + RNG.normal(0, 5e-4, 4000), wanted, LIMIT)[1] is None
+    corner = wanted.copy()
+    corner[7] += 0.1
+    assert "largest error" in str(judge(corner, wanted, LIMIT)[1])
+    assert "mean error" not in str(judge(corner, wanted, LIMIT)[1])
+    everywhere = str(judge(wanted + 2e-3, wanted, LIMIT)[1])
+    assert "mean error" in everywhere
+    assert "largest" not in everywhere
+    # Outliers make the spread large, so that only the angle tells.
+    spiky = np.where(np.arange(4000) < 4, 100.0, 0.0)
+    turned = str(judge(spiky + np.where(np.arange(4000) == 5, 2.0, 0.0), spiky, Tolerance(1, 1e-3))[1])
+    assert turned.startswith("1 - cosine")
+
+
+def test_what_is_not_finite_or_of_another_shape_is_said() -> None:
+    wanted = np.ones((2, 3))
+    broken = wanted.copy()
+    broken[0] = np.nan
+    assert judge(broken, wanted, LIMIT) == (None, "50% of it is NaN or infinite")
+    assert judge(wanted, broken, LIMIT) == (None, "the reference itself has NaN or infinite values")
+    assert judge(wanted[:1], wanted, LIMIT)[1] == "has the shape (1, 3), the reference (2, 3)"
+
+
+def test_outputs_are_paired_by_name_else_by_order() -> None:
+    one, two, other = np.zeros(1), np.zeros(2), np.zeros(3)
+    assert [n for n, _, _ in pair_outputs({"a": one, "b": two}, {"b": two, "c": other})] == ["b"]
+    assert [(n, w.size) for n, _, w in pair_outputs({"a": one}, {"x": two, "y": other})] == [("a", 2)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_image_limits(precision: str) -> None:
+    good = PSNR[precision], SSIM[precision], PIXEL[precision] or 255
+    assert judge_image(*good, precision) is None
+    assert "PSNR" in str(judge_image(good[0] - 0.1, good[1], good[2], precision))
+    assert "SSIM" in str(judge_image(good[0], good[1] - 1e-4, good[2], precision))
+    assert (judge_image(good[0], good[1], 33, precision) is None) is (precision == "float16")
+
+
+def test_ssim_finds_what_psnr_does_not() -> None:
+    """A fine pattern of little contrast that is gone: above 40 dB, but the picture lost what it showed."""
+    pattern = (128 + 2 * (np.indices((64, 64)).sum(0) % 2 * 2 - 1))[..., None].repeat(3, -1).astype(np.uint8)
+    flat = np.full_like(pattern, 128)
+    [found] = compare_images({("p", 0): Generated(0, flat, None)}, {("p", 0): Generated(0, pattern, None)}, "float32")
+    assert found.psnr is not None
+    assert found.psnr > PSNR["float32"]
+    assert found.problem is not None
+    assert found.problem.startswith("SSIM")
+
+
+def test_bad_images_fail_whoever_drew_them() -> None:
+    bad, good = Generated(0, np.zeros((16, 16, 3), np.uint8), "it is all black"), Generated(0, picture(16, 16), None)
+    one = compare_images({("p", 0): bad}, {("p", 0): good}, "float16")[0]
+    other = compare_images({("p", 0): good}, {("p", 0): bad}, "float16")[0]
+    assert (one.problem, other.problem) == (
+        "the image is bad: it is all black",
+        "the reference is bad: it is all black",
+    )
+    small = compare_images({("p", 0): Generated(0, picture(16, 8), None)}, {("p", 0): good}, "float16")[0]
+    assert "the reference (16, 16, 3)" in str(small.problem)
+
+
+def test_prompts_from_a_file(tmp_path: object) -> None:
+    from pathlib import Path
+
+    from sdort.errors import UsageError
+
+    path = Path(str(tmp_path)) / "prompts.txt"
+    path.write_text("# mine\na cat\n\n  a dog  \na cat\n")
+    assert read_prompts(path) == ("a cat", "a dog")
+    assert read_prompts(None) == PROMPTS
+    path.write_text("# nothing\n")
+    with pytest.raises(UsageError, match="has no prompt"):
+        read_prompts(path)
+    requests = make_requests(("a cat", "a dog"), seeds=3, steps=5)
+    assert [(r.prompt, r.steps, r.num_images, r.images_at_once) for r in requests] == [
+        ("a cat", 5, 3, 1),
+        ("a dog", 5, 3, 1),
+    ]
+
+
+def test_every_component_has_a_limit_in_both_precisions_and_the_fp16_one_is_wider() -> None:
+    for (dtype, component), limit in TOLERANCES.items():
+        other = TOLERANCES["float32", component]
+        assert (limit.largest > other.largest) is (dtype == "float16")
+        assert (limit.cosine < other.cosine) is (dtype == "float16")
+
+
+# --- tensors inside graphs ---
+
+
+def test_layouts_are_seen_through() -> None:
+    image = RNG.standard_normal((1, 4, 4, 4))[..., :3]  # (1, 4, 4, 3): its channels-last form has another shape
+    assert (laid_out(image, image.transpose(0, 2, 3, 1)) == image.transpose(0, 2, 3, 1)).all()
+    assert laid_out(image, image.reshape(1, 16, 3)).shape == (1, 16, 3)
+    assert laid_out(image, np.zeros((1, 2))).shape == image.shape
+
+
+def test_differences_of_tensors() -> None:
+    wanted = RNG.standard_normal(1000).astype(np.float32)
+    assert difference(wanted, wanted) == (0, 0)
+    largest, mean = difference(wanted, wanted + np.float32(0.1))
+    assert mean == pytest.approx(0.1, rel=0.1)
+    assert 0 < largest < 0.11
+    assert difference(wanted, wanted[:4]) == (np.inf, np.inf)
+    assert difference(np.arange(3), np.array([0, 1, 3])) == (np.inf, np.inf)
+    nan = wanted.copy()
+    nan[3] = np.nan
+    assert difference(wanted, nan) == (np.inf, np.inf)
+
+
+def test_a_masks_infinity_is_no_overflow_but_a_numbers_is() -> None:
+    mask = np.array([0, -3.4e38, 0, 0], np.float32)
+    assert difference(mask, np.array([0, -np.inf, 0, 0], np.float16)) == (0, 0)
+    large = np.array([0, 1e5, 0, 0], np.float32)
+    assert difference(large, np.array([0, np.inf, 0, 0], np.float16)) == (np.inf, np.inf)
