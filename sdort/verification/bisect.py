@@ -57,7 +57,7 @@ def find_parting(graphs: Graphs, output: str, limit: Tolerance) -> Parting | Non
     positions = {pair.candidate: position for position, pair in enumerate(pairs)}
 
     def sources(position: int) -> list[int]:
-        found = ancestors(graph, pairs[position].candidate, frozenset(positions))
+        found = ancestors(graph, [pairs[position].candidate], positions.keys())
         return sorted(positions[name] for name in found[1:] if name in positions)
 
     first = search(len(pairs), measure, sources)

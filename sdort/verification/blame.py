@@ -140,7 +140,7 @@ def _message(
 
 def nodes_between(graph: onnx.GraphProto, tensor: str, sources: set[str]) -> list[onnx.NodeProto]:
     """The nodes that compute ``tensor`` from ``sources`` and the graph's inputs, in order; its producer is the last."""
-    needed = set(ancestors(graph, tensor, frozenset(sources))) - sources
+    needed = set(ancestors(graph, [tensor], sources)) - sources
     return [node for node in graph.node if needed & set(node.output)]
 
 

@@ -6,7 +6,7 @@ for what is watched stays bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,7 +59,7 @@ class Graphs:
         is new a new name. A channels-last twin stands for the tensor that the provenance names.
         """
         original, candidate = self.graph(self.original), self.graph(self.candidate)
-        needed = set(ancestors(candidate.graph, output))
+        needed = set(ancestors(candidate.graph, [output]))
         order = {name: index for index, name in enumerate(outputs_of(original.graph))}
         found: dict[str, str] = {}
         for name in outputs_of(candidate.graph):
@@ -80,25 +80,24 @@ def outputs_of(graph: onnx.GraphProto) -> Iterator[str]:
     return (name for node in graph.node for name in node.output if name)
 
 
-def ancestors(graph: onnx.GraphProto, output: str, stop: frozenset[str] = frozenset()) -> list[str]:
-    """``output`` and the tensors that it is computed from, up to and with those in ``stop`` and the graph's inputs."""
+def ancestors(graph: onnx.GraphProto, outputs: Iterable[str], stop: Set[str] = frozenset()) -> list[str]:
+    """``outputs`` and the tensors that they are computed from, up to and with those in ``stop`` and the inputs."""
     producers = {name: node for node in graph.node for name in node.output}
-    found, stack = {output: None}, [output]
+    found = dict.fromkeys(outputs)
+    stack = [name for name in found if name in producers]
     while stack:
-        name = stack.pop()
-        if name not in producers or (name in stop and name != output):
-            continue
-        for source in producers[name].input:
+        for source in producers[stack.pop()].input:
             if source and source not in found:
                 found[source] = None
-                stack.append(source)
+                if source in producers and source not in stop:
+                    stack.append(source)
     return list(found)
 
 
 def watched(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Outputs:
     """The values of the named tensors, by the nodes that they need alone. ``model`` belongs to this function now."""
     graph = model.graph
-    needed = {name for wanted in dict.fromkeys(names) for name in ancestors(graph, wanted)}
+    needed = set(ancestors(graph, names))
     nodes = [node for node in graph.node if needed & set(node.output)]
     weights = [weight for weight in graph.initializer if weight.name in needed]
     inputs = [value for value in graph.input if value.name in needed]
