@@ -74,3 +74,63 @@ def build(folder: Path) -> Fragile:
     loud_attention(pipeline.unet)
     tiny_pipeline.export_onnx(pipeline, folder / "onnx")
     return Fragile(folder / "onnx", pipeline)
+
+
+def loud_unet(unet: Any) -> None:
+    """A convolution of the last up block is too loud for fp16, but a group normalization follows."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in unet.up_blocks[-1].resnets[0].conv1.parameters():
+            parameter.mul_(LOUD)
+
+
+def unfuse_attention(path: Path) -> int:
+    """Spell out the attentions of an fp16 model as old exporters did, and count them.
+
+    Scores are moved twice between the product and the softmax, which ONNX Runtime does in fp16 on the CPU too.
+    """
+    import onnx
+    from onnx import helper, inliner, parser
+
+    proto = onnx.load(path, load_external_data=False)
+    for node in proto.graph.node:
+        if node.op_type != "MultiHeadAttention":
+            continue
+        (heads,) = (each.i for each in node.attribute if each.name == "num_heads")
+        number = len(proto.functions)
+        proto.functions.append(
+            parser.parse_function(f"""<domain: "old", opset_import: ["": 18]> Attention{number} (Q, K, V) => (Y) {{
+                apart = Constant <value_ints = [0, 0, {heads}, -1]> ()
+                merged = Constant <value_ints = [0, 0, -1]> ()
+                q4 = Reshape (Q, apart)
+                k4 = Reshape (K, apart)
+                v4 = Reshape (V, apart)
+                q = Transpose <perm = [0, 2, 1, 3]> (q4)
+                k = Transpose <perm = [0, 2, 3, 1]> (k4)
+                v = Transpose <perm = [0, 2, 1, 3]> (v4)
+                size = Shape <start = -1> (q4)
+                size_float = Cast <to = 1> (size)
+                root = Sqrt (size_float)
+                factor = Reciprocal (root)
+                half = CastLike (factor, Q)
+                products = MatMul (q, k)
+                scaled = Mul (products, half)
+                keys_first = Transpose <perm = [3, 0, 1, 2]> (scaled)
+                flat = Constant <value_ints = [0, -1]> ()
+                rows = Reshape (keys_first, flat)
+                shares = Softmax <axis = 0> (rows)
+                shape = Shape (keys_first)
+                whole = Reshape (shares, shape)
+                back = Transpose <perm = [1, 2, 3, 0]> (whole)
+                sums = MatMul (back, v)
+                y = Transpose <perm = [0, 2, 1, 3]> (sums)
+                Y = Reshape (y, merged)
+            }}""")
+        )
+        node.domain, node.op_type = "old", f"Attention{number}"
+        del node.attribute[:]
+    count = len(proto.functions)
+    proto.opset_import.append(helper.make_opsetid("old", 1))
+    onnx.save(inliner.inline_local_functions(proto), path)
+    return count

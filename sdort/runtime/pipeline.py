@@ -17,6 +17,7 @@ from sdort.errors import BadModelError
 from sdort.runtime.decode import Decoder, Plan, choose
 from sdort.runtime.denoise import denoise, embed_guidance
 from sdort.runtime.folder import DECODER, NEEDED, PipelineFolder, open_folder
+from sdort.runtime.guard import Guard, dead
 from sdort.runtime.images import Generated, to_image
 from sdort.runtime.loop import Batch, Loop, condition_width
 from sdort.runtime.probe import choose_provider
@@ -54,6 +55,8 @@ class TextToImage:
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded."""
+        self.guard: Guard | None = None
+        """Takes a stage that fails again in a safer precision; without it the failure is raised."""
 
     @property
     def latent_channels(self) -> int:
@@ -92,18 +95,49 @@ class TextToImage:
         self.timings = Timings()
         started = time.perf_counter()
         prompts = [request.prompt] if self._guidance(request) is None else [request.negative_prompt, request.prompt]
-        embeddings = [self._encode(prompt) for prompt in prompts]
+        embeddings = self._guarded("text_encoder", lambda: [self._encode(prompt) for prompt in prompts])
         self.timings.encode = time.perf_counter() - started
         seeds = [request.seed + index for index in range(request.num_images)]
         for first in range(0, len(seeds), request.images_at_once):
             some = seeds[first : first + request.images_at_once]
-            latents = self._draw(request, embeddings, some, (height, width), on_step)
+            latents = self._denoised(request, embeddings, some, (height, width), on_step)
             yield from self._decode(latents, request, some)
 
     def _guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
         embedded = "timestep_cond" in self.sessions["unet"].inputs
         return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
+
+    def _guarded(self, component: str, work: Callable[[], list[Array]]) -> list[Array]:
+        """What ``work`` gives, or gives in a safer precision if it is dead."""
+        if self.guard is None:
+            return work()
+        return self.guard.run(component, work, lambda arrays: next(filter(None, map(dead, arrays)), None))
+
+    def _denoised(
+        self,
+        request: Request,
+        embeddings: list[Array],
+        seeds: list[int],
+        size: tuple[int, int],
+        on_step: Callable[[float], None],
+    ) -> Array:
+        """:meth:`_draw`, again in a safer precision if an image's latents are dead."""
+        advanced = [0.0]
+
+        def advance(amount: float) -> None:
+            advanced[0] += amount
+            on_step(amount)
+
+        def draw() -> list[Array]:
+            if advanced[0]:
+                on_step(-advanced[0])
+                advanced[0] = 0.0
+            if self.loop.unet is not self.sessions["unet"]:
+                self.loop = Loop(self.sessions["unet"])
+            return list(self._draw(request, embeddings, seeds, size, advance))
+
+        return np.stack(self._guarded("unet", draw))
 
     def _encode(self, prompt: str) -> Array:
         """Text embeddings [1, tokens, width]."""
@@ -158,10 +192,24 @@ class TextToImage:
         scaled = latents / np.float32(vae["scaling_factor"]) + np.float32(vae.get("shift_factor") or 0.0)
         plan = self.decoded = choose(decoder, latents.shape, request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
-        for image, seed in zip(decoder.decode(scaled, plan), seeds, strict=True):
+        first = self.sessions[DECODER]
+        for index, (image, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
+            drawn = self._shown(decoder, to_image(image, seed), scaled[index : index + 1], first)
             self.timings.decode += time.perf_counter() - started
-            yield to_image(image, seed)
+            yield drawn
             started = time.perf_counter()
+
+    def _shown(self, decoder: Decoder, image: Generated, latents: Array, used: Session) -> Generated:
+        """An image that shows something, decoded again in a safer precision if it does not."""
+        plan = self.decoded or Plan()
+        while image.problem is not None and self.guard is not None:
+            problem = f"the image of seed {image.seed} shows nothing: {image.problem}"
+            # A batch is decoded at once, so what decoded this image may have been exchanged since.
+            if self.sessions[DECODER] is used and not self.guard.step(DECODER, problem):
+                break
+            used = decoder.session = self.sessions[DECODER]
+            image = to_image(next(decoder.decode(latents, plan)), image.seed)
+        return image
 
 
 def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:

@@ -32,6 +32,7 @@ from sdort.runtime.providers import (
 )
 from sdort.runtime.system import System
 
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 FATAL, _WARNING = 4, 2
 """Severities of ONNX Runtime's log. Errors are raised too, and reported once, by us."""
 
@@ -43,8 +44,11 @@ def create_session(
     *,
     severity: int = FATAL,
     printed: io.StringIO | None = None,
+    data_folder: Path | None = None,
 ) -> Any:
     """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
+
+    ``data_folder`` is where the external data of a model in memory lies.
 
     With ``printed`` the session may have fallen back to the CPU: ask its ``get_providers()``; what ONNX Runtime prints
     about that goes there. Whatever it raises passes.
@@ -57,12 +61,15 @@ def create_session(
     chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
     # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
     onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
+    settings = session_options(onnxruntime, provider, options, severity)
+    if data_folder:
+        settings.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
     # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
     output = io.StringIO() if printed is None else printed
     with redirect_stdout(output):
         session = onnxruntime.InferenceSession(
             model,
-            session_options(onnxruntime, provider, options, severity),
+            settings,
             providers=[*chain, CPU.ep],
             enable_fallback=0,
         )

@@ -12,6 +12,7 @@ from sdort.errors import ParityError
 from sdort.ops.library import library_hash, resolve
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.folder import NEEDED, open_folder
+from sdort.runtime.guard import Guard
 from sdort.runtime.images import Generated, output_paths, save_png
 from sdort.runtime.pipeline import TextToImage, load_pipeline
 from sdort.runtime.probe import choose_provider
@@ -45,6 +46,7 @@ def run(
     started = time.perf_counter()
     drawer = load_pipeline(pipeline, options)
     loaded = time.perf_counter() - started
+    drawer.guard = Guard(drawer.sessions)
     drawer.size(request)
     written, bad = [], []
     try:
@@ -149,6 +151,7 @@ def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, load
         "custom_ops": custom_ops_hash(options),
         "graph": options.graph,
         "decoded": str(drawer.decoded),
+        "widened": drawer.guard.widened if drawer.guard else {},
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "versions": versions(),
     }
@@ -161,6 +164,6 @@ def _refuse_bad(bad: list[Generated]) -> None:
     raise ParityError(
         what,
         component="vae_decoder",
-        hint="An fp16 overflow does this: compare with the fp32 pipeline (sdort bench OUT --reference IN --component "
-        "vae_decoder), or optimize without --fp16.",
+        hint="An fp16 overflow does this: optimize with --fp16 auto, or without --fp16; compare with the fp32 "
+        "pipeline (sdort bench OUT --reference IN --component vae_decoder).",
     )
