@@ -76,6 +76,7 @@ class Session:
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = import_onnxruntime().RunOptions()
         self._quiet.log_severity_level = FATAL
+        self._graphs: dict[int, Any] = {}
 
     def _spec(self, arg: Any) -> TensorSpec:
         if arg.type not in _DTYPES:
@@ -121,10 +122,12 @@ class Session:
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
 
     def _recorded(self, graph: int) -> Any:
-        settings = import_onnxruntime().RunOptions()
-        settings.log_severity_level = FATAL
-        settings.add_run_config_entry("gpu_graph_id", str(graph))
-        return settings
+        # Made once: to import ONNX Runtime looks through all installed packages, which takes longer than a replay saves.
+        if graph not in self._graphs:
+            self._graphs[graph] = import_onnxruntime().RunOptions()
+            self._graphs[graph].log_severity_level = FATAL
+            self._graphs[graph].add_run_config_entry("gpu_graph_id", str(graph))
+        return self._graphs[graph]
 
     def stop(self) -> None:
         """End every run of this session, the one that is going on in another thread too, with a ProviderError."""
