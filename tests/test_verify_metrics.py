@@ -12,7 +12,7 @@ from sdort.verification.components import judge, pair_outputs
 from sdort.verification.images import PROMPTS, compare_images, judge_image, make_requests, read_prompts
 from sdort.verification.limits import PIXEL, PSNR, SSIM, TOLERANCES, Tolerance
 from sdort.verification.metrics import Array, cosine, errors, largest_pixel, ssim
-from sdort.verification.watch import difference, laid_out
+from sdort.verification.watch import Pair, difference, laid_out
 
 RNG = np.random.default_rng(5)
 LIMIT = Tolerance(1e-2, 1e-3)
@@ -64,7 +64,7 @@ def test_errors_of_known_arrays() -> None:
     assert cosine(np.zeros(3), np.zeros(3)) == 1
     assert cosine(np.zeros(3), np.ones(3)) == 0
     # 8-bit differences must not wrap around.
-    assert largest_pixel(np.array([[[0, 9]]], np.uint8), np.array([[[255, 10]]], np.uint8)) == 255
+    assert largest_pixel(np.array([[[0, 9]]], np.uint8), np.array([[[200, 9]]], np.uint8)) == 200
 
 
 def test_a_rounded_output_passes_and_three_kinds_of_wrong_ones_do_not() -> None:
@@ -160,10 +160,16 @@ def test_every_component_has_a_limit_in_both_precisions_and_the_fp16_one_is_wide
 
 
 def test_layouts_are_seen_through() -> None:
-    image = RNG.standard_normal((1, 4, 4, 4))[..., :3]  # (1, 4, 4, 3): its channels-last form has another shape
-    assert (laid_out(image, image.transpose(0, 2, 3, 1)) == image.transpose(0, 2, 3, 1)).all()
-    assert laid_out(image, image.reshape(1, 16, 3)).shape == (1, 16, 3)
-    assert laid_out(image, np.zeros((1, 2))).shape == image.shape
+    same, twin = Pair("a", "a"), Pair("a", "b")
+    image = RNG.standard_normal((1, 3, 4, 5))
+    last = image.transpose(0, 2, 3, 1)
+    assert (laid_out(twin, image, last) == last).all()
+    assert (laid_out(same, last, last.reshape(1, 20, 3)) == last.reshape(1, 20, 3)).all()
+    assert laid_out(same, image, np.zeros((1, 2))).shape == image.shape
+    # A shape that does not tell the layout.
+    cube = RNG.standard_normal((1, 4, 4, 4))
+    assert (laid_out(twin, cube, cube) == cube.transpose(0, 2, 3, 1)).all()
+    assert (laid_out(same, cube, cube) == cube).all()
 
 
 def test_differences_of_tensors() -> None:

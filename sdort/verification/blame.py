@@ -23,7 +23,7 @@ from sdort.verification.limits import Tolerance
 from sdort.verification.watch import Graphs, Pair, ancestors, difference, outputs_of, run_graph
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
-STEPS = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half", "borrow shapes", "half")
+STEPS = ("tidy", "tidy raised", "channels last", "tidy layout", "tidy lowered", "tidy half", "borrow shapes", "half")
 """Makers that are named only when no fusion is."""
 
 
@@ -129,7 +129,7 @@ def _message(
     made = f", made by {', '.join(fusions)}" if fusions else ""
     here = f"{', '.join(dict.fromkeys(node.op_type for node in culprits))}{made}"
     reasons = {
-        FUSION: f"{here}: it computes something else than the nodes that it replaced",
+        FUSION: f"{here}: it computes something else than the original's nodes, or its weights are not theirs",
         CAST: f"rounding to fp16 does it: {here} is right in fp32 on the same inputs; values up to {largest:.3g} come "
         "out, and fp16 ends at 65504",
         NODE: f"{here}: no fusion touched it; its weights, its attributes or the provider's kernel differ",

@@ -28,7 +28,8 @@ TO_LAST = (0, 2, 3, 1)
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of the original and the one of the candidate that stands for it."""
+    """A tensor of the original and the candidate's that stands for it: its namesake, or a twin of another name,
+    which is channels-last."""
 
     original: str
     candidate: str
@@ -72,7 +73,10 @@ class Graphs:
         """What the two tensors of each pair hold: (the original's in the candidate's layout, the candidate's)."""
         wanted = watched(self.graph(self.original), self.original.parent, self, [pair.original for pair in pairs], True)
         found = watched(self.graph(self.candidate), self.candidate.parent, self, [p.candidate for p in pairs], False)
-        return {pair: (laid_out(wanted[pair.original], found[pair.candidate]), found[pair.candidate]) for pair in pairs}
+        return {
+            pair: (laid_out(pair, wanted[pair.original], found[pair.candidate]), found[pair.candidate])
+            for pair in pairs
+        }
 
 
 def outputs_of(graph: onnx.GraphProto) -> Iterator[str]:
@@ -120,12 +124,14 @@ def run_graph(graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds
     return dict(zip([arg.name for arg in session.get_outputs()], session.run(None, given), strict=True))
 
 
-def laid_out(value: Array, like: Array) -> Array:
-    """The original's value with the shape of the candidate's: channels-last, or another view of the same elements."""
-    if value.shape == like.shape or value.size != like.size:
-        return value
-    turned = value.transpose(TO_LAST) if value.ndim == 4 else value
-    return turned if turned.shape == like.shape else value.reshape(like.shape)
+def laid_out(pair: Pair, value: Array, like: Array) -> Array:
+    """The original's value in the layout of the candidate's: channels-last, or another view of the same elements.
+
+    A twin is told by its name, not by its shape: where all of height, width and channels are 64 the shapes are equal.
+    """
+    if pair.original != pair.candidate and value.ndim == 4:
+        return value.transpose(TO_LAST)
+    return value.reshape(like.shape) if value.size == like.size else value
 
 
 def difference(wanted: Array, actual: Array) -> tuple[float, float]:
