@@ -74,7 +74,9 @@ class Session:
         self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs()}
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         # A session that was opened to log its placement would log every step of every run too.
-        self._quiet = import_onnxruntime().RunOptions()
+        # Kept: to import it anew looks through all installed packages, which takes longer than a step of a graph.
+        self._runtime = import_onnxruntime()
+        self._quiet = self._runtime.RunOptions()
         self._quiet.log_severity_level = FATAL
         self._graphs: dict[int, Any] = {}
 
@@ -122,9 +124,8 @@ class Session:
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
 
     def _recorded(self, graph: int) -> Any:
-        # Made once: to import ONNX Runtime looks through all installed packages, which takes longer than a replay saves.
         if graph not in self._graphs:
-            self._graphs[graph] = import_onnxruntime().RunOptions()
+            self._graphs[graph] = self._runtime.RunOptions()
             self._graphs[graph].log_severity_level = FATAL
             self._graphs[graph].add_run_config_entry("gpu_graph_id", str(graph))
         return self._graphs[graph]
@@ -139,7 +140,7 @@ class Session:
 
     def upload(self, value: Array) -> Any:
         """``value`` as an ``OrtValue`` in the provider's memory; on the CPU it shares the array's memory."""
-        make = import_onnxruntime().OrtValue.ortvalue_from_numpy
+        make = self._runtime.OrtValue.ortvalue_from_numpy
         return self.guard(lambda: make(np.asarray(value, order="C"), *self.memory))
 
     def download(self, value: Any) -> Array:
