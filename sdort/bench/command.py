@@ -14,6 +14,7 @@ from sdort.bench.plan import Options
 from sdort.bench.regression import as_saved, compare, load, refuse_slower
 from sdort.bench.report import refuse_failed, show_text, write_atomically
 from sdort.bench.rows import Row
+from sdort.bench.theme import require_matplotlib
 from sdort.console import say, show
 from sdort.errors import OutputError, ParityError
 
@@ -26,11 +27,15 @@ class Delivery:
         form: ``table``, ``csv``, ``json`` or ``markdown``; a file gets a table as Markdown.
         output: a file for the result, instead of stdout.
         save: a file for :mod:`sdort.bench.regression`, to be compared with later.
+        report: an HTML file with plots, tables and images.
+        plots: a folder for the plots as PNG files.
         compare: such a file, to be compared with now; ``margin`` and ``across`` are for that.
     """
 
     form: str = "table"
     output: Path | None = None
+    report: Path | None = None
+    plots: Path | None = None
     save: Path | None = None
     compare: Path | None = None
     margin: float = 0.1
@@ -41,8 +46,11 @@ class Delivery:
 
         Raises:
             OutputError: a folder is missing or not writable.
+            UsageError: what draws the plots is not installed.
         """
-        for file in (self.output, self.save):
+        if self.report or self.plots:
+            require_matplotlib()
+        for file in (self.output, self.save, self.report, self.plots):
             if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
                 raise OutputError(f"cannot write to the folder {file.parent}", hint="Create it, or choose another.")
 
@@ -63,6 +71,7 @@ def run_bench(path: Path, options: Options, delivery: Delivery) -> list[Row]:
     if delivery.save:
         write_atomically(delivery.save, as_saved(found.rows))
     _hand_over(found, delivery)
+    _draw(found, delivery, f"sdort bench {path.resolve().name}", options, path)
     refuse_failed(found.rows)
     refuse_slower(found.rows)
     return found.rows
@@ -78,6 +87,7 @@ def run_ablation(path: Path, options: Options, delivery: Delivery) -> Ablation:
     delivery.check()
     found = ablate(path, options)
     _hand_over(found, delivery)
+    _draw(found, delivery, f"sdort bench --ablation {found.original}", options)
     problems = [stage for stage in found.stages if stage.problem]
     if problems:
         raise ParityError(f"the step {problems[0].name!r} could not be made: {problems[0].problem}")
@@ -113,6 +123,19 @@ def _text(found: Measurement | Ablation, form: str) -> str:
     return f"{text}\n{regression.as_markdown(found.rows)}" if compared else text
 
 
-def measured_rows(found: Measurement | Ablation) -> Sequence[Row]:
-    """The rows, each once."""
-    return found.measured.rows if isinstance(found, Ablation) else found.rows
+def _draw(
+    found: Measurement | Ablation, delivery: Delivery, title: str, options: Options, path: Path | None = None
+) -> None:
+    """Plots and report; ``path`` is the pipeline where it is still there to be profiled."""
+    if not (delivery.report or delivery.plots):
+        return
+    from sdort.bench.picture_book import add_rooflines, as_html, book_of, write_plots
+
+    book = book_of(found, title)
+    if path is not None:
+        add_rooflines(book, path, options)
+    if delivery.plots:
+        write_plots(book, delivery.plots)
+    if delivery.report:
+        write_atomically(delivery.report, as_html(book))
+        say(f"wrote {delivery.report}")

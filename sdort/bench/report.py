@@ -1,43 +1,13 @@
-"""Print or write the rows of a benchmark, and end with an error if a check failed."""
+"""Print or write a benchmark's text, and end with an error if a check failed."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sdort.bench.rows import Row, as_table, as_text
-from sdort.console import say, show
+from sdort.bench.rows import Row
 from sdort.errors import OutputError, ParityError
 from sdort.staging import staged_file
-
-
-def deliver(measure: Callable[[], Sequence[Row]], form: str, output: Path | None) -> Sequence[Row]:
-    """Measure, then print the rows, or write them to a file.
-
-    Args:
-        form: ``table``, ``csv``, ``json`` or ``markdown``; a file gets a table as Markdown.
-        output: the file, replaced if it exists; checked before anything is measured.
-
-    Returns:
-        The rows.
-
-    Raises:
-        OutputError: the file cannot be written.
-        ParityError: a row failed its check; all rows are delivered first.
-    """
-    if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
-        raise OutputError(f"cannot write to the folder {output.parent}", hint="Create it, or choose another.")
-    rows = measure()
-    if output is not None:
-        write_atomically(output, as_text(rows, "markdown" if form == "table" else form))
-        say(f"wrote {output}")
-    elif form == "table":
-        show(as_table(rows))
-    else:
-        show_text(as_text(rows, form))
-    refuse_failed(rows)
-    return rows
 
 
 def show_text(text: str) -> None:

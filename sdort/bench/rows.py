@@ -141,14 +141,20 @@ def caption(rows: Sequence[Row]) -> str:
     return f"{devices}; {versions}{steps}{calls}"
 
 
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The titles and the lines of the short table."""
+    return [title for title, _ in _SHORT], [[cell(row) for _, cell in _SHORT] for row in rows]
+
+
 def as_text(rows: Sequence[Row], form: str) -> str:
     """The rows as ``csv``, ``json`` or ``markdown``; the first two have every field."""
     if form == "json":
         return json.dumps([row.as_dict() for row in rows], indent=2) + "\n"
     if form == "csv":
         return rows_as_csv(rows)
-    lines = [[title for title, _ in _SHORT], ["---"] * len(_SHORT)]
-    lines += [[cell(row).replace("|", "\\|") for _, cell in _SHORT] for row in rows]
+    titles, found = cells(rows)
+    lines = [titles, ["---"] * len(titles)]
+    lines += [[cell.replace("|", "\\|") for cell in line] for line in found]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(rows)}\n"
 
 

@@ -74,7 +74,7 @@ class Command(SectionedCommand):
             "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
         ),
         "Regressions": ("save", "compare", "margin", "across"),
-        "Results": ("placement", "form", "as_json", "output"),
+        "Results": ("placement", "form", "as_json", "output", "report", "plots"),
     }  # fmt: skip
 
 
@@ -89,6 +89,7 @@ Examples:
   sdort bench fast --engines onnxruntime,torch,torch-compile
   sdort bench fast --save before.json
   sdort bench fast --compare before.json --margin 5  exit code 8 if it is slower by more than 5 %
+  sdort bench fast --report fast.html --plots plots
   sdort bench fast --format markdown --output table.md
 """,
 )
@@ -176,6 +177,16 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write one HTML file with plots, tables and images (needs matplotlib: the extra 'report').",
+)
+@click.option(
+    "--plots",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the plots as PNG files to a folder, for light and dark surroundings.",
+)
 def command(
     pipeline: Path,
     runtime: RuntimeOptions,
@@ -202,6 +213,8 @@ def command(
     form: str,
     as_json: bool,
     output: Path | None,
+    report: Path | None,
+    plots: Path | None,
 ) -> None:
     """Measure PIPELINE: per component and as a whole.
 
@@ -240,7 +253,7 @@ def command(
     )
     if preset:
         options = apply_preset(preset, pipeline, options)
-    delivery = Delivery("json" if as_json else form, output, save, compare, margin / 100, across)
+    delivery = Delivery("json" if as_json else form, output, report, plots, save, compare, margin / 100, across)
     if ablation:
         run_ablation(pipeline, options, delivery)
         return

@@ -81,7 +81,7 @@ def _open_and_run(
     path: Path, component: str, provider: Provider, options: RuntimeOptions, feeds: Mapping[str, Array] | None
 ) -> tuple[str, list[dict[str, Any]]]:
     session, log = open_logged(path, component, provider, options)
-    return log, _profile(session, feeds) if feeds is not None else []
+    return log, profile_run(session, feeds) if feeds is not None else []
 
 
 def measure_cases(
@@ -102,7 +102,7 @@ def measure_cases(
     return found
 
 
-def _profile(session: Session, feeds: Mapping[str, Array]) -> list[dict[str, Any]]:
+def profile_run(session: Session, feeds: Mapping[str, Array]) -> list[dict[str, Any]]:
     """The events of a second run: the first allocates and tunes."""
     for _ in range(2):
         session.run(feeds)
