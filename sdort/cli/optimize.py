@@ -75,6 +75,7 @@ def _spelled_out(args: list[str]) -> list[str]:
     metavar="FILE",
     help="With --fp16: leave in fp32 what this file says; --fp16 auto wrote it as OUT/fp16-plan.json.",
 )
+@click.option("--bf16", is_flag=True, help="Not possible on any provider yet; says why, and what to take instead.")
 @click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
 @click.option(
     "--sdort-ops",
@@ -96,7 +97,14 @@ def _spelled_out(args: list[str]) -> list[str]:
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
-    source: Path, out: Path, as_json: bool, io_fp16: bool, fp16: str | None, fp16_plan: Path | None, **options: object
+    source: Path,
+    out: Path,
+    as_json: bool,
+    io_fp16: bool,
+    fp16: str | None,
+    fp16_plan: Path | None,
+    bf16: bool,
+    **options: object,
 ) -> None:
     """Fuse the operators of a model for an execution provider.
 
@@ -109,6 +117,10 @@ def command(
         raise click.UsageError("--fp16-plan needs --fp16" if not fp16 else "--fp16 auto makes its own plan")
     from sdort.console import QUIET, emit_json, verbosity
     from sdort.optimize import Request, optimize
+    from sdort.precision.bf16 import refuse_bf16
+
+    if bf16:
+        refuse_bf16(str(options["provider"]))
 
     precision = {"fp16": fp16 is not None, "fp16_auto": fp16 == AUTO, "fp16_plan": fp16_plan, "io_fp16": io_fp16}
     report = optimize(Request(source, out, **precision, **options))  # type: ignore[arg-type]
@@ -141,6 +153,8 @@ def _precision(found: dict[str, Any] | None, explain: bool) -> Iterator[str]:
         yield "nothing that fp16 could not hold" + (f" (inputs {found['measured']})" if found["measured"] else "")
         return
     yield f"in fp32: {found['nodes']} nodes ({found['share_of_nodes']:.1%}), {found['bytes'] / 1e6:.1f} MB more"
+    if found["without"]:
+        yield f"  in fp16 alone {found['without']}; like this {found['with']}"
     shown = found["islands"] if explain else found["islands"][:SHOWN]
     for island in shown:
         yield f"  {island['where']}: {island['why']}"

@@ -17,7 +17,7 @@ from sdort.samples import Sample, declared_inputs, make_inputs
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
 
-PROMPT = "a detailed photograph of a lighthouse on a cliff above the sea at dusk, warm light in its windows"
+PROMPT = "a photograph of a lighthouse on a cliff above the sea at dusk"
 NEGATIVE = "blurry, text"
 STEPS = 6
 KEPT = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +14,10 @@ import onnx_graphsurgeon as gs
 from sdort.errors import OutputError
 from sdort.passes.half import FLOAT32_INPUTS
 from sdort.precision.inputs import Feed, inputs_for, recorded_inputs
-from sdort.precision.places import places, with_views
+from sdort.precision.outcome import outcome
+from sdort.precision.places import Place, places, with_views
 from sdort.precision.plan import PLAN, Rule, make_rules, read_plan, select, write_plan
-from sdort.precision.ranges import measure
+from sdort.precision.ranges import measure, open_plain, run_plain, written
 from sdort.precision.risks import find_risks
 from sdort.rewrite.editor import Editor
 
@@ -34,6 +35,9 @@ class Outcome:
     bytes: int
     inputs: str = ""
     """What was measured with; empty if a plan was followed."""
+    without: str = ""
+    """What fp16 alone would give, and ``within`` what it gives like this; empty if not tried."""
+    within: str = ""
 
     def record(self) -> dict[str, Any]:
         """For the report."""
@@ -43,6 +47,8 @@ class Outcome:
             "nodes": len(self.names),
             "share_of_nodes": round(self.share, 4),
             "bytes": self.bytes,
+            "without": self.without,
+            "with": self.within,
         }
 
 
@@ -87,19 +93,26 @@ class Keeper:
         """
         component, found = editor.model.component, places(editor)
         if self.plan is not None:
-            rules, said = self.plan.get(component, []), ""
-            reasons = select(rules, found, component)
+            rules = self.plan.get(component, [])
+            kept = _outcome(editor, rules, set(select(rules, found, component)), len(found))
         else:
-            feeds, said = inputs_for(component, path, self._inputs())
             with TemporaryDirectory(prefix=".measured-", dir=self.scratch) as folder:
-                risks = find_risks(editor, measure(editor, feeds, Path(folder)))
-            # What has no place computes no floats, or is converted as a part of what it stands between.
-            reasons = {name: risk.reason for name, risk in risks.items() if name in found}
-            rules = make_rules(found, reasons)
-        names = with_views(editor, set(reasons))
-        share = len(reasons) / max(len(found), 1)
-        self.outcomes[component] = Outcome(rules, names, share, _extra_bytes(editor, names), said)
-        return names
+                kept = self._measured(editor, found, path, Path(folder))
+        self.outcomes[component] = kept
+        return kept.names
+
+    def _measured(self, editor: Editor, found: Mapping[str, Place], path: Path, folder: Path) -> Outcome:
+        feeds, said = inputs_for(editor.model.component, path, self._inputs())
+        risks = find_risks(editor, measure(editor, feeds, folder))
+        # What has no place computes no floats, or is converted as a part of what it stands between.
+        reasons = {name: risk.reason for name, risk in risks.items() if name in found}
+        kept = _outcome(editor, make_rules(found, reasons), set(reasons), len(found))
+        kept.inputs = said
+        if kept.names:
+            session = open_plain(written(editor.model, folder), folder, editor.model.component)
+            wanted = run_plain(session, feeds[-1], editor.model.component)
+            kept.without, kept.within = (outcome(editor, keep, feeds[-1], wanted, folder) for keep in ((), kept.names))
+        return kept
 
     def write_plan(self, folder: Path, provider: str) -> None:
         """Write what was decided to ``folder``.
@@ -117,6 +130,11 @@ class Keeper:
         if self._recorded is None:
             self._recorded = recorded_inputs(self.source) if self.source.is_dir() else {}
         return self._recorded
+
+
+def _outcome(editor: Editor, rules: list[Rule], chosen: set[str], count: int) -> Outcome:
+    names = with_views(editor, chosen)
+    return Outcome(rules, names, len(chosen) / max(count, 1), _extra_bytes(editor, names))
 
 
 def _extra_bytes(editor: Editor, names: Collection[str]) -> int:
