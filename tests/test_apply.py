@@ -276,3 +276,11 @@ def test_patterns_know_their_constants() -> None:
     pattern = parse_pattern(SKIP_BEFORE)
     assert pattern.constants == ["gamma", "beta"]
     assert pattern.root.op == "LayerNormalization"
+
+
+def test_a_new_name_is_no_nodes_either() -> None:
+    """The FP16 converter finds nodes by name: two of one name would get each other's casts."""
+    editor = edit(TWICE)
+    editor.graph.nodes[0].name = "Mul_1"
+    again = Editor(editor.model)
+    assert again.node("Mul", [again.graph.inputs[0]] * 2).name == "Mul_2"
