@@ -25,7 +25,8 @@ from sdort.optimize import Request, optimize
 from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.verification.html import MOST_GAIN, difference_map, html_report
 from sdort.verification.images import ImageComparison
-from sdort.verification.verification import Options, Verification, verify
+from sdort.verification.result import Options, Verification
+from sdort.verification.verification import verify
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
 OPTIONS = Options(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +29,15 @@ Limits                               fp32              fp16
 {_LIMITS}
 The report says why each is what it is. On a GPU, components may err three times as much.
 """
+
+
+def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--semantic``, where the demo model and its judge are installed."""
+    if not (find_spec("sdort.demo") and find_spec("sdort.demo.score")):
+        return command
+    text = "Also judge whether what is drawn is what the demo model's prompts ask for."
+    decorated: Callable[..., Any] = click.option("--semantic", is_flag=True, help=text)(command)
+    return decorated
 
 
 @click.command(epilog=_EPILOG)
@@ -67,6 +78,7 @@ The report says why each is what it is. On a GPU, components may err three times
 @click.option(
     "--bisect", is_flag=True, help="Find the node from which a failed component is wrong, and what made it so."
 )
+@_semantic
 @click.option(
     "--report",
     metavar="FILE.html",
@@ -89,6 +101,7 @@ def command(
     bisect: bool,
     report: Path | None,
     as_json: bool,
+    semantic: bool = False,
 ) -> None:
     """Compare CANDIDATE with what it was made from.
 
@@ -99,7 +112,7 @@ def command(
     from sdort.errors import ParityError
     from sdort.verification.deliver import deliver
     from sdort.verification.images import read_prompts
-    from sdort.verification.verification import Options, refuse_failed
+    from sdort.verification.result import Options, refuse_failed
 
     options = Options(
         runtime=runtime,
@@ -113,6 +126,7 @@ def command(
         seeds=seeds,
         steps=steps,
         bisect=bisect,
+        semantic=semantic,
     )
     result = deliver(candidate, options, report, as_json=as_json)
     if as_json and not result.passed:

@@ -10,7 +10,8 @@ from sdort.console import emit_json, say, show
 from sdort.errors import OutputError
 from sdort.verification.html import html_report
 from sdort.verification.report import lines, record, tables
-from sdort.verification.verification import Options, Verification, verify
+from sdort.verification.result import Options, Verification
+from sdort.verification.verification import verify
 
 
 def deliver(candidate: Path, options: Options, report: Path | None, *, as_json: bool) -> Verification:

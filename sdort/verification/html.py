@@ -15,7 +15,7 @@ from sdort.verification.blame import Finding
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.report import HEADS, IMAGE_HEADS, PASSED, image_cells, lines, summarize, summary_cells
-from sdort.verification.verification import Verification
+from sdort.verification.result import Verification
 
 MOST_GAIN = 64
 """A difference map is made at most this much brighter: more would show rounding as if it were damage."""
@@ -26,7 +26,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e8eb; --paper: #15181c; --soft: #1e2329; --line: #363d46; --dim: #a2acb8;
     --good: #7bd494; --bad: #ff9a91; --good-paper: #173322; --bad-paper: #43201d; } }
-body { margin: 0 auto; max-width: 1180px; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--paper);
+body { margin: 0 auto; max-width: 1240px; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--paper);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .verdict { display: inline-block; padding: .15rem .7rem; border-radius: 1rem; font-weight: 600; }
@@ -34,7 +34,7 @@ h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--dim); } dd { margin: 0;
   overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .35rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--dim); font-weight: 600; }
 .words { text-align: left; } .wrap { white-space: normal; min-width: 18rem; }
 tr.bad td { background: var(--bad-paper); }

@@ -21,6 +21,8 @@ from sdort.verification.runners import Feeds, Outputs, Place, open_drawer, read_
 RANDOM, REAL = "random", "real"
 MOMENTS = 4
 """Timesteps of a denoising run whose inputs are kept: the first, the last and two between."""
+LARGEST = 64
+"""Latent sides of random inputs are not longer: attention without fusions takes memory with their fourth power."""
 DRAWN = 2
 """Prompts whose run is watched; their inputs differ less than a run's timesteps do."""
 
@@ -35,7 +37,9 @@ class Inputs:
 
 
 def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0) -> list[Inputs]:
-    """Batches of one and two: the model's own size, and one that is not square. A static model has one.
+    """Batches of one and two: the model's own size, up to :data:`LARGEST`, and one that is not square.
+
+    A static model has one.
 
     Args:
         factor: pixels a latent.
@@ -43,7 +47,8 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
     """
     inputs = declared_inputs(read_graph(path), component)
     scale = factor if component == "vae_encoder" else 1
-    sides = [size, tuple(max(side * part // 64, 1) * 8 for side, part in zip(size, (5, 7), strict=True))]
+    first = (min(size[0], LARGEST), min(size[1], LARGEST))
+    sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
     found: dict[tuple[Any, ...], Inputs] = {}
     for batch, (height, width) in enumerate(sides, 1):
         feeds = make_inputs(inputs, Sample(batch, height * scale, width * scale), component, seed)

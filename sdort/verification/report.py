@@ -10,7 +10,8 @@ from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.metrics import Errors
-from sdort.verification.verification import Verification
+from sdort.verification.result import Verification
+from sdort.verification.semantic import Semantic
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -124,8 +125,15 @@ def lines(result: Verification) -> list[str]:
     for finding in result.findings:
         said.append(f"{finding.component}: {finding.message}")
         said += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
+    said += [semantic_line(result.semantic)] if result.semantic else []
     said += [f"not compared: {what}" for what in result.missing]
     return [*said, *result.notes]
+
+
+def semantic_line(found: Semantic) -> str:
+    """Right pictures out of those judged."""
+    counts = ", ".join(f"{kind} {right} of {judged}" for kind, (right, judged) in found.counts.items() if judged)
+    return f"semantic score: {counts} (wanted: {found.wanted}): {PASSED if found.passed else FAILED}"
 
 
 def _problem(summary: Summary) -> str:
@@ -148,6 +156,7 @@ def record(result: Verification) -> dict[str, Any]:
         "components": [_comparison(each) for each in result.comparisons],
         "images": [_image(each) for each in result.images],
         "findings": [asdict(each) for each in result.findings],
+        "semantic": result.semantic,
         "limits": [asdict(each) for each in REASONS],
     }
 

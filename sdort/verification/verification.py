@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sdort.bench.check import Precision, precision
+from sdort.bench.check import precision
 from sdort.bench.reference import checkpoint_of, holds_onnx, original_of
 from sdort.console import progress, warn
-from sdort.errors import BadModelError, ParityError, SdortError, UsageError
+from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.runtime.folder import NEEDED, PipelineFolder, open_folder
 from sdort.runtime.images import Generated
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.runtime.request import Request
-from sdort.verification.blame import Finding, bisect
+from sdort.verification.blame import bisect
 from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
-from sdort.verification.images import PROMPTS, ImageComparison, compare_images, failed_images, make_requests
+from sdort.verification.images import compare_images, failed_images, make_requests
 from sdort.verification.inputs import RANDOM, REAL, Inputs, Watched, random_inputs, watch
+from sdort.verification.result import Options, Verification
 from sdort.verification.runners import Place, open_drawer, read_graph
+from sdort.verification.semantic import judge_pipeline, semantic_requests
 from sdort.verification.torch_images import draw_in_torch
 from sdort.verification.watch import Graphs
 from sdort.verify import precision as weights_precision
@@ -32,56 +33,6 @@ ROUNDED = (
     "fp16 on the CPU: ONNX Runtime rounds where a node ends in fp16 and keeps fp32 in between, so values that overflow "
     "on a GPU may pass here; verify there too"
 )
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to compare, and with what. ``None`` and empty leave the choice to the manifest and the model."""
-
-    runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
-    against: Path | None = None
-    checkpoint: Path | None = None
-    torch: bool = True
-    """Also compare with torch where the checkpoint is known; with ``checkpoint`` it must be."""
-    components: Sequence[str] = ()
-    inputs: Sequence[str] = (RANDOM, REAL)
-    images: bool = True
-    prompts: Sequence[str] = PROMPTS
-    seeds: int = 2
-    steps: int = 8
-    bisect: bool = False
-
-
-@dataclass
-class Verification:
-    """What was compared, and what came of it."""
-
-    candidate: Path
-    against: Path | None
-    """The un-optimized ONNX."""
-    checkpoint: Path | None
-    """The diffusers checkpoint that torch ran."""
-    provider: str
-    steps: int
-    precisions: dict[str, Precision] = field(default_factory=dict)
-    """By component."""
-    comparisons: list[Comparison] = field(default_factory=list)
-    images: list[ImageComparison] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    """What was asked for and could not be compared, with the reason."""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def failed(self) -> list[str]:
-        """Components, and ``images``, of which something is out of its limits."""
-        names = [each.component for each in self.comparisons if not each.passed]
-        return list(dict.fromkeys([*names, *(["images"] if not all(each.passed for each in self.images) else [])]))
-
-    @property
-    def passed(self) -> bool:
-        """Everything that was asked for was compared and is within its limits."""
-        return not self.failed and not self.missing
 
 
 @dataclass
@@ -107,7 +58,7 @@ def verify(candidate: Path, options: Options) -> Verification:
         candidate: a folder of ONNX components, or one ``.onnx`` file.
 
     Returns:
-        What was measured; nothing is raised for a difference, see :func:`refuse_failed`.
+        What was measured; nothing is raised for a difference, see :func:`sdort.verification.result.refuse_failed`.
 
     Raises:
         UsageError: it is not known what to compare with, or a component does not exist.
@@ -131,6 +82,8 @@ def verify(candidate: Path, options: Options) -> Verification:
             _verify_component(run, component, watched)
         if options.images:
             _verify_images(run, watched)
+        if options.semantic:
+            _judge(run)
     return result
 
 
@@ -270,17 +223,11 @@ def _verify_images(run: _Run, watched: Watched) -> None:
             run.result.images += compare_images(drawn, references, coarsest)
 
 
-def refuse_failed(result: Verification) -> None:
-    """End with an error if something failed or is missing.
-
-    Raises:
-        ParityError: what, and the next step.
-    """
-    if result.passed:
-        return
-    parts = [f"{', '.join(result.failed)} out of limits"] if result.failed else []
-    parts += [f"not compared: {'; '.join(result.missing)}"] if result.missing else []
-    bisected = {each.component for each in result.findings}
-    left = [name for name in result.failed if name not in bisected and name != "images"]
-    hint = f"--bisect finds the node: sdort verify {result.candidate} --component {left[0]} --bisect." if left else None
-    raise ParityError("; ".join(parts), hint=hint)
+def _judge(run: _Run) -> None:
+    total = sum(request.steps for request in semantic_requests())
+    try:
+        drawer = open_drawer(run.folder, run.place)
+        with progress("drawing for the judge", total=total) as advance:
+            run.result.semantic = judge_pipeline(drawer, advance)
+    except SdortError as error:
+        run.result.missing.append(f"semantic score: {error.message}")

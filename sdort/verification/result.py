@@ -1,0 +1,88 @@
+"""What ``sdort verify`` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort.bench.check import Precision
+from sdort.errors import ParityError
+from sdort.runtime.providers import CPU, RuntimeOptions
+from sdort.verification.blame import Finding
+from sdort.verification.components import Comparison
+from sdort.verification.images import PROMPTS, ImageComparison
+from sdort.verification.inputs import RANDOM, REAL
+from sdort.verification.semantic import Semantic
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to compare, and with what. ``None`` and empty leave the choice to the manifest and the model."""
+
+    runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
+    against: Path | None = None
+    checkpoint: Path | None = None
+    torch: bool = True
+    """Also compare with torch where the checkpoint is known; with ``checkpoint`` it must be."""
+    components: Sequence[str] = ()
+    inputs: Sequence[str] = (RANDOM, REAL)
+    images: bool = True
+    prompts: Sequence[str] = PROMPTS
+    seeds: int = 2
+    steps: int = 8
+    bisect: bool = False
+    semantic: bool = False
+    """Also judge what is drawn for the demo's held-out prompts."""
+
+
+@dataclass
+class Verification:
+    """What was compared, and what came of it."""
+
+    candidate: Path
+    against: Path | None
+    """The un-optimized ONNX."""
+    checkpoint: Path | None
+    """The diffusers checkpoint that torch ran."""
+    provider: str
+    steps: int
+    precisions: dict[str, Precision] = field(default_factory=dict)
+    """By component."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    images: list[ImageComparison] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    semantic: Semantic | None = None
+    """How well the candidate follows prompts."""
+    missing: list[str] = field(default_factory=list)
+    """What was asked for and could not be compared, with the reason."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[str]:
+        """Components, ``images`` and ``semantic score``: what is out of its limits."""
+        names = [each.component for each in self.comparisons if not each.passed]
+        names += ["images"] if not all(each.passed for each in self.images) else []
+        names += ["semantic score"] if self.semantic and not self.semantic.passed else []
+        return list(dict.fromkeys(names))
+
+    @property
+    def passed(self) -> bool:
+        """Everything that was asked for was compared and is within its limits."""
+        return not self.failed and not self.missing
+
+
+def refuse_failed(result: Verification) -> None:
+    """End with an error if something failed or is missing.
+
+    Raises:
+        ParityError: what, and the next step.
+    """
+    if result.passed:
+        return
+    parts = [f"{', '.join(result.failed)} out of limits"] if result.failed else []
+    parts += [f"not compared: {'; '.join(result.missing)}"] if result.missing else []
+    bisected = {each.component for each in result.findings}
+    left = [name for name in result.failed if name in result.precisions and name not in bisected]
+    hint = f"--bisect finds the node: sdort verify {result.candidate} --component {left[0]} --bisect." if left else None
+    raise ParityError("; ".join(parts), hint=hint)
