@@ -74,7 +74,7 @@ def moments(seconds: float, count: int, seed: int) -> list[float]:
 def making(command: str, demo: pipelines.Exported) -> tuple[str, ...]:
     """The command line that makes ``out``."""
     if command == "export":
-        return "export", "demo", "out"
+        return "export", "demo-random", "out"
     return "optimize", str(demo.out), "out", "--fp16", "--provider", "cpu"
 
 

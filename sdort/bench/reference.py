@@ -13,6 +13,7 @@ from sdort.bench.check import Precision, Verdict, check_images, check_outputs
 from sdort.bench.engines import Engine, OnnxEngine
 from sdort.bench.torch_engine import TorchEngine
 from sdort.console import warn
+from sdort.demo import NAMES, write_demo
 from sdort.errors import SdortError, UsageError
 from sdort.runtime.folder import MANIFEST
 from sdort.runtime.images import Generated
@@ -21,7 +22,6 @@ from sdort.runtime.schedulers import read_config
 from sdort.runtime.session import Array
 
 INDEX = "model_index.json"
-DEMO = "demo"
 
 Result = dict[str, Array] | list[Generated]
 
@@ -60,13 +60,11 @@ def original_of(path: Path) -> Iterator[Path | None]:
     manifest = read_config(path / MANIFEST) if (path / MANIFEST).is_file() else {}
     optimized = manifest.get("optimized")
     source = optimized.get("from") if isinstance(optimized, dict) else manifest.get("source")
-    if source == DEMO and not isinstance(optimized, dict):
+    if source in NAMES and not isinstance(optimized, dict):
         with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder:
-            from sdort.export.demo import make_demo
-
-            demo = Path(folder) / DEMO
+            demo = Path(folder) / source
             demo.mkdir()
-            make_demo(demo)
+            write_demo(source, demo)
             yield demo
         return
     places = [Path(source), path.resolve().parent / source] if isinstance(source, str) else []

@@ -21,9 +21,9 @@ _WANTS_JSON = "sdort.wants_json"
 
 _EPILOG = """\b
 Examples:
-  sdort export demo model        (a tiny pipeline, made on this machine)
+  sdort export demo model        (a tiny pipeline that draws coloured shapes)
   sdort optimize model fast --fp16 --provider rocm
-  sdort run fast --prompt "a lighthouse at dusk" -o image.png
+  sdort run fast --prompt "a red star on navy" -o image.png
   sdort bench fast --baseline model
 
 \b

@@ -17,7 +17,7 @@ _COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_dec
 
 _EPILOG = """\b
 Examples:
-  sdort export demo model                       a tiny pipeline, made on this machine
+  sdort export demo model                       a tiny pipeline that draws coloured shapes
   sdort export ./stable-diffusion-v1-5 model
   sdort export owner/name model --variant fp16
   sdort export ./inpainting model --component unet --static 1x512x512

@@ -69,12 +69,12 @@ def make_demo(folder: Path) -> None:
             feature_extractor=None,
             requires_safety_checker=False,
         ).save_pretrained(folder)
-    _rename_parameters(folder / "text_encoder" / "model.safetensors")
+    rename_parameters(folder / "text_encoder" / "model.safetensors")
     # transformers saves its newest format only; these files are what every version reads.
     write_tokenizer(folder / "tokenizer")
 
 
-def _rename_parameters(path: Path) -> None:
+def rename_parameters(path: Path) -> None:
     """Name the text encoder's parameters as all published checkpoints do.
 
     transformers 5 reads both, but saves a new model without the inner module's name, and transformers 4 then starts

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import progress
+from sdort.demo import NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.export.cache import TraceCache
 from sdort.export.components import FOLDERS, LIBRARIES, Component, describe
 from sdort.export.configs import class_defaults, normalise, read_json
 
 INDEX = "model_index.json"
-DEMO = "demo"
 
 # Folders of a pipeline that are copied as they are.
 PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
@@ -44,12 +44,10 @@ def open_source(model: str, *, variant: str | None = None, allow_pickle: bool = 
         BadModelError: it is no diffusers pipeline.
         SdortError: a hub id cannot be downloaded.
     """
-    if model == DEMO:
+    if model in NAMES:
         with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder, progress("making the demo pipeline"):
-            from sdort.export.demo import make_demo
-
-            make_demo(Path(folder))
-            yield read_source(Path(folder), DEMO)
+            write_demo(model, Path(folder))
+            yield read_source(Path(folder), model)
         return
     path = Path(model).expanduser()
     if path.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
@@ -31,18 +32,18 @@ _MERGES = (
 )
 
 
-def write_tokenizer(folder: Path) -> int:
+def write_tokenizer(folder: Path, merges: Sequence[str] = _MERGES) -> int:
     """Write the files that transformers' ``CLIPTokenizer`` reads; returns the size of the vocabulary.
 
     The last two entries are the begin and end tokens, as in CLIP's own vocabulary.
     """
     letters = _byte_alphabet()
-    joined = ["".join(pair.split(" ")) for pair in _MERGES]
+    joined = ["".join(pair.split(" ")) for pair in merges]
     entries = [*letters, *(f"{letter}</w>" for letter in letters), *joined, BOS, EOS]
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {entry: index for index, entry in enumerate(entries)}
     (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *_MERGES]) + "\n", encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
     specials = {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS}
     (folder / "special_tokens_map.json").write_text(json.dumps(specials, indent=2), encoding="utf-8")
     config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": LENGTH, "do_lower_case": True, **specials}

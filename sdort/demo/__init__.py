@@ -1,0 +1,25 @@
+"""The demo: a small Stable Diffusion pipeline that draws coloured shapes, and a judge of what it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODEL = Path(__file__).parent / "model"
+CARD = "README.md"
+
+DEMO = "demo"
+RANDOM = "demo-random"
+NAMES = (DEMO, RANDOM)
+"""What ``sdort export`` takes in place of a folder: the trained pipeline, and a random one that is made on the spot."""
+
+
+def write_demo(name: str, folder: Path) -> None:
+    """Write the pipeline of that name as a diffusers directory into ``folder``, which exists."""
+    if name == RANDOM:
+        from sdort.export.demo import make_demo
+
+        make_demo(folder)
+    else:
+        import shutil
+
+        shutil.copytree(MODEL, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))

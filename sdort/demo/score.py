@@ -1,0 +1,60 @@
+"""How well a pipeline follows prompts: the judge's verdicts counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from sdort.demo.judge import Verdict, judge
+from sdort.demo.prompts import parse
+
+# What the demo model was made to reach, with guidance 5 and 30 steps.
+SINGLE_BAR, PAIR_BAR = 0.90, 0.75
+GUIDANCE, STEPS = 5.0, 30
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right pictures out of those judged, as (right, judged).
+
+    ``single`` and ``pair``: shape and colour of one shape; shapes, colours and relation of two. The others count what
+    is not needed for that: whether the place, the sizes and the background are those that a prompt names.
+    """
+
+    single: tuple[int, int]
+    pair: tuple[int, int]
+    position: tuple[int, int]
+    size: tuple[int, int]
+    background: tuple[int, int]
+
+    @property
+    def passed(self) -> bool:
+        """Whether both bars are reached; a kind of which there is none does not count."""
+        return all(right >= bar * judged for (right, judged), bar in ((self.single, SINGLE_BAR), (self.pair, PAIR_BAR)))
+
+
+def score(pictures: Iterable[tuple[str, npt.NDArray[Any]]]) -> Score:
+    """Judge prompts and their pictures [height, width, 3], uint8.
+
+    Raises:
+        UsageError: a prompt is none that the judge knows.
+    """
+    verdicts: list[tuple[int, Verdict]] = []
+    for prompt, image in pictures:
+        wanted = parse(prompt)
+        verdicts.append((len(wanted.things), judge(image, wanted)))
+    return Score(
+        single=_count(verdict.right for things, verdict in verdicts if things == 1),
+        pair=_count(verdict.right for things, verdict in verdicts if things == 2),
+        position=_count(verdict.position for _, verdict in verdicts),
+        size=_count(verdict.size for _, verdict in verdicts),
+        background=_count(verdict.background for _, verdict in verdicts),
+    )
+
+
+def _count(results: Iterable[bool | None]) -> tuple[int, int]:
+    judged = [result for result in results if result is not None]
+    return sum(judged), len(judged)
