@@ -155,7 +155,7 @@ def test_where_attention_is_not_enough_all_of_the_unet_is_fp32(
 def test_what_is_broken_in_every_precision_is_an_error(
     models: Fragile, tmp_path: Path, sdort: Callable[..., Result]
 ) -> None:
-    folder = Path(shutil.copytree(models.optimized("cpu", auto=True)[0], tmp_path / "broken"))
+    folder = Path(shutil.copytree(models.optimized("cpu", auto=False)[0], tmp_path / "broken"))
     tiny_pipeline.edit_weights(folder / "unet" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
     result = sdort(folder, "--custom-ops", "off")
     assert result.exit_code == ParityError.exit_code, result.output
@@ -177,7 +177,7 @@ def test_a_model_in_fp32_has_nothing_safer(models: Fragile, tmp_path: Path, sdor
 def test_a_text_encoder_that_says_nothing_is_done_again(
     models: Fragile, tmp_path: Path, sdort: Callable[..., Result]
 ) -> None:
-    folder = Path(shutil.copytree(models.optimized("cpu", auto=True)[0], tmp_path / "mute"))
+    folder = Path(shutil.copytree(models.optimized("cpu", auto=False)[0], tmp_path / "mute"))
     tiny_pipeline.edit_weights(folder / "text_encoder" / "model.onnx", lambda array, _: array * 0, "final_layer_norm")
     result = sdort(folder, "--custom-ops", "off")
     assert result.exit_code == ParityError.exit_code, result.output
