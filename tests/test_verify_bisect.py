@@ -50,9 +50,11 @@ def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = 
 
 def compare(graphs: Graphs, precision: str = "float32") -> list[Comparison]:
     inputs = [Inputs(RANDOM, "", graphs.feeds)]
-    return compare_component(
+    found, missing = compare_component(
         graphs.component, graphs.candidate, {ONNX: graphs.original}, PLACE, inputs, Precision(precision)
     )
+    assert not missing
+    return found
 
 
 def found_in(graphs: Graphs, precision: str = "float32") -> Finding:

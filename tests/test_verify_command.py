@@ -186,6 +186,17 @@ def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path
     assert {each.component for each in result.comparisons} == {"text_encoder", "vae_decoder"}
 
 
+def test_a_checkpoint_that_does_not_load_leaves_the_other_comparison(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(tiny.diffusers, tmp_path / "checkpoint"))
+    for path in (checkpoint / "vae").glob("*.safetensors"):
+        path.write_bytes(b"")
+    result = verify(fast, replace(OPTIONS, checkpoint=checkpoint, components=["vae_decoder"], images=False))
+    assert {(each.against, each.passed) for each in result.comparisons} == {("ONNX", True)}
+    assert len(result.missing) == 1
+    assert result.missing[0].startswith("vae_decoder with torch: diffusers cannot load")
+    assert not result.passed
+
+
 # --- the page ---
 
 

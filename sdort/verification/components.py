@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.bench.check import Precision
+from sdort.errors import SdortError
 from sdort.runtime.session import Array
 from sdort.verification.inputs import Inputs
 from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
@@ -64,20 +65,28 @@ def compare_component(
     place: Place,
     inputs: Sequence[Inputs],
     precision: Precision,
-) -> list[Comparison]:
+) -> tuple[list[Comparison], list[str]]:
     """Run a component and its references on the same inputs, one after the other: one model is in memory at a time.
 
     Args:
         references: ``ONNX`` -> the original's model, ``torch`` -> the checkpoint's folder.
 
+    Returns:
+        The comparisons, and why a reference gave none.
+
     Raises:
-        SdortError: one of them does not load or run.
+        SdortError: the candidate does not load or run.
     """
     feeds = [each.feeds for each in inputs]
     found = run_candidate(candidate, component, place, feeds)
-    results = []
+    results: list[Comparison] = []
+    missing = []
     for against, path in references.items():
-        wanted = (run_original if against == ONNX else run_torch)(path, component, feeds)
+        try:
+            wanted = (run_original if against == ONNX else run_torch)(path, component, feeds)
+        except SdortError as error:
+            missing.append(f"{component} with {against}: {error.message}")
+            continue
         for each, outputs, expected in zip(inputs, found, wanted, strict=True):
             for name, value, reference in pair_outputs(outputs, expected):
                 limit = component_limit(component, precision)
@@ -87,7 +96,7 @@ def compare_component(
                         component, precision.dtype, each.kind, each.label, against, name, limit, measured, problem, each
                     )
                 )
-    return results
+    return results, missing
 
 
 def pair_outputs(outputs: Outputs, reference: Outputs) -> Iterator[tuple[str, Array, Array]]:

@@ -81,7 +81,9 @@ def refuse_failed(result: Verification) -> None:
     if result.passed:
         return
     parts = [f"{', '.join(result.failed)} out of limits"] if result.failed else []
-    parts += [f"not compared: {'; '.join(result.missing)}"] if result.missing else []
+    if result.missing:
+        more = f" (and {len(result.missing) - 1} more)" if len(result.missing) > 1 else ""
+        parts.append(f"not compared: {result.missing[0]}{more}")
     bisected = {each.component for each in result.findings}
     left = [name for name in result.failed if name in result.precisions and name not in bisected]
     hint = f"--bisect finds the node: sdort verify {result.candidate} --component {left[0]} --bisect." if left else None

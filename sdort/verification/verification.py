@@ -169,11 +169,12 @@ def _verify_component(run: _Run, component: str, watched: Watched) -> None:
         inputs = _inputs(run, component, watched)
         path, limits = run.folder.models[component], result.precisions[component]
         with progress(f"{component}: comparing"):
-            found = compare_component(component, path, references, run.place, inputs, limits)
+            found, missing = compare_component(component, path, references, run.place, inputs, limits)
     except SdortError as error:
         result.missing.append(f"{component}: {error.message}")
         return
     result.comparisons += found
+    result.missing += missing
     if run.options.bisect:
         _bisect(run, found)
 
