@@ -104,6 +104,9 @@ def test_provenance_is_read_back_and_a_damaged_one_is_none(exported: Exported, t
         "skip_group_norm",
         "conv_bias_skip_group_norm",
     )
+    # A fusion that took in another's result names both.
+    merged = [makers[name] for name, node in nodes.items() if node.op_type == "SkipGroupNorm"]
+    assert any("group_norm_silu" in names[:-1] for names in merged)
     for text in ("no json", "[]", '{"makers": 3, "layouts": {}}', '{"layouts": {}}'):
         model.metadata_props[0].CopyFrom(onnx.StringStringEntryProto(key=KEY, value=text))
         assert read_provenance(model) == Provenance()
