@@ -178,6 +178,14 @@ def test_no_text_lies_over_another() -> None:
     }  # fmt: skip
 
 
+def test_published_rows_stand_beside_where_there_are_some() -> None:
+    found = ablation()
+    for stage in found.stages:
+        for each in stage.rows:
+            each.batch_size = 2
+    assert [len(figures.ablation(one, batch, THEMES[0]).axes) for one, batch in ((ablation(), 8), (found, 2))] == [3, 1]
+
+
 def luminance(colour: str) -> float:
     values = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)

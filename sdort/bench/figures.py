@@ -95,20 +95,21 @@ def _legend(figure: Figure, theme: Theme, colours: dict[str, str]) -> None:
 
 def ablation(found: Ablation, batch: int, theme: Theme) -> Figure:
     """A bar for each step with its verdict, and beside it the published rows, each on its own scale."""
-    figure, axes = new_figure(
-        theme, _ROW * len(found.stages) + 1.1, 1 + len(PUBLISHED), (2.6, *(1.0,) * len(PUBLISHED))
-    )
+    published = {device: rows for device, rows in PUBLISHED.items() if any(batch in at for at in rows.values())}
+    ratios = (2.6, *(1.0,) * len(published))
+    figure, axes = new_figure(theme, _ROW * len(found.stages) + 1.1, len(ratios), ratios)
     whole = components(found)[-1]
     _here(axes[0], found, batch, whole, theme)
     title(axes[0], theme, f"{found.original} on {found.provider}: {whole}, batch {batch}, ms")
-    for each, (device, rows) in zip(axes[1:], PUBLISHED.items(), strict=True):
+    for each, (device, rows) in zip(axes[1:], published.items(), strict=True):
         _beside(each, [stage.name for stage in found.stages], rows, batch, theme)
         each.set_title(f"published:\n{device}, s", loc="left", color=theme.quiet, fontsize=9)
-    figure.supxlabel(
-        "Published: another device and library, SD 1.5, 512x512, 50 steps; for orientation only."
-        " * with suspicious images",
-        x=0.01, ha="left", fontsize=8, color=theme.quiet,
-    )  # fmt: skip
+    if published:
+        figure.supxlabel(
+            "Published: another device and library, SD 1.5, 512x512, 50 steps; for orientation only."
+            " * with suspicious images",
+            x=0.01, ha="left", fontsize=8, color=theme.quiet,
+        )  # fmt: skip
     return figure
 
 
