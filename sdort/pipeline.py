@@ -14,7 +14,7 @@ from typing import Any
 
 from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
-from sdort.passes import fold, half, nhwc, reshape, simplify, upgrade
+from sdort.passes import fold, half, nhwc, reshape, simplify, spell_out, upgrade
 from sdort.provenance import KEY, describe
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
@@ -189,6 +189,11 @@ def _all_supported(run: Run) -> None:
             )
 
 
+def _spell_out(run: Run) -> None:
+    if run.target.name == "migraphx":
+        spell_out.run(run.editor)
+
+
 def _target_opset(run: Run) -> None:
     upgrade.to_target_opset(run.model, run.target.opset)
     run.model.graph.ir_version = run.target.ir_version
@@ -218,5 +223,6 @@ PIPELINE: list[Step] = [
     ("half", _half, "last, on the final operators: only they say what may be fp16"),
     ("check", _all_supported, "a target never receives an operator that it cannot run"),
     ("tidy half", _tidy, "one cast for each tensor, not one for each reader"),
+    ("spell out", _spell_out, "on migraphx: its parser misreads inputs that are left out"),
     ("opset", _target_opset, "the newest opset for which the target has every kernel"),
 ]

@@ -61,10 +61,22 @@ VIEWS = {
     "Unsqueeze": ("float[B, H] x", "y = Unsqueeze (x, odd)", [[0, 1, -1, 1]]),
     "a chain": ("float[B, H, 4] x", "u = Unsqueeze (x, one)  f = Flatten (u)  y = Reshape (f, heads)", [[0, -1, 2]]),
     "allowzero": ("float[B, H] x", "y = Reshape <allowzero = 1> (x, back)", [[-1, 2]]),
-    "rank 0": ("float[1] x", "y = Squeeze (x, zero)", [[]]),
 }
 CONSTANTS = """<int64[1] zero = {0}, int64[1] one = {1}, int64[2] odd = {1, 3}, int64[2] rest = {-1, 8},
 int64[3] heads = {0, -1, 2}, int64[2] back = {-1, 2}>"""
+
+
+@pytest.mark.parametrize(
+    "body", ["y = Squeeze (x, zero)", "y = Reshape (x, none)", "u = Squeeze (x)  y = Reshape (u, none)"]
+)
+def test_a_scalar_is_squeezed(body: str) -> None:
+    """MIGraphX takes a Reshape to no dims for one to no elements."""
+    text = f"g (float[1] x) => (float y) <int64[1] zero = {{0}}, int64[0] none = {{}}> {{ {body} }}"
+    check_step(text, reshape.run, {})
+    editor = edit(text)
+    reshape.run(editor)
+    assert operators(editor) == {"Squeeze": 1}
+    assert reshape.run(editor) == 0
 
 
 @pytest.mark.parametrize("case", VIEWS.values(), ids=VIEWS)

@@ -29,9 +29,14 @@ def run(editor: Editor) -> int:
             inner = producer(source)
         target, before = editor.shape(node.outputs[0]), editor.shape(source)
         spec = None if target is None or before is None else constant_target(target, before)
-        if spec is None or (node.op == "Reshape" and source is node.inputs[0] and _has_target(node, spec)):
+        if spec is None or (spec and node.op == "Reshape" and source is node.inputs[0] and _has_target(node, spec)):
             continue
-        editor.node("Reshape", [source, editor.ints(spec, "shape")], outputs=[node.outputs[0]])
+        if spec:
+            editor.node("Reshape", [source, editor.ints(spec, "shape")], outputs=[node.outputs[0]])
+        elif node.op == "Squeeze" and source is node.inputs[0]:
+            continue
+        else:  # MIGraphX takes a target without numbers for one without elements
+            editor.node("Squeeze", [source, editor.ints(range(len(before or ())), "axes")], outputs=[node.outputs[0]])
         node.inputs.clear()
         changes += 1
     editor.finish()

@@ -25,6 +25,7 @@ def run(editor: Editor) -> int:
         for step in (
             _last_axis,
             _allow_zero,
+            _plain_resize,
             _cast_like,
             _divide_to_multiply,
             _merge_transposes,
@@ -59,6 +60,14 @@ def _allow_zero(editor: Editor, node: gs.Node) -> bool:
     if node.attrs["allowzero"] and (target is None or 0 in target):
         return False
     del node.attrs["allowzero"]
+    return True
+
+
+def _plain_resize(editor: Editor, node: gs.Node) -> bool:
+    """The default, which MIGraphX takes only unspoken (2.14: parse_resize.cpp)."""
+    if node.op != "Resize" or node.attrs.get("keep_aspect_ratio_policy") != "stretch":
+        return False
+    del node.attrs["keep_aspect_ratio_policy"]
     return True
 
 

@@ -1,0 +1,70 @@
+"""What ``--provider migraphx`` emits: only what its execution provider lists, in forms that its parser reads.
+
+The forms are those that MIGraphX 2.14 refused or misread when it was given the demo pipeline
+(scripts/check_migraphx.py); MIGraphX itself is not needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import pytest
+from exports import Case
+from test_architectures import weightless
+from test_matrix import optimized
+
+from sdort.model import Model
+from sdort.pipeline import Options, optimize_model
+from sdort.targets import load_target
+from sdort.targets.migraphx import STANDARD, TARGET
+
+
+def check(model: Model) -> None:
+    assert model.graph.opset == 18
+    assert {each.domain for each in model.graph.import_domains} <= {"", "ai.onnx", "com.microsoft"}
+    unnamed_output = False
+    for node in model.graph.nodes:
+        known = STANDARD.split() if not node.domain else TARGET.kernels
+        assert node.domain in (None, "", "com.microsoft")
+        assert node.op in known, node
+        if node.op == "Resize":
+            assert node.attrs.get("keep_aspect_ratio_policy") is None
+        if node.op == "Reshape" and hasattr(node.inputs[1], "values"):
+            assert len(node.inputs[1].values) > 0
+        if unnamed_output:
+            assert [index for index, value in enumerate(node.inputs) if not value.name] == []
+        unnamed_output |= any(not value.name for value in node.outputs)
+
+
+CASES = [
+    *(Case(family, "ts17") for family in sorted(set(models.FAMILIES) - {"sd1_wide"})),
+    Case("sd1", "ts14", odd=True),
+    *(Case(family, "dy18") for family in ("sd1", "clip", "vae_decoder")),
+    *(Case(family, "dy18", dynamic=False) for family in ("sd2", "vae_encoder", "openclip", "text2")),
+]
+"""Those that other tests trace too."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tiny_families(exported: Callable[[Case], Path], case: Case) -> None:
+    for fp16 in (False, True):
+        check(optimized(exported, case, "migraphx", fp16)[0])
+
+
+@pytest.mark.parametrize("name", ["sd15", "vae_encoder", "vae_decoder", "clip_l"])
+def test_full_size(name: str) -> None:
+    _, model = weightless(name)
+    report = optimize_model(model, Options(load_target("migraphx"), fp16=True))
+    assert report.misses == []
+    check(model)
+
+
+def test_resize_says_what_other_targets_leave_out(exported: Callable[[Case], Path]) -> None:
+    """A UNet of odd sizes goes to the size of another tensor; its scales and region are empty, not left out."""
+    for target, empty in (("migraphx", False), ("cpu", True)):
+        model = optimized(exported, Case("sd1", "ts14", odd=True), target)[0]
+        nodes = [node for node in model.graph.nodes if node.op == "Resize" and len(node.inputs) == 4]
+        assert nodes
+        assert {not node.inputs[index].name for node in nodes for index in (1, 2)} == {empty}
