@@ -65,7 +65,7 @@ def write_sparse(model: Model, path: Path) -> None:
         file.truncate(longest)
 
 
-@pytest.mark.parametrize("name", ["sd15", "vae_decoder", "vae_encoder", "clip_l"])
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "vae_decoder", "vae_encoder", "clip_l"])
 def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -> None:
     model = zero_model(name)
     optimize_model(model, Options(load_target("rocm"), fp16=True))
@@ -87,3 +87,6 @@ def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -
         counted = {operator: on_gpu[operator] for operator in ("NhwcConv", "MultiHeadAttention", "BiasSplitGelu")}
         assert counted == {"NhwcConv": 98, "MultiHeadAttention": 32, "BiasSplitGelu": 16}
         assert on_gpu["GroupNorm"] + on_gpu["SkipGroupNorm"] == 61
+    if name == "sdxl":
+        counted = {operator: on_gpu[operator] for operator in ("MultiHeadAttention", "BiasSplitGelu")}
+        assert counted == {"MultiHeadAttention": 140, "BiasSplitGelu": 70}
