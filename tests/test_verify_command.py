@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import fragile
 import numpy as np
 import pytest
 import tiny_pipeline
@@ -155,6 +156,17 @@ def test_a_single_file_against_a_single_file(tiny: Tiny, fast: Path) -> None:
     result = sdort(files[0], "--against", files[1], *FEW, "--inputs", "random", "--no-images", "--json")
     assert result.exit_code == 0, result.output
     assert {each["component"] for each in json.loads(result.stdout)["components"]} == {"vae_decoder"}
+
+
+def test_what_overflows_on_a_gpu_fails_on_the_cpu(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU provider alone would let it pass: it keeps fp32 between its casts."""
+    made = fragile.build(tmp_path)
+    for auto, code in ((False, 5), (True, 0)):
+        folder, _ = made.optimized("rocm", auto=auto)
+        files = folder / "vae_decoder" / "model.onnx", made.onnx / "vae_decoder" / "model.onnx"
+        result = sdort(files[0], "--against", files[1], *FEW, "--inputs", "random", "--no-images")
+        assert result.exit_code == code, result.output
+        assert ("NaN or infinite" in result.output) == (code == 5)
 
 
 @pytest.mark.parametrize(

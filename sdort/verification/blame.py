@@ -75,7 +75,8 @@ def bisect(graphs: Graphs, failed: Comparison) -> Finding:
     if parting is None:
         message = (
             "the output is right as soon as tensors inside are watched: no node is wrong, but one of ONNX Runtime's "
-            "own fusions, which watching prevents"
+            "own fusions, which watching prevents, or in fp16 the scores inside an attention, which sdort optimize "
+            "--fp16 auto measures"
         )
         return Finding(graphs.component, failed.output, RUNTIME, message)
     return explain(graphs, failed.output, parting, failed.limit)

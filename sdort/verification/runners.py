@@ -9,12 +9,15 @@ from pathlib import Path
 import onnx
 
 from sdort.errors import BadModelError
-from sdort.ops.library import resolve
+from sdort.ops.library import AUTO, OFF, resolve
+from sdort.precision.emulate import emulate
+from sdort.reference import needs_expansion
 from sdort.runtime.folder import NEEDED, PipelineFolder
 from sdort.runtime.pipeline import TextToImage, assemble
 from sdort.runtime.providers import CPU, Provider, RuntimeOptions
 from sdort.runtime.session import Array, Session, check_file, open_session
 from sdort.verify import open_session as open_graph
+from sdort.verify import precision
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]
@@ -31,8 +34,9 @@ class Place:
 def open_component(path: Path, component: str, place: Place) -> Session:
     """Open a component on a provider.
 
-    On the CPU without sdort's operators, a graph made for a GPU runs by its operators' definitions
-    (:mod:`sdort.reference`).
+    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.reference`), one in fp16 with
+    every result rounded as a GPU stores it (:mod:`sdort.precision.emulate`): ONNX Runtime's CPU provider keeps fp32
+    between its casts, where nothing overflows. Who asks for a library of sdort's operators gets their CPU kernels.
 
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
@@ -40,8 +44,16 @@ def open_component(path: Path, component: str, place: Place) -> Session:
     if place.provider.on_gpu:
         return open_session(path, component, place.provider, place.options)
     check_file(path, component)
-    graph = open_graph(read_graph(path), path.parent, component, CPU.name, resolve(place.options.custom_ops))
+    model, library = read_graph(path), resolve(place.options.custom_ops)
+    if place.options.custom_ops in (AUTO, OFF) and is_for_gpu(model) and precision(model) == "float16":
+        model, library = emulate(path, component), None
+    graph = open_graph(model, path.parent, component, CPU.name, library)
     return Session(graph, path, component, CPU, place.options)
+
+
+def is_for_gpu(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime's CPU provider lacks operators of it."""
+    return any(needs_expansion(node) for node in model.graph.node)
 
 
 def open_drawer(folder: PipelineFolder, place: Place) -> TextToImage:

@@ -30,8 +30,8 @@ SKIPPED = ("safety_checker",)
 """No part of the generation; no pass is made for it."""
 
 ROUNDED = (
-    "fp16 on the CPU: ONNX Runtime rounds where a node ends in fp16 and keeps fp32 in between, so values that overflow "
-    "on a GPU may pass here; verify there too"
+    "fp16 on the CPU: a graph made for a GPU is rounded here wherever a GPU stores a result, one made for the CPU "
+    "where ONNX Runtime does, which keeps fp32 in between; what a GPU's kernels do inside shows only there"
 )
 
 
