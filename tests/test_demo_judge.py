@@ -149,6 +149,15 @@ def test_a_picture_of_nothing_is_wrong(kind: str) -> None:
         assert not judge(image, parse(f"a red {shape} on white")).right
 
 
+def test_a_colour_without_a_name_is_none() -> None:
+    image = draw(Scene("white", (Thing("circle", "green", 30, 30, 12),)))
+    swapped = np.where((image == 255).all(-1, keepdims=True), image, np.array([120, 90, 60], np.uint8))
+    (seen,) = look(swapped)[1]
+    assert (seen.shape, seen.colour) == ("circle", None)
+    assert not judge(swapped, parse("a red circle")).colours
+    assert look(np.full((64, 64, 3), (200, 60, 140), np.uint8)) == (None, [])
+
+
 def test_specks_do_not_count_and_touching_corners_are_one() -> None:
     image = draw(PAIR)
     image[2:5, 2:5] = 0
