@@ -16,11 +16,9 @@ from sdort.demo.score import PAIR_BAR, SINGLE_BAR, score
 # None of these is held out; small enough a list for every run of the tests.
 PROMPTS = (
     "a large red circle on white",
-    "a large green square in the center on white",
     "a blue ring on beige",
     "a yellow star on navy",
     "a purple triangle on gray",
-    "a large orange diamond on black",
 )
 
 
@@ -109,7 +107,7 @@ def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
 
 
 def test_it_draws_what_prompts_ask_for(tmp_path: Path) -> None:
-    """Ten steps: enough for one shape, and seconds on any machine."""
+    """Eight steps: enough for one shape, and seconds on any machine."""
     import torch
     from diffusers import StableDiffusionPipeline
 
@@ -121,7 +119,7 @@ def test_it_draws_what_prompts_ask_for(tmp_path: Path) -> None:
     pipeline.set_progress_bar_config(disable=True)
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(PROMPTS))]
     drawn = pipeline(
-        list(PROMPTS), guidance_scale=5.0, num_inference_steps=10, generator=generators, output_type="np"
+        list(PROMPTS), guidance_scale=5.0, num_inference_steps=8, generator=generators, output_type="np"
     ).images
     pictures = np.round(drawn * 255).astype(np.uint8)
     found = score(zip(PROMPTS, pictures, strict=True))
