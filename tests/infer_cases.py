@@ -263,6 +263,12 @@ z = com.microsoft.BiasAdd (x, b, x)
 y = com.microsoft.GroupNorm <groups = 2, activation = 1> (x, g, g)
 z, s = com.microsoft.SkipGroupNorm <groups = 2, activation = 0> (x, g, g, x)
 w = com.microsoft.SkipGroupNorm <groups = 2, activation = 0> (x, g, g, x, g)
+== sdort.GroupNorm of two
+(float[B, H, W, 8] x, float[B, H, W, 4] x2, float[12] g)
+y, s = sdort.GroupNorm <groups = 2, activation = 1, epsilon = 0.00001> (x, x2, g, g)
+== sdort.GroupNorm of one
+(float[B, H, W, 8] x, float[8] g, float[8] b)
+y, s = sdort.GroupNorm <groups = 2, activation = 0, epsilon = 0.00001> (x, "", g, g, x, b)
 == SkipLayerNormalization | vague: d m
 (float[B, S, 8] x, float[8] g)
 y, m, d, s = com.microsoft.SkipLayerNormalization (x, x, g, g, g)

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from sdort.loader import from_proto
 from sdort.model import Model
+from sdort.operators import OWN_DOMAIN
+from sdort.own_operators import PARAMETERS, make_function
 from sdort.passes.upgrade import set_opset
 from sdort.pipeline import count_operators
 from sdort.reference import expand
@@ -35,8 +37,12 @@ class Described(Weight):
 
 def parse(text: str, weights: Mapping[str, Array | Weight] | None = None, opset: int = 23) -> onnx.ModelProto:
     """The model of a graph text; ``weights`` are initializers that the text uses and does not declare."""
-    header = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
+    header = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1, "sdort": 1]>\n'
     model = parser.parse_model(header + text)
+    for own in [node for node in model.graph.node if node.domain == OWN_DOMAIN][:1]:
+        names = PARAMETERS[own.op_type][0]
+        form = frozenset(name for name, given in zip(names, own.input, strict=False) if given)
+        model.functions.append(make_function(own.op_type, form, opset))
     for index, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}.{index}"
     for name, values in (weights or {}).items():
