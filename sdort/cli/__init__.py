@@ -29,7 +29,8 @@ Examples:
 \b
 Exit codes:
   0 done           3 bad model       5 failed parity     7 output not writable
-  2 usage error    4 missed fusion   6 missing provider  130 interrupted, 1 anything else
+  2 usage error    4 missed fusion   6 missing provider  8 slower than before (bench --compare)
+  130 interrupted  1 anything else
 
 \b
 Shell completion (bash; also zsh and fish):

@@ -86,8 +86,8 @@ def command(
     """Draw images from text with an ONNX pipeline.
 
     PIPELINE is a folder from sdort export or sdort optimize, from optimum, or from diffusers' conversion script. The
-    generation parameters are stored in each PNG. An image with NaN pixels or of one colour is an error and is not
-    written.
+    generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that
+    still has NaN pixels or one colour is an error and is not written.
     """
     import secrets
 
