@@ -50,7 +50,7 @@ class Decoder:
 
     Args:
         config: the autoencoder's.
-        tiling, slicing: as asked; None decides by free memory.
+        factor: pixels a latent along each side.
     """
 
     def __init__(self, session: Session, config: dict[str, Any], factor: int) -> None:

@@ -62,7 +62,6 @@ PROVIDER = Provider(
     ep="CUDAExecutionProvider",
     library="libonnxruntime_providers_cuda.so",
     device="cuda",
-    torch_device="cuda",
     graph={"enable_cuda_graph": "1"},
     vendor="nvidia",
     needs="Install the CUDA and cuDNN libraries that this onnxruntime-gpu was built for "

@@ -71,7 +71,6 @@ PROVIDER = Provider(
     library="libonnxruntime_providers_migraphx.so",
     # Its memory belongs to vendor AMD, which IOBinding.bind_output cannot name, so tensors pass through host memory.
     device=None,
-    torch_device=None,
     tuning={"migraphx_exhaustive_tune": "1"},
     no_graph="MIGraphX runs its compiled program itself and has no option for a graph",
     vendor="amd",

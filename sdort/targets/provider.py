@@ -60,7 +60,7 @@ class Provider:
     """One execution provider of ONNX Runtime.
 
     ``device`` is the name that ONNX Runtime's Python API gives to the provider's memory, None where inputs and
-    outputs stay in host memory; ``torch_device`` is torch's name for the same device.
+    outputs stay in host memory.
     """
 
     name: str
@@ -68,7 +68,6 @@ class Provider:
     library: str | None = None
     """The file in ONNX Runtime's package that has it, None where it is built in."""
     device: str | None = None
-    torch_device: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     """Set on every run."""
     tuning: Mapping[str, str] = field(default_factory=dict)

@@ -55,7 +55,6 @@ PROVIDER = Provider(
     ep="ROCMExecutionProvider",
     library="libonnxruntime_providers_rocm.so",
     device="cuda",  # the Python API of a ROCm build names its memory so
-    torch_device="cuda",
     options={"tunable_op_enable": "1"},
     tuning={
         "tunable_op_tuning_enable": "1",
