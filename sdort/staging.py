@@ -68,7 +68,7 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written.
     """
     for leftover in _leftovers(path):
-        if leftover.is_file() and _is_abandoned(leftover, 0):
+        if leftover.is_file() and is_abandoned(leftover, 0):
             leftover.unlink(missing_ok=True)
     stage, descriptor = _open_stage(path)
     with open(descriptor, "wb") as file:
@@ -168,7 +168,7 @@ def _make_stage(out: Path) -> tuple[Path, int]:
 def _recover(out: Path) -> None:
     """Clean up after runs for the same ``out`` that were killed."""
     for leftover in _leftovers(out):
-        if not _is_abandoned(leftover, os.O_DIRECTORY):
+        if not is_abandoned(leftover, os.O_DIRECTORY):
             continue
         if "sdort-old-" in leftover.name and not out.exists():
             with suppress(OSError):
@@ -177,7 +177,12 @@ def _recover(out: Path) -> None:
             _remove(leftover)
 
 
-def _is_abandoned(stage: Path, kind: int) -> bool:
+def is_abandoned(stage: Path, kind: int) -> bool:
+    """Whether the process that holds the lock on ``stage`` is gone.
+
+    Args:
+        kind: flags for opening it: ``os.O_DIRECTORY`` for a folder, 0 for a file.
+    """
     try:
         descriptor = os.open(stage, os.O_RDONLY | os.O_NOFOLLOW | kind)
     except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,16 @@ def save(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Pretends that these distributions, and no others, are installed."""
+    flavours.import_onnxruntime.cache_clear()
 
     def pretend(**versions: str) -> None:
         found = {name.replace("_", "-"): version for name, version in versions.items()}
         monkeypatch.setattr(flavours, "installed_version", found.get)
 
-    return pretend
+    yield pretend
+    flavours.import_onnxruntime.cache_clear()
 
 
 def on_cpu(path: Path, component: str = "unet") -> Session:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -74,8 +75,9 @@ def flavour() -> Flavour:
     return found[0]
 
 
+@cache
 def import_onnxruntime() -> Any:
-    """The ``onnxruntime`` module, after checking that exactly one distribution provides it.
+    """The ``onnxruntime`` module, after checking, once, that exactly one distribution provides it.
 
     Raises:
         ProviderError: none or several are installed, or the installed one does not import.

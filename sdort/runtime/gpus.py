@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sdort.runtime.system import System
@@ -30,23 +31,25 @@ def amd_gpus(system: System) -> list[Gpu]:
     """AMD GPUs in the order in which ROCm numbers them: that of the driver's nodes with compute units."""
     names = _marketing_names(system)
     found: list[Gpu] = []
+    for node, architecture, properties in _amd_nodes(system):
+        name = names[len(found)] if len(found) < len(names) else _product_name(system, properties)
+        found.append(Gpu("amd", name or "AMD GPU", architecture, _memory(system, node, properties)))
+    return found
+
+
+def _amd_nodes(system: System) -> Iterator[tuple[str, str, dict[str, int]]]:
+    """Name, architecture and properties of the driver's nodes that are no processors, in ROCm's order."""
     for node in sorted(system.glob(f"{_KFD}/*"), key=lambda path: int(path.name) if path.name.isdecimal() else 0):
         properties = _numbers(system.text(f"{_KFD}/{node.name}/properties") or "")
         architecture = gfx_name(properties.get("gfx_target_version", 0))
-        if architecture is None:  # a processor
-            continue
-        name = names[len(found)] if len(found) < len(names) else _product_name(system, properties)
-        found.append(Gpu("amd", name or "AMD GPU", architecture, _memory(system, node.name, properties)))
-    return found
+        if architecture is not None:
+            yield node.name, architecture, properties
 
 
 def amd_memory(system: System) -> list[int]:
     """Free bytes of each GPU's own memory, as the driver counts them, in the order of :func:`amd_gpus`."""
     free = []
-    for node in sorted(system.glob(f"{_KFD}/*"), key=lambda path: int(path.name) if path.name.isdecimal() else 0):
-        properties = _numbers(system.text(f"{_KFD}/{node.name}/properties") or "")
-        if gfx_name(properties.get("gfx_target_version", 0)) is None:
-            continue
+    for _, _, properties in _amd_nodes(system):
         told = [system.text(f"{_device(properties)}/mem_info_vram_{kind}") or "" for kind in ("total", "used")]
         if not all(text.isdecimal() for text in told):
             return []

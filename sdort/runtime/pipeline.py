@@ -23,7 +23,7 @@ from sdort.runtime.loop import Batch, Loop, condition_width
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.prompt import load_tokenizer, tokenize
 from sdort.runtime.providers import Provider, RuntimeOptions
-from sdort.runtime.recurrence import find_recurrence
+from sdort.runtime.recurrence import Recurrence, find_recurrence
 from sdort.runtime.request import Request, check_request, check_side, check_text_to_image
 from sdort.runtime.schedulers import load_scheduler
 from sdort.runtime.session import Session, open_session, static_size
@@ -98,9 +98,11 @@ class TextToImage:
         embeddings = self._guarded("text_encoder", lambda: [self._encode(prompt) for prompt in prompts])
         self.timings.encode = time.perf_counter() - started
         seeds = [request.seed + index for index in range(request.num_images)]
+        recurrence = find_recurrence(partial(self._scheduler, request))
         for first in range(0, len(seeds), request.images_at_once):
             some = seeds[first : first + request.images_at_once]
-            latents = self._denoised(request, embeddings, some, (height, width), on_step)
+            draw = partial(self._draw, request, recurrence, embeddings, some, (height, width))
+            latents = self._denoised(draw, on_step)
             yield from self._decode(latents, request, some)
 
     def _guidance(self, request: Request) -> float | None:
@@ -114,30 +116,23 @@ class TextToImage:
             return work()
         return self.guard.run(component, work, lambda arrays: next(filter(None, map(dead, arrays)), None))
 
-    def _denoised(
-        self,
-        request: Request,
-        embeddings: list[Array],
-        seeds: list[int],
-        size: tuple[int, int],
-        on_step: Callable[[float], None],
-    ) -> Array:
-        """:meth:`_draw`, again in a safer precision if an image's latents are dead."""
+    def _denoised(self, draw: Callable[[Callable[[float], None]], Array], on_step: Callable[[float], None]) -> Array:
+        """What ``draw`` gives, which is told ``on_step``; again in a safer precision if an image's latents are dead."""
         advanced = [0.0]
 
         def advance(amount: float) -> None:
             advanced[0] += amount
             on_step(amount)
 
-        def draw() -> list[Array]:
+        def again() -> list[Array]:
             if advanced[0]:
                 on_step(-advanced[0])
                 advanced[0] = 0.0
             if self.loop.unet is not self.sessions["unet"]:
                 self.loop = Loop(self.sessions["unet"])
-            return list(self._draw(request, embeddings, seeds, size, advance))
+            return list(draw(advance))
 
-        return np.stack(self._guarded("unet", draw))
+        return np.stack(self._guarded("unet", again))
 
     def _encode(self, prompt: str) -> Array:
         """Text embeddings [1, tokens, width]."""
@@ -148,6 +143,7 @@ class TextToImage:
     def _draw(
         self,
         request: Request,
+        recurrence: Recurrence | None,
         embeddings: list[Array],
         seeds: list[int],
         size: tuple[int, int],
@@ -162,15 +158,14 @@ class TextToImage:
         batch = Batch(len(embeddings), len(seeds), latent)
         # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        make = partial(self._scheduler, request)
-        recurrence = find_recurrence(make)
         noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
         unet = self.sessions["unet"]
         width = condition_width(unet)
         condition = None if width is None else embed_guidance(request.guidance_scale, width)
         if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("this scheduler's steps go through the host")
-            latents, seconds = denoise(unet, make(), embeddings, noise, generators, scale, condition, on_step)
+            scheduler = self._scheduler(request)
+            latents, seconds = denoise(unet, scheduler, embeddings, noise, generators, scale, condition, on_step)
         else:
             later = [
                 randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)

@@ -62,6 +62,12 @@ class Binding:
         return {spec.name: value for spec, value in zip(self.session.outputs, values, strict=True)}
 
 
+def _quiet_settings() -> Any:
+    settings = import_onnxruntime().RunOptions()
+    settings.log_severity_level = FATAL
+    return settings
+
+
 class Session:
     """An open model. ``provider`` is what really runs it, after any fallback."""
 
@@ -74,10 +80,7 @@ class Session:
         self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs()}
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         # A session that was opened to log its placement would log every step of every run too.
-        # Kept: to import it anew looks through all installed packages, which takes longer than a step of a graph.
-        self._runtime = import_onnxruntime()
-        self._quiet = self._runtime.RunOptions()
-        self._quiet.log_severity_level = FATAL
+        self._quiet = _quiet_settings()
         self._graphs: dict[int, Any] = {}
 
     def _spec(self, arg: Any) -> TensorSpec:
@@ -125,8 +128,7 @@ class Session:
 
     def _recorded(self, graph: int) -> Any:
         if graph not in self._graphs:
-            self._graphs[graph] = self._runtime.RunOptions()
-            self._graphs[graph].log_severity_level = FATAL
+            self._graphs[graph] = _quiet_settings()
             self._graphs[graph].add_run_config_entry("gpu_graph_id", str(graph))
         return self._graphs[graph]
 
@@ -140,7 +142,7 @@ class Session:
 
     def upload(self, value: Array) -> Any:
         """``value`` as an ``OrtValue`` in the provider's memory; on the CPU it shares the array's memory."""
-        make = self._runtime.OrtValue.ortvalue_from_numpy
+        make = import_onnxruntime().OrtValue.ortvalue_from_numpy
         return self.guard(lambda: make(np.asarray(value, order="C"), *self.memory))
 
     def download(self, value: Any) -> Array:

@@ -86,7 +86,7 @@ def seal(folder: Path, key: Key, first_run_s: float | None = None) -> None:
     text = json.dumps(body | {"sha256": _digest(body)}, indent=1, sort_keys=True)
     (folder / RECORD).write_text(text)
     for path in (*(folder / name for name in files), folder / RECORD, *_folders(folder)):
-        _sync(path)
+        sync(path)
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -194,7 +194,8 @@ def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or a folder's list of its files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

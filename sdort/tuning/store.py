@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError
-from sdort.staging import exchange
-from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal
+from sdort.staging import exchange, is_abandoned
+from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
 from sdort.tuning.key import Key
 
 _LOCK = ".lock"
@@ -165,7 +165,7 @@ class Store:
                     elif not exchange(stage, target):
                         target.rename(stage.with_name(f"old-{stage.name}"))
                         stage.rename(target)
-                _sync(self.folder)
+                sync(self.folder)
             except OSError as error:
                 raise self._refused(error) from error
 
@@ -184,7 +184,7 @@ class Store:
     def clean(self) -> None:
         """Remove what killed processes left behind."""
         for path in self.folder.glob(".new-*"):
-            if is_abandoned(path):
+            if is_abandoned(path, os.O_DIRECTORY):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _refused(self, error: OSError) -> OutputError:
@@ -192,21 +192,6 @@ class Store:
             f"cannot keep tuning results in {self.folder}: {error.strerror or error}",
             hint="Free space there or make it writable, or name another cache folder with XDG_CACHE_HOME.",
         )
-
-
-def is_abandoned(folder: Path) -> bool:
-    """Whether the process that holds the lock on ``folder`` is gone."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def age(bundle: Bundle) -> float:
@@ -220,13 +205,5 @@ def _locked(descriptor: int, kind: int) -> Iterator[None]:
         with suppress(OSError):  # a file system without locks: renames alone then keep bundles whole
             fcntl.flock(descriptor, kind)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

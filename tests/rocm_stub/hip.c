@@ -39,8 +39,8 @@ static hipError_t failure(const char* function) {
 }
 #define MAY_FAIL() do { const hipError_t code = failure(__func__); if (code) return code; } while (0)
 
-static FILE* open_log(void) {
-    const char* path = getenv("SDORT_STUB_LOG");
+static FILE* open_log(const char* variable) {
+    const char* path = getenv(variable);
     return path ? fopen(path, "a") : NULL;
 }
 
@@ -109,8 +109,7 @@ hipError_t hipMemGetInfo(size_t* available, size_t* total) {
 }
 static void log_copy(size_t size, int kind) {
     static const char* const kinds[] = {"host to host", "host to device", "device to host", "device to device", "any"};
-    const char* path = getenv("SDORT_STUB_COPIES");
-    FILE* log = path ? fopen(path, "a") : NULL;
+    FILE* log = open_log("SDORT_STUB_COPIES");
     if (!log) return;
     fprintf(log, "{\"call\": \"copy\", \"kind\": \"%s\", \"bytes\": %zu}\n", kinds[kind < 0 || kind > 4 ? 4 : kind], size);
     fclose(log);
@@ -156,8 +155,7 @@ hipError_t hipGetStreamDeviceId(void* stream) { (void)stream; return 0; }
 
 // Graphs: what is recorded runs at once, a replay does nothing but leave a line among the copies.
 static hipError_t log_graph(const char* call) {
-    const char* path = getenv("SDORT_STUB_COPIES");
-    FILE* log = path ? fopen(path, "a") : NULL;
+    FILE* log = open_log("SDORT_STUB_COPIES");
     if (log) {
         fprintf(log, "{\"call\": \"%s\"}\n", call);
         fclose(log);
@@ -201,7 +199,7 @@ static const char* architecture_of(const unsigned char* image) {
 
 hipError_t hipModuleLoadData(void** module, const unsigned char* image) {
     MAY_FAIL();
-    FILE* log = open_log();
+    FILE* log = open_log("SDORT_STUB_LOG");
     if (log) {
         fprintf(log, "{\"call\": \"hipModuleLoadData\", \"architecture\": \"%s\"}\n", architecture_of(image));
         fclose(log);
@@ -224,7 +222,7 @@ hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_
     if (params || !extra || extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4] != (void*)3) return 1;
     const unsigned char* args = extra[1];
     const size_t size = *(const size_t*)extra[3];
-    FILE* log = open_log();
+    FILE* log = open_log("SDORT_STUB_LOG");
     if (log) {
         fprintf(log, "{\"call\": \"hipModuleLaunchKernel\", \"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], "
                 "\"lds\": %u, \"stream\": %s, \"args\": \"", (const char*)function, grid_x, grid_y, grid_z, block_x, block_y,
