@@ -50,8 +50,8 @@ class WriteReport:
     tensors: int = 0
     """Weights in the data file."""
     seconds: float = 0.0
-    sha256: str | None = None
-    """Of the data file, if it was asked for."""
+    xxh128: str | None = None
+    """The data file's XXH3 hash, if it was asked for."""
     overflow_counts: dict[str, int] = field(default_factory=dict)
     """Initializer -> how many finite values became infinite when they were rounded to float16."""
 
@@ -70,7 +70,7 @@ def save_model(
         model: left as it is; its weights are evaluated one at a time.
         path: the ``.onnx`` file. Existing files are replaced only when everything is written.
         advance: called with the number of data bytes just written.
-        checksum: also compute the data file's SHA-256, while it is being written.
+        checksum: also compute the data file's XXH3 hash, while it is being written.
         sync: wait until the bytes are on the disk.
 
     Raises:
@@ -160,7 +160,7 @@ def _write_data(
                     digest.extend(finished.add(blob))
         if sync:
             os.fsync(descriptor)
-        report.sha256 = digest.hexdigest() if checksum else None
+        report.xxh128 = digest.hexdigest() if checksum else None
 
 
 class _Beginning:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import xxhash
 from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
 from pipelines import Exported, export_family, locked, run_onnx, trace_folder
@@ -229,9 +230,9 @@ def test_manifest_tells_hashes_shapes_and_versions(exports: Callable[[str], Expo
     assert (manifest["opset"], manifest["static"]) == (23, None)
     assert set(manifest["versions"]) == {"sdort", "torch", "diffusers", "transformers", "onnx"}
     for name, component in manifest["components"].items():
-        for file, digest in component["sha256"].items():
-            assert hashlib.sha256((exported.out / name / file).read_bytes()).hexdigest() == digest
-        assert set(component["sha256"]) == {"model.onnx", "model.onnx.data"}
+        for file, digest in component["xxh128"].items():
+            assert xxhash.xxh3_128_hexdigest((exported.out / name / file).read_bytes()) == digest
+        assert set(component["xxh128"]) == {"model.onnx", "model.onnx.data"}
     unet = manifest["components"]["unet"]
     assert unet["inputs"][0] == {"name": "sample", "dtype": "float32", "dims": ["batch_size", 4, "height", "width"]}
     assert unet["parameters"] == sum(parameter.numel() for parameter in exported.load("unet").parameters())

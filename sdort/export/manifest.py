@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -35,8 +34,8 @@ class ComponentReport:
     seconds: float
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    sha256: dict[str, str] = field(default_factory=dict)
-    """File name -> its SHA-256."""
+    xxh128: dict[str, str] = field(default_factory=dict)
+    """File name -> its XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
 
 
 @dataclass
@@ -109,8 +108,3 @@ def copy_processors(source: Source, folder: Path) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file as diffusers does, indented by two."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file that fits into memory."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

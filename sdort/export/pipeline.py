@@ -20,12 +20,12 @@ from sdort.export.manifest import (
     ComponentReport,
     ExportReport,
     copy_processors,
-    file_sha256,
     write_index,
     write_json,
     write_manifest,
 )
 from sdort.export.source import Source, open_source, plan, read_config
+from sdort.file_hash import hash_file
 from sdort.loader import from_proto
 from sdort.model import Model
 from sdort.passes.upgrade import to_target_opset
@@ -148,10 +148,10 @@ def _export_component(
         seconds,
         component.inputs,
         component.outputs,
-        {path.name: file_sha256(path)},
+        {path.name: hash_file(path)},
     )
-    if written.data_path and written.sha256:
-        report.sha256[written.data_path.name] = written.sha256
+    if written.data_path and written.xxh128:
+        report.xxh128[written.data_path.name] = written.xxh128
     return report
 
 
