@@ -32,8 +32,7 @@ def before_model(fusion: Fusion, index: int, rng: np.random.Generator) -> onnx.M
         if kind.kind == "i" or isinstance(sizes.get(name), str):
             initializers.append(numpy_helper.from_array(_given(sizes, name, kind), name))
         else:
-            dtype = helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[kind.kind]))
-            inputs.append(helper.make_tensor_value_info(name, dtype, _dims(sizes, name, kind)))
+            inputs.append(helper.make_tensor_value_info(name, _onnx_type(kind), _dims(sizes, name, kind)))
     for name in pattern.constants:
         initializers.append(numpy_helper.from_array(_constant(pattern, sizes, name, rng), name))
     nodes = [
@@ -45,7 +44,7 @@ def before_model(fusion: Fusion, index: int, rng: np.random.Generator) -> onnx.M
     ]  # fmt: skip
     outputs = [onnx.ValueInfoProto(name=n) for n in pattern.outputs]
     for value in outputs:
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        value.type.tensor_type.elem_type = _onnx_type(pattern.types[value.name])
     graph = helper.make_graph(nodes, "before", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -55,6 +54,10 @@ def feeds(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, np.ndar
     """Fresh random inputs."""
     shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _onnx_type(kind: TensorType) -> int:
+    return helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[kind.kind]))
 
 
 def _dims(sizes: dict[str, Any], name: str, kind: TensorType) -> list[int]:

@@ -103,6 +103,18 @@ b = Relu (y)
 (float[B, S] x) <int64[1] a = {1}, int64[2] b = {0, -1}>
 y = Unsqueeze (x, a)
 z = Unsqueeze (x, b)
+== GatherND
+(float[B, S, 8] x) <int64[3, 2] i = {0, 1, 0, 0, 0, 2}, int64[1, 1] j = {0}>
+y = GatherND (x, i)
+z = GatherND (x, j)
+== GatherND in a batch
+(float[B, S, 8] x, int64[B, S] k) <int64[1] one = {1}>
+i = ArgMax <axis = -1, keepdims = 1> (k)
+y = GatherND <batch_dims = 1> (x, i)
+== TopK
+(int64[B, S] x, float[B, 4, S] y) <int64[1] one = {1}, int64[1] two = {2}>
+a, b = TopK (x, one)
+c, d = TopK <axis = 1> (y, two)
 == Squeeze
 (float[B, 1, S, 1] x) <int64[2] a = {1, 3}, int64[1] b = {-1}>
 y = Squeeze (x, a)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import rocm_stub
+from exports import Case
 from test_architectures import traced
+from test_matrix import optimized
 
 from sdort.loader import from_proto
 from sdort.model import Model
 from sdort.pipeline import Options, optimize_model
-from sdort.runtime.placement import SHAPE_OPERATORS, parse_placement
+from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement
 from sdort.runtime.providers import ROCM, RuntimeOptions, provider_options
 from sdort.serialize import serialize
 from sdort.targets import load_target
 from sdort.weights import Array, Weight
+from sdort.writer import save_model
 
 SCRIPT = """
 import json, sys
@@ -31,8 +35,8 @@ session = onnxruntime.InferenceSession(sys.argv[1], options, providers=providers
 print(json.dumps(session.get_provider_options()["ROCMExecutionProvider"]))
 """
 
-ON_CPU = SHAPE_OPERATORS - {"MemcpyFromHost", "MemcpyToHost"}
-"""Arithmetic on sizes, whose results are needed there; and ArgMax over CLIP's token ids."""
+ON_CPU = SHAPE_OPERATORS - set(COPIES)
+"""Arithmetic on sizes, whose results are needed there."""
 
 
 class Zeros(Weight):
@@ -65,24 +69,32 @@ def write_sparse(model: Model, path: Path) -> None:
         file.truncate(longest)
 
 
-@pytest.mark.parametrize("name", ["sd15", "sdxl", "vae_decoder", "vae_encoder", "clip_l"])
+def placed_by_rocm(path: Path) -> dict[str, Counter[str]]:
+    """Operators by provider; the options that sdort sets arrive."""
+    asked = provider_options(ROCM, RuntimeOptions("rocm", tuning=True))
+    done = rocm_stub.runtime().run(SCRIPT, str(path), json.dumps(asked))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert asked.items() <= json.loads(done.stdout).items()
+    return parse_placement(done.stderr)
+
+
+def check_placement(placed: dict[str, Counter[str]]) -> None:
+    assert set(placed) <= {"ROCMExecutionProvider", "CPUExecutionProvider"}
+    assert sum(placed["ROCMExecutionProvider"][copy] for copy in COPIES) == 0
+    on_cpu = placed.get("CPUExecutionProvider", Counter())
+    assert set(on_cpu) <= ON_CPU, on_cpu
+
+
+@pytest.mark.parametrize(
+    "name", ["sd15", "sdxl", "vae_decoder", "vae_encoder", "clip_l", "openclip_h", "openclip_bigg"]
+)
 def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -> None:
     model = zero_model(name)
     optimize_model(model, Options(load_target("rocm"), fp16=True))
     write_sparse(model, tmp_path / "model.onnx")
-    asked = provider_options(ROCM, RuntimeOptions("rocm", tuning=True))
-    done = rocm_stub.runtime().run(SCRIPT, str(tmp_path / "model.onnx"), json.dumps(asked))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert asked.items() <= json.loads(done.stdout).items()
-    placed = parse_placement(done.stderr)
-    on_gpu, on_cpu = placed["ROCMExecutionProvider"], placed.get("CPUExecutionProvider", Counter())
-    assert set(placed) <= {"ROCMExecutionProvider", "CPUExecutionProvider"}
-    copies = on_gpu["MemcpyFromHost"] + on_gpu["MemcpyToHost"]
-    # CLIP looks for the end of the prompt with an ArgMax over integers, which ROCm has no kernel for: three numbers
-    # a prompt travel. Nothing else does.
-    assert copies == (3 if on_cpu["ArgMax"] else 0)
-    assert bool(on_cpu["ArgMax"]) == (name == "clip_l")
-    assert set(on_cpu) <= ON_CPU, on_cpu
+    placed = placed_by_rocm(tmp_path / "model.onnx")
+    check_placement(placed)
+    on_gpu = placed["ROCMExecutionProvider"]
     if name == "sd15":
         counted = {operator: on_gpu[operator] for operator in ("NhwcConv", "MultiHeadAttention", "BiasSplitGelu")}
         assert counted == {"NhwcConv": 98, "MultiHeadAttention": 32, "BiasSplitGelu": 16}
@@ -90,3 +102,19 @@ def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -
     if name == "sdxl":
         counted = {operator: on_gpu[operator] for operator in ("MultiHeadAttention", "BiasSplitGelu")}
         assert counted == {"MultiHeadAttention": 140, "BiasSplitGelu": 70}
+
+
+TEXTS = [
+    *(Case("clip", exporter) for exporter in ("ts14", "dy18", "dy23raw")),
+    *(Case("openclip", exporter) for exporter in ("ts17", "dy23")),
+    *(Case("text2", exporter) for exporter in ("ts14", "dy23")),
+    *(Case("openclip", exporter, dynamic=False) for exporter in ("ts17", "dy18")),
+]
+"""Both of CLIP's ways to find the end of the prompt, as every exporter writes them."""
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=str)
+def test_text_encoders_of_every_exporter(exported: Callable[[Case], Path], case: Case, tmp_path: Path) -> None:
+    model = optimized(exported, case, "rocm", fp16=True)[0]
+    save_model(model, tmp_path / "model.onnx")
+    check_placement(placed_by_rocm(tmp_path / "model.onnx"))

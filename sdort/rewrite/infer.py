@@ -385,6 +385,25 @@ def _gather(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     return [Fact(data.dtype, shape, value)]
 
 
+@rule("GatherND")
+def _gather_nd(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    data, index = facts
+    if data.shape is None or index.shape is None or not isinstance(index.shape[-1], int):
+        return [Fact(data.dtype)]
+    indexed = node.attrs.get("batch_dims", 0) + index.shape[-1]
+    return [Fact(data.dtype, index.shape[:-1] + data.shape[indexed:])]
+
+
+@rule("TopK")
+def _top_k(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    data, count = facts
+    shape: Shape | None = None
+    if data.shape is not None and count.value is not None:
+        axis = node.attrs.get("axis", -1) % len(data.shape)
+        shape = (*data.shape[:axis], *count.value, *data.shape[axis + 1 :])
+    return [Fact(data.dtype, shape), Fact(INT64, shape)]
+
+
 @rule("Concat")
 def _concat(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     shapes = [f.shape for f in facts if f.shape is not None]

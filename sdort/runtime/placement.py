@@ -21,12 +21,11 @@ from sdort.runtime.providers import CPU, Provider
 _PLACED = re.compile(r"(?:Node\(s\)|All nodes) placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE = re.compile(r"VerifyEachNodeIsAssignedToAnEp\]\s+(\w+) \(")
 
-# ONNX Runtime keeps small integer arithmetic on shapes on the CPU on purpose: its results are needed there. ArgMax
-# looks for the end of the prompt among CLIP's token ids, integers that GPU providers have no kernel for. The log has
+# ONNX Runtime keeps small integer arithmetic on shapes on the CPU on purpose: its results are needed there. The log has
 # no dtypes, so these operators pass on any; every GPU provider has them for floats.
 # fmt: off
 SHAPE_OPERATORS = frozenset([
-    "Add", "And", "ArgMax", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal",
+    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal",
     "Expand", "Floor", "Gather", "Greater", "Identity", "Less", "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod",
     "Mul", "Neg", "Not", "Or", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze",
     "Sub", "Unsqueeze", "Where",

@@ -1,6 +1,13 @@
 """onnxruntime-gpu, CUDA execution provider."""
 
-from sdort.targets.kernels import bias_split_gelu, group_norm, group_norm_of_two, multi_head_attention, nhwc_conv
+from sdort.targets.kernels import (
+    argmax_of_floats,
+    bias_split_gelu,
+    group_norm,
+    group_norm_of_two,
+    multi_head_attention,
+    nhwc_conv,
+)
 from sdort.targets.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of
 from sdort.targets.target import Target, any_form
 
@@ -25,6 +32,7 @@ TARGET = Target(
         "SkipLayerNormalization": any_form,
     },
     own={"GroupNorm": group_norm_of_two},
+    forms={"ArgMax": argmax_of_floats},
 )
 
 # What onnxruntime-gpu 1.31.1's own get_provider_options() returns, and one that it takes and does not return.

@@ -68,3 +68,11 @@ def unpacked_attention(view: NodeView) -> str | None:
     if not view.has(2):
         return "MultiHeadAttention takes no packed inputs"
     return None
+
+
+def argmax_of_floats(view: NodeView) -> str | None:
+    """Of integers neither GPU provider has one. Of equal ones the last, no provider has another operator for."""
+    dtype = view.editor.dtype(view.node.inputs[0])
+    if dtype is not None and dtype.kind in "iu" and not view.node.attrs.get("select_last_index"):
+        return f"ArgMax takes floats only, these are {dtype}"
+    return None

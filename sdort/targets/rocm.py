@@ -4,7 +4,14 @@ Opset 18: the library registers Resize and Pad up to version 18 only, so at a la
 the CPU; it loads IR version 10 at most.
 """
 
-from sdort.targets.kernels import attention_on_rocm, bias_split_gelu, group_norm, group_norm_of_two, nhwc_conv
+from sdort.targets.kernels import (
+    argmax_of_floats,
+    attention_on_rocm,
+    bias_split_gelu,
+    group_norm,
+    group_norm_of_two,
+    nhwc_conv,
+)
 from sdort.targets.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of
 from sdort.targets.target import Target, any_form
 
@@ -29,6 +36,7 @@ TARGET = Target(
         "SkipLayerNormalization": any_form,
     },
     own={"GroupNorm": group_norm_of_two},
+    forms={"ArgMax": argmax_of_floats},
 )
 
 # What onnxruntime-rocm 1.22.2.post3's own get_provider_options() returns.

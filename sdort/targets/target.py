@@ -57,6 +57,7 @@ class Target:
         own: operators of sdort's own domain and the forms in which the provider can run their function bodies.
         missing: standard operators that it does not have.
         only: where not empty, the only standard operators that it has.
+        forms: standard operators that it has in some forms only, and those.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Target:
     own: Mapping[str, Condition] = field(default_factory=dict)
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
     only: frozenset[str] = field(default_factory=frozenset)
+    forms: Mapping[str, Condition] = field(default_factory=dict)
 
     def without(self, *operators: str) -> Target:
         """The same target, as if it had no kernels for these com.microsoft operators."""
@@ -89,4 +91,5 @@ class Target:
             return f"{self.name} has no kernels of domain {node.domain}"
         if node.op in self.missing or (self.only and node.op not in self.only):
             return f"{self.name} has no kernel for {node.op}"
-        return None
+        form = self.forms.get(node.op)
+        return form(NodeView(node, editor)) if form is not None and editor is not None else None
