@@ -79,7 +79,9 @@ def make_pipeline(folder: Path) -> Path:
         text_encoder=transformers.CLIPTextModel(text),
         tokenizer=transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer"),
         unet=diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768),
-        scheduler=diffusers.PNDMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"),
+        scheduler=diffusers.PNDMScheduler(
+            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
+        ),
         safety_checker=None, feature_extractor=None, requires_safety_checker=False,
     ).save_pretrained(folder)  # fmt: skip
     write_tokenizer(folder / "tokenizer")
