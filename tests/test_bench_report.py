@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from sdort.bench import bench as bench_module
-from sdort.bench import figures, roofline
+from sdort.bench import figures, roofline, roofline_worker
 from sdort.bench.ablation import Ablation, Stage, steps
 from sdort.bench.bench import Measurement, Picture
 from sdort.bench.cases import Case
@@ -29,7 +30,7 @@ from sdort.bench.roofline_plot import roofline as roofline_figure
 from sdort.bench.rows import Row
 from sdort.bench.theme import SERIES, THEMES, Theme, text_on
 from sdort.cli import cli
-from sdort.errors import UsageError
+from sdort.errors import ProviderError, UsageError
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import CPU, RuntimeOptions
 
@@ -294,6 +295,15 @@ def test_the_process_measures_nodes_and_roofs(tmp_path: Path, monkeypatch: pytes
     assert all(point.seconds > 0 and point.bytes > 0 and point.flops > 0 for point in found.points)
     assert found.bandwidth > 0
     assert found.peak > 0
+
+
+def test_the_roofline_s_process_asks_whether_its_provider_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("unet", 1, 64, 64)
+    task = {"path": "nowhere.onnx", "case": vars(case), "factor": 8, "provider": "cuda", "options": {}}
+    monkeypatch.setattr("sys.argv", ["worker", json.dumps(task)])
+    monkeypatch.setattr(roofline_worker, "why_not", lambda provider, options: f"{provider.name} has no driver")
+    with pytest.raises(ProviderError, match="cuda has no driver"):
+        roofline_worker.main()
 
 
 def test_on_the_cpu_a_sentence_stands_for_the_roofline() -> None:

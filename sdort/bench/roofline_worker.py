@@ -16,6 +16,8 @@ import numpy as np
 
 from sdort.bench.cases import make_feeds
 from sdort.bench.roofline import hot_nodes, task_of
+from sdort.errors import ProviderError
+from sdort.runtime.probe import why_not
 from sdort.runtime.profile import profile_run
 from sdort.runtime.providers import Provider, RuntimeOptions, provider_options
 from sdort.runtime.session import open_session
@@ -24,9 +26,16 @@ CALLS = 8
 
 
 def main() -> None:
-    """Answer one task on stdout."""
+    """Answer one task on stdout.
+
+    Raises:
+        ProviderError: the provider does not load.
+    """
     task = json.loads(sys.argv[1])
     case, provider, options = task_of(task)
+    reason = why_not(provider, options)  # it also loads the libraries that a GPU's provider needs
+    if reason:
+        raise ProviderError(reason)
     with tempfile.TemporaryDirectory() as folder:
         logged = replace(options, profile=str(Path(folder) / "profile"))
         session = open_session(Path(task["path"]), case.component, provider, logged)
