@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.run import announce
 from sdort.runtime.session import Session, open_session
 from sdort.tuning.hook import filling, results_of
-from sdort.tuning.plan import Item, Options, plan
+from sdort.tuning.plan import Item, Options, describe, plan
 from sdort.tuning.store import Store
 from sdort.tuning.work import work
 
@@ -38,6 +38,7 @@ NEW, KEPT, LEFT, FAILED = "new", "kept", "left", "failed"
 class Warmed:
     """What became of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
 
+    ``decodes`` says of the decoder which images these shapes decode, and whether whole, one by one or in tiles.
     ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, before anything of these shapes
     was kept and with it; both in this process, where the driver is already awake.
     """
@@ -48,9 +49,13 @@ class Warmed:
     width: int
     status: str
     bundle: str
+    decodes: list[str] = field(default_factory=list)
     before_s: float | None = None
     after_s: float | None = None
     problem: str | None = None
+
+    def __str__(self) -> str:
+        return describe(Case(self.component, self.batch, self.height, self.width), self.decodes)
 
 
 def warm(path: Path, options: Options, store: Store | None = None) -> list[Warmed]:
@@ -105,7 +110,7 @@ class _Warmer:
     def one(self, item: Item) -> Warmed:
         """Take one item. Whatever goes wrong in it costs that item alone, but for a cache that cannot be written."""
         case = item.case
-        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
+        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name, item.decodes)
         # Looked for now, not while planning: another process may have finished it meanwhile.
         kept = self.store.find(item.key)
         if kept:
@@ -182,15 +187,14 @@ class _Warmer:
 
     def tell(self, done: Warmed) -> None:
         """A line about an item, with what is to come."""
-        name = str(Case(done.component, done.batch, done.height, done.width))
         if done.status == FAILED:
-            warn(f"{name}: {done.problem}")
+            warn(f"{done}: {done.problem}")
         if done.status != NEW or done.before_s is None:
             return
         after = "" if done.after_s is None else f", with what is kept {done.after_s:.1f} s"
         left = self.remaining()
         rest = f"; {len(self.todo)} to go" + ("" if left is None else f", about {left:.0f} s") if self.todo else ""
-        say(f"{name}: first run {done.before_s:.1f} s{after}{rest}")
+        say(f"{done}: first run {done.before_s:.1f} s{after}{rest}")
 
 
 def found_so_far(session: Session, model: str) -> Any:
@@ -208,8 +212,7 @@ def refuse_failed(done: Sequence[Warmed]) -> None:
     """
     failed = [each for each in done if each.status == FAILED]
     if failed:
-        first = Case(failed[0].component, failed[0].batch, failed[0].height, failed[0].width)
         raise ProviderError(
-            f"{len(failed)} of {len(done)} did not run. The first: {first}: {failed[0].problem}",
+            f"{len(failed)} of {len(done)} did not run. The first: {failed[0]}: {failed[0].problem}",
             hint="What else was tuned is kept. Take smaller sizes or batches, or see the reason with -v.",
         )

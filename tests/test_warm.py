@@ -20,9 +20,9 @@ from click.testing import CliRunner, Result
 from tiny_pipeline import Tiny
 
 from sdort import console, warm
-from sdort.bench.cases import make_feeds
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
+from sdort.runtime import decode
 from sdort.runtime.folder import open_folder
 from sdort.runtime.pipeline import load_pipeline
 from sdort.runtime.providers import CPU, CUDA, MIGRAPHX, RuntimeOptions
@@ -30,7 +30,7 @@ from sdort.runtime.request import Request
 from sdort.runtime.session import Session, open_session
 from sdort.tuning import drawing, hook, plan, work
 from sdort.tuning.bundle import check_files
-from sdort.tuning.drawing import drawing_cases, feed_shapes, keep_drawn, model_inputs
+from sdort.tuning.drawing import drawing_cases, keep_drawn, model_inputs
 from sdort.tuning.key import make_key
 from sdort.tuning.machine import Machine
 from sdort.tuning.store import Store
@@ -41,6 +41,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 SIZES = "16x16,16x24"
 ITEMS = [("text_encoder", 1), ("unet", 2), ("vae_decoder", 1), ("unet", 4), ("vae_decoder", 2)]
 """Of the first size, with one and two images: a UNet runs with guidance."""
+
+
+ITEM_NAMES = sorted({name for name, _ in ITEMS})
 
 
 @pytest.fixture(scope="module")
@@ -288,14 +291,70 @@ def test_drawing_feeds_the_shapes_that_are_planned(
     list(drawer.generate(request))
     told: dict[str, set[Any]] = {name: set() for name in spies}
     monkeypatch.setattr(
-        drawing,
-        "keep_case",
-        lambda session, case, factor: told[session.component].add(
-            tuple(sorted(feed_shapes(make_feeds(case, session.inputs, factor)).items()))
-        ),
+        drawing, "keep_shapes", lambda session, shapes: told[session.component].add(tuple(sorted(shapes.items())))
     )
     keep_drawn(drawer, request)
     assert told == {name: spy.seen for name, spy in spies.items()}
+    if guidance > 1:
+        options = plan.Options(RuntimeOptions("cpu"), [(16, 24)], (images,))
+        planned = plan.plan(drawer.folder, options, CPU, options.runtime)
+        assert sorted(item.key.shapes for item in planned) == sorted(
+            shapes for spy in spies.values() for shapes in spy.seen
+        )
+
+
+WHOLE, ONE, TILES = "all at once", "image by image", "in tiles of 64 x 64 latents"
+AMPLE, TIGHT, NOTHING = 1 + 1e-5, 1 - 1e-5, 0.0
+"""Free memory as a share of what decoding all at once takes."""
+
+
+@pytest.mark.parametrize(
+    ("tiling", "slicing", "free", "form"),
+    [
+        (None, None, None, WHOLE),
+        (None, None, AMPLE, WHOLE),
+        (None, None, TIGHT, ONE),
+        (None, None, NOTHING, f"{ONE}, in tiles of 32 x 32 latents"),
+        (True, None, 9.0, TILES),
+        (True, True, None, f"{ONE}, {TILES}"),
+        (False, False, NOTHING, WHOLE),
+    ],
+)
+def test_the_decoder_is_warmed_up_as_it_will_decode(
+    tiling: bool | None,
+    slicing: bool | None,
+    free: float | None,
+    form: str,
+    tiny: Tiny,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = open_folder(tiny.onnx, ())
+    session = open_session(folder.models["vae_decoder"], "vae_decoder", CPU, RuntimeOptions("cpu"))
+    decoder, shape = decode.Decoder(session, folder.vae, folder.vae_factor), (2, 4, 72, 96)
+    left = None if free is None else int(decoder.bytes_for(shape, decode.Plan()) * free / decode.SHARE)
+    monkeypatch.setattr(decode, "free_memory", lambda *_: left)
+    weights = sum(file.stat().st_size for name in ITEM_NAMES for file in (tiny.onnx / name).iterdir())
+    monkeypatch.setattr(plan, "free_memory", lambda *_: None if left is None else left + weights)
+    size = 72 * folder.vae_factor, 96 * folder.vae_factor
+    options = plan.Options(RuntimeOptions("cpu"), [size], (2,), ["vae_decoder"], vae_tiling=tiling, vae_slicing=slicing)
+    (item,) = plan.plan(folder, options, CPU, options.runtime)
+    list(decoder.decode(np.zeros(shape, np.float32), decode.choose(decoder, shape, tiling, slicing)))
+    assert session.ran_on == {item.key.shapes}
+    assert item.decodes == [f"2 of {size[0]}x{size[1]} {form}"]
+
+
+def test_warm_says_which_form_was_warmed_up(tiny: Tiny) -> None:
+    """Tiles of one shape serve every larger image."""
+    asked = (tiny.onnx, "--component", "vae_decoder", "--size", "256x256,256x288,288x288", "--vae-tiling")
+    forms = [f"1 of {size} {how}" for size, how in (("256x256", WHOLE), ("256x288", TILES), ("288x288", TILES))]
+    result = invoke(*asked, "--json")
+    (told,) = json.loads(result.stdout)["items"]
+    assert (told["batch"], told["height"], told["width"], told["decodes"]) == (1, 256, 256, forms)
+    assert f"vae_decoder, batch 1, 256x256 ({'; '.join(forms)}): first run" in result.stderr
+    shown = invoke(*asked)
+    assert [form for form in forms if f"decodes {form}" not in shown.stdout] == []
+    result = invoke(*asked[:-1], "--no-vae-tiling", "--json")
+    assert [each["status"] for each in json.loads(result.stdout)["items"]] == ["kept", "new", "new"]
 
 
 @pytest.mark.parametrize("component", ["text_encoder", "unet", "vae_decoder"])

@@ -24,6 +24,28 @@ placement_option = click.option(
     help="Show which operators run on which execution provider, and how long.",
 )
 
+_DECODING = (
+    click.option(
+        "--vae-tiling/--no-vae-tiling",
+        default=None,
+        show_default="when memory asks for it",
+        help="Decode in overlapping tiles: large images in the memory of a small one.",
+    ),
+    click.option(
+        "--vae-slicing/--no-vae-slicing",
+        default=None,
+        show_default="when memory asks for it",
+        help="Decode several images one by one.",
+    ),
+)
+
+
+def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How to decode; the command gets ``vae_tiling`` and ``vae_slicing``, None where nothing is said."""
+    for option in reversed(_DECODING):
+        command = option(command)
+    return command
+
 
 def show_placement(found: Sequence[Placement], lines: Sequence[str]) -> None:
     """Print what :mod:`sdort.runtime.profile` found."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.options import placement_option, runtime_options, show_placement
+from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
 
 if TYPE_CHECKING:
     from sdort.runtime.providers import RuntimeOptions
@@ -41,18 +41,7 @@ Examples:
     show_default="the pipeline's own",
     help="A short name (ddim, pndm, lms, euler, euler-a, dpm++-2m, unipc, lcm, ...) or diffusers' class name.",
 )
-@click.option(
-    "--vae-tiling/--no-vae-tiling",
-    default=None,
-    show_default="when memory asks for it",
-    help="Decode in overlapping tiles: large images in the memory of a small one.",
-)
-@click.option(
-    "--vae-slicing/--no-vae-slicing",
-    default=None,
-    show_default="when memory asks for it",
-    help="Decode several images one by one.",
-)
+@decoding_options
 @runtime_options
 @placement_option
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sdort.cli.bench import Numbers, Sizes
-from sdort.cli.options import runtime_options
+from sdort.cli.options import decoding_options, runtime_options
 from sdort.cli.tuning import Duration
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ Examples:
     help="Only this (repeatable).",
 )
 @click.option("--budget", type=Duration(), help="Stop after this time: 90s, 30m, 2h. What is left is told.")
+@decoding_options
 @runtime_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -46,6 +47,8 @@ def command(
     images: tuple[int, ...],
     components: tuple[str, ...],
     budget: float | None,
+    vae_tiling: bool | None,
+    vae_slicing: bool | None,
     runtime: RuntimeOptions,
     as_json: bool,
 ) -> None:
@@ -53,13 +56,14 @@ def command(
 
     For every size and batch. Later runs then start at full speed. Tuning is on without --tuning. What is finished is
     not done again, so an interrupted warm-up goes on where it stopped, also after --budget, which is no error: the exit
-    code is 0.
+    code is 0. The decoder is warmed up in the form that sdort run would take: whole, image by image or in tiles, as
+    memory allows or as --vae-tiling and --vae-slicing say.
     """
     from sdort.console import emit_json, say, show
     from sdort.tuning.plan import Options
     from sdort.warm import LEFT, refuse_failed, warm
 
-    done = warm(pipeline, Options(runtime, sizes or (), images, components, budget))
+    done = warm(pipeline, Options(runtime, sizes or (), images, components, budget, vae_tiling, vae_slicing))
     left = [each for each in done if each.status == LEFT]
     if as_json:
         emit_json({"items": done, "left": len(left)})
@@ -77,4 +81,6 @@ def _table(done: list[Warmed]) -> Table:
     for each in done:
         seconds = ("" if value is None else f"{value:.2f}" for value in (each.before_s, each.after_s))
         table.add_row(each.component, str(each.batch), f"{each.height}x{each.width}", each.status, *seconds)
+        for what in each.decodes:
+            table.add_row("", "", "", f"decodes {what}")
     return table

@@ -19,7 +19,7 @@ from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError
 from sdort.runtime.loop import batch_slices
 from sdort.runtime.providers import Provider
-from sdort.runtime.session import Session, static_size
+from sdort.runtime.session import Session, TensorSpec, static_size
 from sdort.runtime.system import System
 
 Array = npt.NDArray[Any]
@@ -44,20 +44,25 @@ class Plan:
         tiles = f"in tiles of {self.tile} x {self.tile} latents" if self.tile else ""
         return ", ".join(filter(None, ["image by image" if self.slicing else "", tiles])) or "all at once"
 
+    def part(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of latents [images, channels, height, width] what is decoded at once."""
+        images, channels, *sides = shape
+        return (1 if self.slicing else images, channels, *(min(side, self.tile or side) for side in sides))
 
-class Decoder:
-    """The autoencoder's decoder.
+
+class Planner:
+    """Decides how to decode by what it takes.
 
     Args:
+        latents: the decoder's input.
         config: the autoencoder's.
         factor: pixels a latent along each side.
     """
 
-    def __init__(self, session: Session, config: dict[str, Any], factor: int) -> None:
-        self.session = session
+    def __init__(self, latents: TensorSpec, config: dict[str, Any], factor: int) -> None:
+        self.latents = latents
         self.config = config
         self.factor = factor
-        self._name, self._output = next(iter(session.inputs)), session.outputs[0].name
 
     def plan(self, shape: Sequence[int], tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
         """What fits.
@@ -67,7 +72,7 @@ class Decoder:
             tiling, slicing: as asked; None decides by ``free``.
             free: bytes of free memory where the decoder runs, None if nothing tells.
         """
-        fixed = static_size(self.session.inputs[self._name].shape, 2)
+        fixed = static_size(self.latents.shape, 2)
         tile = fixed or TILE
         asked = Plan(bool(slicing), tile if tiling and max(shape[2:]) > tile else None)
         if free is None:
@@ -87,12 +92,20 @@ class Decoder:
         its convolution's output, of the first's, once more as workspace. On the way the attention of the lowest level
         has its scores, in float32 where it is not fused.
         """
-        images = 1 if plan.slicing else shape[0]
-        height, width = (min(side, plan.tile) if plan.tile else side for side in shape[2:])
+        images, _, height, width = plan.part(shape)
         channels = [*self.config["block_out_channels"], self.config["block_out_channels"][-1]]
-        element = self.session.inputs[self._name].dtype.itemsize
+        element = self.latents.dtype.itemsize
         pixels = images * height * width * self.factor**2
         return int(max(2 * (2 * channels[1] + channels[0]) * pixels * element, 8 * images * (height * width) ** 2))
+
+
+class Decoder(Planner):
+    """The autoencoder's decoder."""
+
+    def __init__(self, session: Session, config: dict[str, Any], factor: int) -> None:
+        super().__init__(next(iter(session.inputs.values())), config, factor)
+        self.session = session
+        self._name, self._output = self.latents.name, session.outputs[0].name
 
     def decode(self, latents: Array, plan: Plan) -> Iterator[Array]:
         """Images [3, height * factor, width * factor] in fp32, one after the other, from scaled latents.
@@ -119,7 +132,7 @@ class Decoder:
             return replace(plan, slicing=True)
         side = plan.tile or max(shape) + 1
         tile = next((t for t in (TILE, SMALLEST_TILE) if t < side), None)
-        if tile is None or static_size(self.session.inputs[self._name].shape, 2):
+        if tile is None or static_size(self.latents.shape, 2):
             raise error
         return replace(plan, tile=tile)
 

@@ -82,6 +82,8 @@ class Session:
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _quiet_settings()
         self._graphs: dict[int, Any] = {}
+        self.ran_on: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+        """The dimensions of all inputs, by name, of every :meth:`run` from host memory that succeeded."""
 
     def _spec(self, arg: Any) -> TensorSpec:
         if arg.type not in _DTYPES:
@@ -111,6 +113,7 @@ class Session:
         values = self.cast(feeds)
         if all(isinstance(value, np.ndarray) for value in values.values()):
             results = self.guard(lambda: self.ort.run(None, values, self._quiet))
+            self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
             return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
         uploaded = {name: self._on_device(value) for name, value in values.items()}
         kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))

@@ -16,6 +16,7 @@ from sdort.errors import SdortError
 from sdort.runtime.request import IMAGES_AT_ONCE, Request
 from sdort.runtime.session import Array, Session, TensorSpec, static_size
 from sdort.tuning.hook import keep
+from sdort.tuning.key import Shapes
 
 if TYPE_CHECKING:
     from sdort.runtime.pipeline import TextToImage
@@ -64,6 +65,10 @@ def keep_drawn(drawer: TextToImage, request: Request) -> None:
     """Keep what was tuned while a request was drawn; a cache that cannot be written costs a warning."""
     size, guided = drawer.size(request), request.guidance_scale > 1
     for component, session in drawer.sessions.items():
+        if component != "unet":  # the decoder's depend on the memory that was free
+            for shapes in sorted(session.ran_on):
+                keep_shapes(session, dict(shapes))
+            continue
         for case in drawing_cases(
             component, session.inputs, request.num_images, size, guided=guided, at_once=request.images_at_once
         ):
@@ -71,15 +76,20 @@ def keep_drawn(drawer: TextToImage, request: Request) -> None:
 
 
 def keep_case(session: Session, case: Case, factor: int) -> None:
-    """Keep what was tuned on a case; nothing without ``--tuning``.
+    """Keep what was tuned on a case.
 
     Args:
         factor: pixels a latent.
     """
+    keep_shapes(session, feed_shapes(make_feeds(case, session.inputs, factor)))
+
+
+def keep_shapes(session: Session, shapes: Shapes) -> None:
+    """Keep what was tuned on inputs of ``shapes``; nothing without ``--tuning``."""
     if not session.options.tuning or not session.provider.on_gpu:
         return
     try:
-        place = keep(session, feed_shapes(make_feeds(case, session.inputs, factor)))
+        place = keep(session, shapes)
     except SdortError as error:
         warn(f"what was tuned is lost: {error.message}")
     else:
