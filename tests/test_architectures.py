@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-from functools import lru_cache
-
-import numpy as np
-import onnx
 import pytest
-import torch
-from full_size import build_full
+from full_exports import weightless
 from models import Built
 
 from sdort.expected import expected_operators
-from sdort.loader import from_proto
 from sdort.model import Model
 from sdort.pipeline import ComponentReport, Options, optimize_model
 from sdort.targets import load_target
-from sdort.weights import Absent
-
-LATENT = 8
-"""Pixels a side while tracing: the graph is the same at any size."""
 
 SD15_UNET = {
     "MultiHeadAttention": 32,
@@ -31,44 +19,6 @@ SD15_UNET = {
     "SkipLayerNormalization": 32,
     "LayerNormalization": 16,
 }
-
-
-@lru_cache(maxsize=1)
-def traced(name: str) -> tuple[Built, bytes]:
-    """The architecture as TorchScript writes it, its parameters as inputs: their storage is never touched."""
-    built = build_full(name)
-    built.module.to_empty(device="cpu")
-    for buffer in built.module.buffers():
-        buffer.zero_()
-    inputs = [_small(key, tensor) for key, tensor in built.inputs.items()]
-    axes = {key: axes for key, axes in built.dynamic.items() if axes}
-    file = io.BytesIO()
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            built.module, tuple(inputs), file, input_names=list(built.inputs), output_names=built.outputs,
-            opset_version=17, dynamo=False, export_params=False, do_constant_folding=False, dynamic_axes=axes,
-        )  # fmt: skip
-    return built, file.getvalue()
-
-
-def _small(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    sizes = list(tensor.shape)
-    if "sample" in name:
-        sizes[2:] = [LATENT, LATENT]
-    return torch.zeros(sizes, dtype=tensor.dtype)
-
-
-def weightless(name: str) -> tuple[Built, Model]:
-    """The traced graph; whoever asks a parameter for its values gets an error."""
-    built, text = traced(name)
-    proto = onnx.ModelProto.FromString(text)
-    parameters = [i for i in proto.graph.input if i.name not in built.inputs]
-    for value in parameters:
-        dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        proto.graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT, dims=dims)
-    assert len(parameters) > 0
-    return built, from_proto(proto, lambda t: Absent(t.name, t.dims, np.float32), built.component)
 
 
 def optimized(name: str, target: str) -> tuple[Built, Model, ComponentReport]:

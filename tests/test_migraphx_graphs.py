@@ -12,7 +12,7 @@ from pathlib import Path
 import models
 import pytest
 from exports import Case
-from test_architectures import weightless
+from full_exports import weightless
 from test_matrix import optimized
 
 from sdort.model import Model

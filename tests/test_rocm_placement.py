@@ -12,7 +12,7 @@ import onnx
 import pytest
 import rocm_stub
 from exports import Case
-from test_architectures import traced
+from full_exports import traced
 from test_matrix import optimized
 
 from sdort.loader import from_proto

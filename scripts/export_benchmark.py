@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""``sdort export`` of a checkpoint whose architecture is known, in turn with ``cp`` of its weights.
+
+    python scripts/export_benchmark.py --work DIR [--rounds N] [--json FILE] [--keep]
+
+DIR needs 11 GB. The checkpoint is Stable Diffusion 1.5's whole UNet with seeded random weights. Its first export traces
+it; then it is exported N times (5) and copied N times, in turn, in processes of their own. The checkpoint is in the
+system's cache, and what one step wrote is on the disk before the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from compare_ort_optimizer import measured, read_and_write, timed
+
+CHECKPOINT = """
+import json, sys, torch
+from diffusers import UNet2DConditionModel
+torch.manual_seed(15)
+UNet2DConditionModel(sample_size=64, cross_attention_dim=768).save_pretrained(sys.argv[1] + "/unet")
+index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+json.dump(index, open(sys.argv[1] + "/model_index.json", "w"))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", action="store_true", help="Leave checkpoint and exports in DIR.")
+    args = parser.parse_args()
+    source, out = args.work / "checkpoint", args.work / "out"
+    if not source.exists():
+        source.mkdir(parents=True)
+        measured([sys.executable, "-c", CHECKPOINT, str(source)])
+    weights = source / "unet" / "diffusion_pytorch_model.safetensors"
+    command = [sys.executable, "-m", "sdort", "-q", "export", str(source), str(out)]
+    command += ["--component", "unet", "--overwrite", "--cache-dir", str(args.work / "traces")]
+    result = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "versions": {package: version(package) for package in ("torch", "diffusers", "onnx", "xxhash")},
+        "megabytes": weights.stat().st_size / 1e6,
+        "first": measured(command),
+        "rounds": rounds(command, weights, out, args.rounds),
+    }
+    show(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    if not args.keep:
+        shutil.rmtree(args.work)
+    return 0
+
+
+def rounds(command: list[str], weights: Path, out: Path, count: int) -> list[dict[str, float]]:
+    copied = out.with_name("copy")
+    read_and_write(weights, Path(os.devnull), 0)
+    runs = []
+    for _ in range(count):
+        shutil.rmtree(out)
+        os.sync()
+        run = measured(command)
+        run["copy_seconds"] = timed(copied, lambda: subprocess.run(["cp", weights, copied], check=True))
+        run["ratio"] = run["seconds"] / run["copy_seconds"]
+        runs.append(run)
+    return runs
+
+
+def show(result: dict[str, Any]) -> None:
+    first, runs = result["first"], result["rounds"]
+    print(f"SD 1.5 UNet, {result['megabytes']:.0f} MB, {result['machine']}, {result['versions']}\n")
+    print("| | seconds | peak memory, MB |\n|---|---|---|")
+    print(f"| first export, traced | {first['seconds']:.1f} | {first['peak_mb']:.0f} |")
+    for name, pick in (("median", statistics.median), ("least", min)):
+        seconds, memory, copy = (pick(run[key] for run in runs) for key in ("seconds", "peak_mb", "copy_seconds"))
+        print(f"| export of a known architecture, {name} of {len(runs)} | {seconds:.2f} | {memory:.0f} |")
+        print(f"| cp of its weights, {name} | {copy:.2f} | |")
+    print(f"\nAn export takes {statistics.median(run['ratio'] for run in runs):.2f} times as long as cp (median).")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
