@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
+
+Feed = tuple[str, np.dtype[Any], tuple[int, ...], bytes]
+"""An input's name, dtype, shape and values."""
 
 
 def run(editor: Editor) -> int:
@@ -87,8 +91,23 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | None:
     inputs = {t.name: _small(t) for t in node.inputs if t.name}
     if any(i is None for i in inputs.values()):
         return None
-    proto = helper.make_node(node.op, [t.name for t in node.inputs], [node.outputs[0].name], **plain_attributes(node))
-    return evaluate_nodes([proto], inputs, editor.graph.opset)
+    # By position, not by name: a UNet asks for the same square root in every attention.
+    places = {t.name: f"input_{index}" for index, t in enumerate(node.inputs) if t.name}
+    names = [places[t.name] if t.name else "" for t in node.inputs]
+    proto = helper.make_node(node.op, names, ["output"], **plain_attributes(node))
+    feeds = tuple((places[name], v.dtype, v.shape, v.tobytes()) for name, v in inputs.items() if v is not None)
+    return _evaluated(proto.SerializeToString(deterministic=True), feeds, editor.graph.opset)
+
+
+@lru_cache(maxsize=64)
+def _evaluated(
+    node: bytes, feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], bytes], ...], opset: int
+) -> Array | None:
+    arrays = {name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in feeds}
+    values = evaluate_nodes([onnx.NodeProto.FromString(node)], arrays, opset)
+    if values is not None:
+        values.flags.writeable = False  # every caller gets the same
+    return values
 
 
 def _short(editor: Editor, node: gs.Node) -> bool:

@@ -39,7 +39,8 @@ def run(editor: Editor) -> int:
             editor.node("Squeeze", [source, editor.ints(range(len(before or ())), "axes")], outputs=[node.outputs[0]])
         node.inputs.clear()
         changes += 1
-    editor.finish()
+    if changes:
+        editor.finish()
     return changes
 
 

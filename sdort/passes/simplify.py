@@ -37,7 +37,8 @@ def run(editor: Editor) -> int:
                 changes += 1
                 break
     changes += _split_slices(editor) + _split_sequences(editor)
-    editor.finish()
+    if changes:
+        editor.finish()
     return changes
 
 
@@ -274,7 +275,8 @@ def merge_equal_nodes(editor: Editor) -> int:
             for mine, theirs in zip(node.outputs, twin.outputs, strict=True):
                 editor.replace(mine, theirs)
             changes += 1
-    editor.finish()
+    if changes:
+        editor.finish()
     return changes
 
 
