@@ -4,9 +4,17 @@
     python scripts/check_migraphx.py ORIGINAL OPTIMIZED [--target ref|gpu] [--size 8] [--component NAME]...
 
 Both are pipeline folders, OPTIMIZED made from ORIGINAL. Needs libmigraphx_c.so.3 (ROCm's migraphx, Debian's
-libmigraphx-c3) where the dynamic linker finds it. The target ``ref`` needs no GPU: MIGraphX's own plain loops. The
-reference is the original in ONNX Runtime on the CPU; the limits are those of ``sdort verify``. MIGraphX fixes all sizes
-when it parses, so each size is a program of its own.
+libmigraphx-c3) where the dynamic linker finds it. The target ``ref`` needs no GPU: MIGraphX's own plain loops. MIGraphX
+fixes all sizes when it parses, so each size is a program of its own.
+
+The reference is the original in float64, the limits are those of ``sdort verify``. What exceeds them is held to the
+original itself: as the exporter wrote it, with nothing raised, fused or lowered, in the same precision on the same
+target; the optimized graph may err twice as much, by the largest error and by the mean. Two such cases are known:
+
+* where a UNet has two channels a group (the demo model's) and the image has shrunk to one pixel, a group normalization
+  is the sign of a difference: float32 itself is 1e-3 off there, and fp16 means nothing;
+* ``ref`` rounds after every single operator, where other kernels keep fp32 between them: a VAE decoder in fp16 is 3e-2
+  off, fused or not.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -23,17 +32,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import TensorProto, helper, inliner, numpy_helper
 
 from sdort.layout import find_components
+from sdort.loader import load_model
+from sdort.pipeline import Options, optimize_model
+from sdort.rewrite.fusion import load_fusions
 from sdort.samples import Sample, declared_inputs, make_inputs
-from sdort.verification.limits import TOLERANCES
-from sdort.verify import open_session, precision
+from sdort.targets import load_target
+from sdort.verification.limits import TOLERANCES, Tolerance
+from sdort.verify import precision
+from sdort.writer import save_model
 
 Array = npt.NDArray[Any]
 
 # migraphx.h of MIGraphX 2.14: migraphx_shape_datatype_t, after two types that ONNX graphs do not have.
 TYPES = ("bool", "float16", "float32", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64")
 FIRST_TYPE = 2
+
+UNKNOWN = ("GroupNormalization", "Attention", "Gelu")
+"""Operators of opset 20 to 23 that MIGraphX's parser does not know; ONNX defines each by a function of older ones."""
+ALLOWANCE = 2.0
+"""How much more than the original the optimized graph may err on the same target: its sums have another order."""
 
 
 class Migraphx:
@@ -100,36 +120,112 @@ def sizes(array: Array) -> Any:
     return (ctypes.c_size_t * array.ndim)(*array.shape)
 
 
-def check(library: Migraphx, component: str, original: Path, optimized: Path, sample: Sample, target: str) -> bool:
-    """Run one component both ways, print a line per output, and say whether all are within their limits."""
-    reference = onnx.load(original, load_external_data=False)
-    candidate = onnx.load(optimized, load_external_data=False)
-    feeds = make_inputs(declared_inputs(reference, component), sample, component, seed=0)
-    dtypes = {item.name: item.dtype for item in declared_inputs(candidate, component)}
+def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, changed in place, with all of its float32 tensors in float64."""
+    for tensor in [
+        *model.graph.initializer,
+        *(a.t for n in model.graph.node for a in n.attribute if a.name == "value"),
+    ]:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+    for attribute in (a for n in model.graph.node if n.op_type == "Cast" for a in n.attribute if a.name == "to"):
+        attribute.i = TensorProto.DOUBLE if attribute.i == TensorProto.FLOAT else attribute.i
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    del model.graph.value_info[:]
+    return model
+
+
+def reference(path: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of an original in float64, by ONNX's reference implementation."""
+    from onnx.reference import ReferenceEvaluator
+
+    model = in_float64(onnx.load(path))
+    given = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in feeds.items()}
+    return dict(zip([o.name for o in model.graph.output], ReferenceEvaluator(model).run(None, given), strict=True))
+
+
+def unfused(path: Path, component: str, fp16: bool, folder: Path) -> Path:
+    """An original in operators that MIGraphX knows, tidied, in fp16 on request; nothing raised, fused or lowered."""
+    model = onnx.load(path)
+    light = onnx.load(path, load_external_data=False)
+    model.graph.value_info.extend(onnx.shape_inference.infer_shapes(light).graph.value_info)
+    weights = [helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in model.graph.initializer]
+    model.graph.value_info.extend(weights)
+    spelled = inliner.inline_selected_functions(
+        model, [("", name) for name in UNKNOWN], exclude=False, inline_schema_functions=True
+    )
+    onnx.save(spelled, folder / "spelled.onnx", save_as_external_data=True, location="spelled.data")
+    tidied = load_model(folder / "spelled.onnx", component)
+    optimize_model(tidied, Options(load_target("migraphx"), fp16=fp16, disable=set(load_fusions())))
+    save_model(tidied, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+Errors = dict[str, Tolerance]
+"""Largest and mean error of every output, of its spread."""
+
+
+def measure(
+    library: Migraphx, path: Path, component: str, feeds: Mapping[str, Array], wanted: Mapping[str, Array], target: str
+) -> Errors:
+    """Run one model; a line about it."""
+    model = onnx.load(path, load_external_data=False)
+    dtypes = {item.name: item.dtype for item in declared_inputs(model, component)}
     cast = {name: np.ascontiguousarray(value.astype(dtypes[name])) for name, value in feeds.items()}
-    session = open_session(reference, original.parent, component)
-    names = [output.name for output in session.get_outputs()]
-    wanted = dict(zip(names, session.run(None, feeds), strict=True))
     started = time.perf_counter()
-    program = library.compile(optimized, cast, target)
+    program = library.compile(path, cast, target)
     compiled = time.perf_counter()
     results = library.run(program, cast)
     ended = time.perf_counter()
-    dtype = precision(candidate)
-    limit = TOLERANCES[dtype, component]
-    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in candidate.graph.node)
+    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in model.graph.node)
     fused = {name: count for name, count in operators.items() if name.startswith("com.microsoft")}
-    print(f"{component}, {dtype}, batch {sample.batch}, {len(candidate.graph.node)} nodes ({fused or 'all standard'}): "
+    print(f"{len(model.graph.node)} nodes ({fused or 'all standard'}): "
           f"parsed and compiled in {compiled - started:.1f} s, run in {ended - compiled:.1f} s")  # fmt: skip
-    passed = True
-    for output, actual in zip(candidate.graph.output, results, strict=True):
-        expected = wanted[output.name].astype(np.float64)
+    errors = {}
+    for output, actual in zip(model.graph.output, results, strict=True):
+        expected = wanted[output.name]
         error = np.abs(actual.reshape(expected.shape) - expected) / expected.std()
-        good = bool(error.max() <= limit.largest and error.mean() <= limit.mean)
-        passed &= good
-        print(f"  {output.name}: largest error {error.max():.1e} of {limit.largest:.1e}, mean {error.mean():.1e} of "
-              f"{limit.mean:.1e}: {'passed' if good else 'FAILED'}")  # fmt: skip
-    return passed
+        errors[output.name] = Tolerance(float(error.max()), float(error.mean()))
+    return errors
+
+
+def exceeding(errors: Errors, limits: Errors) -> list[str]:
+    """The outputs that are not within their limits; NaN is within none."""
+    return [
+        name
+        for name, error in errors.items()
+        if not (error.largest <= limits[name].largest and error.mean <= limits[name].mean)
+    ]
+
+
+def tell(errors: Errors, limits: Errors, whose: str) -> bool:
+    """A line per output; whether all are within ``limits``."""
+    outside = exceeding(errors, limits)
+    for name, error in errors.items():
+        limit = limits[name]
+        print(f"  {name}: largest error {error.largest:.1e} of {limit.largest:.1e}, mean {error.mean:.1e} of "
+              f"{limit.mean:.1e} ({whose}): {'exceeded' if name in outside else 'passed'}")  # fmt: skip
+    return not outside
+
+
+def check(library: Migraphx, component: str, original: Path, optimized: Path, sample: Sample, target: str) -> bool:
+    """Run one component, and the original too where it exceeds the limits; say whether it holds."""
+    feeds = make_inputs(
+        declared_inputs(onnx.load(original, load_external_data=False), component), sample, component, seed=0
+    )
+    wanted = reference(original, feeds)
+    dtype = precision(onnx.load(optimized, load_external_data=False))
+    print(f"{component}, {dtype}, batch {sample.batch}: ", end="")
+    errors = measure(library, optimized, component, feeds, wanted, target)
+    if tell(errors, dict.fromkeys(errors, TOLERANCES[dtype, component]), "sdort verify's limit"):
+        return True
+    with tempfile.TemporaryDirectory() as folder:
+        print("  the original, unfused: ", end="")
+        plain = unfused(original, component, dtype == "float16", Path(folder))
+        own = measure(library, plain, component, feeds, wanted, target)
+    return tell(errors, {name: error.times(ALLOWANCE) for name, error in own.items()}, "twice the original's own")
 
 
 def main() -> int:

@@ -7,18 +7,27 @@ The forms are those that MIGraphX 2.14 refused or misread when it was given the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 
+import check_migraphx
 import models
+import numpy as np
+import onnx
 import pytest
+import small_graphs
 from exports import Case
 from full_exports import weightless
 from test_matrix import optimized
 
+from sdort.loader import load_model
 from sdort.model import Model
 from sdort.pipeline import Options, optimize_model
+from sdort.samples import Sample, declared_inputs, make_inputs
 from sdort.targets import load_target
 from sdort.targets.migraphx import STANDARD, TARGET
+from sdort.verification.limits import Tolerance
+from sdort.verify import compare
 
 
 def check(model: Model) -> None:
@@ -68,3 +77,37 @@ def test_resize_says_what_other_targets_leave_out(exported: Callable[[Case], Pat
         nodes = [node for node in model.graph.nodes if node.op == "Resize" and len(node.inputs) == 4]
         assert nodes
         assert {not node.inputs[index].name for node in nodes for index in (1, 2)} == {empty}
+
+
+# --- the rule of scripts/check_migraphx.py, without MIGraphX ---
+
+
+def test_an_unfused_original_is_the_original(exported: Callable[[Case], Path], tmp_path: Path) -> None:
+    """What an optimized graph is held to where a target errs: nothing of sdort's in it, and the same numbers."""
+    for case in (Case("sd1", "dy23", dynamic=False), Case("text2", "dy23", dynamic=False)):
+        component, folder = models.build(case.family).component, tmp_path / str(case)
+        folder.mkdir()
+        path = check_migraphx.unfused(exported(case), component, False, folder)
+        check(load_model(path, component))
+        parity = compare(exported(case), path, component=component, samples=[Sample(2, 16, 24, 7)])
+        assert len(parity.outputs) == len(models.build(case.family).outputs)
+        found = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+        assert not {*check_migraphx.UNKNOWN, "MultiHeadAttention", "SkipLayerNormalization"} & found
+
+
+def test_the_reference_is_in_float64(exported: Callable[[Case], Path]) -> None:
+    path = exported(Case("sd1", "dy23", dynamic=False))
+    inputs = declared_inputs(onnx.load(path), "unet")
+    feeds = make_inputs(inputs, Sample(2, 16, 24, 7), "unet", seed=0)
+    (wanted,) = check_migraphx.reference(path, feeds).values()
+    (found,) = small_graphs.run(onnx.load(path), feeds)
+    assert wanted.dtype == np.float64
+    error = np.abs(found - wanted) / wanted.std()
+    assert 0 < error.max() < 1e-5  # not the same arithmetic, but the same numbers
+
+
+def test_errors_are_held_to_both_limits() -> None:
+    limits = {"a": Tolerance(1e-2, 1e-3), "b": Tolerance(1e-2, 1e-3)}
+    for largest, mean, outside in ((1e-2, 1e-3, []), (1.1e-2, 1e-3, ["b"]), (1e-2, 1.1e-3, ["b"]), (nan, nan, ["b"])):
+        errors = {"a": Tolerance(0.0, 0.0), "b": Tolerance(largest, mean)}
+        assert check_migraphx.exceeding(errors, limits) == outside
