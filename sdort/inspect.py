@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from sdort.layout import find_components
 from sdort.loader import load_model
 from sdort.model import Model
+from sdort.precision.bf16 import KEY
 
 if TYPE_CHECKING:
     from sdort.rewrite.editor import Editor
@@ -75,6 +76,8 @@ class Component:
     """Elements of all floating-point constants."""
     weight_bytes: dict[str, int]
     """Bytes of constants per dtype, the largest first."""
+    computed_in: str
+    """``bf16`` where the model asks its provider for that, else empty: what its tensors are."""
     providers: dict[str, tuple[Rewrite, ...]]
     """What each provider's lowering has to rewrite; an empty tuple if it has a kernel for every node."""
 
@@ -123,6 +126,7 @@ def describe(model: Model, providers: Sequence[str] = PROVIDERS) -> Component:
         operators=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
         parameters=sum(math.prod(c.shape) for c in constants if _is_float(c.dtype)),
         weight_bytes=dict(weight_bytes.most_common()),
+        computed_in=model.metadata.get(KEY, ""),
         providers=_rewrites(model, nodes, providers),
     )
 

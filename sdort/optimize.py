@@ -19,6 +19,7 @@ from sdort.expected import expected_operators
 from sdort.layout import find_components
 from sdort.loader import load_model
 from sdort.pipeline import ComponentReport, Options, optimize_model
+from sdort.precision.bf16 import BF16, KEY
 from sdort.precision.keeper import Keeper
 from sdort.rewrite.fusion import load_fusions
 from sdort.staging import staged_directory
@@ -47,6 +48,8 @@ class Request:
     io_fp16: bool = False
     fp16_auto: bool = False
     """With fp16: measure what fp16 cannot hold, and leave that in fp32."""
+    bf16: bool = False
+    """Write an fp32 model that its provider computes in bf16 (:mod:`sdort.precision.bf16`)."""
     fp16_plan: Path | None = None
     """With fp16: leave in fp32 what this file says (:mod:`sdort.precision.plan`)."""
     sdort_ops: bool = False
@@ -154,6 +157,8 @@ def _optimize_component(
     # As IN is: one folder a component, or the files of the only one.
     folder = stage / name if request.source.is_dir() and path.parent != request.source else stage
     folder.mkdir(exist_ok=True)
+    if request.bf16:
+        model.metadata[KEY] = BF16
     with progress(f"{name}: writing", total=float(_weight_bytes(model))) as advance:
         written = save_model(model, folder / "model.onnx", advance=advance)
     if written.overflowed:
@@ -243,6 +248,7 @@ def _manifest(request: Request, report: Report) -> dict[str, Any]:
             "from": str(request.source.resolve()),
             "provider": request.provider,
             "fp16": request.fp16,
+            "precision": BF16 if request.bf16 else "fp16" if request.fp16 else "fp32",
             "components": {n: {"operators": c["operators"], "bytes": c["bytes"]} for n, c in report.components.items()},
         },
     }

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
 from sdort.ops.library import register, resolve
+from sdort.precision.bf16 import says_bf16
 from sdort.reference import expand
 from sdort.samples import Array, Sample, declared_inputs, fixed_batch, make_inputs
 from sdort.verification.limits import TOLERANCES, Tolerance
@@ -127,7 +128,9 @@ def compare(
 
 
 def precision(model: onnx.ModelProto) -> str:
-    """``float16`` if any weight is, else ``float32``."""
+    """``float16`` if any weight is, ``bfloat16`` if the model was made for that, else ``float32``."""
+    if says_bf16(model):
+        return "bfloat16"
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer)
     return "float16" if half else "float32"
 

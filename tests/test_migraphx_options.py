@@ -6,13 +6,16 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
 import rocm_stub
 import wheels
 
-from sdort.errors import UsageError
+from sdort.errors import ProviderError, UsageError
+from sdort.precision.bf16 import BF16, KEY
+from sdort.runtime.bf16 import check_bf16, with_bf16
 from sdort.runtime.elf import needed
 from sdort.runtime.providers import MIGRAPHX, RuntimeOptions, provider_options
 
@@ -73,6 +76,21 @@ def test_options_that_we_set_arrive(machine: tuple[Path, Path]) -> None:
     assert {"migraphx_exhaustive_tune", *given} <= set(asked)
     found = {name: value.strip('"') for name, value in told(machine, asked)[MIGRAPHX.ep].items()}
     assert asked.items() <= found.items()
+
+
+def test_a_model_made_for_bf16_gets_it(machine: tuple[Path, Path], tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(MODEL)
+    model.metadata_props.add(key=KEY, value=BF16)
+    onnx.save(model, tmp_path / "model.onnx")
+    asked = with_bf16(tmp_path / "model.onnx", "unet", MIGRAPHX, RuntimeOptions("migraphx"))
+    given = told(machine, provider_options(MIGRAPHX, asked))
+    assert given[MIGRAPHX.ep]["migraphx_bf16_enable"] == "1"
+    check_bf16(SimpleNamespace(get_provider_options=lambda: given), "unet", MIGRAPHX, asked)
+    # Together with fp16 it is neither, as with_bf16 has it.
+    both = {**asked.provider_options, "migraphx_fp16_enable": "1"}
+    left = told(machine, both)
+    with pytest.raises(ProviderError, match="this is not bf16"):
+        check_bf16(SimpleNamespace(get_provider_options=lambda: left), "unet", MIGRAPHX, asked)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from small_graphs import Array, parse
 
 from sdort.precision.emulate import write_emulated
-from sdort.precision.widen import all_nodes, attention_nodes, half_tensors, widen_file
+from sdort.precision.widen import all_nodes, attention_nodes, tensors_of, widen_file
 
 RNG = np.random.default_rng(0)
 HALF = np.dtype(np.float16)
@@ -89,7 +89,7 @@ def test_types_in_attributes(tmp_path: Path) -> None:
 
 def test_a_graph_in_fp32_has_nothing_to_widen(tmp_path: Path) -> None:
     path = write(tmp_path, CHAIN.replace("float16", "float"), {k: v.astype(np.float32) for k, v in LOUD.items()})
-    assert half_tensors(path, "test") == set()
+    assert tensors_of(path, "test", np.dtype(np.float16)) == set()
     assert widen_file(path, all_nodes, "test") is None
 
 

@@ -40,7 +40,7 @@ class Precision:
 
     def coarser(self, other: Precision) -> Precision:
         """What holds for two outputs that are compared."""
-        # "float16" < "float32"
+        # "bfloat16" < "float16" < "float32"
         return Precision(min(self.dtype, other.dtype), self.on_gpu or other.on_gpu)
 
 

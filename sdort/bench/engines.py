@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sdort.bench.cases import PIPELINE, PROMPT, Case, make_feeds
 from sdort.errors import BadModelError, UsageError
+from sdort.precision.bf16 import made_for_bf16
 from sdort.runtime.folder import NEEDED, PipelineFolder, open_folder
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import Provider, RuntimeOptions
@@ -50,7 +51,7 @@ class Engine(Protocol):
         """Height and width in pixels that the model was made for."""
 
     def dtype(self, component: str) -> str:
-        """``float32`` or ``float16``: what most of the weights are."""
+        """``float32`` or ``float16``: what most of the weights are; ``bfloat16`` where they are rounded to that."""
 
     def model_hash(self) -> str:
         """Tells this model from another."""
@@ -119,7 +120,8 @@ class OnnxEngine:
 
     def dtype(self, component: str) -> str:
         name = "unet" if component == PIPELINE else component
-        return weights_dtype(self.folder.models[name], name)
+        path = self.folder.models[name]
+        return "bfloat16" if self.provider.bf16 and made_for_bf16(path) else weights_dtype(path, name)
 
     def static_batch(self, component: str) -> int | None:
         shapes = _inputs(self.folder.models[component], component).values()

@@ -9,7 +9,7 @@ from sdort.bench.ablation import Ablation, Stage
 from sdort.bench.ablation_table import components, memory, row_of, verdict
 from sdort.bench.cases import PIPELINE
 from sdort.bench.published import PUBLISHED, Published, Rows
-from sdort.bench.rows import Row
+from sdort.bench.rows import Row, dtype_text
 from sdort.bench.theme import ORANGE, RED, SERIES, SKY, Theme, new_figure, text_on, title
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def label(row: Row, rows: Sequence[Row]) -> str:
     each = {
         row.pipeline: {other.pipeline for other in rows},
         row.engine: {other.engine for other in rows},
-        row.dtype.replace("float", "fp"): {other.dtype for other in rows},
+        dtype_text(row.dtype): {other.dtype for other in rows},
     }
     parts = [word for word, words in each.items() if len(words) > 1 and not (word[:2] == "fp" and word in row.pipeline)]
     several = len({(other.height, other.width) for other in rows if other.component == PIPELINE}) > 1

@@ -94,12 +94,17 @@ class Row:
         }
 
 
+def dtype_text(dtype: str) -> str:
+    """``fp16`` for ``float16``, ``bf16`` for ``bfloat16``."""
+    return dtype.replace("bfloat", "bf").replace("float", "fp")
+
+
 _NESTED = ("placement", "times_ms", "compared")
 """Fields that a CSV has no place for."""
 
 _SHORT: list[tuple[str, Callable[[Row], str]]] = [
     ("pipeline", lambda row: f"{row.pipeline} {row.model_hash[:8]}"),
-    ("engine", lambda row: f"{row.engine} {row.provider} {row.dtype.replace('float', 'fp')}"),
+    ("engine", lambda row: f"{row.engine} {row.provider} {dtype_text(row.dtype)}"),
     ("component", lambda row: row.component),
     ("batch", lambda row: str(row.batch_size)),
     ("size", lambda row: f"{row.height}x{row.width}"),

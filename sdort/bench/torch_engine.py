@@ -33,7 +33,7 @@ class TorchEngine:
     Args:
         checkpoint: the folder with ``model_index.json`` and safetensors.
         provider: where it runs: the CPU, or a GPU that torch reaches.
-        dtype: ``float32`` or ``float16``.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
         compiled: run the UNet and the autoencoder through ``torch.compile``.
 
     Raises:

@@ -128,6 +128,7 @@ def _summary_table(components: list[Component]) -> Table:
     for c in components:
         total = sum(c.weight_bytes.values()) or 1
         dtypes = ", ".join(f"{dtype} {share_text(size / total)}" for dtype, size in c.weight_bytes.items())
+        dtypes += f", computed in {c.computed_in}" if c.computed_in else ""
         opsets = ", ".join(f"{domain} {version}" for domain, version in c.opsets.items())
         row = (c.component, f"{c.nodes:,}", count_text(c.parameters), size_text(sum(c.weight_bytes.values())))
         table.add_row(*row, dtypes, opsets, str(c.ir_version or ""), c.producer)

@@ -75,7 +75,7 @@ def _spelled_out(args: list[str]) -> list[str]:
     metavar="FILE",
     help="With --fp16: leave in fp32 what this file says; --fp16 auto wrote it as OUT/fp16-plan.json.",
 )
-@click.option("--bf16", is_flag=True, help="Not possible on any provider yet; says why, and what to take instead.")
+@click.option("--bf16", is_flag=True, help="For migraphx, which then computes in bf16. Others say why they cannot.")
 @click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
 @click.option(
     "--sdort-ops",
@@ -119,10 +119,18 @@ def command(
     from sdort.optimize import Request, optimize
     from sdort.precision.bf16 import refuse_bf16
 
+    if bf16 and fp16:
+        raise click.UsageError("--bf16 and --fp16 exclude each other")
     if bf16:
         refuse_bf16(str(options["provider"]))
 
-    precision = {"fp16": fp16 is not None, "fp16_auto": fp16 == AUTO, "fp16_plan": fp16_plan, "io_fp16": io_fp16}
+    precision = {
+        "bf16": bf16,
+        "fp16": fp16 is not None,
+        "fp16_auto": fp16 == AUTO,
+        "fp16_plan": fp16_plan,
+        "io_fp16": io_fp16,
+    }
     report = optimize(Request(source, out, **precision, **options))  # type: ignore[arg-type]
     if as_json:
         emit_json(report)

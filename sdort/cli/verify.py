@@ -15,7 +15,9 @@ from sdort.verification.limits import REASONS
 if TYPE_CHECKING:
     from sdort.runtime.providers import RuntimeOptions
 
-_LIMITS = "\n".join(f"  {each.measure:24} {each.float32:>14}  {each.float16:>16}" for each in REASONS)
+_LIMITS = "\n".join(
+    f"  {each.measure:24} {each.float32:>8}  {each.float16:>18}  {each.bfloat16:>18}" for each in REASONS
+)
 
 _EPILOG = f"""\b
 Examples:
@@ -25,7 +27,7 @@ Examples:
   sdort verify fast --provider rocm --prompts prompts.txt --seeds 4 --steps 20
 
 \b
-Limits                               fp32              fp16
+Limits                         fp32                fp16                bf16
 {_LIMITS}
 The report says why each is what it is. On a GPU, components may err three times as much.
 """

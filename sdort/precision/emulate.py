@@ -1,28 +1,34 @@
-"""An fp16 model as its provider's kernels compute it, on any CPU: every result is rounded to fp16 where it is stored.
+"""An fp16 or bf16 model as its provider's kernels compute it, on any CPU: every result is rounded where it is stored.
 
-ONNX Runtime's CPU provider has next to no fp16 kernels. It casts, and where two of its nodes meet it keeps fp32, so a
-model that overflows on a GPU seems sound there. Here every cast is explicit, and stays. Attention is spelled out with
-its scores stored in fp16, as kernels do that are not fused into one (on ROCm, ONNX Runtime's own).
+ONNX Runtime's CPU provider has next to no kernels for either. It casts, and where two of its nodes meet it keeps fp32,
+so a model that overflows on a GPU seems sound there. Here every cast is explicit, and stays. Attention is spelled out
+with its scores stored too, as kernels do that are not fused into one (on ROCm, ONNX Runtime's own).
+
+A model that is made for bf16 holds fp32: its provider rounds weights, inputs and every result itself
+(:mod:`sdort.precision.bf16`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import helper, inliner, parser
+from onnx import TensorProto, helper, inliner, parser
 
-from sdort.precision.widen import all_nodes, half_tensors, widen
+from sdort.precision.bf16 import says_bf16
+from sdort.precision.widen import all_nodes, tensors_of, widen
 from sdort.reference import expand
 
 DOMAIN = "sdort.emulated"
 
 
 def write_emulated(path: Path, out: Path, component: str) -> None:
-    """Write the emulation of an fp16 model beside it, so that both share the weights.
+    """Write the emulation of a model beside it, so that both share the weights.
 
     Args:
-        path: the fp16 model.
+        path: the fp16 model, or the one that was made for bf16.
         out: another ``.onnx`` file in the same folder.
 
     Raises:
@@ -32,18 +38,50 @@ def write_emulated(path: Path, out: Path, component: str) -> None:
 
 
 def emulate(path: Path, component: str) -> onnx.ModelProto:
-    """The emulation of an fp16 model, without the weights; see :func:`write_emulated`."""
-    half = half_tensors(path, component)
+    """The emulation of such a model, without the weights; see :func:`write_emulated`."""
     proto = onnx.load(path, load_external_data=False)
+    bf16 = says_bf16(proto)
+    narrow = tensors_of(path, component, np.dtype(np.float32 if bf16 else np.float16))
     for node in proto.graph.node:
-        if node.op_type == "MultiHeadAttention" and node.output[0] in half:
-            _spell_out(proto, node)
-    widen(proto, half, all_nodes(proto), rounding=True)
+        if node.op_type == "MultiHeadAttention" and node.output[0] in narrow:
+            _spell_out(proto, node, TensorProto.BFLOAT16 if bf16 else TensorProto.FLOAT16)
+    if bf16:
+        _round_to_bf16(proto, narrow)
+    else:
+        widen(proto, narrow, all_nodes(proto), rounding=True)
     expand(proto)
     return inliner.inline_local_functions(proto)
 
 
-def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto) -> None:
+def _round_to_bf16(proto: onnx.ModelProto, floats: Collection[str]) -> None:
+    """Round the tensors of ``floats`` in place: results where they are made, weights and inputs where they are read."""
+    nodes, made, given = list(proto.graph.node), set[str](), set[str]()
+    del proto.graph.node[:]
+    del proto.graph.value_info[:]
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            # Resize tells an empty constant of scales from one that is computed.
+            if name in floats and name not in made and not (node.op_type == "Resize" and index):
+                if name not in given:
+                    _add_rounding(proto.graph, name, f"{name}//read")
+                    given.add(name)
+                node.input[index] = f"{name}//read"
+        results = [name for name in node.output if name in floats]
+        for index, name in enumerate(node.output):
+            node.output[index] = f"{name}//exact" if name in floats else name
+        proto.graph.node.append(node)
+        for name in results:
+            _add_rounding(proto.graph, f"{name}//exact", name)
+        made.update(results)
+
+
+def _add_rounding(graph: onnx.GraphProto, source: str, target: str) -> None:
+    stored = f"{target}//stored"
+    graph.node.append(helper.make_node("Cast", [source], [stored], stored, to=TensorProto.BFLOAT16))
+    graph.node.append(helper.make_node("Cast", [stored], [target], f"{target}//wide", to=TensorProto.FLOAT))
+
+
+def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto, to: int) -> None:
     """Make an attention without mask and bias a call of a function that stores its scores."""
     given = [*map(bool, node.input), False, False, False]
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -67,7 +105,7 @@ def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto) -> None:
             values = Transpose <perm = [0, 2, 1, 3]> (v)
             products = MatMul (queries, keys)
             scores = Mul (products, factor)
-            stored = Cast <to = 10> (scores)
+            stored = Cast <to = {to}> (scores)
             read = Cast <to = 1> (stored)
             shares = Softmax <axis = -1> (read)
             sums = MatMul (shares, values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +35,7 @@ def widen_file(path: Path, select: Select, component: str) -> onnx.ModelProto | 
     Raises:
         BadModelError: the file is unsafe or broken.
     """
-    half = half_tensors(path, component)
+    half = tensors_of(path, component, np.dtype(np.float16))
     proto = onnx.load(path, load_external_data=False)
     chosen = set(select(proto))
     if not any(half & {*node.input, *node.output} for node in proto.graph.node if node.output[0] in chosen):
@@ -64,8 +65,8 @@ def attention_nodes(proto: onnx.ModelProto) -> set[str]:
     return found
 
 
-def half_tensors(path: Path, component: str) -> set[str]:
-    """The names of all fp16 tensors of a model, weights and inputs too.
+def tensors_of(path: Path, component: str, dtype: np.dtype[Any]) -> set[str]:
+    """The names of all tensors of ``dtype`` of a model, weights and inputs too.
 
     Raises:
         BadModelError: the file is unsafe or broken.
@@ -73,7 +74,7 @@ def half_tensors(path: Path, component: str) -> set[str]:
     editor = Editor(load_model(path, component))
     tensors: Iterator[gs.Tensor] = (t for node in editor.graph.nodes for t in (*node.inputs, *node.outputs))
     tensors = (t for each in (tensors, editor.graph.inputs, editor.graph.outputs) for t in each)
-    return {t.name for t in tensors if t.name and (editor.dtype(t) or t.dtype) == np.float16}
+    return {t.name for t in tensors if t.name and (editor.dtype(t) or t.dtype) == dtype}
 
 
 def widen(proto: onnx.ModelProto, half: Collection[str], chosen: Collection[str], *, rounding: bool = False) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
 from sdort.runtime import placement
+from sdort.runtime.bf16 import check_bf16, with_bf16
 from sdort.runtime.flavours import import_onnxruntime
 from sdort.runtime.probe import FATAL, create_session, first_line
 from sdort.runtime.providers import Provider, RuntimeOptions
@@ -200,6 +201,7 @@ def open_logged(path: Path, component: str, provider: Provider, options: Runtime
 
 def _open(path: Path, component: str, provider: Provider, options: RuntimeOptions, severity: int) -> Session:
     check_file(path, component)
+    options = with_bf16(path, component, provider, options)
     tuned = prepare(path, component, provider, options)
     try:
         ort = create_session(str(path), provider, tuned.options, severity=severity)
@@ -209,6 +211,7 @@ def _open(path: Path, component: str, provider: Provider, options: RuntimeOption
         raise load_error(error, path, component, provider) from error
     if provider.ep not in ort.get_providers():
         raise ProviderError(f"ONNX Runtime left {provider.name} for {ort.get_providers()}", component=component)
+    check_bf16(ort, component, provider, options)
     tuned.give(ort)
     return Session(ort, path, component, provider, options)
 

@@ -72,6 +72,8 @@ PROVIDER = Provider(
     # Its memory belongs to vendor AMD, which IOBinding.bind_output cannot name, so tensors pass through host memory.
     device=None,
     tuning={"migraphx_exhaustive_tune": "1"},
+    bf16={"migraphx_bf16_enable": "1"},
+    precisions=frozenset(f"migraphx_{name}_enable" for name in ("bf16", "fp16", "fp8", "int8")),
     no_graph="MIGraphX runs its compiled program itself and has no option for a graph",
     vendor="amd",
     needs="Install ROCm 7 with MIGraphX or add its lib folder to LD_LIBRARY_PATH; "

@@ -74,6 +74,10 @@ class Provider:
     """Set in addition by ``--tuning``; empty where there is nothing to search."""
     graph: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--graph``; empty where the provider has no graphs."""
+    bf16: Mapping[str, str] = field(default_factory=dict)
+    """Set in addition for a model that was made for bf16; empty where the provider does not compute in it."""
+    precisions: frozenset[str] = frozenset()
+    """Those of its options that choose the precision of what it computes."""
     no_graph: str = ""
     """Why it has no graphs, in words for the user."""
     note: str = ""

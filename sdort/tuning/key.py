@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.ops.library import AUTO, library_hash, resolve
+from sdort.runtime.bf16 import with_bf16
 from sdort.runtime.folder import hash_model
 from sdort.runtime.providers import PROVIDERS, Provider, RuntimeOptions, provider_options
 from sdort.tuning.machine import Machine, this_machine
@@ -58,17 +59,21 @@ class Key(Machine):
                 return name, mine[name], theirs[name]
         return None
 
-    def elsewhere(self, device_id: int = 0) -> tuple[str, Any, Any] | None:
+    def elsewhere(self, device_id: int = 0, custom_ops: str = AUTO) -> tuple[str, Any, Any] | None:
         """The first field in which this machine differs from the key's, with the key's value and this machine's.
 
         Only what belongs to a machine is looked at; model, shapes and options are compared when a run looks for it.
 
+        Args:
+            custom_ops: the library of custom operators that runs here take, as :func:`sdort.ops.library.resolve` reads.
+
         Raises:
-            ProviderError: this machine cannot be asked.
+            ProviderError: this machine cannot be asked, or the library is not built.
+            UsageError: there is no such library.
         """
         if self.provider is None:
             return "ep", self.ep, ", ".join(provider.ep for provider in PROVIDERS.values())
-        library = resolve(AUTO)
+        library = resolve(custom_ops)
         here = replace(self, **asdict(this_machine(self.provider.name, device_id)))
         if self.custom_ops is not None:  # made without the library, a run with --custom-ops off can use it
             here = replace(here, custom_ops=library_hash(library) if library else None)
@@ -79,9 +84,10 @@ def make_key(path: Path, component: str, provider: Provider, options: RuntimeOpt
     """The key of a model on this machine.
 
     Raises:
-        ProviderError: the driver does not tell what GPU there is.
+        ProviderError: the driver does not tell what GPU there is, or the provider does not compute as the model asks.
     """
     library = resolve(options.custom_ops)
+    options = with_bf16(path, component, provider, options)
     return Key(
         **asdict(this_machine(provider.name, options.device_id)),
         custom_ops=library_hash(library) if library else None,

@@ -161,8 +161,9 @@ def _png(pixels: Array) -> bytes:
 def _limits() -> str:
     rows = "".join(
         f"<tr><td class='words'>{escape(each.measure)}</td><td>{escape(each.float32)}</td>"
-        f"<td>{escape(each.float16)}</td><td class='words wrap'>{escape(each.why)}</td></tr>"
+        f"<td>{escape(each.float16)}</td><td>{escape(each.bfloat16)}</td>"
+        f"<td class='words wrap'>{escape(each.why)}</td></tr>"
         for each in REASONS
     )
-    heads = "<th class='words'>measure</th><th>fp32</th><th>fp16</th><th class='words'>why</th>"
+    heads = "<th class='words'>measure</th><th>fp32</th><th>fp16</th><th>bf16</th><th class='words'>why</th>"
     return f"<h2>Limits, and why</h2><div class='scroll'><table><tr>{heads}</tr>{rows}</table></div>"

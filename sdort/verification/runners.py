@@ -34,9 +34,9 @@ class Place:
 def open_component(path: Path, component: str, place: Place) -> Session:
     """Open a component on a provider.
 
-    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.reference`), one in fp16 with
-    every result rounded as a GPU stores it (:mod:`sdort.precision.emulate`): ONNX Runtime's CPU provider keeps fp32
-    between its casts, where nothing overflows. Who asks for a library of sdort's operators gets their CPU kernels.
+    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.reference`), one in fp16 or bf16
+    with every result rounded as a GPU stores it (:mod:`sdort.precision.emulate`): ONNX Runtime's CPU provider keeps
+    fp32 between its casts, where nothing overflows. Who asks for a library of sdort's operators gets their CPU kernels.
 
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
@@ -45,7 +45,9 @@ def open_component(path: Path, component: str, place: Place) -> Session:
         return open_session(path, component, place.provider, place.options)
     check_file(path, component)
     model, library = read_graph(path), resolve(place.options.custom_ops)
-    if place.options.custom_ops in (AUTO, OFF) and is_for_gpu(model) and precision(model) == "float16":
+    dtype = precision(model)
+    narrow = dtype == "bfloat16" or (dtype == "float16" and is_for_gpu(model))
+    if narrow and place.options.custom_ops in (AUTO, OFF):
         model, library = emulate(path, component), None
     graph = open_graph(model, path.parent, component, CPU.name, library)
     return Session(graph, path, component, CPU, place.options)

@@ -30,7 +30,7 @@ SKIPPED = ("safety_checker",)
 """No part of the generation; no pass is made for it."""
 
 ROUNDED = (
-    "fp16 on the CPU: a graph made for a GPU is rounded here wherever a GPU stores a result, one made for the CPU "
+    "fp16 or bf16 on the CPU: a graph made for a GPU is rounded here where a GPU stores a result, one made for the CPU "
     "where ONNX Runtime does, which keeps fp32 in between; what a GPU's kernels do inside shows only there"
 )
 
@@ -75,7 +75,7 @@ def verify(candidate: Path, options: Options) -> Verification:
         result.notes += [note] if note else []
         run = _Run(folder, original, checkpoint, Place(provider, options.runtime), options, result)
         _check_components(run)
-        if not provider.on_gpu and "float16" in {each.dtype for each in result.precisions.values()}:
+        if not provider.on_gpu and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
             result.notes.append(ROUNDED)
         watched = _watch(run)
         for component in run.components:
@@ -200,7 +200,7 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
 def _verify_images(run: _Run, watched: Watched) -> None:
     """Draw with the candidate and compare image by image."""
     dtypes = [run.result.precisions[name].dtype for name in NEEDED if name in run.result.precisions]
-    coarsest = min(dtypes, default="float32")  # "float16" < "float32"
+    coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
     requests = _requests(run.options)
     references = watched.images
     if not references:
