@@ -7,6 +7,7 @@ ONNX Runtime, HIP, rocBLAS and device.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 import rocm_stub
 import test_rocm_options
 
+from sdort.errors import ProviderError
+from sdort.ops.library import library_hash
 from sdort.tuning.bundle import RECORD, TUNABLE, Bundle, seal
 from sdort.tuning.store import Store
 from sdort.tuning.work import MIOPEN_FOLDERS
@@ -42,7 +45,7 @@ if not path.exists():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path.write_bytes(model.SerializeToString())
 set_verbosity(1)
-options = RuntimeOptions("rocm", asked["tuning"], tuning_ms=1)
+options = RuntimeOptions("rocm", asked["tuning"], tuning_ms=1, custom_ops=asked.get("custom_ops", "auto"))
 tuned = hook.prepare(path, "unet", ROCM, options)
 ort = create_session(str(path), ROCM, tuned.options)
 tuned.give(ort)
@@ -234,3 +237,81 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_run(session: Ask, cach
     assert entries(found["then"]) == {"NN_2_64_64", "2_64"}
     assert "cannot keep tuning results in" in found["refused"]
     assert cache.read_text() == "a file where the folder would be"
+
+
+# ---- an archive, and a library of custom operators that is given by its path ----
+
+LIBRARY = r"""
+const char *sdort_ops_describe(void) { return "{\"operators\": [], \"code_objects\": []}"; }
+void *RegisterCustomOps(void *options, const void *api) { (void)options; (void)api; return 0; }
+const char *version(void) { return "%s"; }
+"""
+"""As ONNX Runtime and sdort see one; what it computes plays no part."""
+
+COMMAND = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sdort.cli import main; main()"
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> list[str]:
+    """Two, of different hashes."""
+    made = []
+    for name in ("one", "other"):
+        source = tmp_path / f"{name}.c"
+        source.write_text(LIBRARY % name)
+        made.append(str(tmp_path / f"lib{name}.so"))
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", made[-1], str(source)], check=True)
+    return made
+
+
+@pytest.fixture
+def tuning(cache: Path, packages: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``sdort tuning`` where onnxruntime-rocm is."""
+
+    def call(*arguments: str, gfx: str = "gfx1100") -> subprocess.CompletedProcess[str]:
+        return rocm_stub.runtime().run(COMMAND, str(packages), "tuning", *arguments, gfx=gfx)
+
+    return call
+
+
+def test_an_archive_made_with_a_library_by_path_is_used_in_an_empty_cache(
+    session: Ask, tuning: Callable[..., Any], libraries: list[str], cache: Path, tmp_path: Path
+) -> None:
+    one, other = libraries
+    archive = str(tmp_path / "tuned.tar")
+    first = session(tuning=True, custom_ops=one)
+    assert only(cache).key.custom_ops == library_hash(Path(one))
+    assert tuning("export", archive).returncode == 0
+    cache.rename(tmp_path / "away")
+    assert entries(session(custom_ops=one)["given"]) == set()
+
+    for wrong in ((), ("--custom-ops", other), ("--custom-ops", "off")):
+        refused = tuning("import", archive, *wrong)
+        assert refused.returncode == ProviderError.exit_code
+        assert "custom_ops is" in refused.stderr
+        assert "--custom-ops PATH" in refused.stderr
+    assert tuning("import", archive, "--custom-ops", one, gfx="gfx942").returncode == ProviderError.exit_code
+    assert Store(cache / "sdort" / "tuning").names() == []
+
+    accepted = tuning("import", archive, "--custom-ops", one, "--json")
+    assert accepted.returncode == 0, accepted.stderr
+    assert json.loads(accepted.stdout) == {"bundles": [first["kept"]], "elsewhere": []}
+    later = session(custom_ops=one)
+    assert later["given"] == later["then"] == first["then"]  # known before the first run, and nothing new by it
+    assert entries(session(custom_ops=other)["given"]) == set()
+
+
+def test_what_a_library_by_path_was_tuned_with_is_not_pruned_unseen(
+    session: Ask, tuning: Callable[..., Any], libraries: list[str], cache: Path
+) -> None:
+    session(tuning=True, custom_ops=libraries[0])
+
+    def state(*arguments: str) -> str:
+        (found,) = json.loads(tuning("list", "--json", *arguments).stdout)["bundles"]
+        return str(found["state"])
+
+    assert state() == "unused"
+    assert state("--custom-ops", libraries[0]) == "used"
+    assert state("--custom-ops", libraries[1]) == "stale"
+    for arguments, gone in (((), 0), (("--custom-ops", libraries[0]), 0), (("--custom-ops", libraries[1]), 1)):
+        assert len(json.loads(tuning("prune", "--json", *arguments).stdout)["bundles"]) == gone
+    assert Store(cache / "sdort" / "tuning").names() == []

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.cli.options import custom_ops_option
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -38,6 +40,7 @@ Examples:
   sdort tuning list
   sdort tuning export tuned.tar
   sdort tuning import tuned.tar
+  sdort tuning import tuned.tar --custom-ops ./libsdort_ops.so
   sdort tuning verify
   sdort tuning prune --older-than 90d
 """
@@ -51,15 +54,16 @@ def command() -> None:
 
 
 @command.command("list")
+@custom_ops_option
 @_json
-def list_(as_json: bool) -> None:
+def list_(custom_ops: str, as_json: bool) -> None:
     """Show what is kept and whether runs on this machine use it."""
     from sdort.console import emit_json, say, show
     from sdort.tuning.care import look
     from sdort.tuning.store import Store
 
     store = Store()
-    found = look(store)
+    found = look(store, custom_ops=custom_ops)
     if as_json:
         emit_json({"folder": store.folder, "bundles": [_plain(each) for each in found]})
         return
@@ -91,8 +95,9 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--any-machine", is_flag=True, help="Store bundles of other machines too; no run here uses those.")
 @click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU they have to fit.")
+@custom_ops_option
 @_json
-def import_(file: Path, any_machine: bool, device_id: int, as_json: bool) -> None:
+def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_json: bool) -> None:
     """Check FILE and keep its bundles, all of them or none.
 
     A bundle holds compiled kernels, which run on your GPU and in your processes: import what you trust.
@@ -101,7 +106,7 @@ def import_(file: Path, any_machine: bool, device_id: int, as_json: bool) -> Non
     from sdort.tuning.archive import import_bundles
     from sdort.tuning.store import Store
 
-    done = import_bundles(Store(), file, any_machine=any_machine, device_id=device_id)
+    done = import_bundles(Store(), file, any_machine=any_machine, device_id=device_id, custom_ops=custom_ops)
     if done.elsewhere:
         warn(f"{len(done.elsewhere)} of them are for other machines; no run here uses those")
     if as_json:
@@ -136,14 +141,15 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 @click.option("--older-than", type=Duration(), help="Also remove bundles made longer ago: 30d, 12h.")
 @click.option("--foreign", is_flag=True, help="Also remove bundles of other GPUs.")
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@custom_ops_option
 @_json
-def prune(older_than: float | None, foreign: bool, dry_run: bool, as_json: bool) -> None:
+def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: str, as_json: bool) -> None:
     """Remove bundles that are damaged, or were made with other versions than are installed."""
     from sdort.console import emit_json, say, show
     from sdort.tuning.care import prune as run_prune
     from sdort.tuning.store import Store
 
-    gone = run_prune(Store(), older_than=older_than, foreign=foreign, dry_run=dry_run)
+    gone = run_prune(Store(), older_than=older_than, foreign=foreign, dry_run=dry_run, custom_ops=custom_ops)
     if as_json:
         emit_json({"removed": not dry_run, "bundles": [_plain(each) for each in gone]})
         return

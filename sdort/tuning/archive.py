@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sdort.errors import OutputError, ProviderError, UsageError
+from sdort.ops.library import AUTO
 from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
 from sdort.tuning.store import Store
 
@@ -94,12 +95,15 @@ def _beside(output: Path) -> Iterator[IO[bytes]]:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
-def import_bundles(store: Store, archive: Path, *, any_machine: bool = False, device_id: int = 0) -> Imported:
+def import_bundles(
+    store: Store, archive: Path, *, any_machine: bool = False, device_id: int = 0, custom_ops: str = AUTO
+) -> Imported:
     """Check an archive and store all its bundles, or none.
 
     Args:
         any_machine: also take bundles of another machine. They are stored and exported as the others are, and no run
             here uses them, as their keys differ: for a machine that prepares the cache of others.
+        custom_ops: the library of custom operators that runs here take.
 
     Raises:
         BundleError: the archive is damaged, unsafe, or of another format.
@@ -116,15 +120,15 @@ def import_bundles(store: Store, archive: Path, *, any_machine: bool = False, de
         bundles = [read_bundle(hidden / name) for name in names]
         for bundle in bundles:
             check_files(bundle)
-        elsewhere = [bundle.name for bundle in bundles if _refusal(bundle, any_machine, device_id)]
+        elsewhere = [bundle.name for bundle in bundles if _refusal(bundle, any_machine, device_id, custom_ops)]
         store.place([hidden / name for name in names])
     return Imported([store.read(name) for name in names], elsewhere)
 
 
-def _refusal(bundle: Bundle, any_machine: bool, device_id: int) -> bool:
+def _refusal(bundle: Bundle, any_machine: bool, device_id: int, custom_ops: str) -> bool:
     """Whether a bundle is another machine's, where such are taken."""
     try:
-        found = bundle.key.elsewhere(device_id)
+        found = bundle.key.elsewhere(device_id, custom_ops)
     except ProviderError:
         if any_machine:
             return True
@@ -132,9 +136,11 @@ def _refusal(bundle: Bundle, any_machine: bool, device_id: int) -> bool:
     if found is None or any_machine:
         return found is not None
     name, there, here = found
+    library = "If runs here take such a library from elsewhere, name it with --custom-ops PATH. "
     raise ProviderError(
         f"the tuning bundle {bundle.name} was made elsewhere: {name} is {there!r} there and {here!r} here",
-        hint="Nothing was imported. --any-machine stores it for other machines; no run here will use it.",
+        hint=f"Nothing was imported. {library if name == 'custom_ops' else ''}"
+        "--any-machine stores it for other machines; no run here will use it.",
     )
 
 
