@@ -92,20 +92,21 @@ class Drawing:
         height, width = (int(side) // 8 for side in args.size.split("x"))
         self.args = args
         self.batch = Batch(2, 1, (4, height, width))
-        self.texts = [rng.normal(size=(1, 77, 768)).astype(np.float32) for _ in range(2)]
+        texts = [rng.normal(size=(1, 77, 768)).astype(np.float32) for _ in range(2)]
+        self.conditions = [{"encoder_hidden_states": text} for text in texts]
         self.noise = rng.normal(size=(1, 1, 4, height, width)).astype(np.float32)
 
     def through_device(self, session: Session, loop: Loop | None = None) -> tuple[Array, list[float]]:
         recurrence = find_recurrence(lambda: scheduler(self.args))
         assert recurrence is not None
         loop = loop or Loop(session)
-        return loop.denoise(recurrence, self.batch, self.texts, self.noise, [-6.5, 7.5], lambda _: None)
+        return loop.denoise(recurrence, self.batch, self.conditions, self.noise, [-6.5, 7.5], lambda _: None)
 
     def through_host(self, session: Session) -> tuple[Array, list[float]]:
         import torch
 
         noise = torch.from_numpy(self.noise[0])
-        return denoise(session, scheduler(self.args), self.texts, noise, [], 7.5, None, lambda _: None)
+        return denoise(session, scheduler(self.args), self.conditions, noise, [], 7.5, lambda _: None)
 
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 recorder.stop()
 
-        loop.denoise(recurrence, drawing.batch, drawing.texts, drawing.noise, [-6.5, 7.5], on_step)
+        loop.denoise(recurrence, drawing.batch, drawing.conditions, drawing.noise, [-6.5, 7.5], on_step)
         names = Counter(event.name for event in recorder.events())
         copied = {name: count for name, count in names.items() if "memcpy" in name.lower() or "copy" in name.lower()}
         label = "graph" if graph else "plain"

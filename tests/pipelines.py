@@ -31,16 +31,6 @@ UNET: dict[str, Any] = {
 UNETS: dict[str, dict[str, Any]] = {
     # Linear projections, head counts per level and nine channels, as in SD 2's inpainting model.
     "sd2_inpainting": {**UNET, "in_channels": 9, "cross_attention_dim": 48},
-    "sdxl": {
-        **UNET,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": [1, 2],
-        "cross_attention_dim": 48 + 32,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 8,
-        "projection_class_embeddings_input_dim": 24 + 6 * 8,
-    },
 }
 VAE: dict[str, Any] = {
     "block_out_channels": (32, 32),
@@ -65,30 +55,38 @@ def make_pipeline(family: str, folder: Path) -> None:
     """Save a tiny pipeline of a family as diffusers does; all parameters are random and distinct."""
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from models import randomize
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+    from transformers import CLIPTextConfig, CLIPTextModel
 
     if family == "sd1":
         from sdort.export.demo import make_demo
 
         make_demo(folder)
         return
+    if family == "sdxl":
+        import tiny_sdxl
+
+        tiny_sdxl.build_diffusers(folder)
+        edit_index(folder, _name_or_path="/home/somebody/checkpoint")
+        return
     parts: dict[str, Any] = {
         "unet": UNet2DConditionModel(**UNETS[family]),
         "vae": AutoencoderKL(**VAE),
         "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT)),
     }
-    if family == "sdxl":
-        second = {**TEXT, "hidden_size": 32, "projection_dim": 24}
-        parts["text_encoder_2"] = CLIPTextModelWithProjection(CLIPTextConfig(**second))
     for name, part in parts.items():
         randomize(part)
         part.save_pretrained(folder / name)
     index: dict[str, Any] = {
-        "_class_name": "StableDiffusionXLPipeline" if family == "sdxl" else "StableDiffusionInpaintPipeline",
-        "_name_or_path": "/home/somebody/checkpoint",
+        "_class_name": "StableDiffusionInpaintPipeline",
         **{name: [type(part).__module__.partition(".")[0], type(part).__name__] for name, part in parts.items()},
     }
     (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def edit_index(folder: Path, **entries: Any) -> None:
+    """Set entries of a pipeline's ``model_index.json``."""
+    path = folder / "model_index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
 @dataclass

@@ -111,6 +111,3 @@ def test_the_presets_settings_are_mlperfs(tmp_path: Path) -> None:
     (tmp_path / "text_encoder_2").mkdir()
     made = apply_preset("mlperf-sdxl", tmp_path, Options(components=("unet",), batch_sizes=(4,), steps=3))
     assert (made.sizes, made.steps, made.scheduler, made.batch_sizes) == (((1024, 1024),), 20, "euler", (1,))
-    for components in ((), ("unet", "pipeline")):
-        with pytest.raises(UsageError, match="cannot draw with SDXL yet"):
-            apply_preset("mlperf-sdxl", tmp_path, Options(components=components))

@@ -111,6 +111,19 @@ def test_vae_agrees_with_torch_at_every_size(exports: Callable[[str], Exported],
         assert_close(exported.run("vae_encoder", sample=image)["latent_parameters"], encoded)
 
 
+def test_an_autoencoder_of_many_pixels_a_latent_agrees_with_torch(exports: Callable[[str], Exported]) -> None:
+    """With 32 of them what is traced has to be a larger image: of the usual one a side's latent would be 1."""
+    import torch
+
+    exported = exports("sdxl")
+    vae = exported.load("vae_encoder")
+    for height, width in ((288, 155), (64, 64)):
+        image = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(4))
+        with torch.no_grad():
+            expected = vae.encode(image).latent_dist.parameters
+        assert_close(exported.run("vae_encoder", sample=image)["latent_parameters"], expected)
+
+
 @pytest.mark.parametrize("family", ["sd1", "sd2_inpainting"])
 @pytest.mark.parametrize("shape", [(1, 77), (3, 8), (2, 1)])
 def test_text_encoder_agrees_with_torch(

@@ -43,10 +43,10 @@ def denoise():
     now("loop")
     table = rng.normal(size=(5, 5))
     steps = iter(range(1, 5))
-    embeddings = [rng.normal(size=(1, 5, 6)).astype("f")] * 2
+    conditions = [{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2
     noise = rng.normal(size=(1, 1, 4, 8, 8)).astype("f")
     recurrence, batch = Recurrence(numpy.arange(4), table[:-1], table[-1]), Batch(2, 1, (4, 8, 8))
-    loop.denoise(recurrence, batch, embeddings, noise, [-1.0, 2.0], lambda _: now(f"step {next(steps)}"))
+    loop.denoise(recurrence, batch, conditions, noise, [-1.0, 2.0], lambda _: now(f"step {next(steps)}"))
     now("end")
 
 def decode():

@@ -103,6 +103,7 @@ def unet(folder: Path, clock: str = "int64", io: str = "float", n: str = "N", co
 
 
 STEPS = 3
+TEXT = "encoder_hidden_states"
 LATENT = (4, 2, 3)
 
 
@@ -115,20 +116,21 @@ def draw(copies: int, images: int, noises: int = 0) -> dict[str, Any]:
     return {
         "recurrence": Recurrence(np.array([8, 5, 2]), table[:-1], table[-1]),
         "batch": Batch(copies, images, LATENT),
-        "embeddings": [rng.normal(size=(1, 5, 6)).astype(np.float32) for _ in range(copies)],
+        "conditions": [{TEXT: rng.normal(size=(1, 5, 6)).astype(np.float32)} for _ in range(copies)],
         "noise": rng.normal(size=(1 + noises, images, *LATENT)).astype(np.float32),
         "guidance": [-1.5, 2.5] if copies == 2 else [1.0],
     }
 
 
-def expected(
-    recurrence: Recurrence, embeddings: list[Array], noise: Array, guidance: list[float], scale: float
-) -> Array:
+def expected(recurrence: Recurrence, conditions: list[dict[str, Array]], noise: Array, guidance: list[float]) -> Array:
     outputs: list[Array] = []
     for step in range(STEPS):
         rows = [noise[0], *outputs, *[np.zeros(noise[0].shape)] * (STEPS - step), *noise[1:]]
         sample = np.tensordot(recurrence.inputs[step], rows, 1)
-        each = [(sample + text.mean() + recurrence.timesteps[step]) * scale for text in embeddings]
+        each = [
+            (sample + told[TEXT].mean() + recurrence.timesteps[step]) * told.get("timestep_cond", np.ones(1)).mean()
+            for told in conditions
+        ]
         outputs.append(sum(weight * output for weight, output in zip(guidance, each, strict=True)))
     return np.asarray(np.tensordot(recurrence.result, [noise[0], *outputs, *noise[1:]], 1))
 
@@ -146,13 +148,15 @@ def expected(
 def test_the_loop_is_its_formula(copies: int, images: int, noises: int, model: dict[str, Any], tmp_path: Path) -> None:
     session = unet(tmp_path, **model)
     given = draw(copies, images, noises)
-    condition = np.array([[1.0, 2.0, 0.0]], np.float32) if model.get("condition") else None
+    if model.get("condition"):
+        for number, told in enumerate(given["conditions"], 1):
+            told["timestep_cond"] = np.array([[number, 2, 0]], np.float32)
     loop = Loop(session)
     advanced: list[float] = []
-    wanted = expected(given["recurrence"], given["embeddings"], given["noise"], given["guidance"], 1.0)
+    wanted = expected(given["recurrence"], given["conditions"], given["noise"], given["guidance"])
     tolerance = 2e-2 if model.get("io") else 1e-5
     for _ in range(2):  # the second time in the buffers of the first
-        latents, seconds = loop.denoise(**given, on_step=advanced.append, condition=condition)
+        latents, seconds = loop.denoise(**given, on_step=advanced.append)
         assert latents.shape == (images, *LATENT)
         np.testing.assert_allclose(latents, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
         assert len(seconds) == STEPS
@@ -208,7 +212,8 @@ def mark(_):
 loop = Loop(session)
 for side in map(int, sys.argv[4:]):
     loop.denoise(
-        recurrence, Batch(2, 1, (4, side, side)), [rng.normal(size=(1, 5, 6)).astype("f")] * 2,
+        recurrence, Batch(2, 1, (4, side, side)),
+        [{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2,
         rng.normal(size=(1, 1, 4, side, side)).astype("f"), [-1.0, 2.0], mark,
     )
 """

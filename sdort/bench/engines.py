@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from sdort.bench.cases import PIPELINE, PROMPT, Case, make_feeds
 from sdort.errors import BadModelError, UsageError
 from sdort.precision.bf16 import made_for_bf16
-from sdort.runtime.folder import NEEDED, PipelineFolder, open_folder
+from sdort.runtime.folder import PipelineFolder, open_folder
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.request import Request
@@ -97,8 +97,7 @@ class OnnxEngine:
 
     def components(self) -> list[str]:
         names = [name for name in self.folder.models if name != "safety_checker"]
-        whole = set(NEEDED) <= set(names) and "text_encoder_2" not in names and (self.path / "tokenizer").is_dir()
-        return [*names, *([PIPELINE] if whole and self._draws() else [])]
+        return [*names, *([PIPELINE] if self.folder.draws and self._draws() else [])]
 
     def _draws(self) -> bool:
         """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
@@ -110,13 +109,14 @@ class OnnxEngine:
         return self.folder.vae_factor
 
     def default_size(self) -> tuple[int, int]:
-        factor = self.folder.vae_factor
-        size = self.folder.config("unet").get("sample_size") or 512 // factor
-        height, width = size if isinstance(size, list) else (size, size)
-        if "unet" in self.folder.models:
-            sample = _inputs(self.folder.models["unet"], "unet").get("sample", ())
-            height, width = static_size(sample, 2) or height, static_size(sample, 3) or width
-        return height * factor, width * factor
+        if "unet" not in self.folder.models:
+            return self.folder.default_size
+        sample = _inputs(self.folder.models["unet"], "unet").get("sample", ())
+        height, width = (
+            (static_size(sample, axis) or 0) * self.folder.vae_factor or side
+            for axis, side in enumerate(self.folder.default_size, 2)
+        )
+        return height, width
 
     def dtype(self, component: str) -> str:
         name = "unet" if component == PIPELINE else component
@@ -135,7 +135,8 @@ class OnnxEngine:
             from sdort.runtime.prompt import load_tokenizer
             from sdort.runtime.schedulers import load_scheduler
 
-            load_tokenizer(self.path / "tokenizer")
+            for encoder in self.folder.family.encoders:
+                load_tokenizer(self.path / encoder.tokenizer)
             load_scheduler(self.path / "scheduler", None).set_timesteps(1)
 
     def session(self, component: str) -> Session:
@@ -176,7 +177,7 @@ class _OnnxPipeline:
     def __init__(self, engine: OnnxEngine, request: Request) -> None:
         from sdort.runtime.pipeline import assemble
 
-        sessions = {name: engine.session(name) for name in NEEDED}
+        sessions = {name: engine.session(name) for name in engine.folder.needed}
         self.drawer = assemble(engine.folder, sessions, engine.provider, None)
         self.request = request
         self.images: list[Generated] = []

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdort.bench.cases import PIPELINE, Case, cases
+from sdort.bench.cases import Case, cases
 from sdort.bench.engines import Engine, OnnxEngine
 from sdort.bench.reference import Reference, checkpoint_of, compute_reference, holds_onnx, original_of
 from sdort.bench.torch_engine import TorchEngine
@@ -72,17 +72,12 @@ def apply_preset(name: str, path: Path, options: Options) -> Options:
     (https://github.com/mlcommons/inference/tree/master/text_to_image).
 
     Raises:
-        UsageError: the pipeline is not SDXL, or what the preset asks for cannot be run yet.
+        UsageError: there is no such preset, or the pipeline is not SDXL.
     """
     if name not in PRESETS:
         raise UsageError(f"there is no preset {name!r}", hint=f"Choose one of: {', '.join(PRESETS)}.")
     if not (path / "text_encoder_2").is_dir():
         raise UsageError(f"--preset {name} is for SDXL, and {path} is not: it has no text_encoder_2")
-    if not options.components or PIPELINE in options.components:
-        raise UsageError(
-            "sdort cannot draw with SDXL yet, so the preset's latency of a whole image cannot be measured",
-            hint="Measure parts at its settings: --component unet --component vae_decoder.",
-        )
     return replace(options, sizes=((1024, 1024),), steps=20, scheduler="euler", batch_sizes=(1,))
 
 

@@ -95,7 +95,7 @@ class TorchEngine:
 
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
-        whole = self._parts() == {"text_encoder", "unet", "vae"}
+        whole = self._parts() | {"text_encoder_2"} == _PARTS
         draws = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
         return [*names, *([PIPELINE] if draws else [])]
 

@@ -101,7 +101,8 @@ class PipelineRunner:
         noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
         return pipeline(
             request.prompt,
-            negative_prompt=request.negative_prompt,
+            # SDXL's pipeline takes zeros where there is none, as ours does where it is empty.
+            negative_prompt=request.negative_prompt or None,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance_scale,
             height=height,

@@ -19,7 +19,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.export import architecture
 from sdort.export.cache import Trace
 from sdort.export.casts import concrete_casts
-from sdort.export.components import Component, Dim, TensorSpec
+from sdort.export.components import Component, Dim, TensorSpec, vae_scale
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""
@@ -67,7 +67,8 @@ def trace(component: Component, module: Any, opset: int) -> Trace:
 def _export(component: Component, module: Any, opset: int) -> Any:
     names = tuple(_dynamic(spec) for spec in component.inputs)
     dims = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in names)
-    examples = tuple(_example(spec) for spec in component.inputs)
+    sizes = _example_sizes(component)
+    examples = tuple(_example(spec, sizes) for spec in component.inputs)
     # Traced by hand: torch.onnx.export would ask for dims that it may specialise, and retry in a slower mode.
     if component.name == "unet":
         dims = (dims,)  # type: ignore[assignment]  # its forward takes *tensors
@@ -89,8 +90,16 @@ def _dynamic(spec: TensorSpec) -> dict[int, str]:
     return {axis: dim for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
 
 
-def _example(spec: TensorSpec) -> Any:
-    shape = [_EXAMPLE[dim] if isinstance(dim, str) else dim for dim in spec.dims]
+def _example_sizes(component: Component) -> Mapping[str, int]:
+    """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1."""
+    if component.name != "vae_encoder":
+        return _EXAMPLE
+    larger = max(vae_scale(component.config) // 8, 1)
+    return {name: size * larger if name.startswith("sample_") else size for name, size in _EXAMPLE.items()}
+
+
+def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> Any:
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.dims]
     # Zeros are valid token ids, timesteps and latents alike; values do not show in a trace.
     return torch.zeros(shape, dtype=_DTYPES[spec.dtype])
 

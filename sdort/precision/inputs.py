@@ -65,7 +65,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -
 
 
 def _record(source: Path) -> dict[str, list[Feed]]:
-    from sdort.runtime.folder import NEEDED, open_folder
+    from sdort.runtime.folder import open_folder
     from sdort.runtime.pipeline import assemble
     from sdort.runtime.providers import CPU
     from sdort.runtime.request import Request
@@ -74,7 +74,7 @@ def _record(source: Path) -> dict[str, list[Feed]]:
 
     folder = open_folder(source)
     options = RuntimeOptions("cpu", custom_ops="off")
-    sessions = {name: Recorder(open_session(folder.models[name], name, CPU, options)) for name in NEEDED}
+    sessions = {name: Recorder(open_session(folder.models[name], name, CPU, options)) for name in folder.needed}
     drawer = assemble(folder, dict(sessions), CPU, None)
     # The device-resident loop has no feeds to be recorded.
     drawer.loop = HostLoop(sessions["unet"])

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import ParityError
-from sdort.runtime.loop import batch_slices
+from sdort.runtime.families import Condition
+from sdort.runtime.loop import batch_slices, repeated
 from sdort.runtime.session import Session, timestep_shape
 
 Array = npt.NDArray[Any]
@@ -39,21 +40,19 @@ def embed_guidance(guidance_scale: float, width: int) -> Array:
 def denoise(
     unet: Session,
     scheduler: Any,
-    embeddings: Sequence[Array],
+    conditions: Sequence[Condition],
     noise: Any,
     generators: list[Any],
     guidance_scale: float | None,
-    condition: Array | None,
     on_step: Callable[[float], None],
 ) -> tuple[Array, list[float]]:
     """Take every step of ``scheduler``, whose timesteps are set.
 
     Args:
-        embeddings: one [1, tokens, width] for each prompt: the negative one first, when there is guidance.
+        conditions: one for each prompt: the negative one first, when there is guidance.
         noise: [images, channels, height, width], fp32, as drawn.
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
-        condition: [1, width], for a UNet that embeds the guidance scale.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -64,13 +63,13 @@ def denoise(
     import torch
 
     extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    repeated = np.concatenate([np.repeat(each, len(noise), axis=0) for each in embeddings])
+    told = repeated(conditions, len(noise))
     latents = noise * scheduler.init_noise_sigma
     seconds = []
     for number, timestep in enumerate(scheduler.timesteps, 1):
         started = time.perf_counter()
-        sample = scheduler.scale_model_input(torch.cat([latents] * len(embeddings)), timestep).numpy()
-        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), repeated, condition))
+        sample = scheduler.scale_model_input(torch.cat([latents] * len(conditions)), timestep).numpy()
+        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), told))
         if not torch.isfinite(output).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number} of {len(scheduler.timesteps)}",
@@ -86,7 +85,7 @@ def denoise(
     return latents.numpy(), seconds
 
 
-def _predict(unet: Session, sample: Array, timestep: Array, embeddings: Array, condition: Array | None) -> Array:
+def _predict(unet: Session, sample: Array, timestep: Array, told: Condition) -> Array:
     """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
     rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
     parts = []
@@ -95,8 +94,7 @@ def _predict(unet: Session, sample: Array, timestep: Array, embeddings: Array, c
         feeds = {
             "sample": some,
             "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(some))),
-            "encoder_hidden_states": embeddings[part],
-            "timestep_cond": None if condition is None else np.repeat(condition, len(some), axis=0),
+            **{name: values[part] for name, values in told.items()},
         }
-        parts.append(unet.run({k: v for k, v in feeds.items() if v is not None})[unet.outputs[0].name])
+        parts.append(unet.run(feeds)[unet.outputs[0].name])
     return np.concatenate(parts).astype(np.float32)

@@ -9,14 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sdort.errors import BadModelError
+from sdort.runtime.families import Family, family_of
 from sdort.runtime.schedulers import read_config
 
+INDEX = "model_index.json"
 MANIFEST = "sdort.json"
 DECODER = "vae_decoder"
-NEEDED = ("text_encoder", "unet", DECODER)
-# What AutoencoderKL of Stable Diffusion 1.x has; old conversion scripts write no config beside the ONNX files.
-_SD1_VAE: dict[str, Any] = {"scaling_factor": 0.18215, "block_out_channels": [128, 256, 512, 512]}
+# Of every family's AutoencoderKL; old conversion scripts write no config beside the ONNX files.
+_VAE_CHANNELS = [128, 256, 512, 512]
 
 _SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
@@ -33,6 +37,36 @@ class PipelineFolder:
         path = self.path / component / "config.json"
         return read_config(path) if path.is_file() else {}
 
+    @property
+    def family(self) -> Family:
+        """Which family it is of."""
+        return family_of(self.models)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The components that draw."""
+        return (*(encoder.component for encoder in self.family.encoders), "unet", DECODER)
+
+    @property
+    def draws(self) -> bool:
+        """Whether everything is there that text to image takes."""
+        tokenizers = [self.path / encoder.tokenizer for encoder in self.family.encoders]
+        return set(self.needed) <= self.models.keys() and all(folder.is_dir() for folder in tokenizers)
+
+    @property
+    def empty_is_zero(self) -> bool:
+        """Whether an empty negative prompt is told to the UNet as zeros, not as what the encoders make of it."""
+        path = self.path / INDEX
+        index = read_config(path) if path.is_file() else {}
+        return self.family.empty_is_zero and bool(index.get("force_zeros_for_empty_prompt", True))
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the UNet was made for."""
+        size = self.config("unet").get("sample_size") or self.family.side // self.vae_factor
+        height, width = size if isinstance(size, list) else (size, size)
+        return height * self.vae_factor, width * self.vae_factor
+
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """``sdort.json``, empty when the pipeline comes from elsewhere."""
@@ -41,13 +75,21 @@ class PipelineFolder:
 
     @cached_property
     def vae(self) -> dict[str, Any]:
-        """The autoencoder's config, as optimum or diffusers place it, or that of Stable Diffusion 1.x."""
-        return _SD1_VAE | (self.config(DECODER) or self.config("vae"))
+        """The autoencoder's config, as optimum or diffusers place it, or what it is in that family."""
+        usual = {"scaling_factor": self.family.scaling_factor, "block_out_channels": _VAE_CHANNELS}
+        return usual | (self.config(DECODER) or self.config("vae"))
 
     @property
     def vae_factor(self) -> int:
         """Pixels a latent along each side."""
         return 1 << (len(self.vae["block_out_channels"]) - 1)
+
+    def unscaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Denoised latents [images, channels, height, width] as the decoder takes them."""
+        # Of each channel, in some of SDXL's descendants, or of all.
+        spread = np.asarray(self.vae.get("latents_std") or 1.0, np.float32).reshape(-1, 1, 1)
+        mean = np.asarray(self.vae.get("latents_mean") or self.vae.get("shift_factor") or 0.0, np.float32)
+        return latents * spread / np.float32(self.vae["scaling_factor"]) + mean.reshape(-1, 1, 1)
 
     @property
     def scheduler_class(self) -> str:
@@ -63,22 +105,30 @@ class PipelineFolder:
         return digest.hexdigest()[:16]
 
 
-def open_folder(path: Path, needed: tuple[str, ...] = NEEDED) -> PipelineFolder:
+def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFolder:
     """Find a pipeline's components.
+
+    Args:
+        needed: components that have to be there; None for those that draw.
 
     Raises:
         BadModelError: there is no pipeline, or it lacks a component of ``needed``.
     """
     from sdort.loader import find_components
 
-    models = find_components(path)
-    missing = [name for name in needed if name not in models]
+    folder = PipelineFolder(path, find_components(path))
+    missing = [name for name in (folder.needed if needed is None else needed) if name not in folder.models]
+    if missing == ["text_encoder"] and "text_encoder_2" in folder.models:
+        raise BadModelError(
+            f"{path} has the second text encoder only, as SDXL's refiner, which works on an image",
+            hint="sdort run draws from text alone: take SDXL's base model.",
+        )
     if missing:
         raise BadModelError(
             f"{path} has no {', '.join(missing)}",
             hint="Text to image wants a whole pipeline: sdort export MODEL OUT, without --component.",
         )
-    return PipelineFolder(path, models)
+    return folder
 
 
 def hash_model(path: Path) -> str:

@@ -23,6 +23,7 @@ from sdort.runtime.session import Array, Session, load_error
 
 SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "text_encoder": (("all of it", all_nodes),),
+    "text_encoder_2": (("all of it", all_nodes),),
     "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
     DECODER: (("all of it", all_nodes),),
 }

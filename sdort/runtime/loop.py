@@ -1,8 +1,8 @@
 """The denoising loop on the device: between two runs of the UNet nothing comes to the host.
 
-Everything that a step needs lies in the provider's memory from the start: the text embeddings, all timesteps, and a
-matrix of rows, the first noise, every output of the UNet, the noise added on the way. One small model between two runs
-of the UNet puts its last output into the rows and sums them up to its next input, weighted as
+Everything that a step needs lies in the provider's memory from the start: what the UNet is told of the prompts, all
+timesteps, and a matrix of rows, the first noise, every output of the UNet, the noise added on the way. One small model
+between two runs of the UNet puts its last output into the rows and sums them up to its next input, weighted as
 :mod:`sdort.runtime.recurrence` says; guidance is part of the weights. The UNet's own inputs and output stay at their
 addresses, so that a graph of the device can replay it. It takes no torch on the device, and is the same code on every
 provider.
@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import ParityError, UsageError
+from sdort.runtime.families import Condition
 from sdort.runtime.probe import create_session
 from sdort.runtime.recurrence import Recurrence
 from sdort.runtime.session import Session, static_size, timestep_shape
 
 Array = npt.NDArray[Any]
+
+Told = tuple[tuple[str, tuple[int, ...]], ...]
 
 MOST_BYTES = 1 << 30
 """Of the matrix of rows; what would need more goes step by step through the host."""
@@ -96,10 +99,11 @@ class Places:
     """The UNet's inputs and output for one batch, bound once.
 
     Args:
+        told: the dimensions of one sample of each input that stays the same from step to step.
         number: of the first graph that may be recorded here; each part of the batch has one of its own.
     """
 
-    def __init__(self, session: Session, batch: Batch, tokens: tuple[int, int], number: int) -> None:
+    def __init__(self, session: Session, batch: Batch, told: Mapping[str, tuple[int, ...]], number: int) -> None:
         self.session = session
         self.batch = batch
         inputs, output = session.inputs, session.outputs[0]
@@ -111,9 +115,7 @@ class Places:
         self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
         self.timestep = Buffer(session, np.zeros(timestep_shape(inputs, each), inputs["timestep"].dtype))
         self.others = {
-            name: Buffer(session, np.zeros((batch.samples, *width), inputs[name].dtype))
-            for name, width in (("encoder_hidden_states", tokens), ("timestep_cond", (condition_width(session),)))
-            if name in inputs
+            name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype)) for name, shape in told.items()
         }
         self.graphs = [number + index for index in range(len(self.slices))]
         self._bindings = [self._bind(part) for part in self.slices]
@@ -131,6 +133,13 @@ class Places:
         """One run of the UNet from the buffers into the buffers."""
         for binding, graph in zip(self._bindings, self.graphs, strict=True):
             self.session.run_bound(binding, graph)
+
+
+def repeated(conditions: Sequence[Condition], images: int) -> Condition:
+    """What all samples are told: [conditions * images, ...] by input, every condition for all images in a row."""
+    return {
+        name: np.concatenate([np.repeat(each[name], images, axis=0) for each in conditions]) for name in conditions[0]
+    }
 
 
 def condition_width(unet: Session) -> int | None:
@@ -182,7 +191,7 @@ class Loop:
     def __init__(self, unet: Session) -> None:
         self.unet = unet
         self._sum: Session | None = None
-        self._places: dict[tuple[Batch, tuple[int, int]], Places] = {}
+        self._places: dict[tuple[Batch, Told], Places] = {}
 
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         """Whether the rows of a run are small enough to be kept."""
@@ -193,19 +202,17 @@ class Loop:
         self,
         recurrence: Recurrence,
         batch: Batch,
-        embeddings: Sequence[Array],
+        conditions: Sequence[Condition],
         noise: Array,
         guidance: Sequence[float],
         on_step: Callable[[float], None],
-        condition: Array | None = None,
     ) -> tuple[Array, list[float]]:
         """Take every step.
 
         Args:
-            embeddings: one [1, tokens, width] for each copy.
+            conditions: one for each copy.
             noise: [1 + recurrence.noises, images, channels, height, width]: the first noise, as drawn, and all later.
             guidance: the weight of each copy's output; they sum up to one.
-            condition: [1, width], for a UNet that embeds the guidance scale.
 
         Returns:
             The latents [images, channels, height, width] in fp32, and the seconds of every step.
@@ -213,12 +220,10 @@ class Loop:
         Raises:
             ParityError: the UNet returned NaN or infinity.
         """
-        places = self._at(batch, embeddings[0].shape[1:])
-        places.others["encoder_hidden_states"].write(
-            np.concatenate([np.repeat(each, batch.images, axis=0) for each in embeddings])
-        )
-        if condition is not None and "timestep_cond" in places.others:
-            places.others["timestep_cond"].write(np.repeat(condition, batch.samples, axis=0))
+        samples = repeated(conditions, batch.images)
+        places = self._at(batch, samples)
+        for name, values in samples.items():
+            places.others[name].write(values)
         # What a run before left there is multiplied by zero at the first sum, but zero times NaN is NaN.
         places.output.write(np.zeros(places.output.shape, places.output.dtype))
         history = History(self._summing(), places, recurrence, noise, guidance)
@@ -232,11 +237,12 @@ class Loop:
         history.prepare(recurrence.steps)
         return history.result(), seconds
 
-    def _at(self, batch: Batch, tokens: tuple[int, ...]) -> Places:
-        key = (batch, (tokens[0], tokens[1]))
+    def _at(self, batch: Batch, samples: Condition) -> Places:
+        told = tuple((name, values.shape[1:]) for name, values in samples.items())
+        key = (batch, told)
         if key not in self._places:
             number = 1 + sum(len(places.graphs) for places in self._places.values())
-            self._places[key] = Places(self.unet, batch, key[1], number)
+            self._places[key] = Places(self.unet, batch, dict(told), number)
         return self._places[key]
 
     def _summing(self) -> Session:

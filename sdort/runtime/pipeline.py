@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sdort.console import detail, progress
-from sdort.errors import BadModelError
 from sdort.runtime.decode import Decoder, Plan, choose
 from sdort.runtime.denoise import denoise, embed_guidance
-from sdort.runtime.folder import DECODER, NEEDED, PipelineFolder, open_folder
+from sdort.runtime.families import Condition, Encoder
+from sdort.runtime.folder import DECODER, PipelineFolder, open_folder
 from sdort.runtime.guard import Guard, dead
 from sdort.runtime.images import Generated, to_image
 from sdort.runtime.loop import Batch, Loop, condition_width
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.prompt import load_tokenizer, tokenize
+from sdort.runtime.prompt import load_tokenizer, tokenize, warn_of_cut
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.recurrence import Recurrence, find_recurrence
 from sdort.runtime.request import Request, check_request, check_side, check_text_to_image
@@ -29,6 +29,7 @@ from sdort.runtime.schedulers import load_scheduler
 from sdort.runtime.session import Session, open_session, static_size
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,7 +51,13 @@ class TextToImage:
         self.sessions = sessions
         self.provider = provider
         self.fallback = fallback
-        self.tokenizer = load_tokenizer(folder.path / "tokenizer")
+        encoders = folder.family.encoders
+        self.tokenizers = {each.component: load_tokenizer(folder.path / each.tokenizer) for each in encoders}
+        self.told: dict[str, dict[str, str]] = {}
+        """By text encoder: its outputs, by the UNet's inputs that they go to."""
+        for each in encoders:
+            names = [spec.name for spec in sessions[each.component].outputs]
+            self.told[each.component] = each.outputs(names, folder.config(each.component))
         self.loop = Loop(sessions["unet"])
         self.timings = Timings()
         self.decoded: Plan | None = None
@@ -71,12 +78,11 @@ class TextToImage:
             UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
         """
         factor = self.folder.vae_factor
-        default = self.folder.config("unet").get("sample_size") or 512 // factor
-        height, width = default if isinstance(default, list) else (default, default)
+        height, width = self.folder.default_size
         latent = self.sessions["unet"].inputs["sample"].shape
         return (
-            check_side("height", request.height, height * factor, static_size(latent, 2), factor),
-            check_side("width", request.width, width * factor, static_size(latent, 3), factor),
+            check_side("height", request.height, height, static_size(latent, 2), factor),
+            check_side("width", request.width, width, static_size(latent, 3), factor),
         )
 
     def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
@@ -91,17 +97,16 @@ class TextToImage:
             ProviderError: a run failed.
         """
         check_request(request)
-        height, width = self.size(request)
+        size = self.size(request)
         self.timings = Timings()
         started = time.perf_counter()
-        prompts = [request.prompt] if self._guidance(request) is None else [request.negative_prompt, request.prompt]
-        embeddings = self._guarded("text_encoder", lambda: [self._encode(prompt) for prompt in prompts])
+        conditions = self._conditions(request, size)
         self.timings.encode = time.perf_counter() - started
         seeds = [request.seed + index for index in range(request.num_images)]
         recurrence = find_recurrence(partial(self._scheduler, request))
         for first in range(0, len(seeds), request.images_at_once):
             some = seeds[first : first + request.images_at_once]
-            draw = partial(self._draw, request, recurrence, embeddings, some, (height, width))
+            draw = partial(self._draw, request, recurrence, conditions, some, size)
             latents = self._denoised(draw, on_step)
             yield from self._decode(latents, request, some)
 
@@ -110,11 +115,11 @@ class TextToImage:
         embedded = "timestep_cond" in self.sessions["unet"].inputs
         return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
 
-    def _guarded(self, component: str, work: Callable[[], list[Array]]) -> list[Array]:
-        """What ``work`` gives, or gives in a safer precision if it is dead."""
+    def _guarded(self, component: str, work: Callable[[], T], arrays: Callable[[T], Iterable[Array]]) -> T:
+        """What ``work`` gives, or gives in a safer precision if one of its ``arrays`` is dead."""
         if self.guard is None:
             return work()
-        return self.guard.run(component, work, lambda arrays: next(filter(None, map(dead, arrays)), None))
+        return self.guard.run(component, work, lambda result: next(filter(None, map(dead, arrays(result))), None))
 
     def _denoised(self, draw: Callable[[Callable[[float], None]], Array], on_step: Callable[[float], None]) -> Array:
         """What ``draw`` gives, which is told ``on_step``; again in a safer precision if an image's latents are dead."""
@@ -132,19 +137,39 @@ class TextToImage:
                 self.loop = Loop(self.sessions["unet"])
             return list(draw(advance))
 
-        return np.stack(self._guarded("unet", again))
+        latents = self._guarded("unet", again, list)
+        return np.stack(latents)
 
-    def _encode(self, prompt: str) -> Array:
-        """Text embeddings [1, tokens, width]."""
-        session = self.sessions["text_encoder"]
-        results = session.run({"input_ids": tokenize(self.tokenizer, prompt)})
-        return results["last_hidden_state" if "last_hidden_state" in results else session.outputs[0].name]
+    def _conditions(self, request: Request, size: tuple[int, int]) -> list[Condition]:
+        """What the UNet is told of each prompt, of the negative one first if there is guidance."""
+        guided = self._guidance(request) is not None
+        silent = guided and not request.negative_prompt and self.folder.empty_is_zero
+        prompts = [request.negative_prompt, request.prompt] if guided and not silent else [request.prompt]
+        for prompt in prompts:
+            warn_of_cut(self.tokenizers["text_encoder"], prompt)
+        parts = [self._encode(encoder, prompts) for encoder in self.folder.family.encoders]
+        if silent:
+            parts = [[{name: np.zeros_like(value) for name, value in each[0].items()}, *each] for each in parts]
+        width = condition_width(self.sessions["unet"])
+        scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
+        return [self.folder.family.condition(each, size) | scale for each in zip(*parts, strict=True)]
+
+    def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Condition]:
+        """What one text encoder tells the UNet of each prompt."""
+        name = encoder.component
+        fed = [{"input_ids": tokenize(self.tokenizers[name], prompt)} for prompt in prompts]
+
+        def work() -> list[Condition]:
+            results = map(self.sessions[name].run, fed)
+            return [{told: result[output] for told, output in self.told[name].items()} for result in results]
+
+        return self._guarded(name, work, lambda parts: [value for part in parts for value in part.values()])
 
     def _draw(
         self,
         request: Request,
         recurrence: Recurrence | None,
-        embeddings: list[Array],
+        conditions: list[Condition],
         seeds: list[int],
         size: tuple[int, int],
         on_step: Callable[[float], None],
@@ -155,24 +180,22 @@ class TextToImage:
 
         factor, scale = self.folder.vae_factor, self._guidance(request)
         latent = (self.latent_channels, size[0] // factor, size[1] // factor)
-        batch = Batch(len(embeddings), len(seeds), latent)
+        batch = Batch(len(conditions), len(seeds), latent)
         # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
-        unet = self.sessions["unet"]
-        width = condition_width(unet)
-        condition = None if width is None else embed_guidance(request.guidance_scale, width)
         if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("this scheduler's steps go through the host")
             scheduler = self._scheduler(request)
-            latents, seconds = denoise(unet, scheduler, embeddings, noise, generators, scale, condition, on_step)
+            unet = self.sessions["unet"]
+            latents, seconds = denoise(unet, scheduler, conditions, noise, generators, scale, on_step)
         else:
             later = [
                 randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)
             ]
             guidance = [1.0] if scale is None else [1.0 - scale, scale]
             rows = torch.stack([noise, *later]).numpy()
-            latents, seconds = self.loop.denoise(recurrence, batch, embeddings, rows, guidance, on_step, condition)
+            latents, seconds = self.loop.denoise(recurrence, batch, conditions, rows, guidance, on_step)
         self.timings.steps += seconds
         return latents
 
@@ -182,9 +205,8 @@ class TextToImage:
         return scheduler
 
     def _decode(self, latents: Array, request: Request, seeds: list[int]) -> Iterator[Generated]:
-        vae = self.folder.vae
-        decoder = Decoder(self.sessions[DECODER], vae, self.folder.vae_factor)
-        scaled = latents / np.float32(vae["scaling_factor"]) + np.float32(vae.get("shift_factor") or 0.0)
+        decoder = Decoder(self.sessions[DECODER], self.folder.vae, self.folder.vae_factor)
+        scaled = self.folder.unscaled(latents)
         plan = self.decoded = choose(decoder, latents.shape, request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
         first = self.sessions[DECODER]
@@ -215,12 +237,10 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
         ProviderError: the provider does not load and fallback is forbidden, or it cannot run a component.
     """
     folder = open_folder(path)
-    if "text_encoder_2" in folder.models:
-        raise BadModelError(f"{path} is an SDXL pipeline, which sdort run does not draw with yet")
     provider, fallback = choose_provider(options)
     sessions = {}
-    with progress("loading", total=len(NEEDED)) as advance:
-        for name in NEEDED:
+    with progress("loading", total=len(folder.needed)) as advance:
+        for name in folder.needed:
             # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
             own = options if name == "unet" else replace(options, graph=False)
             sessions[name] = open_session(folder.models[name], name, provider, own)
@@ -237,5 +257,5 @@ def assemble(
         BadModelError: they do not make text to image, or the tokenizer does not load.
     """
     pipeline = TextToImage(folder, sessions, provider, fallback)
-    check_text_to_image(sessions, pipeline.latent_channels)
+    check_text_to_image(sessions, folder.family, pipeline.latent_channels)
     return pipeline

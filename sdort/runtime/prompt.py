@@ -29,12 +29,17 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def tokenize(tokenizer: Any, prompt: str) -> Array:
-    """Token ids [1, model_max_length], padded and cut to CLIP's length; what is cut is said."""
+    """Token ids [1, model_max_length], padded and cut to CLIP's length."""
     length = tokenizer.model_max_length
     ids = tokenizer(prompt, padding="max_length", max_length=length, truncation=True).input_ids
+    return np.asarray([ids], np.int64)
+
+
+def warn_of_cut(tokenizer: Any, prompt: str) -> None:
+    """Say which part of a prompt is beyond CLIP's length."""
+    length = tokenizer.model_max_length
     # Truncation off: this only looks for what was lost.
     whole = tokenizer(prompt, truncation=False, verbose=False).input_ids
     if len(whole) > length:
         lost = tokenizer.decode(whole[length - 1 : -1])
         warn(f"the prompt is longer than {length - 2} tokens; this part has no effect: {lost}")
-    return np.asarray([ids], np.int64)

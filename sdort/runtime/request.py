@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sdort.errors import BadModelError, UsageError
+from sdort.runtime.families import SIZE_NUMBERS, Family
 from sdort.runtime.session import Session, static_size
 
 IMAGES_AT_ONCE = 4
@@ -47,22 +48,14 @@ def check_request(request: Request) -> None:
         raise UsageError(f"--seed {request.seed} is not between 0 and 2^63 - 1")
 
 
-def check_text_to_image(sessions: Mapping[str, Session], latent_channels: int) -> None:
-    """Refuse pipelines whose UNet needs more than noise, a timestep, text and the guidance scale.
+def check_text_to_image(sessions: Mapping[str, Session], family: Family, latent_channels: int) -> None:
+    """Refuse pipelines whose UNet needs more than noise, a timestep, what its family tells it, and the guidance scale.
 
     Raises:
         BadModelError: which input it needs and what the model is for.
     """
     unet = sessions["unet"]
-    needed = {"sample", "timestep", "encoder_hidden_states"}
-    extra, missing = sorted(set(unet.inputs) - needed - {"timestep_cond"}), sorted(needed - set(unet.inputs))
-    if extra or missing:
-        what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"
-        raise BadModelError(
-            f"the UNet {what}: it is not one of Stable Diffusion 1.x or 2.x",
-            component="unet",
-            hint="Other families can be optimized, and benched by component, but not run yet.",
-        )
+    _check_inputs(unet, family)
     channels = static_size(unet.inputs["sample"].shape, 1)
     if channels in (None, latent_channels):
         return
@@ -72,6 +65,26 @@ def check_text_to_image(sessions: Mapping[str, Session], latent_channels: int) -
         component="unet",
         hint="sdort run draws from text alone: take a text-to-image checkpoint.",
     )
+
+
+def _check_inputs(unet: Session, family: Family) -> None:
+    needed = family.inputs
+    extra, missing = sorted(set(unet.inputs) - needed - {"timestep_cond"}), sorted(needed - set(unet.inputs))
+    if extra or missing:
+        what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"
+        raise BadModelError(
+            f"the UNet {what}: it is not one of {family.name}",
+            component="unet",
+            hint="Other families can be optimized, and benched by component, but not run yet.",
+        )
+    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.told_size else None
+    if numbers not in (None, SIZE_NUMBERS):
+        raise BadModelError(
+            f"the UNet takes {numbers} numbers as time_ids, not {SIZE_NUMBERS}: it is SDXL's refiner, which works on "
+            "an image",
+            component="unet",
+            hint="sdort run draws from text alone: take SDXL's base model.",
+        )
 
 
 def check_side(name: str, asked: int | None, default: int, fixed: int | None, factor: int) -> int:

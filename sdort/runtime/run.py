@@ -11,7 +11,7 @@ from sdort.console import detail, progress, say, warn
 from sdort.errors import ParityError
 from sdort.ops.library import library_hash, resolve
 from sdort.runtime.environment import device_name, versions
-from sdort.runtime.folder import NEEDED, open_folder
+from sdort.runtime.folder import open_folder
 from sdort.runtime.guard import Guard
 from sdort.runtime.images import Generated, output_paths, save_png
 from sdort.runtime.pipeline import TextToImage, load_pipeline
@@ -85,7 +85,7 @@ def placement_of(
             guided=request.guidance_scale > 1,
             at_once=request.images_at_once,
         )[-1]
-        for component in NEEDED
+        for component in folder.needed
     ]
     found = measure_cases(folder.models, todo, provider, options, folder.vae_factor)
     return found, remarks(found, provider)

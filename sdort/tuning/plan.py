@@ -68,7 +68,7 @@ def plan(folder: PipelineFolder, options: Options, provider: Provider, runtime: 
     items: dict[str, Item] = {}
     inputs = {name: model_inputs(folder.models[name], name) for name in options.components or known}
     free = _free_beside(folder, known, provider, runtime) if DECODER in inputs else None
-    for height, width in options.sizes or [default_size(folder)]:
+    for height, width in options.sizes or [folder.default_size]:
         if height % folder.vae_factor or width % folder.vae_factor:
             raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
         for images in options.images:
@@ -81,13 +81,6 @@ def plan(folder: PipelineFolder, options: Options, provider: Provider, runtime: 
                     if what is not None and what not in item.decodes:
                         item.decodes.append(what)
     return list(items.values())
-
-
-def default_size(folder: PipelineFolder) -> tuple[int, int]:
-    """Height and width in pixels that the UNet's config names."""
-    size = folder.config("unet").get("sample_size") or 512 // folder.vae_factor
-    height, width = size if isinstance(size, list) else (size, size)
-    return height * folder.vae_factor, width * folder.vae_factor
 
 
 def _decoded(

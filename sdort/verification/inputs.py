@@ -133,9 +133,11 @@ def _keep(
         moment = float(np.asarray(steps[index]["timestep"]).flat[0])
         what = f"{label}, step {index + 1} of {len(steps)}, timestep {moment:g}"
         kept.setdefault("unet", []).append(Inputs(REAL, what, steps[index]))
-    for index, feeds in enumerate(recorders["text_encoder"].fed):
-        what = f"{label}{'' if index else ', the negative one' if len(recorders['text_encoder'].fed) > 1 else ''}"
-        kept.setdefault("text_encoder", []).append(Inputs(REAL, what, feeds))
+    for each in folder.family.encoders:
+        fed = recorders[each.component].fed
+        for index, feeds in enumerate(fed):
+            what = f"{label}{'' if index else ', the negative one' if len(fed) > 1 else ''}"
+            kept.setdefault(each.component, []).append(Inputs(REAL, what, feeds))
     for feeds in recorders[DECODER].fed[:1]:
         kept.setdefault(DECODER, []).append(Inputs(REAL, f"{label}, its latent", feeds))
     encoder = folder.models.get("vae_encoder")

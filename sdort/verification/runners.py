@@ -12,7 +12,7 @@ from sdort.errors import BadModelError
 from sdort.ops.library import AUTO, OFF, resolve
 from sdort.precision.emulate import emulate
 from sdort.reference import needs_expansion
-from sdort.runtime.folder import NEEDED, PipelineFolder
+from sdort.runtime.folder import PipelineFolder
 from sdort.runtime.pipeline import TextToImage, assemble
 from sdort.runtime.providers import CPU, Provider, RuntimeOptions
 from sdort.runtime.session import Array, Session, check_file, open_session
@@ -64,12 +64,10 @@ def open_drawer(folder: PipelineFolder, place: Place) -> TextToImage:
     Raises:
         BadModelError: it is not one that sdort draws with.
     """
-    missing = [name for name in NEEDED if name not in folder.models]
+    missing = [name for name in folder.needed if name not in folder.models]
     if missing:
         raise BadModelError(f"{folder.path} has no {', '.join(missing)}")
-    if "text_encoder_2" in folder.models:
-        raise BadModelError(f"{folder.path} is an SDXL pipeline, which sdort does not draw with yet")
-    sessions = {name: open_component(folder.models[name], name, place) for name in NEEDED}
+    sessions = {name: open_component(folder.models[name], name, place) for name in folder.needed}
     return assemble(folder, sessions, place.provider, None)
 
 

@@ -11,7 +11,7 @@ from sdort.bench.check import precision
 from sdort.bench.reference import checkpoint_of, holds_onnx, original_of
 from sdort.console import progress, warn
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.runtime.folder import NEEDED, PipelineFolder, open_folder
+from sdort.runtime.folder import PipelineFolder, open_folder
 from sdort.runtime.images import Generated
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.request import Request
@@ -111,7 +111,7 @@ def _check_components(run: _Run) -> None:
     for name in run.options.components:
         if name not in run.folder.models:
             raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
-    drawn = [name for name in NEEDED if run.options.images and name in run.folder.models]
+    drawn = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
     for name in dict.fromkeys([*run.components, *drawn]):
         dtype = weights_precision(read_graph(run.folder.models[name]))
         run.result.precisions[name] = precision(dtype, run.place.provider)
@@ -199,7 +199,7 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
 
 def _verify_images(run: _Run, watched: Watched) -> None:
     """Draw with the candidate and compare image by image."""
-    dtypes = [run.result.precisions[name].dtype for name in NEEDED if name in run.result.precisions]
+    dtypes = [run.result.precisions[name].dtype for name in run.folder.needed if name in run.result.precisions]
     coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
     requests = _requests(run.options)
     references = watched.images
