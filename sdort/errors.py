@@ -15,6 +15,8 @@ class SdortError(Exception):
         component: the pipeline component (``unet``, ``vae_decoder``, ...) it happened in.
         node: the ONNX node or tensor it happened at.
         hint: what the user can do next.
+
+    ``record`` is what a command has to tell beside the error: ``--json`` prints both as one object.
     """
 
     exit_code = 1
@@ -32,6 +34,7 @@ class SdortError(Exception):
         self.component = component
         self.node = node
         self.hint = hint
+        self.record: dict[str, object] = {}
 
     def __str__(self) -> str:
         where = ", ".join(

@@ -87,7 +87,8 @@ def optimize(request: Request) -> Report:
     Raises:
         UsageError: ``disable`` or ``components`` names nothing.
         BadModelError: a component cannot be read.
-        MissedFusionError: something should have fused and did not, and ``allow_misses`` is off.
+        MissedFusionError: something should have fused and did not, and ``allow_misses`` is off; or a count that
+            ``expect`` names is another.
         ParityError: a weight overflows fp16.
         OutputError: OUT exists or cannot be written.
     """
@@ -101,17 +102,19 @@ def optimize(request: Request) -> Report:
             _optimize_component(request, report, name, path, stage, keeper)
         if keeper:
             keeper.write_plan(stage, request.provider)
-        _check_expectations(request, report)
+        wrong = _wrong_counts(request, report)
+        report.misses += wrong
         if request.source.is_dir():
             _copy_configs(request.source, stage)
         report.seconds = round(time.perf_counter() - start, 3)
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         _write_json(stage / MANIFEST, _manifest(request, report))
         _write_report(request, report)
-        if report.misses and not request.allow_misses:
+        if wrong or (report.misses and not request.allow_misses):
+            anyway = "" if wrong else ", --allow-misses to write the result anyway"
             raise MissedFusionError(
                 "what should have fused did not:\n" + "\n".join(f"    {miss}" for miss in report.misses),
-                hint="Use --explain for every place, --allow-misses to write the result anyway.",
+                hint=f"Use --explain for every place{anyway}.",
             )
     return report
 
@@ -218,7 +221,9 @@ def _config_misses(request: Request, model: Model, path: Path, done: ComponentRe
     return [miss for miss in misses if miss]
 
 
-def _check_expectations(request: Request, report: Report) -> None:
+def _wrong_counts(request: Request, report: Report) -> list[str]:
+    """What ``expect`` asked for and is not so."""
+    wrong = []
     for name, wanted in request.expect.items():
         component, _, operator = name.rpartition(":")
         if component and component not in report.components:
@@ -226,7 +231,8 @@ def _check_expectations(request: Request, report: Report) -> None:
         counts = [c["operators"] for n, c in report.components.items() if component in ("", n)]
         found = sum(v for c in counts for k, v in c.items() if k.rpartition(".")[2] == operator)
         if found != wanted:
-            report.misses.append(f"--expect {name}={wanted}: found {found}")
+            wrong.append(f"--expect {name}={wanted}: found {found}")
+    return wrong
 
 
 def _copy_configs(source: Path, stage: Path) -> None:

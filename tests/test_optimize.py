@@ -298,6 +298,12 @@ def test_expected_counts(call: Callable[..., Result], tmp_path: Path, expected: 
         refused(result, tmp_path, 4, f"--expect {expected}: found {found}")
 
 
+def test_what_is_expected_is_not_forgiven(call: Callable[..., Result], tmp_path: Path) -> None:
+    result = call("--expect", "Gelu=7", "--allow-misses")
+    refused(result, tmp_path, 4, "--expect Gelu=7: found 2")
+    assert "--allow-misses" not in result.stderr
+
+
 def test_a_miss_is_an_error_with_a_report(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
     write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
     result = call("--report", tmp_path / "report.json")

@@ -163,6 +163,10 @@ def test_an_item_that_fails_does_not_cost_the_others(tiny: Tiny, monkeypatch: py
     assert result.exit_code == ProviderError.exit_code
     assert "1 of 3 did not run. The first: unet, batch 2, 16x16: no memory left" in result.stderr
     assert [name.split("-")[0] for name in whole()] == ["text_encoder", "vae_decoder"]
+    told = json.loads(invoke(tiny.onnx, "--size", "16x16", "--json").stdout)  # one document
+    assert [each["status"] for each in told["items"]] == ["kept", "failed", "kept"]
+    assert (told["exit_code"], told["type"], told["left"]) == (ProviderError.exit_code, "ProviderError", 0)
+    assert told["error"].startswith("1 of 3 did not run. The first: unet, batch 2, 16x16: no memory left")
 
 
 def test_what_cannot_be_asked_for(tiny: Tiny, cache: Path) -> None:

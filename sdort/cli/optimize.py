@@ -91,7 +91,9 @@ def _spelled_out(args: list[str]) -> list[str]:
     callback=_expectations,
     help="Fail unless the result has N operators NAME, or COMPONENT:NAME (repeatable).",
 )
-@click.option("--allow-misses", is_flag=True, help="Write the result though something did not fuse.")
+@click.option(
+    "--allow-misses", is_flag=True, help="Write the result though something did not fuse; a wrong --expect still fails."
+)
 @click.option("--explain", is_flag=True, help="Say for every fusion what it left, and why.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")

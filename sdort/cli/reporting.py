@@ -69,5 +69,5 @@ def _print_json(error: BaseException, message: str, exit_code: int) -> None:
     details: dict[str, object] = {"error": message, "type": type(error).__name__, "exit_code": exit_code}
     if isinstance(error, SdortError):
         details["error"] = error.message
-        details |= {"component": error.component, "node": error.node, "hint": error.hint}
+        details |= {"component": error.component, "node": error.node, "hint": error.hint, **error.record}
     emit_json(details)

@@ -60,18 +60,23 @@ def command(
     memory allows or as --vae-tiling and --vae-slicing say.
     """
     from sdort.console import emit_json, say, show
+    from sdort.errors import SdortError
     from sdort.tuning.plan import Options
     from sdort.warm import LEFT, refuse_failed, warm
 
     done = warm(pipeline, Options(runtime, sizes or (), images, components, budget, vae_tiling, vae_slicing))
     left = [each for each in done if each.status == LEFT]
-    if as_json:
-        emit_json({"items": done, "left": len(left)})
-    else:
+    if not as_json:
         show(_table(done))
         if left:
             say(f"the time was up: {len(left)} of {len(done)} are left; the same command goes on with them")
-    refuse_failed(done)
+    try:
+        refuse_failed(done)
+    except SdortError as error:
+        error.record = {"items": done, "left": len(left)}
+        raise
+    if as_json:
+        emit_json({"items": done, "left": len(left)})
 
 
 def _table(done: list[Warmed]) -> Table:
