@@ -17,10 +17,9 @@ from typing import Any
 from sdort.bench.cases import Case
 from sdort.console import detail, progress, say, warn
 from sdort.errors import OutputError, ProviderError, SdortError
-from sdort.ops.library import resolve
 from sdort.runtime.folder import open_folder
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import Provider, RuntimeOptions
+from sdort.runtime.providers import Provider, RuntimeOptions, can_tune
 from sdort.runtime.run import announce
 from sdort.runtime.session import Session, open_session
 from sdort.tuning.hook import filling, results_of
@@ -73,7 +72,7 @@ def warm(path: Path, options: Options, store: Store | None = None) -> list[Warme
     store = store or Store()
     announce(options.runtime)
     provider, _ = choose_provider(options.runtime)
-    tunes = bool(provider.tuning) or (provider.on_gpu and resolve(options.runtime.custom_ops) is not None)
+    tunes = can_tune(provider, options.runtime)
     if not tunes:
         say(f"there is nothing to tune on {provider.name}: every shape is run once, to see that it runs")
     # A graph cannot be recorded while kernels are tried, and is not part of the key.

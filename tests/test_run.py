@@ -23,7 +23,7 @@ from sdort.errors import BadModelError, OutputError, ParityError, ProviderError,
 from sdort.runtime import images
 from sdort.runtime.denoise import embed_guidance
 from sdort.runtime.pipeline import TextToImage, load_pipeline
-from sdort.runtime.providers import RuntimeOptions
+from sdort.runtime.providers import CUDA, ROCM, RuntimeOptions, can_tune, find_provider
 from sdort.runtime.request import Request
 from sdort.runtime.run import run
 
@@ -424,3 +424,22 @@ def test_tuning_on_the_cpu_says_that_it_has_no_effect(tiny: Tiny, sdort: Callabl
     assert result.exit_code == 0
     assert "--tuning has no effect on cpu" in result.stderr
     assert json.loads(result.stdout)["tuning"] is False
+
+
+def test_the_record_says_whether_anything_was_searched(
+    tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On cuda that is sdort's own kernels, where their library takes part."""
+    library = Path("libsdort_ops.so")
+    for provider, found, searched in (
+        (ROCM, None, True),
+        (CUDA, library, True),
+        (CUDA, None, False),
+        (find_provider("cpu"), library, False),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("sdort.runtime.providers.resolve", lambda setting, found=found: found)
+            assert can_tune(provider, RuntimeOptions()) is searched
+    monkeypatch.setattr("sdort.runtime.run.can_tune", lambda provider, options: True)
+    assert json.loads(sdort(tiny.onnx, "--tuning", "--json").stdout)["tuning"] is True
+    assert json.loads(sdort(tiny.onnx, "--json", "--overwrite").stdout)["tuning"] is False

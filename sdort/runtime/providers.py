@@ -133,9 +133,14 @@ def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOption
     return result
 
 
+def can_tune(provider: Provider, options: RuntimeOptions) -> bool:
+    """Whether there is something to search: the provider's kernels, or on a GPU sdort's own."""
+    return bool(provider.tuning) or (provider.on_gpu and resolve(options.custom_ops) is not None)
+
+
 def tuning_remark(provider: Provider, options: RuntimeOptions) -> str | None:
     """What to tell the user about ``--tuning`` on the provider that is in use."""
-    if options.tuning and not provider.tuning and provider.on_gpu and resolve(options.custom_ops):
+    if options.tuning and not provider.tuning and can_tune(provider, options):
         return f"tuning on {provider.name}: the first steps try the variants of sdort's own kernels and take longer"
     if options.tuning and not provider.tuning:
         return f"--tuning has no effect on {provider.name}: that provider has nothing to search"

@@ -17,7 +17,7 @@ from sdort.runtime.images import Generated, output_paths, save_png
 from sdort.runtime.pipeline import TextToImage, load_pipeline
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.profile import Placement, measure_cases, remarks
-from sdort.runtime.providers import AUTO, RuntimeOptions, find_provider, tuning_remark
+from sdort.runtime.providers import AUTO, RuntimeOptions, can_tune, find_provider, tuning_remark
 from sdort.runtime.request import Request, check_request
 from sdort.runtime.schedulers import find_scheduler
 from sdort.tuning.drawing import drawing_cases, keep_drawn, model_inputs
@@ -146,7 +146,7 @@ def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, load
         "provider": drawer.provider.name,
         "requested_provider": options.provider,
         "fallback": drawer.fallback,
-        "tuning": options.tuning and bool(drawer.provider.tuning),
+        "tuning": options.tuning and can_tune(drawer.provider, options),
         "device": device_name(drawer.provider, options.device_id),
         "custom_ops": custom_ops_hash(options),
         "graph": options.graph,
