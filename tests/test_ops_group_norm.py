@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import native
@@ -36,6 +37,9 @@ CASES = [
     Case(1, 1111, 256, units=2, skip=True),
     Case(1, 700, 512, units=1, bias=True),
     Case(1, 1300, 128, units=3, sum=True),
+    # More slabs than fit at a time, which take turns.
+    Case(1, 1500, 256, units=1),
+    Case(2, 777, 128, units=1, **EVERYTHING),
     # Channels of a group from 4 to 80, numbers of groups from 8 to 64, images from 1 to 16, odd numbers of pixels.
     Case(1, 77, 64, 16, silu=False),
     Case(3, 21, 448, 64),
@@ -201,9 +205,10 @@ def test_geometry_of_the_real_shapes(machine: str) -> None:
             [(kernel, blocks, slabs, threads)] = simulation.launches(name)
             instance = tuple(int(part) for part in kernel.split("_")[3:])
             assert threads == instance[0]
-            if slabs > 1:
+            if slabs > 1 and instance != ONCE:
                 assert blocks * slabs <= units * most[instance], (shape, name)  # all of them resident
                 assert blocks <= units, (shape, name)  # one slab on a device that holds one block a unit
+            assert slabs == 1 or blocks <= units * most[instance], (shape, name)  # those that wait for each other
 
 
 @pytest.mark.parametrize("shape", UNET, ids=str)
@@ -227,6 +232,62 @@ def test_unknown_variant_is_an_error() -> None:
     simulation = simulate("mma_sync", Case(1, 8, 320), np.float16)
     with pytest.raises(AssertionError, match=r"^GroupNorm has no variant 512-4-0/lanes=7/splits=1$"):
         simulation.launch("512-4-0/lanes=7/splits=1")
+
+
+ONCE = (128, 12, 20)
+"""The instance that keeps most of a tensor, slab after slab where it cannot keep all."""
+
+
+def once_of(simulation: Simulation) -> list[str]:
+    """Variants of that instance that read every row once."""
+    _, rows, kept = ONCE
+    found = []
+    for name in simulation.variants():
+        [(kernel, blocks, _, threads)] = simulation.launches(name)
+        lanes = int(name.split("lanes=")[1].split("/")[0])
+        split_rows = math.ceil(simulation.problem.hw / blocks)
+        steps = math.ceil(split_rows / (threads // lanes))
+        if kernel.endswith("128_12_20") and not name.endswith("/splits=1") and steps <= rows + kept:
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("shape", VAE[:4], ids=str)
+def test_vae_is_read_once_by_an_h100(shape: tuple[int, int, int]) -> None:
+    """The shipped choice above 16 MiB: a slab, a cache line of each pixel, fits the blocks that are there at a time."""
+    simulation = shape_only("mma_sync", *shape)
+    name = simulation.variants()[0]
+    assert name in once_of(simulation)
+    [(_, blocks, _, _)] = simulation.launches(name)
+    assert "lanes=8/" in name
+    assert (4 * 132) % blocks == 0  # whole slabs fill the device
+
+
+@pytest.mark.parametrize("machine", ["mfma", "mma_sync"])
+def test_slabs_take_turns_where_not_all_fit(machine: str) -> None:
+    """Blocks that start in order never need more of them on the device than one slab has."""
+    units = 1 if machine == "mma_sync" else 4  # four blocks
+    for case in (Case(1, 1500, 256, units=units), Case(2, 777, 128, units=units, **EVERYTHING)):
+        simulation = simulate(machine, case, np.float16)
+        [name] = once_of(simulation)
+        [(_, blocks, slabs, _)] = simulation.launches(name)
+        assert blocks * slabs > 4 >= blocks
+        simulation.run(name)
+        assert simulation.library.sdort_body_most_blocks() == blocks
+
+
+def test_teams_of_blocks() -> None:
+    """More blocks a slab than a wave gathers parts of at a time."""
+    case = Case(1, 5000, 64, 16, mean=100, units=41)
+    simulation = simulate("mma_sync", case, np.float16)
+    tensors = simulation.tensors
+    name = once_of(simulation)[0]
+    [(_, blocks, _, _)] = simulation.launches(name)
+    assert blocks > 160
+    y, _ = simulation.run(name)
+    assert simulation.library.sdort_body_most_blocks() == blocks
+    expected, error = exact(tensors.x, tensors.gamma, tensors.beta, case.groups, case.silu)
+    assert (np.abs(y - expected) <= tolerance(expected, error, np.float16)).all()
 
 
 def instances(machine: str) -> list[list[int]]:

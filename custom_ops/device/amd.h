@@ -102,6 +102,8 @@ SDORT_INLINE void store_streaming(Quad* target, const Quad& quad) {
     __builtin_nontemporal_store(__builtin_bit_cast(QuadVector, quad), reinterpret_cast<QuadVector*>(target));
 }
 
+SDORT_INLINE void prefetch(const void*) {}  // there is an instruction since gfx12 only
+
 SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
     return __hip_atomic_fetch_add(target, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }

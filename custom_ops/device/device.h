@@ -16,8 +16,9 @@
 //                                                   two halves that lie in one 32-bit register
 //   store_quad(target, quad)                        one access of 16 bytes
 //   load_streaming, store_streaming                 of a Quad that nobody reads soon: others stay in the cache instead
+//   prefetch(address)                               asks for its cache line to be in the device's cache soon, if it can
 //   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
-//   ticket, load_word, store_word                   uint64_t between blocks, each whole but without any ordering: for
+//   ticket, load_word(s), store_word                uint64_t between blocks, each whole but without any ordering: for
 //                                                   counters, and for words that carry a value with the mark of its launch.
 //                                                   ticket(target, value, take) adds where `take` is true, in a lane 0
 //                                                   alone, and tells what was there before
@@ -97,6 +98,10 @@ struct Narrow<half> {
 
 #if !defined(__CUDACC__)
 SDORT_INLINE void store_quad(Quad* target, const Quad& quad) { *target = quad; }
+SDORT_INLINE void load_words(const uint64_t* source, uint64_t& first, uint64_t& second) {
+    first = load_word(source);
+    second = load_word(source + 1);
+}
 #endif
 
 // `count` elements from `source`, which is aligned to their size, widened to float.

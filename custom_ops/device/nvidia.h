@@ -76,6 +76,8 @@ SDORT_INLINE void store_streaming(Quad* target, const Quad& quad) {
                  : "memory");
 }
 
+SDORT_INLINE void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 // nvcc stores a struct that was computed word by word in four accesses.
 SDORT_INLINE void store_quad(Quad* target, const Quad& quad) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(quad.words[0]), "r"(quad.words[1]),
@@ -112,6 +114,9 @@ SDORT_INLINE uint64_t load_word(const uint64_t* source) {
     uint64_t value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
     return value;
+}
+SDORT_INLINE void load_words(const uint64_t* source, uint64_t& first, uint64_t& second) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(source) : "memory");
 }
 SDORT_INLINE void store_word(uint64_t* target, uint64_t value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");

@@ -1,6 +1,7 @@
 // The scheduler behind simulated.h, and the C interface through which tests launch a kernel's body.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -101,6 +102,7 @@ Thread* current = nullptr;
 void* scheduler = nullptr;
 const Kernel* kernel = nullptr;
 const void* kernel_args = nullptr;
+size_t most_blocks = 0;
 
 void yield(State state) {
     current->state = state;
@@ -163,6 +165,7 @@ void run(const unsigned grid[2]) {
     std::vector<std::unique_ptr<Block>> active;
     const uint64_t total = static_cast<uint64_t>(grid[0]) * grid[1];
     uint64_t next = 0;
+    most_blocks = 0;
     while (next < total || !active.empty()) {
         bool progress = false;
         for (auto& block : active) progress |= pass(*block);
@@ -173,6 +176,7 @@ void run(const unsigned grid[2]) {
         if (next < total) {
             active.push_back(make_block(next % grid[0], next / grid[0], kernel->threads));
             next += 1;
+            most_blocks = std::max(most_blocks, active.size());
         }
     }
 }
@@ -262,6 +266,9 @@ extern "C" int sdort_body_launch(const char* name, const unsigned grid[3], const
 }
 
 extern "C" const char* sdort_body_error() { return last_error.c_str(); }
+
+// Blocks that had to be on the device at a time in the last launch, started in order.
+extern "C" size_t sdort_body_most_blocks() { return sdort::simulator::most_blocks; }
 
 // The kernels' names, one a line.
 extern "C" const char* sdort_body_names() {

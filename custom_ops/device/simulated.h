@@ -99,6 +99,9 @@ inline uint32_t narrow_pair(float low, float high) {
 inline Quad load_streaming(const Quad* source) { return *source; }
 inline void store_streaming(Quad* target, const Quad& quad) { *target = quad; }
 
+// Reads, so that an address out of bounds shows.
+inline void prefetch(const void* address) { static_cast<void>(*static_cast<const volatile char*>(address)); }
+
 inline uint32_t atomic_add(uint32_t* target, uint32_t value) {
     const uint32_t old = *target;
     *target += value;

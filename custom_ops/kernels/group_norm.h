@@ -14,19 +14,23 @@
 //             UNets have 8 to 64 slabs and GPUs 32 to 304 compute units: above 24 KiB a slab is split over as many blocks as
 //             are resident together, which exchange statistics once (group_norm_exchange.h); below, one block is sooner done.
 //             A slab has no more blocks than there are compute units, so that it needs but one on each.
-//             Images too large for that (the VAE's from 256 x 256 on) go through four blocks of 128 threads a compute unit,
-//             which keep their last 12 rows a lane in registers and 20 more in shared memory, 256 KiB a compute unit of an
-//             H100, and read what came before once more, from the end, where it may still be in the cache. One launch rather
-//             than two: a second one would have to read it all again.
+//             Images too large for that (the VAE's from 256 x 256 on) go through blocks of 128 threads, four a compute unit,
+//             which keep 12 rows a lane in registers and 20 in shared memory, 256 KiB a compute unit of an H100. A slab of
+//             the VAE, 128 bytes of every pixel, fits 132 or all 528 of them, and slabs follow each other in one launch:
+//             while one waits for its statistics and is written, the next ones are read, their first rows into the cache.
+//             Above 160 blocks a slab, teams of blocks exchange statistics first: a wave gathers five parts a lane at a time.
+//             Where not even a slab fits, as many blocks as are resident keep what they can, and read the rest once more,
+//             from the end, where it may still be in the cache. AMD GPUs do so too, with 512 threads, unless tuned otherwise.
 //             More groups than two in a vector, channels that are no multiple of it, groups of more than 256 channels: a
 //             general variant, an element at a time, a block or more a group, that reads twice.
-// Registers   78 to 163 of a lane, 22 to 47 of the general variant; 12 to 48 KiB of shared memory, 3 KiB. As many blocks a
+// Registers   78 to 162 of a lane, 42 to 57 of the general variant; 12 to 48 KiB of shared memory, 3 KiB. As many blocks a
 //             compute unit as the instance says, where shared memory has room for them (REGISTERS.md).
 // Roofline    2 bytes read and 2 written an element in fp16, each once, plus 2 for skip and 2 for S; about 15 flops, of which
 //             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
 //             brings 2 to 4 (MI300X, H100). Bandwidth-bound above 4 MiB or so; below, latencies, the exchange and the launch
 //             take longer. What a GPU cannot keep is read twice, 6 bytes an element but for what its cache still has.
-// Measured    see the README's table of operators; not measured on AMD hardware.
+// Measured    H100 80GB, 2026-11-21, fp16: 1x256x256x512 silu 58.7 µs (77% of copy), 1x512x512x256 silu 131.4 µs (69% of
+//             copy), 2x64x64x320 silu 10.4 µs (34% of copy); not measured on AMD hardware.
 #pragma once
 
 #include <stdint.h>
@@ -62,11 +66,16 @@ struct Args {
     int32_t group_lanes;  // most lanes that any group of a tile touches
     int32_t splits;       // blocks of a slab; each has split_rows consecutive rows, the last one what is left
     int32_t split_rows;
+    int32_t teams;        // of a slab's blocks, which publish their parts together as one more each; 0: every block alone
+    int32_t team_splits;  // blocks of a team, the last one's are what is left
+    int32_t ahead;        // slab k + ahead follows slab k on the device, and its first rows are fetched early; 0: none is
 };
 
 constexpr uint64_t kLaunch = 1 << 16;  // more than the blocks of a launch that exchanges parts
 constexpr int kParts = 16;             // words: the counter has a cache line of its own
 constexpr int kGeneralThreads = 256;
+constexpr int kBatch = 5;             // parts that a lane gathers at a time where there are many
+constexpr int kMostParts = 32 * kBatch, kMostTeams = 32;  // of a slab; no more than a wave has lanes for
 constexpr int kMostGroups = 64, kMostChannels = 256;  // of a tile
 
 }  // namespace sdort::group_norm

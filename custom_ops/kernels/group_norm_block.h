@@ -62,27 +62,42 @@ struct Entries {
     }
 };
 
-// mean, its rest and 1 / std of each of the tile's groups, to statistics[3 * group]. `entries` are complete and visible.
-template <class Entries, int Threads>
-SDORT_INLINE void finish(const Args& args, const Lane& lane, const Entries& entries, uint32_t mark, float* statistics) {
-    const auto write = [&](int group, const Moments& all) {
-        if (lane_index() != 0) return;
-        statistics[3 * group] = all.mean;
-        statistics[3 * group + 1] = all.mean_low;
-        statistics[3 * group + 2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
-    };
-    uint64_t* const parts = args.workspace + kParts + static_cast<size_t>(lane.slab) * args.splits * args.tile_groups * 2;
+SDORT_INLINE uint64_t* parts_of(const Args& args, const Lane& lane) {
+    return args.workspace + kParts + static_cast<size_t>(lane.slab) * (args.splits + args.teams) * args.tile_groups * 2;
+}
+
+// mean, its rest and 1 / std.
+SDORT_INLINE void write(const Args& args, int group, const Moments& all, float* statistics) {
+    if (lane_index() != 0) return;
+    statistics[3 * group] = all.mean;
+    statistics[3 * group + 1] = all.mean_low;
+    statistics[3 * group + 2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
+}
+
+// A wave each: the tile's groups, of which `entries` are complete and visible. With one block a slab that is all; else it
+// tells the others.
+template <class Entries, int Threads, bool Many>
+SDORT_INLINE void merge_block(const Args& args, const Lane& lane, const Entries& entries, uint32_t mark, float* statistics) {
     for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) {
         const Moments block = entries.merged(args, group);
         if (args.splits == 1) {
-            write(group, block);
+            write(args, group, block, statistics);
         } else {
-            publish(parts, lane.split * args.tile_groups + group, block, mark);
+            publish(parts_of(args, lane), part_index<Many>(args, group, lane.split), block, mark);
         }
     }
+}
+
+// Then, with several: their answers.
+template <int Threads, bool Many>
+SDORT_INLINE void merge_slab(const Args& args, const Lane& lane, uint32_t mark, float* statistics) {
     if (args.splits == 1) return;
+    if (Many && args.teams > 0 && lane.split % args.team_splits == 0) {
+        for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
+            publish_team(args, parts_of(args, lane), group, lane.split, mark);
+    }
     for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
-        write(group, gather(args, parts, group, mark));
+        write(args, group, gather<Many>(args, parts_of(args, lane), group, mark), statistics);
 }
 
 }  // namespace sdort::group_norm

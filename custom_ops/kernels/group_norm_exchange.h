@@ -6,8 +6,9 @@
 // captured graph replays, and kernels of several shapes take turns, on one workspace. Launches on it must not overlap.
 // A mark comes back after 2^32 launches.
 //
-// The blocks of a slab must be resident together: the geometry asks for no more blocks than the device holds at a time,
-// and numbers those of one slab consecutively, so that they start together even beside another stream's kernels.
+// The blocks of a slab must be resident together: a slab has no more of them than the device holds at a time, and they are
+// numbered consecutively. Blocks start in order, so the first slab that is not done always gets all of its blocks, even
+// where a launch has more slabs than the device holds, and beside another stream's kernels.
 #pragma once
 
 #include "group_norm.h"
@@ -29,10 +30,60 @@ SDORT_INLINE uint64_t word(float value, uint32_t mark) {
     return static_cast<uint64_t>(mark) << 32 | static_cast<uint32_t>(bits(value));
 }
 
+SDORT_INLINE float value_of(uint64_t word) { return real(static_cast<int>(static_cast<uint32_t>(word))); }
+
 // Of parts [2 * i] and [2 * i + 1] by two lanes, so both leave at once.
 SDORT_INLINE void publish(uint64_t* parts, int index, const Moments& part, uint32_t mark) {
     const int lane = lane_index();
     if (lane < 2) store_word(parts + 2 * index + lane, word(lane == 0 ? part.mean : part.m2, mark));
+}
+
+// Many: there may be more parts than lanes. Then neighbours in memory belong to one group, as a wave reads them together;
+// otherwise to one block. Parts of teams follow those of blocks.
+template <bool Many>
+SDORT_INLINE int part_index(const Args& args, int group, int split) {
+    return Many ? group * (args.splits + args.teams) + split : split * args.tile_groups + group;
+}
+
+// All lanes of a wave: `count` parts of a group together, Batch a lane at most, of `rows` rows each and `all_rows` in all.
+// All of them are on their way together, as a trip to memory takes most of a microsecond.
+template <int Batch>
+SDORT_INLINE Moments gather_batch(const uint64_t* parts, int count, int rows, int all_rows, int channels, uint32_t mark) {
+    uint64_t means[Batch], squares[Batch];
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) means[i] = squares[i] = word(0.0f, ~mark);
+    bool missing = true;
+    while (missing) {
+        missing = false;
+#pragma unroll
+        for (int i = 0; i < Batch; ++i) {
+            const int part = lane_index() + i * kWave;
+            const bool there = part >= count || (means[i] >> 32 == mark && squares[i] >> 32 == mark);
+            if (!there) load_words(parts + 2 * part, means[i], squares[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < Batch; ++i)
+            missing |= lane_index() + i * kWave < count && (means[i] >> 32 != mark || squares[i] >> 32 != mark);
+        if (missing) pause();
+    }
+    Moments all[Batch];
+#pragma unroll
+    for (int i = 0; i < Batch; ++i) {
+        const int part = lane_index() + i * kWave, left = all_rows - part * rows;
+        const int own = part < count ? (left < rows ? left : rows) : 0;
+        all[i] = {static_cast<float>(own) * channels, value_of(means[i]), value_of(squares[i])};
+    }
+    return merge(all);
+}
+
+// The first block of a team: what the team's blocks have published is one part.
+SDORT_INLINE void publish_team(const Args& args, uint64_t* parts, int group, int split, uint32_t mark) {
+    const int team = split / args.team_splits, left = args.splits - split;
+    const int count = left < args.team_splits ? left : args.team_splits;
+    const int rows = count * args.split_rows, rest = args.hw - split * args.split_rows;
+    const Moments all = gather_batch<1>(parts + 2 * part_index<true>(args, group, split), count, args.split_rows,
+                                        rest < rows ? rest : rows, args.group_channels, mark);
+    publish(parts, part_index<true>(args, group, args.splits + team), all, mark);
 }
 
 SDORT_INLINE Moments await(const uint64_t* parts, int index, uint32_t mark, float count) {
@@ -45,16 +96,24 @@ SDORT_INLINE Moments await(const uint64_t* parts, int index, uint32_t mark, floa
     return {count, real(static_cast<int>(static_cast<uint32_t>(mean))), real(static_cast<int>(static_cast<uint32_t>(m2)))};
 }
 
-// All lanes of a wave: the whole slab's moments of a group, part of which each of args.splits blocks has published.
+// All lanes of a wave: the whole slab's moments of a group, of which each of args.splits blocks has published its part.
+template <bool Many>
 SDORT_INLINE Moments gather(const Args& args, const uint64_t* parts, int group, uint32_t mark) {
-    const auto part = [&](int split) {
-        const int first = split * args.split_rows, end = first + args.split_rows;
-        const int rows = (end < args.hw ? end : args.hw) - first;
-        return await(parts, split * args.tile_groups + group, mark, static_cast<float>(rows) * args.group_channels);
-    };
-    const int lane = lane_index();
-    const Moments mine = lane < args.splits ? part(lane) : Moments{0.0f, 0.0f, 0.0f};
-    return merge(args.splits, mine, part);
+    if constexpr (Many) {
+        const bool teams = args.teams > 0;
+        return gather_batch<kBatch>(parts + 2 * part_index<true>(args, group, teams ? args.splits : 0),
+                                    teams ? args.teams : args.splits, args.split_rows * (teams ? args.team_splits : 1),
+                                    args.hw, args.group_channels, mark);
+    } else {
+        const auto part = [&](int split) {
+            const int first = split * args.split_rows, end = first + args.split_rows;
+            const int rows = (end < args.hw ? end : args.hw) - first;
+            return await(parts, part_index<false>(args, group, split), mark, static_cast<float>(rows) * args.group_channels);
+        };
+        const int lane = lane_index();
+        const Moments mine = lane < args.splits ? part(lane) : Moments{0.0f, 0.0f, 0.0f};
+        return merge(args.splits, mine, part);
+    }
 }
 
 }  // namespace sdort::group_norm

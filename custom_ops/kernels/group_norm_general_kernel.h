@@ -75,7 +75,7 @@ SDORT_INLINE Moments all_of(const Args& args, const Part& part, const Moments& m
     if (args.splits == 1) return block;
     uint64_t* parts = args.workspace + kParts + static_cast<int64_t>(part.slab) * args.splits * 2;
     publish(parts, part.split, block, mark[0]);
-    return gather(args, parts, 0, mark[0]);
+    return gather<true>(args, parts, 0, mark[0]);
 }
 
 template <class T>

@@ -2,60 +2,14 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <numeric>
 #include <vector>
 
 #include "driver/error.h"
+#include "group_norm_instances.h"
 #include "group_norm_problem.h"
 
 namespace sdort::group_norm {
-
-// An instance of the fast kernel (group_norm_kernel.h): rows of a lane in registers and in shared memory, and what the
-// code was compiled for: so many blocks on a compute unit, with so many bytes of shared memory each.
-struct Instance {
-    int threads, rows, kept, blocks, shared_bytes;
-};
-constexpr std::array<Instance, 6> kInstances{{{256, 4, 0, 2, 12036},
-                                              {256, 8, 0, 2, 12036},
-                                              {512, 4, 0, 1, 21252},
-                                              {512, 8, 0, 1, 21252},
-                                              {512, 16, 0, 1, 21252},
-                                              {128, 12, 20, 4, 48388}}};
-
-// The fast kernel's instance, vectors of a tile's row, and blocks of a slab.
-struct Plan {
-    Instance instance;
-    int64_t lanes, splits;
-};
-
-inline std::string name_of(const Plan& plan) {
-    const Instance& i = plan.instance;
-    return std::to_string(i.threads) + "-" + std::to_string(i.rows) + "-" + std::to_string(i.kept) + "/lanes=" +
-           std::to_string(plan.lanes) + "/splits=" + std::to_string(plan.splits);
-}
-
-inline std::string kernel_of(const Instance& i, Dtype dtype) {
-    return std::string("group_norm_") + suffix(dtype) + "_" + std::to_string(i.threads) + "_" + std::to_string(i.rows) +
-           "_" + std::to_string(i.kept);
-}
-
-// Shared memory of a compute unit. Vendors' architecture manuals; where it is not known, the least of all.
-inline int shared_memory(const Device& device) {
-    const std::string& a = device.architecture;
-    if (a == "sm_80" || a == "sm_87") return 164 << 10;
-    if (a == "sm_90" || a == "sm_100" || a == "sm_103") return 228 << 10;
-    if (a.rfind("sm_", 0) == 0) return 100 << 10;
-    if (a == "gfx950") return 160 << 10;
-    return a.rfind("gfx9", 0) == 0 ? 64 << 10 : 128 << 10;
-}
-
-// Blocks that are on the device at a time, whatever else each compute unit could hold. NVIDIA takes 1 KiB more a block.
-inline int64_t resident(const Instance& i, const Device& device) {
-    return static_cast<int64_t>(device.compute_units) *
-           std::clamp(shared_memory(device) / (i.shared_bytes + 1024), 1, i.blocks);
-}
 
 // Vectors of the narrowest tile: whole vectors and whole groups. 0 if the fast kernel cannot take the problem.
 inline int64_t unit_lanes(const Problem& p, Dtype dtype) {
@@ -127,7 +81,21 @@ inline bool reads_once(const Problem& p, const Plan& plan) {
     return steps(p, plan) <= plan.instance.rows + plan.instance.kept;
 }
 
-// What does not fit: every resident block's registers and shared memory are needed, by a narrower tile if need be.
+// Every row is read once, slab after slab: as many blocks a slab as keep it, so that as many slabs as possible are on the
+// device at a time, and one is read while another waits and is written. No splits where not even one slab fits.
+inline Plan once(const Problem& p, Dtype dtype, const Device& device) {
+    const Instance& instance = kInstances.back();
+    Plan best{instance, tile(p, dtype, 128, 32), 0};
+    const int64_t blocks = resident(instance, device);
+    for (int64_t cohorts = 1; cohorts <= slabs_of(p, dtype, best.lanes); ++cohorts) {
+        const Plan plan{instance, best.lanes, std::min<int64_t>(blocks / cohorts, kMostTeams * kMostTeams)};
+        if (plan.splits < 2 || !reads_once(p, plan) || p.hw / plan.splits < step_rows(plan)) break;
+        best = plan;
+    }
+    return best;
+}
+
+// What does not fit even so: every resident block's registers and shared memory are needed, by a narrower tile if need be.
 inline Plan streaming(const Problem& p, Dtype dtype, const Device& device) {
     const Instance& instance = kInstances.back();
     int64_t lanes = tile(p, dtype, 128, 32);
@@ -146,7 +114,8 @@ inline Plan shipped(const Problem& p, Dtype dtype, const Device& device) {
     const Plan split = plan_for(p, dtype, device, 512, aligned, false);
     const bool nvidia = device.architecture.rfind("sm_", 0) == 0;
     if (reads_once(p, split) || !nvidia) return split;
-    return streaming(p, dtype, device);
+    const Plan again = once(p, dtype, device);
+    return again.splits > 0 ? again : streaming(p, dtype, device);
 }
 
 // The fast kernel's plans, none twice, the shipped one first; empty if only the general kernel will do.
@@ -164,8 +133,17 @@ inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& devi
     add(plan_for(p, dtype, device, 256, aligned, false));
     if (const Plan alone = plan_for(p, dtype, device, 512, narrow, true); reads_once(p, alone)) add(alone);
     if (const Plan alone = plan_for(p, dtype, device, 256, narrow, true); reads_once(p, alone)) add(alone);
+    if (const Plan again = once(p, dtype, device); again.splits > 0) add(again);
     add(streaming(p, dtype, device));
     return all;
+}
+
+// So few that a wave has one or two parts a lane, and as many as a team has blocks; 0 where that is so without teams.
+inline int64_t teams_of(int64_t splits) {
+    if (splits <= kMostParts) return 0;
+    int64_t teams = 1;
+    while (teams * teams < splits) ++teams;
+    return ceil_div(splits, ceil_div(splits, teams));
 }
 
 // Splits the rows of every slab evenly, into `wanted` blocks or as many fewer as whole rows allow.
@@ -181,7 +159,7 @@ inline Launch launch_of(std::string kernel, uint32_t threads, const Args& args) 
     return make_launch(std::move(kernel), alone ? args.slabs : args.splits, alone ? 1 : args.slabs, threads, args);
 }
 
-inline Launch fast(const Problem& p, Dtype dtype, const Plan& plan) {
+inline Launch fast(const Problem& p, Dtype dtype, const Device& device, const Plan& plan) {
     const int64_t vector = 16 / size_of(dtype);
     Args args = arguments(p);
     args.lanes = static_cast<int32_t>(plan.lanes);
@@ -194,6 +172,10 @@ inline Launch fast(const Problem& p, Dtype dtype, const Plan& plan) {
     args.group_lanes = static_cast<int32_t>(group_lanes(p, dtype, plan.lanes));
     split(args, slabs_of(p, dtype, plan.lanes), plan.splits);
     args.steps = static_cast<int32_t>(ceil_div(args.split_rows, args.step_rows));
+    args.teams = static_cast<int32_t>(teams_of(args.splits));
+    args.team_splits = static_cast<int32_t>(args.teams ? ceil_div(args.splits, args.teams) : 1);
+    if (plan.instance.kept && reads_once(p, plan))
+        args.ahead = static_cast<int32_t>(resident(plan.instance, device) / args.splits);
     return launch_of(kernel_of(plan.instance, dtype), plan.instance.threads, args);
 }
 
@@ -202,14 +184,15 @@ inline Launch general(const Problem& p, Dtype dtype, const Device& device) {
     args.tiles = static_cast<int32_t>(p.groups);
     args.tile_groups = 1;
     const int64_t slabs = p.images * p.groups;
-    split(args, slabs, std::clamp<int64_t>(device.compute_units / slabs, 1, ceil_div(p.hw, 16)));
+    split(args, slabs, std::clamp<int64_t>(std::min(device.compute_units / slabs, most_parts(device)), 1, ceil_div(p.hw, 16)));
     return launch_of(std::string("group_norm_") + suffix(dtype) + "_general", kGeneralThreads, args);
 }
 
 // What every variant of this problem needs: 16 bytes a group and block that exchanges statistics.
 inline size_t workspace_bytes(const Problem& p, Dtype dtype, const Device& device) {
     int64_t parts = device.compute_units;
-    for (const Plan& plan : plans(p, dtype, device)) parts = std::max(parts, p.images * p.groups * plan.splits);
+    for (const Plan& plan : plans(p, dtype, device))
+        parts = std::max(parts, p.images * p.groups * (plan.splits + teams_of(plan.splits)));
     return 8 * kParts + 16 * parts;
 }
 
@@ -229,7 +212,7 @@ inline std::vector<std::string> variants(const Problem& p, Dtype dtype, const De
 
 inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::string& variant) {
     for (const Plan& plan : plans(p, dtype, device))
-        if (name_of(plan) == variant) return {fast(p, dtype, plan)};
+        if (name_of(plan) == variant) return {fast(p, dtype, device, plan)};
     if (variant != "general") throw Error("GroupNorm has no variant " + variant);
     return {general(p, dtype, device)};
 }

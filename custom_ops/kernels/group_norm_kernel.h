@@ -4,6 +4,8 @@
 //   2. the block merges its lanes' sums group by group, a wave each; blocks of one slab exchange theirs (group_norm_exchange.h)
 //   3. normalize what is in registers, then read the rest again, from the end: the last ones may still be in the cache;
 //      then what is in shared memory
+//
+// Where a slab fits, but not all slabs together, the launch has a grid of all: as blocks end, those of later slabs follow.
 #pragma once
 
 #include "group_norm_block.h"
@@ -145,20 +147,32 @@ struct Weights {
     }
 };
 
+// While blocks wait for each other: the first rows of the slab that comes when this one is done, into the cache. A lane asks
+// for whole rows of the tile, its own share of them, as a row is a cache line. More than three eighths would push others out.
+template <class T>
+SDORT_INLINE void fetch_ahead(const Args& args, const Lane& lane) {
+    if (lane.slab + args.ahead >= args.slabs) return;
+    const Lane next = lane_of<T>(args, lane.slab + args.ahead);
+    for (int s = lane.column; s < args.steps * 3 / 8; s += args.lanes)
+        if (lane.row + s * args.step_rows < lane.rows) prefetch(next.source + static_cast<size_t>(s) * next.source_step);
+}
+
 template <class T, int Threads, int R, int K>
 SDORT_INLINE void fast_body(const Args& args) {
     constexpr int V = kVector<T>;
+    constexpr bool kMany = K > 0;  // as that variant has many blocks a slab; the others mostly have few
     using Block = Entries<V, Threads>;
     SDORT_SHARED(float, values, 3 * Block::kCount);
     SDORT_SHARED(float, statistics, 3 * kMostGroups);
     SDORT_SHARED(float, weights, 2 * kMostChannels);
     SDORT_SHARED(uint32_t, mark, 1);
     SDORT_SHARED(Quad, shelf, K > 0 ? K * Threads : 1);
-    Fast<T, Threads, R, K> fast{args, lane_of<T>(args), args.steps, shelf, {}, 0, 0};
+    Fast<T, Threads, R, K> fast{args, lane_of<T>(args, slab_of(args)), args.steps, shelf, {}, 0, 0};
     const Lane& lane = fast.lane;
     const Weights<Threads> own(args, lane.slab - lane.image * args.tiles, args.lanes * V);
     Sum sums[V];
     const float count = fast.measure(sums);
+    if (kMany && args.ahead > 0) fetch_ahead<T>(args, lane);
     const Sides sides = sides_of<V>(args, lane);
     const Block entries{values};
     if (lane.row != kNoRow) {
@@ -168,7 +182,8 @@ SDORT_INLINE void fast_body(const Args& args) {
     own.put(weights);
     if (thread_index() == 0) mark[0] = mark_of(fast.joined);
     block_barrier();
-    finish<Block, Threads>(args, lane, entries, mark[0], statistics);
+    merge_block<Block, Threads, kMany>(args, lane, entries, mark[0], statistics);
+    merge_slab<Threads, kMany>(args, lane, mark[0], statistics);
     block_barrier();
     fast.normalize(affine_of<V>(sides, statistics, weights + lane.column * V, weights + kMostChannels + lane.column * V));
 }

@@ -23,11 +23,13 @@ struct Lane {
     uint32_t source_step;
 };
 
+SDORT_INLINE int slab_of(const Args& args) { return args.splits == 1 ? block_index() : block_index_y(); }
+
 template <class T>
-SDORT_INLINE Lane lane_of(const Args& args) {
+SDORT_INLINE Lane lane_of(const Args& args, int slab) {
     constexpr int V = kVector<T>;
     Lane lane;
-    lane.slab = args.splits == 1 ? block_index() : block_index_y();
+    lane.slab = slab;
     lane.split = args.splits == 1 ? 0 : block_index();
     lane.image = static_cast<int>(static_cast<uint64_t>(lane.slab) * args.tile_inverse >> 24);
     const int start = lane.split * args.split_rows, left = args.hw - start;

@@ -70,4 +70,24 @@ SDORT_INLINE Moments merge(int count, Moments mine, Entry entry) {
     return {n, mean, wave_sum(square), distance - (mean - base)};
 }
 
+// Likewise of K entries a lane, in registers.
+template <int K>
+SDORT_INLINE Moments merge(const Moments (&mine)[K]) {
+    const float base = shuffle(mine[0].mean, 0);
+    float n = 0.0f, sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+        n += mine[i].count;
+        sum = fmaf(mine[i].count, mine[i].mean - base, sum);
+    }
+    n = wave_sum(n);
+    const float distance = wave_sum(sum) * fast_rcp(n), mean = base + distance;
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+        const float d = mine[i].mean - mean;
+        square += fmaf(mine[i].count * d, d, mine[i].m2);
+    }
+    return {n, mean, wave_sum(square), distance - (mean - base)};
+}
+
 }  // namespace sdort::group_norm
