@@ -17,7 +17,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sdort.expressions import count_overflow, expression_key
 from sdort.importing import unique_name
-from sdort.weights import Cast, Inline, Reshaped, Weight
+from sdort.weights import Absent, Cast, Inline, Reshaped, Weight
 
 SMALL = 1024
 """Tensors of at most this many bytes stay inside the .onnx file."""
@@ -69,7 +69,10 @@ class Names:
 
 
 class Initializers:
-    """Collects the constants' protos (``protos``) and lays out the data file (``blobs`` up to byte ``end``)."""
+    """Collects the constants' protos (``protos``) and lays out the data file (``blobs`` up to byte ``end``).
+
+    Small ones whose parameters have no values yet are in ``late``, and have none in their protos either.
+    """
 
     def __init__(self, names: Names, data_name: str) -> None:
         self.names = names
@@ -78,13 +81,16 @@ class Initializers:
         self.blobs: list[Blob] = []
         self.end = 0
         self.overflow_counts: dict[str, int] = {}
+        self.late: dict[str, Weight] = {}
         self._by_content: dict[Any, str] = {}
         self._regions: dict[Any, Blob] = {}
 
     def add(self, tensor: gs.Constant) -> None:
         """Give ``tensor`` an initializer, or another constant's if that has the same values."""
         weight = weight_of(tensor)
-        small = weight.load() if weight.nbytes <= SMALL else None
+        is_small = weight.nbytes <= SMALL
+        is_late = is_small and any(isinstance(leaf, Absent) for leaf in weight.leaves())
+        small = weight.load() if is_small and not is_late else None
         value = (small.tobytes(),) if small is not None else expression_key(weight)
         key = (weight.dtype.str if weight.dtype.kind != "V" else weight.dtype.name, weight.shape, value)
         if key in self._by_content and not self.names.is_fixed(tensor):
@@ -97,6 +103,8 @@ class Initializers:
             proto.raw_data = small.tobytes()
             if overflowed := count_overflow(small, weight):
                 self.overflow_counts[name] = overflowed
+        elif is_late:
+            self.late[name] = weight
         else:
             self._place(proto, weight)
         self.protos.append(proto)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from sdort.initializers import Blob, Initializers, Names, weight_of
 from sdort.model import Model
 from sdort.own_operators import functions_of
 from sdort.untrusted import topological_order
+from sdort.weights import Weight
 
 MIN_IR_VERSION = 4
 """The first in which initializers need not be graph inputs."""
@@ -36,6 +37,8 @@ class Serialized:
     data_bytes: int
     overflow_counts: dict[str, int]
     """Of the small tensors, which were evaluated already; as in :class:`sdort.writer.WriteReport`."""
+    late: dict[str, Weight] = field(default_factory=dict)
+    """The small tensors of parameters that have no values yet: initializer -> weight. ``proto`` lacks their values."""
 
 
 def serialize(model: Model, data_name: str) -> Serialized:
@@ -59,7 +62,8 @@ def serialize(model: Model, data_name: str) -> Serialized:
     proto.graph.output.extend(_value_info(t, names, model.component) for t in graph.outputs)
     proto.graph.value_info.extend(_value_info(t, names, model.component) for t in _typed_variables(graph, nodes))
     _fill_header(proto, model)
-    return Serialized(proto.SerializeToString(deterministic=True), data.blobs, data.end, data.overflow_counts)
+    content = proto.SerializeToString(deterministic=True)
+    return Serialized(content, data.blobs, data.end, data.overflow_counts, data.late)
 
 
 def constants_of(graph: gs.Graph, nodes: list[gs.Node]) -> Iterator[gs.Constant]:

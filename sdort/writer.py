@@ -78,13 +78,40 @@ def save_model(
         BadModelError: a weight cannot be read.
     """
     start = time.perf_counter()
-    path = Path(path)
-    data_path = path.with_name(path.name + ".data")
-    content = serialize(model, data_path.name)
-    _refuse_own_source(content.blobs, (path, data_path), model.component)
+    content = serialize(model, data_file(path).name)
+    report = write(content, path, model.component, advance=advance, checksum=checksum, sync=sync)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def data_file(path: Path) -> Path:
+    """Where the weights of the ``.onnx`` file are."""
+    return path.with_name(path.name + ".data")
+
+
+def write(
+    content: Serialized,
+    path: Path,
+    component: str,
+    *,
+    advance: Advance | None = None,
+    checksum: bool = False,
+    sync: bool = False,
+) -> WriteReport:
+    """:func:`save_model` of what is serialised already, for the data file :func:`data_file`.
+
+    Raises:
+        OutputError: as for :func:`save_model`.
+        BadModelError: a weight cannot be read, or has no values.
+    """
+    start = time.perf_counter()
+    data_path = data_file(path)
+    _refuse_own_source(content.blobs, (path, data_path), component)
+    for weight in content.late.values():
+        weight.load()
     report = WriteReport(path, data_path if content.blobs else None, tensors=len(content.blobs))
     report.overflow_counts.update(content.overflow_counts)
-    with _output_errors(path, content, model.component), _temporary(path) as (temp, temp_data):
+    with _output_errors(path, content, component), _temporary(path) as (temp, temp_data):
         if content.blobs:
             _write_data(temp_data, content, report, advance, checksum, sync)
             os.replace(temp_data, data_path)

@@ -1,8 +1,8 @@
-"""The trace cache: graphs without weights, one file per traced architecture.
+"""The trace cache: finished graphs without weights (:mod:`sdort.export.template`), one file per architecture.
 
-A file is one line of JSON and a serialized ModelProto whose parameters have names, shapes and no data. The line
-holds the proto's SHA-256, so a damaged file is noticed and traced again. Files are written beside their place and
-renamed, so that two exports at once do no harm.
+A file is three parts: the SHA-256 of the other two in a line of its own, so that a damaged file is noticed and traced
+again; a line of JSON; a serialised ModelProto. Files are written beside their place and renamed, so that two exports
+at once do no harm.
 """
 
 from __future__ import annotations
@@ -10,39 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from sdort import __version__
 from sdort.console import detail, warn
 from sdort.export.components import LIBRARIES, Component
+from sdort.export.template import Template
 from sdort.staging import staged_file
 
 # Part of every key: raise it when a trace of the same architecture would come out differently.
-_FORMAT = 2
+_FORMAT = 3
 
 # What the traced graph depends on, apart from the architecture.
 _PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A graph without weights.
-
-    ``parameters`` are all parameters of the traced module, also those that the graph does not use (the two halves of
-    an autoencoder share one checkpoint). Those that it uses are external initializers of the same name.
-    """
-
-    proto: onnx.ModelProto
-    parameters: Mapping[str, Shape]
 
 
 def default_folder() -> Path:
@@ -63,41 +49,40 @@ def _versions() -> dict[str, str]:
 
 
 class TraceCache:
-    """Traces and class defaults in a folder, which is made when the first one is stored."""
+    """Templates and class defaults in a folder, which is made when the first one is stored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, component: Component, opset: int) -> Trace | None:
-        """The stored trace, or None if there is none that is whole."""
+    def load(self, component: Component, opset: int) -> Template | None:
+        """What is stored, or None if there is nothing that is whole."""
         path = self._path(component, opset)
         try:
-            header, _, body = path.read_bytes().partition(b"\n")
+            digest, _, content = path.read_bytes().partition(b"\n")
         except FileNotFoundError:
             return None
         except OSError as error:
             warn(f"cannot read {path}: {error.strerror or error}; tracing again")
             return None
-        try:
-            parsed = json.loads(header)
-            if parsed["sha256"] != hashlib.sha256(body).hexdigest():
-                raise ValueError("it was changed or cut off")
-            shapes = {str(name): tuple(shape) for name, shape in parsed["parameters"].items()}
-            return Trace(onnx.ModelProto.FromString(body), shapes)
-        except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
-            warn(f"{path} is damaged ({error}); tracing again")
+        if digest != hashlib.sha256(content).hexdigest().encode():
+            warn(f"{path} is damaged (it was changed or cut off); tracing again")
             return None
+        header, _, proto = content.partition(b"\n")
+        parts = json.loads(header)
+        return Template(
+            onnx.ModelProto.FromString(proto),
+            {name: tuple(shape) for name, shape in parts["parameters"].items()},
+            parts["data_bytes"],
+            tuple((name, offset, weight) for name, offset, weight in parts["blobs"]),
+            parts["small"],
+        )
 
-    def store(self, component: Component, opset: int, trace: Trace) -> None:
-        """Keep a trace; a folder that cannot be written costs a warning, not the export."""
-        body = trace.proto.SerializeToString(deterministic=True)
-        header = {
-            "component": component.name,
-            "class": component.class_name,
-            "sha256": hashlib.sha256(body).hexdigest(),
-            "parameters": trace.parameters,
-        }
-        self._write(self._path(component, opset), json.dumps(header).encode() + b"\n" + body)
+    def store(self, component: Component, opset: int, template: Template) -> None:
+        """Keep a template; a folder that cannot be written costs a warning, not the export."""
+        header = {"component": component.name, "class": component.class_name} | vars(template)
+        header.pop("proto")
+        content = json.dumps(header).encode() + b"\n" + template.proto.SerializeToString(deterministic=True)
+        self._write(self._path(component, opset), hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
     def defaults(self, class_name: str, compute: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """``compute(class_name)``, remembered per version of the library, which then need not be imported."""

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from sdort.console import detail, progress
 from sdort.errors import UsageError
 from sdort.export.bind import bind
-from sdort.export.cache import Trace, TraceCache, default_folder
+from sdort.export.cache import TraceCache, default_folder
 from sdort.export.checkpoint import read_checkpoint
 from sdort.export.components import FOLDERS, Component, at_size, vae_scale
 from sdort.export.manifest import (
@@ -25,15 +23,11 @@ from sdort.export.manifest import (
     write_manifest,
 )
 from sdort.export.source import Source, open_source, plan, read_config
+from sdort.export.template import Template, fill, make_template
 from sdort.file_hash import hash_file
-from sdort.loader import from_proto
-from sdort.model import Model
-from sdort.passes.upgrade import to_target_opset
-from sdort.pipeline import canonicalize
-from sdort.rewrite.pattern import OPSET
 from sdort.staging import staged_directory
 from sdort.weights import Weight
-from sdort.writer import save_model
+from sdort.writer import data_file, write
 
 DEFAULT_OPSET = 23
 """The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
@@ -123,18 +117,18 @@ def _export_component(
     component: Component, tensors: Mapping[str, Weight], stage: Path, opset: int, cache: TraceCache
 ) -> ComponentReport:
     start = time.perf_counter()
-    trace = cache.load(component, opset)
-    traced = trace is None
-    if trace is None:
-        trace = _trace(component, tensors, opset)
-        cache.store(component, opset, trace)
-    weights = bind(tensors, trace.parameters, component.name)
-    model = bound_model(trace, weights, component.name)
     path = stage / component.name / "model.onnx"
+    template = cache.load(component, opset)
+    traced = template is None
+    if template is None:
+        template = _trace(component, tensors, opset, data_file(path).name)
+        cache.store(component, opset, template)
+    weights = bind(tensors, template.parameters, component.name)
+    content = fill(template, weights)
     path.parent.mkdir()
-    used = [weights[name] for name in _parameter_names(trace.proto)]
+    used = [weights[name] for name in template.used]
     with progress(f"writing {component.name}", sum(weight.nbytes for weight in used)) as advance:
-        written = save_model(model, path, advance=advance, checksum=True)
+        written = write(content, path, component.name, advance=advance, checksum=True)
     seconds = time.perf_counter() - start
     how = "traced" if traced else "known architecture"
     detail(f"{component.name}: {written.bytes / 1e6:,.1f} MB, {how}, {seconds:.1f} s")
@@ -142,7 +136,7 @@ def _export_component(
         component.name,
         component.class_name,
         sum(weight.nbytes // weight.dtype.itemsize for weight in used),
-        len(model.graph.nodes),
+        len(template.proto.graph.node),
         written.bytes,
         traced,
         seconds,
@@ -155,7 +149,7 @@ def _export_component(
     return report
 
 
-def _trace(component: Component, tensors: Mapping[str, Weight], opset: int) -> Trace:
+def _trace(component: Component, tensors: Mapping[str, Weight], opset: int, data_name: str) -> Template:
     with progress(f"tracing {component.name} (once per architecture)"):
         from sdort.export import architecture
         from sdort.export.trace import trace
@@ -163,35 +157,7 @@ def _trace(component: Component, tensors: Mapping[str, Weight], opset: int) -> T
         module = architecture.build(component)
         # Weights that do not fit are noticed here, before the minutes that the trace takes.
         bind(tensors, architecture.parameters(module), component.name)
-        return trace(component, module, opset)
-
-
-def bound_model(trace: Trace, weights: Mapping[str, Weight], component: str) -> Model:
-    """The traced graph with weights in the place of its parameters, cleaned up.
-
-    Args:
-        trace: left as it is.
-        weights: parameter name -> float32 weight.
-        component: the pipeline component's name.
-    """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(trace.proto)
-    model = from_proto(proto, lambda tensor: weights.get(tensor.name), component)
-    _tidy(model)
-    return model
-
-
-def _tidy(model: Model) -> None:
-    """Fold constants and drop shape residue; the graph is as torch traced it, before torch's own optimizer."""
-    opset = model.graph.opset
-    # sdort's passes know operators up to their own opset; a newer graph stays as torch wrote it.
-    if opset <= OPSET:
-        canonicalize(model)
-        to_target_opset(model, opset)
-
-
-def _parameter_names(proto: onnx.ModelProto) -> list[str]:
-    return [each.name for each in proto.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+        return make_template(trace(component, module, opset), component.name, data_name)
 
 
 def _at_static_size(

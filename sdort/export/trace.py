@@ -17,9 +17,9 @@ import torch
 from sdort import __version__
 from sdort.errors import BadModelError, SdortError
 from sdort.export import architecture
-from sdort.export.cache import Trace
 from sdort.export.casts import concrete_casts
 from sdort.export.components import Component, Dim, TensorSpec, vae_scale
+from sdort.export.template import Trace
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""

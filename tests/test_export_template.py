@@ -1,0 +1,157 @@
+"""A finished graph is kept without weights, and filled with a checkpoint's by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from sdort.errors import BadModelError
+from sdort.export.cache import TraceCache
+from sdort.export.components import Component
+from sdort.export.template import Trace, _decode, _encode, fill, make_template
+from sdort.loader import from_proto
+from sdort.serialize import serialize
+from sdort.weights import (
+    Absent,
+    Array,
+    Cast,
+    Concatenated,
+    Inline,
+    Reshaped,
+    Scaled,
+    Stored,
+    Transposed,
+    Weight,
+)  # fmt: skip
+from sdort.writer import save_model, write
+
+RNG = np.random.default_rng(7)
+PARAMETERS = {"large": (24, 40), "other": (24, 40), "bias": (24,), "unused": (5,)}
+VALUES = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in PARAMETERS.items()}
+TABLE = RNG.standard_normal((24, 40)).astype(np.float32)
+
+
+def external(name: str) -> TensorProto:
+    tensor = TensorProto(name=name, dims=PARAMETERS[name], data_type=TensorProto.FLOAT)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="parameter")
+    return tensor
+
+
+def traced() -> Trace:
+    """x @ large^T + bias, and both large ones and a table of the graph's own added up."""
+    nodes = [
+        helper.make_node("Transpose", ["large"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "turned"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["y"]),
+        helper.make_node("Add", ["z", "other"], ["shifted"]),
+        helper.make_node("Mul", ["shifted", "table"], ["w"]),
+    ]
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (
+        ("x", ("N", 40)), ("z", (24, 40)), ("y", ("N", 24)), ("w", (24, 40)),
+    )}  # fmt: skip
+    table = numpy_helper.from_array(TABLE, "table")
+    initializers = [external("large"), external("other"), external("bias"), table]
+    graph = helper.make_graph(
+        nodes, "graph", [values["x"], values["z"]], [values["y"], values["w"]], initializer=initializers
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    return Trace(proto, PARAMETERS)
+
+
+def weights() -> dict[str, Weight]:
+    return {name: Inline(array) for name, array in VALUES.items()}
+
+
+def run(path: Path) -> list[Array]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return list(session.run(None, {"x": VALUES["large"][:3], "z": VALUES["other"]}))
+
+
+def test_a_filled_template_computes_what_was_traced(tmp_path: Path) -> None:
+    template = make_template(traced(), "unet", "model.onnx.data")
+    report = write(fill(template, weights()), tmp_path / "model.onnx", "unet")
+    assert report.tensors == 3  # the table, too
+    y, w = run(tmp_path / "model.onnx")
+    np.testing.assert_allclose(y, VALUES["large"][:3] @ VALUES["large"].T + VALUES["bias"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(w, 2 * VALUES["other"] * TABLE, rtol=1e-6)
+    operators = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert "Transpose" not in operators  # the weight is turned while it is written
+
+
+def test_it_can_be_filled_again_and_knows_what_it_uses() -> None:
+    template = make_template(traced(), "unet", "model.onnx.data")
+    assert template.used == {"large", "other", "bias"}
+    first = fill(template, weights())
+    doubled = fill(template, {name: Inline(2 * array) for name, array in VALUES.items()})
+    assert doubled.proto != first.proto  # the bias is inside
+    assert fill(template, weights()).proto == first.proto
+
+
+def test_equal_small_parameters_stay_apart() -> None:
+    """The next checkpoint's are not equal."""
+    trace = traced()
+    trace.proto.graph.initializer.add().CopyFrom(external("bias"))
+    trace.proto.graph.initializer[-1].name = "twin"
+    trace.proto.graph.node.append(helper.make_node("Add", ["y", "twin"], ["v"]))
+    trace.proto.graph.output.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, ["N", 24]))
+    template = make_template(Trace(trace.proto, PARAMETERS | {"twin": (24,)}), "unet", "model.onnx.data")
+    assert set(template.small) == {"bias", "twin"}
+
+
+EXPRESSIONS: dict[str, Callable[[Weight], Weight]] = {
+    "transposed": lambda w: Transposed(w, (1, 0)),
+    "reshaped": lambda w: Reshaped(w, (40, 24)),
+    "cast": lambda w: Cast(w, np.float16),
+    "scaled": lambda w: Scaled(w, 0.5),
+    "concatenated": lambda w: Concatenated([w, Inline(TABLE)], 1),
+    "nested": lambda w: Cast(Transposed(Reshaped(w, (40, 24)), (1, 0)), np.float64),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_every_expression_comes_back(name: str) -> None:
+    make = EXPRESSIONS[name]
+    entry = json.loads(json.dumps(_encode(make(Absent("large", (24, 40), np.float32)))))
+    expected = make(Inline(VALUES["large"])).load()
+    found = _decode(entry, weights())
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(found.load(), expected)
+
+
+def test_what_has_no_form_is_no_silent_loss(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="no form"):
+        _encode(Stored(tmp_path / "file", 0, (2,), np.float32))
+
+
+def test_a_stored_template_is_the_same(tmp_path: Path) -> None:
+    component = Component("unet", "UNet2DConditionModel", {}, (), ())
+    template = make_template(traced(), "unet", "model.onnx.data")
+    cache = TraceCache(tmp_path)
+    cache.store(component, 23, template)
+    loaded = cache.load(component, 23)
+    assert loaded is not None
+    assert loaded == template
+    first, second = fill(template, weights()), fill(loaded, weights())
+    assert (second.proto, second.data_bytes) == (first.proto, first.data_bytes)
+    for mine, theirs in zip(second.blobs, first.blobs, strict=True):
+        assert (mine.name, mine.offset) == (theirs.name, theirs.offset)
+        np.testing.assert_array_equal(mine.weight.load(), theirs.weight.load())
+
+
+def test_a_model_without_values_is_not_written(tmp_path: Path) -> None:
+    model = from_proto(
+        traced().proto, lambda t: Absent(t.name, t.dims, np.float32) if t.external_data else None, "unet"
+    )
+    assert set(serialize(model, "model.onnx.data").late) == {"bias"}
+    with pytest.raises(BadModelError, match="'bias' has no values"):
+        save_model(model, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
