@@ -33,6 +33,9 @@ IN_FLIGHT = 384 * 2**20
 WORKERS = min(4, os.cpu_count() or 1)
 """Reading, casting and writing release the interpreter lock; more threads only wait for the same disk."""
 
+_AT_ONCE = 2**20
+"""Bytes of a write. For larger ones Linux looks for larger pages, which takes twice the time where memory is in use."""
+
 _UNSUPPORTED = (None, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 Advance = Callable[[float], None]
@@ -176,8 +179,7 @@ def _write_data(
         _reserve(descriptor, content.data_bytes)
         finished = _Beginning(content.blobs)
         # Closed before the file is, also if advance() raises: no thread may write to a descriptor that is gone.
-        workers = max(WORKERS - checksum, 1)  # hashing takes the longest: it gets a core of its own
-        with closing(_stream(content.blobs, descriptor, workers)) as written:
+        with closing(_stream(content.blobs, descriptor)) as written:
             for blob, overflowed in written:
                 if overflowed:
                     report.overflow_counts[blob.name] = overflowed
@@ -218,14 +220,14 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
-def _stream(blobs: Sequence[Blob], descriptor: int, workers: int) -> Generator[tuple[Blob, int], None, None]:
+def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int], None, None]:
     """Write every blob; yields each with its count of overflowed values as it is done."""
-    pool = ThreadPoolExecutor(workers)
+    pool = ThreadPoolExecutor(WORKERS)
     running: dict[Future[int], Blob] = {}
     used = 0
     try:
         for blob in blobs:
-            while running and (used + blob.cost > IN_FLIGHT or len(running) > 2 * workers):
+            while running and (used + blob.cost > IN_FLIGHT or len(running) > 2 * WORKERS):
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     used -= running[done].cost
                     yield running.pop(done), done.result()
@@ -257,5 +259,5 @@ def _write_blob(blob: Blob, descriptor: int) -> int:
 
 def _write_at(descriptor: int, view: memoryview, offset: int) -> None:
     while view:
-        count = os.pwrite(descriptor, view, offset)
+        count = os.pwrite(descriptor, view[:_AT_ONCE], offset)
         view, offset = view[count:], offset + count

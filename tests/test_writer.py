@@ -295,8 +295,8 @@ def test_the_checksum_does_not_depend_on_what_is_finished_first(
 ) -> None:
     stream = sdort.writer._stream
 
-    def ordered(blobs: Any, descriptor: int, workers: int) -> Any:
-        yield from list(stream(blobs, descriptor, workers))[::order]
+    def ordered(blobs: Any, descriptor: int) -> Any:
+        yield from list(stream(blobs, descriptor))[::order]
 
     monkeypatch.setattr(sdort.writer, "_stream", ordered)
     # Sizes that leave gaps between the regions, and one of several blocks.
