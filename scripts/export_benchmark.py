@@ -47,7 +47,9 @@ def main() -> int:
         measured([sys.executable, "-c", CHECKPOINT, str(source)])
     weights = source / "unet" / "diffusion_pytorch_model.safetensors"
     command = [sys.executable, "-m", "sdort", "-q", "export", str(source), str(out)]
-    command += ["--component", "unet", "--overwrite", "--cache-dir", str(args.work / "traces")]
+    traces = args.work / "traces"
+    shutil.rmtree(traces, ignore_errors=True)
+    command += ["--component", "unet", "--overwrite", "--cache-dir", str(traces)]
     result = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": {package: version(package) for package in ("torch", "diffusers", "onnx", "xxhash")},
