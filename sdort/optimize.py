@@ -20,7 +20,6 @@ from sdort.layout import find_components
 from sdort.loader import load_model
 from sdort.pipeline import ComponentReport, Options, optimize_model
 from sdort.precision.bf16 import BF16, KEY
-from sdort.precision.keeper import Keeper
 from sdort.rewrite.fusion import load_fusions
 from sdort.staging import staged_directory
 from sdort.targets import load_target
@@ -29,6 +28,7 @@ from sdort.writer import save_model
 
 if TYPE_CHECKING:
     from sdort.model import Model
+    from sdort.precision.keeper import Keeper
 
 MANIFEST = "sdort.json"
 PASSES = ("nhwc", "group_norm")
@@ -97,7 +97,7 @@ def optimize(request: Request) -> Report:
     found = _select(find_components(request.source), request.components)
     report = Report(str(request.source), str(request.out), request.provider, request.fp16)
     with staged_directory(request.out, request.overwrite, [request.source, *found.values()]) as stage:
-        keeper = Keeper.of(request.source, stage, request.fp16_auto, request.fp16_plan) if request.fp16 else None
+        keeper = _keeper(request, stage)
         for name, path in found.items():
             _optimize_component(request, report, name, path, stage, keeper)
         if keeper:
@@ -132,6 +132,16 @@ def _select(found: dict[str, Path], wanted: Collection[str]) -> dict[str, Path]:
             raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(found)}.")
     # The safety checker is no part of the generation, and no pass is made for it: only who asks for it gets it.
     return {name: path for name, path in found.items() if name in (wanted or set(found) - {"safety_checker"})}
+
+
+def _keeper(request: Request, stage: Path) -> Keeper | None:
+    """What decides which nodes stay in fp32; None if nothing does."""
+    if not request.fp16 or not (request.fp16_auto or request.fp16_plan):
+        return None
+    from sdort.precision.keeper import Keeper
+    from sdort.precision.plan import read_plan
+
+    return Keeper(request.source, stage, read_plan(request.fp16_plan) if request.fp16_plan else None)
 
 
 def _optimize_component(

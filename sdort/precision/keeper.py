@@ -16,7 +16,7 @@ from sdort.passes.half import FLOAT32_INPUTS
 from sdort.precision.inputs import Feed, inputs_for, recorded_inputs
 from sdort.precision.outcome import outcome
 from sdort.precision.places import Place, places, with_views
-from sdort.precision.plan import PLAN, Rule, make_rules, read_plan, select, write_plan
+from sdort.precision.plan import PLAN, Rule, make_rules, select, write_plan
 from sdort.precision.ranges import measure, open_plain, run_plain, written
 from sdort.precision.risks import find_risks
 from sdort.rewrite.editor import Editor
@@ -67,17 +67,6 @@ class Keeper:
         self.plan = plan
         self.outcomes: dict[str, Outcome] = {}
         self._recorded: dict[str, list[Feed]] | None = None
-
-    @staticmethod
-    def of(source: Path, scratch: Path, auto: bool, plan: Path | None) -> Keeper | None:
-        """What a request asks for; None if nothing.
-
-        Raises:
-            UsageError: ``plan`` is no plan.
-        """
-        if plan is not None:
-            return Keeper(source, scratch, read_plan(plan))
-        return Keeper(source, scratch) if auto else None
 
     def choose(self, editor: Editor, path: Path) -> Collection[str]:
         """The names of the nodes that stay in fp32.
