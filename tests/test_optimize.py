@@ -127,6 +127,7 @@ def test_the_manifest_adds_to_that_of_the_export(call: Callable[..., Result], so
             "from": str(source.resolve()),
             "provider": "cpu",
             "fp16": True,
+            "precision": "fp16",
             "components": {"text_encoder": {"operators": half}, "text_encoder_2": {"operators": half}},
         },
     }
