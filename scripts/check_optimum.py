@@ -69,7 +69,7 @@ def checked(folder: Path, references: dict[str, Any], args: argparse.Namespace) 
         return False
     for name, value in found.items():
         print(f"{folder}  {name:<12}{value:7.1f} dB  {'ok' if value >= args.limit else 'WRONG'}")
-    return min(found.values()) >= args.limit
+    return bool(min(found.values()) >= args.limit)
 
 
 def main() -> int:
