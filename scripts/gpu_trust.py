@@ -3,7 +3,7 @@
 
     python scripts/gpu_trust.py --provider cuda|rocm|migraphx|cpu --output DIR [--custom-ops FILE] [--seconds 470]
         [--work DIR] [--checkpoint DIR] [--size 512x512] [--batch-size 1,8] [--steps 20] [--only STEP,...]
-        [--slow 4]
+        [--slow 4] [--pack]
 
 The demo model is exported, optimized, verified with its semantic score and drawn with; then Stable Diffusion 1.5's full
 architecture (random weights, or the diffusers folder in --checkpoint) and the demo model are measured: the ablation,
@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent
 ENGINES = "onnxruntime,torch,torch-compile"
+SHOWN = 40
+"""Lines of a failed step's log that are shown at once."""
+LARGEST = 4 << 20
+"""Bytes of a file that --pack takes along."""
 GRACE = 10
 """Seconds that a step may take to end after its limit."""
 
@@ -71,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3600, help="of all steps together")
     parser.add_argument("--slow", type=float, default=1, help="multiplies each step's limit, for slow machines")
     parser.add_argument("--only", default="", help="names of steps, with what they need")
+    parser.add_argument("--pack", action="store_true", help="write OUTPUT/results.tgz too, of all but large files")
     found = parser.parse_args()
     found.output, found.work = found.output.resolve(), found.work.resolve()
     found.checkpoint = (found.checkpoint or found.work / "checkpoint").resolve()
@@ -164,6 +170,8 @@ class Runner:
                 with self.lock:
                     self.outcomes[step.name] = outcome
                     print(f"{step.name:16} {outcome:40} {time.monotonic() - started:6.1f} s", flush=True)
+                    if outcome.startswith(("FAILED", "stopped")):
+                        print(last_lines(self.args.output / "logs" / f"{step.name}.log"), flush=True)
 
     def _run(self, step: Step) -> str:
         done = self.args.work / "done" / step.name
@@ -187,7 +195,10 @@ class Runner:
         log = self.args.output / "logs" / f"{step.name}.log"
         out = self.args.output / step.result if step.result else log
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")])}
-        with log.open("w") as errors, out.open("w") if out != log else log.open("a") as output:
+        # One file may take both, each after what is there.
+        log.unlink(missing_ok=True)
+        out.unlink(missing_ok=True)
+        with log.open("a") as errors, out.open("a") as output:
             process = subprocess.Popen(
                 step.words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment,
                 start_new_session=True, cwd=self.args.work,
@@ -202,7 +213,26 @@ class Runner:
     def close(self) -> int:
         """Write the summary; 1 if anything is not as asked."""
         (self.args.output / "summary.json").write_text(json.dumps(self.outcomes, indent=2) + "\n")
+        if self.args.pack:
+            pack(self.args.output)
         return 0 if all(outcome.startswith("ok") for outcome in self.outcomes.values()) else 1
+
+
+def last_lines(log: Path) -> str:
+    """The end of a log, set off from what is around it."""
+    return "".join(f"    | {line}\n" for line in log.read_text(errors="replace").splitlines()[-SHOWN:]).rstrip("\n")
+
+
+def pack(folder: Path) -> Path:
+    """Write ``results.tgz`` of what lies in a folder, without itself and what is larger than :data:`LARGEST`."""
+    packed = folder / "results.tgz"
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.stat().st_size <= LARGEST]
+    with tarfile.open(packed, "w:gz") as archive:
+        for file in files:
+            if file != packed:
+                archive.add(file, Path(folder.name) / file.relative_to(folder))
+    print(f"packed {packed}, {packed.stat().st_size / 1e6:.1f} MB", flush=True)
+    return packed
 
 
 if __name__ == "__main__":
