@@ -443,3 +443,10 @@ def test_the_record_says_whether_anything_was_searched(
     monkeypatch.setattr("sdort.runtime.run.can_tune", lambda provider, options: True)
     assert json.loads(sdort(tiny.onnx, "--tuning", "--json").stdout)["tuning"] is True
     assert json.loads(sdort(tiny.onnx, "--json", "--overwrite").stdout)["tuning"] is False
+
+
+def test_too_few_steps_for_a_scheduler_are_an_error_in_words(sdort: Callable[..., Result], tiny: Tiny) -> None:
+    """PNDM's Runge-Kutta steps need four."""
+    result = sdort(tiny.onnx, "--scheduler", "pndm")
+    assert result.exit_code == UsageError.exit_code
+    assert "PNDMScheduler cannot take 2 steps" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -133,11 +134,12 @@ class OnnxEngine:
     def import_libraries(self, components: Sequence[str]) -> None:
         if PIPELINE in components:
             from sdort.runtime.prompt import load_tokenizer
-            from sdort.runtime.schedulers import load_scheduler
+            from sdort.runtime.schedulers import load_scheduler, set_steps
 
             for encoder in self.folder.family.encoders:
                 load_tokenizer(self.path / encoder.tokenizer)
-            load_scheduler(self.path / "scheduler", None).set_timesteps(1)
+            with suppress(UsageError):  # not every scheduler takes so few
+                set_steps(load_scheduler(self.path / "scheduler", None), 1)
 
     def session(self, component: str) -> Session:
         """The component's session, opened when it is first asked for."""

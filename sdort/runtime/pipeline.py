@@ -25,7 +25,7 @@ from sdort.runtime.prompt import load_tokenizer, tokenize, warn_of_cut
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.recurrence import Recurrence, find_recurrence
 from sdort.runtime.request import Request, check_request, check_side, check_text_to_image
-from sdort.runtime.schedulers import load_scheduler
+from sdort.runtime.schedulers import load_scheduler, set_steps
 from sdort.runtime.session import Session, open_session, static_size
 
 Array = npt.NDArray[Any]
@@ -201,7 +201,7 @@ class TextToImage:
 
     def _scheduler(self, request: Request) -> Any:
         scheduler = load_scheduler(self.folder.path / "scheduler", request.scheduler)
-        scheduler.set_timesteps(request.steps)
+        set_steps(scheduler, request.steps)
         return scheduler
 
     def _decode(self, latents: Array, request: Request, seeds: list[int]) -> Iterator[Generated]:

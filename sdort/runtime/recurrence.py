@@ -78,14 +78,14 @@ def find_recurrence(make: Callable[[], Any]) -> Recurrence | None:
             for number, timestep in enumerate(scheduler.timesteps):
                 inputs.append(scheduler.scale_model_input(latents, timestep))
                 latents = _step(scheduler, _unit(size, 1 + number), timestep, latents)
+        columns = draws.next
+        rows = torch.cat([*inputs, latents], dim=1).reshape(size, steps + 1).double().numpy().T
+        if columns > size or not np.isfinite(rows).all() or np.any(rows[:, columns:]):
+            return None
+        found = Recurrence(np.asarray(scheduler.timesteps), rows[:-1, :columns].copy(), rows[-1, :columns].copy())
+        return found if _agrees(found, make()) else None
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
-    columns = draws.next
-    rows = torch.cat([*inputs, latents], dim=1).reshape(size, steps + 1).double().numpy().T
-    if columns > size or not np.isfinite(rows).all() or np.any(rows[:, columns:]):
-        return None
-    found = Recurrence(np.asarray(scheduler.timesteps), rows[:-1, :columns].copy(), rows[-1, :columns].copy())
-    return found if _agrees(found, make()) else None
 
 
 def _agrees(found: Recurrence, scheduler: Any) -> bool:

@@ -118,10 +118,10 @@ def custom_ops_hash(options: RuntimeOptions) -> str | None:
 
 def _steps(drawer: TextToImage, request: Request) -> int:
     """UNet steps times images; some schedulers take two UNet calls a step."""
-    from sdort.runtime.schedulers import load_scheduler
+    from sdort.runtime.schedulers import load_scheduler, set_steps
 
     scheduler = load_scheduler(drawer.folder.path / "scheduler", request.scheduler)
-    scheduler.set_timesteps(request.steps)
+    set_steps(scheduler, request.steps)
     return len(scheduler.timesteps) * request.num_images
 
 

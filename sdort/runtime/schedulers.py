@@ -89,6 +89,21 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {error}") from error
 
 
+def set_steps(scheduler: Any, steps: int) -> None:
+    """Set the timesteps of a scheduler.
+
+    Raises:
+        UsageError: it cannot take so many; PNDM's Runge-Kutta steps, for one, need four.
+    """
+    try:
+        scheduler.set_timesteps(steps)
+    except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"{type(scheduler).__name__} cannot take {steps} steps with this pipeline's settings: {error}",
+            hint="Ask for another number of --steps, or for another --scheduler.",
+        ) from error
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """A JSON object from a pipeline's folder.
 
