@@ -339,6 +339,34 @@ def test_a_wrong_output_has_no_timing(component: str, tiny: Tiny, copy: Path, sd
     assert all(candidate[name] is None for name in TIMES)
 
 
+def test_an_error_with_json_is_one_object_with_the_rows(copy: Path, sdort: Callable[..., Result]) -> None:
+    edit_weights(copy / "vae_decoder" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
+    result = sdort(copy, "--component", "vae_decoder", "--component", "text_encoder", "--json")
+    assert result.exit_code == ParityError.exit_code
+    told = json.loads(result.stdout)
+    assert (told["type"], told["exit_code"]) == ("ParityError", ParityError.exit_code)
+    assert [(row["component"], row["status"]) for row in told["rows"]] == [
+        ("vae_decoder", "sample has NaN or infinite values"), ("text_encoder", "ok"),
+    ]  # fmt: skip
+    assert "vae_decoder, batch 1" in result.stderr
+
+
+def test_every_row_that_failed_is_named_at_the_end(copy: Path, sdort: Callable[..., Result]) -> None:
+    for component, weight in (("vae_decoder", "conv_out.bias"), ("unet", "conv_in.weight")):
+        edit_weights(copy / component / "model.onnx", lambda array, _: array * np.nan, weight)
+    names = ["--component", "vae_decoder", "--component", "unet"]
+    result = sdort(copy, *names, "--batch-size", "1,2", "--json", "-o", "rows.json")
+    assert result.exit_code == ParityError.exit_code
+    lines = result.stderr.splitlines()[-5:]
+    assert lines[0].endswith("4 of 4 rows were not timed, because they failed:")
+    wanted = [(name, batch) for name in ("vae_decoder", "unet") for batch in (1, 2)]
+    for line, (name, batch) in zip(lines[1:], wanted, strict=True):
+        assert f", {name}, batch {batch}, " in line
+        assert "NaN or infinite" in line
+    assert [row["component"] for row in json.loads(Path("rows.json").read_text())] == [name for name, _ in wanted]
+    assert "rows" not in json.loads(result.stdout)
+
+
 def test_nan_is_found_without_any_reference(copy: Path) -> None:
     edit_weights(copy / "vae_decoder" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
     rows = bench(copy, Options(**QUICK, components=("vae_decoder", "pipeline", "text_encoder")))

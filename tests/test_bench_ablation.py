@@ -180,6 +180,11 @@ def test_a_step_that_cannot_be_made_leaves_the_others(
     assert [len(stage["rows"]) for stage in stages] == [1, 0, 1]
     assert stages[1]["problem"] == "fp16 cannot hold values of 3 weights"
     assert stages[2]["same_as"] == ""
+    result = CliRunner().invoke(cli, [*args, "--warmup", "0", "--batch-size", "1", "--json"])
+    told = json.loads(result.stdout)
+    assert (told["type"], [each["problem"] for each in told["stages"]]) == (
+        "ParityError", [None, "fp16 cannot hold values of 3 weights", None],
+    )  # fmt: skip
 
 
 def test_an_optimized_pipeline_leads_to_its_original(tiny: Tiny, tmp_path: Path, timed: None, few: None) -> None:

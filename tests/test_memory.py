@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +102,47 @@ def test_memory_that_others_take_meanwhile_does_not_count() -> None:
         pass
     assert later.host / 2**20 < 16
     del others
+
+
+class Card:
+    """A device whose memory torch caches: what is freed stays in use until the cache is emptied."""
+
+    def __init__(self) -> None:
+        self.live = self.cached = 0
+
+    def used(self) -> int:
+        return self.live + self.cached
+
+    def take(self, size: int) -> None:
+        self.live, self.cached = self.live + size, max(0, self.cached - size)
+
+    def free(self, size: int) -> None:
+        self.live, self.cached = self.live - size, self.cached + size
+
+    def empty_cache(self) -> None:
+        self.cached = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+
+def test_what_torch_keeps_of_the_row_before_does_not_hide_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines of one torch, each with a model of 3 and a passing need of 20."""
+    card = Card()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=card))
+    monkeypatch.setattr(memory, "device_reader", lambda *_: card.used)
+    meters, seen = [Meter(CUDA, 0) for _ in range(2)], []
+    for batch in (1, 2):
+        for meter in meters:
+            for model in (3 if batch == 1 else 0, 0):
+                with meter.peak() as peak:
+                    card.take(model)
+                    card.take(20 * batch)
+                    card.free(20 * batch)
+                seen.append(peak.device)
+        card.take(40)  # what is timed fills the cache again
+        card.free(40)
+    assert seen == [23, 23, 23, 23, 43, 43, 43, 43]
 
 
 def test_amd_memory_is_read_from_the_driver(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from sdort.bench.cases import PIPELINE, Case
 from sdort.bench.check import Precision, precision
 from sdort.bench.engines import Engine, OnnxEngine, Runner
-from sdort.bench.memory import Meter, Peak
+from sdort.bench.memory import Meter, Peak, torch_on_gpu
 from sdort.bench.plan import Options, choose_components, find_reference, open_engines, plan_cases
 from sdort.bench.reference import Reference, Result, verdict
 from sdort.bench.rows import Row
@@ -148,6 +148,9 @@ def _measure(
             row.fail(error.message)
     _check(ready, case, reference)
     good = [each for each in ready if not each.row.failed]
+    if torch_on_gpu():  # the meters emptied its cache, which the driver fills slowly
+        for each in good:
+            each.runner()
     times = interleave([each.runner for each in good], options.repeat, advance)
     for each, milliseconds in zip(good, times, strict=True):
         _fill_times(each.row, milliseconds, case, options)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sdort.bench import ablation_table, regression, rows
 from sdort.bench.ablation import Ablation, ablate
 from sdort.bench.bench import Measurement, measure
 from sdort.bench.plan import Options
 from sdort.bench.regression import as_saved, compare, load, refuse_slower
-from sdort.bench.report import refuse_failed, show_text, write_atomically
+from sdort.bench.report import failures, listed, refuse_failed, show_text, write_atomically
 from sdort.bench.rows import Row
 from sdort.bench.theme import require_matplotlib
 from sdort.console import say, show
-from sdort.errors import OutputError, ParityError
+from sdort.errors import OutputError, ParityError, SdortError
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Delivery:
         report: an HTML file with plots, tables and images.
         plots: a folder for the plots as PNG files.
         compare: such a file, to be compared with now; ``margin`` and ``across`` are for that.
+        whole: an error on stdout holds the result, so the result is not printed before it.
     """
 
     form: str = "table"
@@ -40,6 +42,7 @@ class Delivery:
     compare: Path | None = None
     margin: float = 0.1
     across: Sequence[str] = ()
+    whole: bool = False
 
     def check(self) -> None:
         """Find out before anything is measured what cannot be written.
@@ -70,10 +73,13 @@ def run_bench(path: Path, options: Options, delivery: Delivery) -> list[Row]:
         compare(found.rows, saved, delivery.margin, delivery.across)
     if delivery.save:
         write_atomically(delivery.save, as_saved(found.rows))
-    _hand_over(found, delivery)
-    _draw(found, delivery, f"sdort bench {path.resolve().name}", options, path)
-    refuse_failed(found.rows)
-    refuse_slower(found.rows)
+
+    def finish() -> None:
+        _draw(found, delivery, f"sdort bench {path.resolve().name}", options, path)
+        refuse_failed(found.rows)
+        refuse_slower(found.rows)
+
+    _deliver(found, delivery, finish)
     return found.rows
 
 
@@ -86,13 +92,43 @@ def run_ablation(path: Path, options: Options, delivery: Delivery) -> Ablation:
     """
     delivery.check()
     found = ablate(path, options)
-    _hand_over(found, delivery)
-    _draw(found, delivery, f"sdort bench --ablation {found.original}", options)
-    problems = [stage for stage in found.stages if stage.problem]
-    if problems:
-        raise ParityError(f"the step {problems[0].name!r} could not be made: {problems[0].problem}")
-    refuse_failed(found.measured.rows)
+
+    def finish() -> None:
+        _draw(found, delivery, f"sdort bench --ablation {found.original}", options)
+        _refuse_unmade(found)
+        refuse_failed(found.measured.rows)
+
+    _deliver(found, delivery, finish)
     return found
+
+
+def _refuse_unmade(found: Ablation) -> None:
+    unmade = [f"the step {stage.name!r} could not be made: {stage.problem}" for stage in found.stages if stage.problem]
+    if unmade:
+        told = [*unmade, *failures(found.measured.rows)]
+        raise ParityError(f"{len(unmade)} of {len(found.stages)} steps could not be made:{listed(told)}")
+
+
+def _deliver(found: Measurement | Ablation, delivery: Delivery, finish: Callable[[], None]) -> None:
+    """Hand over what was measured; ``finish`` draws it and raises if it is not as it should be."""
+    together = delivery.whole and delivery.output is None
+    if not together:
+        _hand_over(found, delivery)
+    try:
+        finish()
+    except SdortError as error:
+        if together:
+            error.record = _plain(found)
+        raise
+    if together:
+        _hand_over(found, delivery)
+
+
+def _plain(found: Measurement | Ablation) -> dict[str, Any]:
+    """What an error's object holds of the result."""
+    if isinstance(found, Ablation):
+        return ablation_table.as_dict(found)
+    return {"rows": [row.as_dict() for row in found.rows]}
 
 
 def _hand_over(found: Measurement | Ablation, delivery: Delivery) -> None:

@@ -7,6 +7,7 @@ at the same time, and other programs on the card do not count.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,8 +70,9 @@ class Meter:
             yield result
         highest = _kernel_peak() if exact else host.highest
         result.host = self._held.host + max(0, (highest or start) - start)
-        # What the block freed may still lie with the allocator: the engine does not hold it.
+        # What the block freed may still lie with the allocators: the engine does not hold it.
         _return_freed_memory()
+        device.look()
         self._held.host = max(0, self._held.host + resident() - start)
         if device.first is not None and device.highest is not None and device.last is not None:
             held = self._held.device or 0
@@ -90,7 +92,8 @@ class _Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
-    def _sample(self) -> None:
+    def look(self) -> None:
+        """Read now, in the caller's thread."""
         value = self._read() if self._read else None
         if value is not None:
             self.first = value if self.first is None else self.first
@@ -99,10 +102,10 @@ class _Sampler:
 
     def _loop(self) -> None:
         while not self._stop.wait(self._period):
-            self._sample()
+            self.look()
 
     def __enter__(self) -> _Sampler:
-        self._sample()
+        self.look()
         if self._read:
             self._thread.start()
         return self
@@ -111,13 +114,21 @@ class _Sampler:
         self._stop.set()
         if self._read:
             self._thread.join()
-        self._sample()
+        self.look()
 
 
 def _return_freed_memory() -> None:
-    """Give freed pages back to the system; what the allocator keeps would hide the growth of the next model."""
+    """Give back freed pages and torch's cache of the device; what is kept would hide the growth of the next model."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
+    if torch_on_gpu():
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def torch_on_gpu() -> bool:
+    """Whether torch uses a GPU in this process, so that a :class:`Meter` leaves its cache of memory empty."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def _reset_peak(process: Path = _PROCESS) -> bool:

@@ -9,6 +9,9 @@ from sdort.bench.rows import Row
 from sdort.errors import OutputError, ParityError
 from sdort.staging import staged_file
 
+MOST_LISTED = 12
+"""Failures that a message names one by one; the result has them all."""
+
 
 def show_text(text: str) -> None:
     """Print machine-readable text as it is: rich would wrap it."""
@@ -34,14 +37,25 @@ def refuse_failed(rows: Sequence[Row]) -> None:
     """Raise if a row has no times.
 
     Raises:
-        ParityError: which rows, and the first reason.
+        ParityError: which rows, and why.
     """
-    failed = [row for row in rows if row.failed]
-    if not failed:
-        return
-    first = failed[0]
-    raise ParityError(
-        f"{len(failed)} of {len(rows)} rows were not timed, because they failed. The first: {first.pipeline}, batch "
-        f"{first.batch_size}, {first.height}x{first.width}: {first.status}",
-        component=first.component,
-    )
+    failed = failures(rows)
+    if failed:
+        raise ParityError(
+            f"{len(failed)} of {len(rows)} rows were not timed, because they failed:{listed(failed)}",
+        )
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Each row that failed its check, in words: which one, and by how much."""
+    return [
+        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.dtype}: {row.status}"
+        for row in rows
+        if row.failed
+    ]
+
+
+def listed(each: Sequence[str]) -> str:
+    """Lines of their own for a message, the first few."""
+    lines = [*each[:MOST_LISTED], *([f"and {len(each) - MOST_LISTED} more"] if len(each) > MOST_LISTED else [])]
+    return "".join(f"\n  {line}" for line in lines)

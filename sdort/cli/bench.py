@@ -175,7 +175,9 @@ Examples:
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", help="How to print."
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="The same as --format json; an error is an object that holds the rows."
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
 @click.option(
     "--report",
@@ -253,7 +255,9 @@ def command(
     )
     if preset:
         options = apply_preset(preset, pipeline, options)
-    delivery = Delivery("json" if as_json else form, output, report, plots, save, compare, margin / 100, across)
+    delivery = Delivery(
+        "json" if as_json else form, output, report, plots, save, compare, margin / 100, across, as_json
+    )
     if ablation:
         run_ablation(pipeline, options, delivery)
         return
