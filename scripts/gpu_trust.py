@@ -228,9 +228,8 @@ def pack(folder: Path) -> Path:
     packed = folder / "results.tgz"
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.stat().st_size <= LARGEST]
     with tarfile.open(packed, "w:gz") as archive:
-        for file in files:
-            if file != packed:
-                archive.add(file, Path(folder.name) / file.relative_to(folder))
+        for file in files:  # tarfile leaves out the archive itself
+            archive.add(file, Path(folder.name) / file.relative_to(folder))
     print(f"packed {packed}, {packed.stat().st_size / 1e6:.1f} MB", flush=True)
     return packed
 

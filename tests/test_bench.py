@@ -397,6 +397,28 @@ def test_outputs_that_do_not_repeat_have_no_timing(tiny: Tiny, monkeypatch: pyte
     assert rows[0].median_ms is None
 
 
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
+    emptied: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sdort.bench import bench as module
+    from sdort.bench import engines
+
+    calls: list[str] = []
+    run = engines._OnnxComponent.__call__
+    monkeypatch.setattr(engines._OnnxComponent, "__call__", lambda self: (calls.append("run"), run(self)))
+    interleave = module.interleave
+    monkeypatch.setattr(module, "interleave", lambda *args: (calls.append("timed"), interleave(*args))[1])
+    monkeypatch.setattr(module, "torch_on_gpu", lambda: emptied)
+    options = Options(
+        runtime=RuntimeOptions("cpu"), components=("text_encoder",), reference=tiny.onnx, warmup=1, repeat=1
+    )
+    [row] = bench(tiny.onnx, options)
+    assert row.status == "ok"
+    # The reference's, the first, the warm-up's, and the one that fills the cache.
+    assert calls == ["run"] * (4 if emptied else 3) + ["timed", "run"]
+
+
 def test_one_size_that_fails_does_not_lose_the_others(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = OnnxEngine.prepare
 
