@@ -402,13 +402,21 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     emptied: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sdort.bench import bench as module
-    from sdort.bench import engines
+    from sdort.bench import engines, timing
 
     calls: list[str] = []
     run = engines._OnnxComponent.__call__
-    monkeypatch.setattr(engines._OnnxComponent, "__call__", lambda self: (calls.append("run"), run(self)))
-    interleave = module.interleave
-    monkeypatch.setattr(module, "interleave", lambda *args: (calls.append("timed"), interleave(*args))[1])
+
+    def ran(self: Any) -> None:
+        calls.append("run")
+        run(self)
+
+    def timed(*args: Any) -> list[list[float]]:
+        calls.append("timed")
+        return timing.interleave(*args)
+
+    monkeypatch.setattr(engines._OnnxComponent, "__call__", ran)
+    monkeypatch.setattr(module, "interleave", timed)
     monkeypatch.setattr(module, "torch_on_gpu", lambda: emptied)
     options = Options(
         runtime=RuntimeOptions("cpu"), components=("text_encoder",), reference=tiny.onnx, warmup=1, repeat=1
