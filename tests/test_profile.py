@@ -13,11 +13,13 @@ from click.testing import CliRunner
 from tiny_pipeline import Tiny
 
 from sdort.bench.bench import bench
+from sdort.bench.cases import Case
 from sdort.bench.plan import Options
 from sdort.bench.rows import as_text
 from sdort.cli import cli
 from sdort.loader import load_model
 from sdort.pipeline import count_operators
+from sdort.runtime.folder import open_folder
 from sdort.runtime.profile import Placement, Share, measure_placement, placement_table, remarks, summarize
 from sdort.runtime.providers import CPU, ROCM, RuntimeOptions
 
@@ -129,6 +131,32 @@ def test_run_and_inspect_show_it(tiny: Tiny, tmp_path: Path) -> None:
     [found] = json.loads(seen.stdout)["placement"]
     assert found["shares"][0]["provider"] == "CPUExecutionProvider"
     assert found["shares"][0]["milliseconds"] is None
+
+
+def test_the_decoder_is_measured_in_the_parts_that_were_decoded(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sdort.runtime import decode
+    from sdort.runtime import run as module
+
+    asked: list[Case] = []
+
+    def measure(models: object, todo: list[Case], *_: object) -> list[Placement]:
+        asked.extend(todo)
+        return []
+
+    monkeypatch.setattr(module, "measure_cases", measure)
+    monkeypatch.setattr(decode, "TILE", 8)
+    drawn = invoke(
+        "run", str(tiny.onnx), "--provider", "cpu", "--prompt", "x", "--steps", "1", "--height", "96", "--width", "64",
+        "--num-images", "2", "--vae-tiling", "--vae-slicing", "--placement", "-o", str(tmp_path / "x.png"),
+    )  # fmt: skip
+    assert drawn.exit_code == 0, drawn.output
+    factor = open_folder(tiny.onnx).vae_factor
+    assert [case for case in asked if case.component == "vae_decoder"] == [
+        Case("vae_decoder", 1, 8 * factor, 8 * factor)
+    ]
+    assert Case("unet", 4, 96, 64) in asked
 
 
 @pytest.mark.parametrize("args", [(), ("--provider", "cpu", "--provider", "rocm"), ("--provider", "cpu", "--diff")])

@@ -8,6 +8,7 @@ variance, so tiles overlap by a quarter and are blended.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,12 @@ class Plan:
     def __str__(self) -> str:
         tiles = f"in tiles of {self.tile} x {self.tile} latents" if self.tile else ""
         return ", ".join(filter(None, ["image by image" if self.slicing else "", tiles])) or "all at once"
+
+    @classmethod
+    def read(cls, text: str) -> Plan:
+        """The plan that ``text`` is the words of."""
+        tile = re.search(r"tiles of (\d+)", text)
+        return cls("image by image" in text, int(tile[1]) if tile else None)
 
     def part(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Of latents [images, channels, height, width] what is decoded at once."""

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sdort.bench.cases import Case
 from sdort.console import detail, progress, say, warn
 from sdort.errors import ParityError
 from sdort.ops.library import library_hash, resolve
+from sdort.runtime.decode import Plan
 from sdort.runtime.environment import device_name, versions
-from sdort.runtime.folder import open_folder
+from sdort.runtime.folder import DECODER, open_folder
 from sdort.runtime.guard import Guard
 from sdort.runtime.images import Generated, output_paths, save_png
 from sdort.runtime.pipeline import TextToImage, load_pipeline
@@ -76,19 +78,20 @@ def placement_of(
     """
     folder, provider = open_folder(pipeline), find_provider(record["provider"])
     size = record["height"], record["width"]
-    todo = [
-        drawing_cases(
-            component,
-            model_inputs(folder.models[component], component),
-            request.num_images,
-            size,
-            guided=request.guidance_scale > 1,
-            at_once=request.images_at_once,
-        )[-1]
-        for component in folder.needed
-    ]
+    todo = []
+    for component in folder.needed:
+        inputs = model_inputs(folder.models[component], component)
+        guided, at_once = request.guidance_scale > 1, request.images_at_once
+        case = drawing_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
+        todo.append(_decoded_part(case, record["decoded"], folder.vae_factor) if component == DECODER else case)
     found = measure_cases(folder.models, todo, provider, options, folder.vae_factor)
     return found, remarks(found, provider)
+
+
+def _decoded_part(case: Case, decoded: str, factor: int) -> Case:
+    """What the decoder ran on at once, of the images of ``case``."""
+    batch, _, height, width = Plan.read(decoded).part((case.batch, 1, case.height // factor, case.width // factor))
+    return Case(case.component, batch, height * factor, width * factor)
 
 
 def announce(options: RuntimeOptions) -> None:
