@@ -463,3 +463,14 @@ def test_the_refiners_five_time_ids() -> None:
 def test_an_empty_folder_has_no_weights(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="has no weights"):
         read_checkpoint(tmp_path, "unet", None, False)
+
+
+def test_an_exported_folder_is_told_the_next_step(checkpoint: Path, tmp_path: Path) -> None:
+    from sdort.export.source import read_source
+
+    (checkpoint / "unet" / "model.onnx").write_bytes(b"")
+    read_source(checkpoint, "weights beside ONNX graphs, as some are published")
+    for file in checkpoint.rglob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(BadModelError, match=r"holds ONNX graphs already.*\n.*sdort optimize"):
+        read_source(checkpoint, "only ONNX graphs")

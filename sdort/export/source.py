@@ -73,6 +73,11 @@ def read_source(folder: Path, name: str) -> Source:
             f"{folder} is no diffusers pipeline: it has no {INDEX}",
             hint="Give the folder that holds it; save one with DiffusionPipeline.save_pretrained.",
         )
+    if _is_exported(folder):
+        raise BadModelError(
+            f"{folder} holds ONNX graphs already, and no weights to export",
+            hint=f"The next step is: sdort optimize {folder} OUT",
+        )
     index = read_json(folder / INDEX, "the pipeline's index")
     if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(
@@ -80,6 +85,15 @@ def read_source(folder: Path, name: str) -> Source:
             hint="sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
         )
     return Source(name, folder, index)
+
+
+def _is_exported(folder: Path) -> bool:
+    """Some published checkpoints have ONNX graphs beside their weights; these are exported from their weights."""
+    graphs = any((folder / name / "model.onnx").is_file() for name in FOLDERS)
+    weights = [
+        file for name in FOLDERS.values() for kind in ("*.safetensors", "*.bin") for file in (folder / name).glob(kind)
+    ]
+    return graphs and not weights
 
 
 def plan(source: Source, wanted: Collection[str], cache: TraceCache) -> list[Component]:
