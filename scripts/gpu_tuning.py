@@ -54,9 +54,10 @@ class Steps:
         return [each["status"] for each in json.loads(done.stdout)["items"]] if not done.returncode else [], done
 
     def files(self) -> dict[str, bytes]:
-        """All that is kept."""
+        """All that is kept; not the store's lock, which looking for something there makes."""
         folder = self.cache / "sdort" / "tuning"
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def main() -> int:
