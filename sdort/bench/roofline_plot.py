@@ -37,7 +37,7 @@ def roofline(found: Roofline, theme: Theme) -> Figure:
 def _mark(axes: Axes, x: float, y: float, index: int, kind: int) -> None:
     """The node's number in a mark of its operator's shape and colour."""
     colour = SERIES[kind % len(SERIES)]
-    axes.plot(x, y, _MARKS[kind % len(_MARKS)], markersize=13, color=colour)
+    axes.plot(x, y, _MARKS[kind % len(_MARKS)], markersize=13, color=colour, clip_on=False)
     axes.annotate(str(index + 1), (x, y), ha="center", va="center_baseline", fontsize=7.5, color=text_on(colour))
 
 

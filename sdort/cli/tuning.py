@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ def list_(custom_ops: str, as_json: bool) -> None:
     if found:
         show(_table(found))
     total = sum(each.bundle.bytes for each in found if each.bundle)
-    say(f"{len(found)} bundles in {store.folder}, {total / 2**20:.1f} MiB")
+    say(f"{_bundles(found)} in {store.folder}, {total / 2**20:.1f} MiB")
 
 
 @command.command("export")
@@ -88,7 +89,7 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
     if as_json:
         emit_json({"file": file, "bytes": file.stat().st_size, "bundles": [bundle.name for bundle in bundles]})
         return
-    say(f"wrote {file}: {len(bundles)} bundles, {file.stat().st_size / 2**20:.1f} MiB")
+    say(f"wrote {file}: {_bundles(bundles)}, {file.stat().st_size / 2**20:.1f} MiB")
 
 
 @command.command("import")
@@ -112,7 +113,7 @@ def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_j
     if as_json:
         emit_json({"bundles": [bundle.name for bundle in done.bundles], "elsewhere": done.elsewhere})
         return
-    say(f"imported {len(done.bundles)} bundles from {file}")
+    say(f"imported {_bundles(done.bundles)} from {file}")
 
 
 @command.command()
@@ -134,7 +135,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit_json([_plain(each) for each in found])
         return
-    say(f"{len(found)} bundles, all whole")
+    say(f"{_bundles(found)}, all whole")
 
 
 @command.command()
@@ -155,7 +156,7 @@ def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: st
         return
     if gone:
         show(_table(gone))
-    say(f"{'would remove' if dry_run else 'removed'} {len(gone)} bundles")
+    say(f"{'would remove' if dry_run else 'removed'} {_bundles(gone)}")
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
@@ -173,6 +174,10 @@ def _plain(finding: Finding) -> dict[str, Any]:
             "first_run_s": bundle.first_run_s,
         }
     return found
+
+
+def _bundles(found: Collection[object]) -> str:
+    return "1 bundle" if len(found) == 1 else f"{len(found)} bundles"
 
 
 def _table(found: list[Finding]) -> Table:
