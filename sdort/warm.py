@@ -213,6 +213,6 @@ def refuse_failed(done: Sequence[Warmed]) -> None:
     if failed:
         raise ProviderError(
             f"{len(failed)} of {len(done)} did not run. The first: {failed[0]}: {failed[0].problem}",
-            hint="What else was tuned is kept. Was the model made for this provider (sdort inspect tells)? Where memory "
-            "is short, take smaller sizes or batches; -v shows the whole reason.",
+            hint="What else was tuned is kept. Was the model made for this provider (sdort inspect tells)? "
+            "Where memory is short, take smaller sizes or batches; -v shows the whole reason.",
         )
