@@ -2,7 +2,7 @@
 """ONNX Runtime's own optimizer and sdort on the same full Stable Diffusion 1.5 UNet: seconds, peak memory, operators.
 
     python scripts/compare_ort_optimizer.py --work DIR [--exporter torchscript|dynamo] [--rounds N] [--only-sdort]
-                                            [--json FILE] [--keep]
+                                            [--cold] [--json FILE] [--keep]
 
 DIR needs 15 GB. The UNet has the full architecture and seeded random weights. Each optimizer runs in a process of its
 own, one after the other, with the arguments of ONNX Runtime's Stable Diffusion script (fp16, packed QKV and KV). ONNX
@@ -10,7 +10,8 @@ Runtime's optimizer crashes with numpy 2.4 (``int()`` of an array of one element
 
 ONNX Runtime's optimizer runs once. sdort runs N times (3), in turn with what these bytes need at least: a copy (cp) of
 the input, a copy of the result, and reading the input plus writing as many bytes as the result has. The input is in the
-system's cache, and what one step wrote is on the disk before the next one begins.
+system's cache (with --cold it is not, and comes from the disk each time), and what one step wrote is on the disk before
+the next one begins.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def main() -> int:
     parser.add_argument("--exporter", choices=["torchscript", "dynamo"], default="torchscript")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only-sdort", action="store_true", help="Compare with the copies only.")
+    parser.add_argument("--cold", action="store_true", help="The input is read from the disk each time.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", action="store_true", help="Leave the models in DIR.")
     args = parser.parse_args()
@@ -91,7 +93,7 @@ def main() -> int:
         "exporter": args.exporter,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": {p: version(p) for p in ("onnxruntime", "onnx", "numpy", "torch")},
-        "sdort": run_sdort(source, args.work / "sdort", args.rounds),
+        "sdort": run_sdort(source, args.work / "sdort", args.rounds, args.cold),
     }
     show_copies(result)
     if not args.only_sdort:
@@ -111,7 +113,7 @@ def run_ort(source: Path, out: Path) -> dict[str, Any]:
     return {**measured([sys.executable, "-c", ORT, str(source), str(out / "model.onnx")]), **described(out)}
 
 
-def run_sdort(source: Path, out: Path, rounds: int) -> dict[str, Any]:
+def run_sdort(source: Path, out: Path, rounds: int, cold: bool) -> dict[str, Any]:
     """Optimize, and copy as many bytes, in turn; the medians."""
     data, made, copied = source.with_name(f"{source.name}.data"), out / "model.onnx.data", out.with_name("copy")
     command = [sys.executable, "-m", "sdort", "-q", "optimize", str(source), str(out), "--provider", "cuda", "--fp16"]
@@ -120,12 +122,15 @@ def run_sdort(source: Path, out: Path, rounds: int) -> dict[str, Any]:
     runs: list[dict[str, float]] = []
     for _ in range(rounds):
         shutil.rmtree(out, ignore_errors=True)
-        os.sync()
+        ready(data, cold)
         run = measured(command)
         steps = json.loads(out.with_name("report.json").read_text())["components"]["unet"]["seconds"]
         run |= {"graph_seconds": sum(steps.values()) - steps["write"], "write_seconds": steps["write"]}
+        ready(data, cold)
         run["copy_input_seconds"] = timed(copied, lambda: subprocess.run(["cp", data, copied], check=True))
+        ready(made, cold)
         run["copy_result_seconds"] = timed(copied, lambda: subprocess.run(["cp", made, copied], check=True))
+        ready(data, cold)
         run["read_and_write_seconds"] = timed(copied, lambda: read_and_write(data, copied, made.stat().st_size))
         runs.append(run)
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
@@ -134,9 +139,16 @@ def run_sdort(source: Path, out: Path, rounds: int) -> dict[str, Any]:
     return {**medians, **described(out), "input_megabytes": size, "least": least, "rounds": runs}
 
 
+def ready(data: Path, cold: bool) -> None:
+    """What was written is on the disk; and ``data`` is only there if ``cold``."""
+    os.sync()
+    if cold:
+        with open(data, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def timed(made: Path, work: Callable[[], object]) -> float:
     """Seconds that ``work`` takes; what it made is removed."""
-    os.sync()
     start = time.perf_counter()
     work()
     seconds = time.perf_counter() - start
