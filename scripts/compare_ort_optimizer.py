@@ -99,11 +99,16 @@ def main() -> int:
     if not args.only_sdort:
         result["ort"] = run_ort(source, args.work / "ort")
         show(result)
+    finish(args, result)
+    return 0
+
+
+def finish(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Write the result to ``--json``; remove the models without ``--keep``."""
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     if not args.keep:
         shutil.rmtree(args.work)
-    return 0
 
 
 def run_ort(source: Path, out: Path) -> dict[str, Any]:

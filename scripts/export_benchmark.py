@@ -11,7 +11,6 @@ system's cache, and what one step wrote is on the disk before the next one begin
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -22,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from compare_ort_optimizer import measured, read_and_write, timed
+from compare_ort_optimizer import finish, measured, read_and_write, timed
 
 CHECKPOINT = """
 import json, sys, torch
@@ -58,10 +57,7 @@ def main() -> int:
         "rounds": rounds(command, weights, out, args.rounds),
     }
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
-    if not args.keep:
-        shutil.rmtree(args.work)
+    finish(args, result)
     return 0
 
 

@@ -190,8 +190,7 @@ def _all_supported(run: Run) -> None:
 
 
 def _spell_out(run: Run) -> None:
-    if run.target.name == "migraphx":
-        spell_out.run(run.editor)
+    spell_out.run(run.editor, run.target.spelled)
 
 
 def _target_opset(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -283,6 +284,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "no header": lambda content: b"[]\n" + content,
     "last byte": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "no proto": lambda content: _hashed(content.split(b"\n", 2)[1] + b"\n\x0a\xff\xff"),
+    "other header": lambda content: _hashed(b"[]\n" + content.split(b"\n", 2)[2]),
 }
 
 
@@ -573,6 +576,10 @@ def _component(exported: Exported, name: str) -> Component:
 
 def _fixed(component: Component) -> Component:
     return at_size(component, {"batch_size": 1, "sequence_length": 77})
+
+
+def _hashed(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
 def _signature(folder: Path) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from sdort import __version__
 from sdort.console import detail, warn
@@ -67,15 +68,11 @@ class TraceCache:
         if digest != hashlib.sha256(content).hexdigest().encode():
             warn(f"{path} is damaged (it was changed or cut off); tracing again")
             return None
-        header, _, proto = content.partition(b"\n")
-        parts = json.loads(header)
-        return Template(
-            onnx.ModelProto.FromString(proto),
-            {name: tuple(shape) for name, shape in parts["parameters"].items()},
-            parts["data_bytes"],
-            tuple((name, offset, weight) for name, offset, weight in parts["blobs"]),
-            parts["small"],
-        )
+        try:
+            return _read(content)
+        except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
+            warn(f"{path} is damaged ({error}); tracing again")
+            return None
 
     def store(self, component: Component, opset: int, template: Template) -> None:
         """Keep a template; a folder that cannot be written costs a warning, not the export."""
@@ -107,3 +104,15 @@ class TraceCache:
                 file.write(content)
         except OSError as error:
             warn(f"cannot keep the trace in {self.folder}: {error.strerror or error}")
+
+
+def _read(content: bytes) -> Template:
+    header, _, proto = content.partition(b"\n")
+    parts = json.loads(header)
+    return Template(
+        onnx.ModelProto.FromString(proto),
+        {name: tuple(shape) for name, shape in parts["parameters"].items()},
+        parts["data_bytes"],
+        tuple((name, offset, weight) for name, offset, weight in parts["blobs"]),
+        parts["small"],
+    )

@@ -100,9 +100,7 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | None:
 
 
 @lru_cache(maxsize=64)
-def _evaluated(
-    node: bytes, feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], bytes], ...], opset: int
-) -> Array | None:
+def _evaluated(node: bytes, feeds: tuple[Feed, ...], opset: int) -> Array | None:
     arrays = {name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in feeds}
     values = evaluate_nodes([onnx.NodeProto.FromString(node)], arrays, opset)
     if values is not None:

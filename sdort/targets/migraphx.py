@@ -41,6 +41,7 @@ TARGET = Target(
         "SkipLayerNormalization": any_form,
     },
     only=frozenset(STANDARD.split()),
+    spelled={"Resize": (1, 2)},  # its region and its scales, where it has sizes
 )
 
 _IGNORED = (

@@ -58,6 +58,7 @@ class Target:
         missing: standard operators that it does not have.
         only: where not empty, the only standard operators that it has.
         forms: standard operators that it has in some forms only, and those.
+        spelled: standard operators and their inputs that may not be left out, and are empty tensors instead.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Target:
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
     only: frozenset[str] = field(default_factory=frozenset)
     forms: Mapping[str, Condition] = field(default_factory=dict)
+    spelled: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def without(self, *operators: str) -> Target:
         """The same target, as if it had no kernels for these com.microsoft operators."""

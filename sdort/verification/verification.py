@@ -149,8 +149,7 @@ def _inputs(run: _Run, component: str, watched: Watched) -> list[Inputs]:
     if RANDOM in run.options.inputs:
         reference = run.original or run.folder
         factor = run.folder.vae_factor
-        size = run.folder.config("unet").get("sample_size") or 512 // factor
-        height, width = size if isinstance(size, list) else (size, size)
+        height, width = (side // factor for side in run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
         found += random_inputs(path, component, factor, (height, width))
     return [*found, *watched.inputs.get(component, [])] if REAL in run.options.inputs else found
