@@ -40,8 +40,18 @@ def write_emulated(path: Path, out: Path, component: str) -> None:
 def emulate(path: Path, component: str) -> onnx.ModelProto:
     """The emulation of such a model, without the weights; see :func:`write_emulated`."""
     proto = onnx.load(path, load_external_data=False)
+    return emulate_graph(proto, narrow_tensors(path, component))
+
+
+def narrow_tensors(path: Path, component: str) -> set[str]:
+    """The names of the tensors of such a model that are stored in fp16 or bf16, weights and inputs too."""
+    bf16 = says_bf16(onnx.load(path, load_external_data=False))
+    return tensors_of(path, component, np.dtype(np.float32 if bf16 else np.float16))
+
+
+def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str]) -> onnx.ModelProto:
+    """The emulation of a model, or of a part of one, that is in memory; ``proto`` belongs to this function now."""
     bf16 = says_bf16(proto)
-    narrow = tensors_of(path, component, np.dtype(np.float32 if bf16 else np.float16))
     for node in proto.graph.node:
         if node.op_type == "MultiHeadAttention" and node.output[0] in narrow:
             _spell_out(proto, node, TensorProto.BFLOAT16 if bf16 else TensorProto.FLOAT16)

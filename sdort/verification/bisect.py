@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sdort.console import detail
 from sdort.verification.limits import Tolerance
-from sdort.verification.watch import SLICE, Graphs, Pair, ancestors, difference
+from sdort.verification.watch import SLICE, Graphs, Pair, ancestors, share_of
 
 Measure = Callable[[Sequence[int]], Mapping[int, float]]
 """Positions of pairs -> how much of the tolerance each uses; 1 is the limit."""
@@ -48,8 +48,7 @@ def find_parting(graphs: Graphs, output: str, limit: Tolerance) -> Parting | Non
             sessions += 1
             values = graphs.values([pairs[position] for position in some])
             for position in some:
-                largest, mean = difference(*values[pairs[position]])
-                shares[position] = max(largest / limit.largest, mean / limit.mean)
+                shares[position] = share_of(limit, *values[pairs[position]])
             detail(f"{graphs.component}: watched {len(some)} of {len(pairs)} tensors")
         return {position: shares[position] for position in positions}
 

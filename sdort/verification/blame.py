@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from sdort.errors import SdortError
 from sdort.runtime.session import Array
 from sdort.verification.bisect import Parting, find_parting
 from sdort.verification.components import Comparison
+from sdort.verification.inside import Inside, Step, look_inside
 from sdort.verification.limits import Tolerance
-from sdort.verification.watch import Graphs, Pair, ancestors, difference, outputs_of, run_graph
+from sdort.verification.region import extract, nodes_between, source_values
+from sdort.verification.watch import LARGEST_FP16, Graphs, Pair, largest_of, run_graph, share_of
+from sdort.verify import precision as weights_precision
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
 STEPS = ("tidy", "tidy raised", "channels last", "tidy layout", "tidy lowered", "tidy half", "borrow shapes", "half")
@@ -63,6 +63,8 @@ class Finding:
     sessions: int = 0
     sources: dict[str, float] = field(default_factory=dict)
     """The tensors of the original that the wrong one is computed from, and how much of the tolerance they use."""
+    inside: Step | None = None
+    """The first wrong step inside a fused operator, by the original's node; the message says if there is none."""
 
 
 def bisect(graphs: Graphs, failed: Comparison) -> Finding:
@@ -75,8 +77,7 @@ def bisect(graphs: Graphs, failed: Comparison) -> Finding:
     if parting is None:
         message = (
             "the output is right as soon as tensors inside are watched: no node is wrong, but one of ONNX Runtime's "
-            "own fusions, which watching prevents, or in fp16 the scores inside an attention, which sdort optimize "
-            "--fp16 auto measures"
+            "own fusions, which watching prevents"
         )
         return Finding(graphs.component, failed.output, RUNTIME, message)
     return explain(graphs, failed.output, parting, failed.limit)
@@ -95,12 +96,13 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
     fusions = tuple(maker for maker in makers if maker not in STEPS)
     blamed = ("half",) if kind == CAST else (fusions or tuple(makers)) if kind == FUSION else ()
     producer = replaced[-1]
-    largest = float(np.abs(values[parting.pair][0].astype(np.float64)).max(initial=0))
+    largest = largest_of(values[parting.pair][0])
+    inside = None if kind == SUM else look_inside(graphs, culprits, parting.pair, values, limit)
     return Finding(
         graphs.component,
         output,
         kind,
-        _message(kind, producer, culprits, fusions, largest),
+        _message(kind, producer, culprits, fusions, _precision(graphs), largest, inside),
         producer.name,
         producer.op_type,
         parting.pair.original,
@@ -111,6 +113,7 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
         tuple(node.name for node in replaced),
         parting.sessions,
         {pair.original: share for pair, share in parting.sources.items()},
+        inside.first if inside else None,
     )
 
 
@@ -124,25 +127,47 @@ def _kind(shares: Sequence[float | None], culprits: Sequence[onnx.NodeProto], gr
 
 
 def _message(
-    kind: str, producer: onnx.NodeProto, culprits: Sequence[onnx.NodeProto], fusions: Sequence[str], largest: float
+    kind: str,
+    producer: onnx.NodeProto,
+    culprits: Sequence[onnx.NodeProto],
+    fusions: Sequence[str],
+    precision: str,
+    largest: float,
+    inside: Inside | None,
 ) -> str:
     first = f"the graphs part at {producer.name or producer.output[0]} ({producer.op_type})"
     made = f", made by {', '.join(fusions)}" if fusions else ""
     here = f"{', '.join(dict.fromkeys(node.op_type for node in culprits))}{made}"
+    sizes = "" if inside and inside.first else f"; {_sizes(precision, largest)}"
     reasons = {
         FUSION: f"{here}: it computes something else than the original's nodes, or its weights are not theirs",
-        CAST: f"rounding to fp16 does it: {here} is right in fp32 on the same inputs; values up to {largest:.3g} come "
-        "out, and fp16 ends at 65504",
+        CAST: f"rounding to {precision} does it: {here} is right in fp32 on the same inputs{sizes}",
         NODE: f"{here}: no fusion touched it; its weights, its attributes or the provider's kernel differ",
         SUM: f"{here} is right on the original's own values: the errors before it have added up",
     }
-    return f"{first}: {reasons[kind]}"
+    return f"{first}: {reasons[kind]}{_inside(inside, kind, precision) if inside else ''}"
 
 
-def nodes_between(graph: onnx.GraphProto, tensor: str, sources: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that compute ``tensor`` from ``sources`` and the graph's inputs, in order; its producer is the last."""
-    needed = set(ancestors(graph, [tensor], sources)) - sources
-    return [node for node in graph.node if needed & set(node.output)]
+def _precision(graphs: Graphs) -> str:
+    model = graphs.graph(graphs.candidate)
+    return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[weights_precision(model)]
+
+
+def _inside(inside: Inside, kind: str, precision: str) -> str:
+    """What was seen inside, in words."""
+    step = inside.first
+    if step is None:
+        return f"; {inside.note}"
+    right = f"; right before it: {', '.join(step.right)}" if step.right else ""
+    # An infinite share is NaN or an overflow: then how large the values should be tells more.
+    finite = kind != CAST and step.share < np.inf
+    how = f"off by {step.share:.3g} times the tolerance" if finite else _sizes(precision, step.largest_value)
+    return f"; the first wrong step inside is {step.step}, {step.node or step.tensor} ({step.operator}): {how}{right}"
+
+
+def _sizes(precision: str, largest: float) -> str:
+    ends = f", and fp16 ends at {LARGEST_FP16:g}" if precision == "fp16" else ""
+    return f"values up to {largest:.3g} come out{ends}"
 
 
 def _share(
@@ -154,74 +179,11 @@ def _share(
     wide: bool,
 ) -> float | None:
     """How much of the tolerance the nodes alone use, fed with the original's values; None if they do not run alone."""
-    given = {pair.candidate: (wanted, actual) for pair, (wanted, actual) in values.items() if pair != target}
-    inputs: dict[str, Array] = {
-        name: wanted if wide or wanted.dtype.kind != "f" else wanted.astype(actual.dtype)
-        for name, (wanted, actual) in given.items()
-    }
+    inputs = source_values(target, values, wide)
     region = extract(graphs, nodes, target.candidate, inputs, wide)
+    feeds = {**graphs.feeds, **inputs}
     try:
-        found = run_graph(region, graphs.candidate.parent, graphs, {**graphs.feeds, **inputs}, original=False)
+        found = run_graph(region, graphs.candidate.parent, graphs, feeds, original=False, exact=wide)
     except SdortError:  # what the nodes lack alone, only ONNX Runtime knows
         return None
-    largest, mean = difference(values[target][0], found[target.candidate])
-    return max(largest / limit.largest, mean / limit.mean)
-
-
-def extract(
-    graphs: Graphs, nodes: Sequence[onnx.NodeProto], output: str, inputs: Mapping[str, Array], wide: bool
-) -> onnx.ModelProto:
-    """The candidate's ``nodes`` as a model of their own, weights inside.
-
-    Args:
-        inputs: what is computed outside.
-        wide: in fp32, whatever the candidate is in.
-    """
-    model = graphs.graph(graphs.candidate)
-    used = {name for node in nodes for name in node.input}
-    weights = [_load(each, graphs.candidate.parent, wide) for each in model.graph.initializer if each.name in used]
-    made = set(outputs_of(onnx.GraphProto(node=nodes)))
-    declared = [value for value in model.graph.input if value.name in used - made - set(inputs)]
-    del model.graph.node[:], model.graph.initializer[:], model.graph.input[:], model.graph.output[:]
-    del model.graph.value_info[:]
-    model.graph.node.extend(_widened(node) if wide else node for node in nodes)
-    model.graph.initializer.extend(weights)
-    model.graph.input.extend(_wide_value(value) if wide else value for value in declared)
-    for name in sorted(set(inputs) & used):
-        kind = onnx.helper.np_dtype_to_tensor_dtype(inputs[name].dtype)
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, [None] * inputs[name].ndim))
-    model.graph.output.append(onnx.ValueInfoProto(name=output))
-    return model
-
-
-def _load(tensor: TensorProto, folder: Path, wide: bool) -> TensorProto:
-    """A weight with its values inside."""
-    loaded = TensorProto()
-    loaded.CopyFrom(tensor)
-    if loaded.data_location == TensorProto.EXTERNAL:
-        load_external_data_for_tensor(loaded, str(folder))
-        loaded.data_location = TensorProto.DEFAULT
-        del loaded.external_data[:]
-    if not wide or loaded.data_type != TensorProto.FLOAT16:
-        return loaded
-    return numpy_helper.from_array(numpy_helper.to_array(loaded).astype(np.float32), loaded.name)
-
-
-def _widened(node: onnx.NodeProto) -> onnx.NodeProto:
-    """The node with fp32 in the place of fp16 in its attributes."""
-    wide = onnx.NodeProto()
-    wide.CopyFrom(node)
-    for attribute in wide.attribute:
-        if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT16:
-            attribute.i = TensorProto.FLOAT
-        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT16:
-            attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(np.float32)))
-    return wide
-
-
-def _wide_value(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    wide = onnx.ValueInfoProto()
-    wide.CopyFrom(value)
-    if wide.type.tensor_type.elem_type == TensorProto.FLOAT16:
-        wide.type.tensor_type.elem_type = TensorProto.FLOAT
-    return wide
+    return share_of(limit, values[target][0], found[target.candidate])

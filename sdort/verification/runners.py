@@ -45,12 +45,18 @@ def open_component(path: Path, component: str, place: Place) -> Session:
         return open_session(path, component, place.provider, place.options)
     check_file(path, component)
     model, library = read_graph(path), resolve(place.options.custom_ops)
-    dtype = precision(model)
-    narrow = dtype == "bfloat16" or (dtype == "float16" and is_for_gpu(model))
-    if narrow and place.options.custom_ops in (AUTO, OFF):
+    if is_emulated(model, place):
         model, library = emulate(path, component), None
     graph = open_graph(model, path.parent, component, CPU.name, library)
     return Session(graph, path, component, CPU, place.options)
+
+
+def is_emulated(model: onnx.ModelProto, place: Place) -> bool:
+    """Whether :func:`open_component` runs a candidate with every result rounded as a GPU stores it."""
+    if place.provider.on_gpu or place.options.custom_ops not in (AUTO, OFF):
+        return False
+    dtype = precision(model)
+    return dtype == "bfloat16" or (dtype == "float16" and is_for_gpu(model))
 
 
 def is_for_gpu(model: onnx.ModelProto) -> bool:

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnxruntime import InferenceSession
 
 from sdort.ops.library import resolve
+from sdort.pieces import split
+from sdort.precision.emulate import emulate_graph, narrow_tensors
 from sdort.provenance import Provenance, read_provenance
 from sdort.runtime.session import Array
-from sdort.verification.runners import Feeds, Outputs, Place, read_graph
-from sdort.verify import open_session
+from sdort.verification.limits import Tolerance
+from sdort.verification.runners import Feeds, Outputs, Place, is_emulated, read_graph
+from sdort.verify import open_session, precision
 
 SLICE = 16
 """Tensors that are watched in one session."""
@@ -48,6 +52,17 @@ class Graphs:
     @cached_property
     def provenance(self) -> Provenance:
         return read_provenance(self.graph(self.candidate))
+
+    @cached_property
+    def narrow(self) -> set[str]:
+        """The candidate's tensors that are stored in fp16 or bf16."""
+        dtype = precision(self.graph(self.candidate))
+        return set() if dtype == "float32" else narrow_tensors(self.candidate, self.component)
+
+    @cached_property
+    def emulated(self) -> bool:
+        """Whether the candidate runs with every result rounded as a GPU stores it, as it did when it failed."""
+        return is_emulated(self.graph(self.candidate), self.place)
 
     def graph(self, path: Path) -> onnx.ModelProto:
         """A fresh copy: sessions change what they get."""
@@ -113,13 +128,25 @@ def watched(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequenc
     return run_graph(model, folder, graphs, graphs.feeds, original)
 
 
-def run_graph(graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds, original: bool) -> Outputs:
-    """Run a graph as the original (CPU, without ONNX Runtime's own fusions) or where the candidate runs."""
-    place = graphs.place
-    dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in graph.graph.input}
+def run_graph(
+    graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds, original: bool, *, exact: bool = False
+) -> Outputs:
+    """Run a graph as the original (CPU, without ONNX Runtime's own fusions) or where and as the candidate runs.
+
+    Args:
+        exact: a part of the candidate that is in fp32, so nothing is rounded as a GPU would.
+    """
+    place, options = graphs.place, graphs.place.options
     provider = None if original else place.provider.name
-    library = None if original else resolve(place.options.custom_ops)
-    session = open_session(graph, folder, graphs.component, provider, library)
+    library = None if original or graphs.emulated else resolve(options.custom_ops)
+    if graphs.emulated and not original and not exact:
+        graph = emulate_graph(graph, graphs.narrow)
+    return run_session(open_session(graph, folder, graphs.component, provider, library), graph, feeds)
+
+
+def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds) -> Outputs:
+    """All outputs of a session on ``graph``, each input in the dtype that the graph declares."""
+    dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in graph.graph.input}
     given = {arg.name: np.asarray(feeds[arg.name], dtypes[arg.name]) for arg in session.get_inputs()}
     return dict(zip([arg.name for arg in session.get_outputs()], session.run(None, given), strict=True))
 
@@ -145,13 +172,40 @@ def difference(wanted: Array, actual: Array) -> tuple[float, float]:
     """
     if wanted.shape != actual.shape:
         return np.inf, np.inf
-    if wanted.dtype.kind != "f":
+    if wanted.dtype.kind != "f" or not wanted.size:
         return (0.0, 0.0) if np.array_equal(wanted, actual) else (np.inf, np.inf)
-    expected, value = wanted.astype(np.float64), actual.astype(np.float64)
-    lost = np.isinf(value) & (np.abs(expected) <= 1e30)  # too large for a number that means something
-    if np.isnan(value).any() or lost.any():
-        return np.inf, np.inf
-    limit = LARGEST_FP16 if actual.dtype == np.float16 else np.finfo(np.float32).max
-    expected, value = np.clip(expected, -limit, limit), np.clip(value, -limit, limit)
-    apart, spread = np.abs(value - expected), float(expected.std()) or float(np.abs(expected).max()) or 1.0
-    return float((apart / (spread + np.abs(expected))).max()), float(apart.mean()) / spread
+    limit = LARGEST_FP16 if actual.dtype == np.float16 else float(np.finfo(np.float32).max)
+    spread = _spread(wanted, limit)
+    largest = total = 0.0
+    for expected, value in zip(_pieces(wanted), _pieces(actual), strict=True):
+        lost = np.isinf(value) & (np.abs(expected) <= 1e30)  # too large for a number that means something
+        if np.isnan(value).any() or lost.any():
+            return np.inf, np.inf
+        expected, value = np.clip(expected, -limit, limit), np.clip(value, -limit, limit)
+        apart = np.abs(value - expected)
+        largest = max(largest, float((apart / (spread + np.abs(expected))).max()))
+        total += float(apart.sum())
+    return largest, total / wanted.size / spread
+
+
+def share_of(limit: Tolerance, wanted: Array, actual: Array) -> float:
+    """How much of the tolerance a tensor uses; 1 is the limit."""
+    largest, mean = difference(wanted, actual)
+    return max(largest / limit.largest, mean / limit.mean)
+
+
+def _spread(values: Array, limit: float) -> float:
+    """The standard deviation of the values cut to the limit; where it is 0, the largest of them, and else 1."""
+    mean = sum(float(np.clip(each, -limit, limit).sum()) for each in _pieces(values)) / values.size
+    square = sum(float(((np.clip(each, -limit, limit) - mean) ** 2).sum()) for each in _pieces(values)) / values.size
+    return square**0.5 or min(largest_of(values), limit) or 1.0
+
+
+def largest_of(values: Array) -> float:
+    """The largest magnitude."""
+    return max((float(np.abs(each).max()) for each in _pieces(values)), default=0.0)
+
+
+def _pieces(values: Array) -> Iterator[Array]:
+    """The values in fp64, piece by piece: the scores of an attention have a GB, and eight copies would be made."""
+    return (each.astype(np.float64) for each in split(values))
