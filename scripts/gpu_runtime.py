@@ -24,7 +24,7 @@ import numpy as np
 from gpu_benchmark import make_pipeline, optimized
 
 from sdort.errors import SdortError
-from sdort.runtime.decode import Decoder, Plan, free_memory
+from sdort.runtime.decode import Decoder, Plan, free_memory, size_of
 from sdort.runtime.denoise import denoise
 from sdort.runtime.loop import Batch, Loop
 from sdort.runtime.profile import placement_table, remarks
@@ -215,7 +215,7 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         row = {
             "seconds": statistics.median(times[1:]),
             "grown_mib": grown / 2**20,
-            "estimated_mib": made.bytes_for(latents.shape, plan) / 2**20,
+            "estimated_mib": made.bytes_for(size_of(latents), plan) / 2**20,
             "mean_difference": float(np.abs(pixels - whole).mean()),
         }
         print(f"{plan!s:48} {row}", flush=True)

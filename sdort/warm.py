@@ -16,26 +16,28 @@ from typing import Any
 
 from sdort.bench.cases import Case
 from sdort.console import detail, progress, say, warn
-from sdort.errors import OutputError, ProviderError, SdortError
+from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.runtime.folder import open_folder
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import Provider, RuntimeOptions, can_tune
+from sdort.runtime.providers import RuntimeOptions, can_tune
 from sdort.runtime.run import announce
 from sdort.runtime.session import Session, open_session
 from sdort.tuning.hook import filling, results_of
-from sdort.tuning.plan import Item, Options, describe, plan
+from sdort.tuning.plan import Item, Options, Target, add, describe, plan
 from sdort.tuning.store import Store
 from sdort.tuning.work import work
 
 _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""
 
-NEW, KEPT, LEFT, FAILED = "new", "kept", "left", "failed"
+NEW, KEPT, LEFT, FAILED, TOO_LARGE = "new", "kept", "left", "failed", "too large"
 
 
 @dataclass
 class Warmed:
     """What became of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
+
+    The decoder's may be ``too large`` for the memory: it goes on in a smaller form then, which is another item.
 
     ``decodes`` says of the decoder which images these shapes decode, and whether whole, one by one or in tiles.
     ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, before anything of these shapes
@@ -77,39 +79,58 @@ def warm(path: Path, options: Options, store: Store | None = None) -> list[Warme
         say(f"there is nothing to tune on {provider.name}: every shape is run once, to see that it runs")
     # A graph cannot be recorded while kernels are tried, and is not part of the key.
     runtime = replace(options.runtime, tuning=tunes, graph=False)
-    items = plan(open_folder(path, ()), options, provider, runtime)
+    target = Target(open_folder(path, ()), provider, runtime)
+    items = plan(target, options)
     with store.hidden():  # a cache that cannot be written is known before hours of work
         pass
-    return _Warmer(store, provider, runtime, options.budget).all(items)
+    return _Warmer(store, target, options.budget).all(items)
 
 
 class _Warmer:
     """Takes items one by one and learns how long each component's take."""
 
-    def __init__(self, store: Store, provider: Provider, runtime: RuntimeOptions, budget: float | None) -> None:
+    def __init__(self, store: Store, target: Target, budget: float | None) -> None:
         self.store = store
-        self.provider = provider
-        self.runtime = runtime
+        self.target = target
+        self.runtime = target.runtime
         self.deadline = None if budget is None else time.monotonic() + budget
         self.learnt: dict[str, list[float]] = {}
         self.todo: list[Item] = []
 
     def all(self, items: list[Item]) -> list[Warmed]:
         there = set(self.store.names())
-        self.todo = [item for item in items if item.key.name not in there]
-        done = []
+        waiting = {item.key.name: item for item in items}
+        done: dict[str, Warmed] = {}
+        self.todo = [item for name, item in waiting.items() if name not in there]
         with progress("warming up", len(items), self.remaining) as advance:
-            for item in items:
-                done.append(self.one(item))
-                self.todo = [each for each in self.todo if each is not item]
-                self.tell(done[-1])
-                advance(1)
-        return done
+            while waiting:
+                count, name = len(waiting), next(iter(waiting))
+                done[name] = self.one(waiting[name])
+                smaller = [each for each in self.instead(waiting.pop(name), done[name]) if each.key.name not in done]
+                for each in smaller:
+                    add(waiting, each)
+                self.todo = [item for other, item in waiting.items() if other not in there]
+                self.tell(done[name])
+                advance(count - len(waiting))
+        return list(done.values())
+
+    def instead(self, item: Item, found: Warmed) -> list[Item]:
+        """What an item that is too large for the memory goes on with; it has failed if there is nothing."""
+        if found.status != TOO_LARGE:
+            return []
+        smaller = self.target.smaller(item)
+        if smaller:
+            forms = dict.fromkeys(str(decode.form) for each in smaller for decode in each.decodes)
+            warn(f"{item}: the decoder ran out of memory; it goes on {' and '.join(forms)}")
+        else:
+            found.status = FAILED
+        return smaller
 
     def one(self, item: Item) -> Warmed:
         """Take one item. Whatever goes wrong in it costs that item alone, but for a cache that cannot be written."""
         case = item.case
-        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name, item.decodes)
+        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
+        found.decodes = [str(each) for each in item.decodes]
         # Looked for now, not while planning: another process may have finished it meanwhile.
         kept = self.store.find(item.key)
         if kept:
@@ -126,7 +147,8 @@ class _Warmer:
         except SdortError as error:
             if self.left() > 0:
                 detail(str(error))
-                found.status, found.problem = FAILED, error.message
+                short = isinstance(error, MemoryShortageError) and item.decodes
+                found.status, found.problem = TOO_LARGE if short else FAILED, error.message
             return found
         found.status = NEW
         self.learnt.setdefault(case.component, []).append(time.monotonic() - started)
@@ -157,7 +179,7 @@ class _Warmer:
     @contextmanager
     def opened(self, item: Item, options: RuntimeOptions) -> Iterator[Session]:
         """The item's session, whose run is given up when the budget is spent."""
-        session = open_session(item.path, item.case.component, self.provider, options)
+        session = open_session(item.path, item.case.component, self.target.provider, options)
         left = self.left()
         if left <= 0:
             raise ProviderError("the time was up before it ran")

@@ -19,7 +19,7 @@ from sdort.runtime.pipeline import load_pipeline
 from sdort.runtime.providers import CPU, CUDA, ROCM, RuntimeOptions
 from sdort.runtime.request import Request
 from sdort.runtime.run import run
-from sdort.runtime.session import run_error
+from sdort.runtime.session import TensorSpec, run_error
 from sdort.runtime.system import System
 
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,7 @@ def decoder(tiny: Tiny) -> Decoder:
 
 
 def test_memory_decides_where_nothing_is_asked(tiny: Tiny) -> None:
-    found, shape = decoder(tiny), (4, 4, 96, 128)
+    found, shape = decoder(tiny), (4, 96, 128)
 
     def plan(share: float, tiling: bool | None = None, slicing: bool | None = None) -> Plan:
         return found.plan(shape, tiling, slicing, int(found.bytes_for(shape, Plan()) * share / decode.SHARE))
@@ -114,7 +114,7 @@ def test_memory_decides_where_nothing_is_asked(tiny: Tiny) -> None:
     assert plan(0.0, tiling=False, slicing=False) == Plan()
     assert plan(0.0, slicing=False) == Plan(tile=32)
     assert plan(9.0, tiling=True, slicing=True) == Plan(True, 64)
-    assert found.plan((1, 4, 8, 8), None, None, None) == Plan()
+    assert found.plan((1, 8, 8), None, None, None) == Plan()
 
 
 def test_the_estimate_is_of_the_largest_tensors(tiny: Tiny) -> None:
@@ -122,8 +122,8 @@ def test_the_estimate_is_of_the_largest_tensors(tiny: Tiny) -> None:
     found = decoder(tiny)
     found.config, found.factor = {"block_out_channels": [128, 256, 512, 512]}, 8
     element = found.session.inputs["latent_sample"].dtype.itemsize
-    assert found.bytes_for((1, 4, 64, 64), Plan()) == 2 * 640 * 512 * 512 * element
-    assert found.bytes_for((1, 4, 256, 256), Plan()) == 8 * 256**4  # the attention's scores
+    assert found.bytes_for((1, 64, 64), Plan()) == 2 * 640 * 512 * 512 * element
+    assert found.bytes_for((1, 256, 256), Plan()) == 8 * 256**4  # the attention's scores
 
 
 class Failing:
@@ -152,10 +152,37 @@ def test_running_out_of_memory_goes_on_in_smaller_parts(tiny: Tiny, capsys: pyte
     assert [shape[0] for shape in failing.runs[:2]] == [2, 1]
     assert {shape[2:] for shape in failing.runs[2:]} == {(64, 40)}
     assert len(parts) == 2
+    assert found.plan_now == Plan(slicing=True, tile=64)
     assert all(np.abs(a - b).mean() < 0.05 * b.std() for a, b in zip(parts, whole, strict=True))
     told = capsys.readouterr().err
     assert "image by image" in told
     assert "in tiles of 64 x 64 latents" in told
+
+
+def test_each_smaller_form_takes_less_at_once(tiny: Tiny) -> None:
+    found = decoder(tiny)
+    assert found.smaller((2, 72, 40), Plan()) == Plan(slicing=True)
+    assert found.smaller((1, 72, 40), Plan()) == Plan(True, 64)
+    assert found.smaller((1, 64, 64), Plan()) == Plan(True, 32)  # a tile of 64 is all of it
+    assert found.smaller((1, 32, 32), Plan()) is None
+    assert found.smaller((4, 32, 32), Plan(tile=32)) == Plan(True, 32)
+    name, dtype = found.latents.name, found.latents.dtype
+    found.latents = TensorSpec(name, dtype, (2, 4, "h", "w"))  # two images at once, whatever is asked
+    assert found.smaller((4, 72, 40), Plan()) == Plan(True, 64)
+    assert found.bytes_for((4, 72, 40), Plan()) == found.bytes_for((2, 72, 40), Plan(slicing=True))
+    found.latents = TensorSpec(name, dtype, (1, 4, 64, 64))
+    assert found.smaller((4, 128, 128), Plan(tile=64)) is None
+
+
+def test_a_static_batch_is_sliced_in_its_own_size(tiny: Tiny) -> None:
+    found = decoder(tiny)
+    counted = Failing(found.session, 4 * 8 * 8)
+    latents = found.latents
+    counted.inputs = {latents.name: TensorSpec(latents.name, latents.dtype, (2, 4, "h", "w"))}
+    static = Decoder(counted, found.config, found.factor)  # type: ignore[arg-type]
+    images = list(static.decode(np.zeros((4, 4, 8, 8), np.float32), Plan(slicing=True)))
+    assert len(images) == 4
+    assert counted.runs == [(2, 4, 8, 8), (2, 4, 8, 8)]
 
 
 def test_what_the_smallest_tile_does_not_fit_is_an_error(tiny: Tiny) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny_pipeline
 from click.testing import CliRunner
+from PIL import Image
 from tiny_pipeline import Tiny
 
 from sdort.bench.bench import bench
@@ -17,6 +18,7 @@ from sdort.bench.cases import Case
 from sdort.bench.plan import Options
 from sdort.bench.rows import as_text
 from sdort.cli import cli
+from sdort.errors import MemoryShortageError
 from sdort.loader import load_model
 from sdort.pipeline import count_operators
 from sdort.runtime.folder import open_folder
@@ -133,6 +135,43 @@ def test_run_and_inspect_show_it(tiny: Tiny, tmp_path: Path) -> None:
     assert found["shares"][0]["milliseconds"] is None
 
 
+@pytest.mark.parametrize(("images", "most", "decoded"), [(2, 12 * 8, 1), (5, 2 * 12 * 8, 1), (2, 2 * 12 * 8, 2)])
+def test_the_decoder_is_measured_as_it_decoded_in_the_end(
+    images: int, most: int, decoded: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory ran out, and of the last images where there are more than are drawn at once."""
+    from sdort.runtime import run as module
+    from sdort.runtime.session import Session
+
+    asked: list[Case] = []
+    real = Session.run
+
+    def short(session: Session, feeds: dict[str, Any]) -> Any:
+        if session.component == "vae_decoder" and next(iter(feeds.values()))[:, 0].size > most:
+            raise MemoryShortageError("out of memory")
+        return real(session, feeds)
+
+    def measure(models: object, todo: list[Case], *_: object) -> list[Placement]:
+        asked.extend(todo)
+        return []
+
+    monkeypatch.setattr(Session, "run", short)
+    monkeypatch.setattr(module, "measure_cases", measure)
+    factor = open_folder(tiny.onnx).vae_factor
+    place = tmp_path / "x.png"
+    drawn = invoke(
+        "run", str(tiny.onnx), "--provider", "cpu", "--prompt", "x", "--steps", "1", "--height", str(12 * factor),
+        "--width", str(8 * factor), "--num-images", str(images), "--placement", "--json", "-o", str(place),
+    )  # fmt: skip
+    assert drawn.exit_code == 0, drawn.output
+    record = json.loads(drawn.stdout)
+    assert record["decoded"] == {"slicing": images > decoded and images < 5, "tile": None}
+    with Image.open(place.with_stem("x-1")) as image:
+        assert json.loads(image.text["sdort"])["decoded"] == {"slicing": images > decoded, "tile": None}  # type: ignore[attr-defined]
+    [case] = [case for case in asked if case.component == "vae_decoder"]
+    assert case == Case("vae_decoder", decoded, 12 * factor, 8 * factor)
+
+
 def test_the_decoder_is_measured_in_the_parts_that_were_decoded(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,3 +210,5 @@ def test_a_provider_that_does_not_load_is_an_error(tiny: Tiny) -> None:
     result = invoke("inspect", str(tiny.onnx), "--provider", "rocm", "--placement")
     assert result.exit_code == 6
     assert "rocm cannot be used" in result.stderr
+    assert "Without --placement nothing is opened" in " ".join(result.stderr.split())
+    assert "--no-fallback" not in result.stderr

@@ -182,8 +182,9 @@ def test_what_cannot_be_asked_for(tiny: Tiny, cache: Path) -> None:
 
 def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny) -> None:
     options = plan.Options(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
-    todo = plan.plan(open_folder(tiny.onnx, ()), options, CPU, options.runtime)
-    warmer = warm._Warmer(Store(), CPU, options.runtime, None)
+    target = plan.Target(open_folder(tiny.onnx, ()), CPU, options.runtime)
+    todo = plan.plan(target, options)
+    warmer = warm._Warmer(Store(), target, None)
     warmer.todo = todo[2:]  # one text encoder and one UNet are done
     warmer.learnt = {"text_encoder": [1.0], "unet": [10.0]}
     assert warmer.remaining() is None
@@ -301,7 +302,7 @@ def test_drawing_feeds_the_shapes_that_are_planned(
     assert told == {name: spy.seen for name, spy in spies.items()}
     if guidance > 1:
         options = plan.Options(RuntimeOptions("cpu"), [(16, 24)], (images,))
-        planned = plan.plan(drawer.folder, options, CPU, options.runtime)
+        planned = plan.plan(plan.Target(drawer.folder, CPU, options.runtime), options)
         assert sorted(item.key.shapes for item in planned) == sorted(
             shapes for spy in spies.values() for shapes in spy.seen
         )
@@ -334,17 +335,18 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
 ) -> None:
     folder = open_folder(tiny.onnx, ())
     session = open_session(folder.models["vae_decoder"], "vae_decoder", CPU, RuntimeOptions("cpu"))
-    decoder, shape = decode.Decoder(session, folder.vae, folder.vae_factor), (2, 4, 72, 96)
+    decoder, shape = decode.Decoder(session, folder.vae, folder.vae_factor), (2, 72, 96)
     left = None if free is None else int(decoder.bytes_for(shape, decode.Plan()) * free / decode.SHARE)
     monkeypatch.setattr(decode, "free_memory", lambda *_: left)
     weights = sum(file.stat().st_size for name in ITEM_NAMES for file in (tiny.onnx / name).iterdir())
     monkeypatch.setattr(plan, "free_memory", lambda *_: None if left is None else left + weights)
     size = 72 * folder.vae_factor, 96 * folder.vae_factor
     options = plan.Options(RuntimeOptions("cpu"), [size], (2,), ["vae_decoder"], vae_tiling=tiling, vae_slicing=slicing)
-    (item,) = plan.plan(folder, options, CPU, options.runtime)
-    list(decoder.decode(np.zeros(shape, np.float32), decode.choose(decoder, shape, tiling, slicing)))
+    (item,) = plan.plan(plan.Target(folder, CPU, options.runtime), options)
+    latents = np.zeros((2, 4, 72, 96), np.float32)
+    list(decoder.decode(latents, decode.choose(decoder, shape, tiling, slicing)))
     assert session.ran_on == {item.key.shapes}
-    assert item.decodes == [f"2 of {size[0]}x{size[1]} {form}"]
+    assert [str(each) for each in item.decodes] == [f"2 of {size[0]}x{size[1]} {form}"]
 
 
 def test_warm_says_which_form_was_warmed_up(tiny: Tiny) -> None:
@@ -359,6 +361,58 @@ def test_warm_says_which_form_was_warmed_up(tiny: Tiny) -> None:
     assert [form for form in forms if f"decodes {form}" not in shown.stdout] == []
     result = invoke(*asked[:-1], "--no-vae-tiling", "--json")
     assert [each["status"] for each in json.loads(result.stdout)["items"]] == ["kept", "new", "new"]
+
+
+class Small(Spy):
+    """Of a decoder whose memory does not suffice for more than so many latents at once."""
+
+    def __init__(self, ort: Any, most: int) -> None:
+        super().__init__(ort)
+        self.most = most
+
+    def note(self, shapes: dict[str, Any]) -> None:
+        ((images, _, height, width),) = shapes.values()
+        if images * height * width > self.most:
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 9")
+
+
+def with_little_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(path: Path, component: str, *args: Any) -> Session:
+        session = open_session(path, component, *args)
+        session.ort = Small(session.ort, most) if component == "vae_decoder" else session.ort
+        return session
+
+    monkeypatch.setattr(warm, "open_session", small)
+
+
+def test_a_decoder_that_is_too_large_goes_on_as_run_does(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = open_folder(tiny.onnx, ()).vae_factor
+    size = f"{72 * factor}x{40 * factor}"
+    asked = (tiny.onnx, "--size", size, "--batch-size", "1,2", "--component", "vae_decoder")
+    with_little_memory(64 * 40, monkeypatch)
+    result = invoke(*asked, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["items"]
+    found = [(each["batch"], each["height"] // factor, each["status"], each["decodes"]) for each in told]
+    assert found == [
+        (1, 72, "too large", [f"1 of {size} {WHOLE}"]),
+        (2, 72, "too large", [f"2 of {size} {WHOLE}"]),
+        (1, 64, "new", [f"1 of {size} {ONE}, {TILES}"]),  # what two images come to too
+    ]
+    assert whole() == [told[2]["bundle"]]
+    assert f"the decoder ran out of memory; it goes on {ONE}\n" in result.stderr
+    again = json.loads(invoke(*asked, "--json").stdout)["items"]
+    assert [each["status"] for each in again] == ["too large", "too large", "kept"]
+
+
+def test_a_decoder_that_is_too_large_in_every_form_has_failed(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = open_folder(tiny.onnx, ()).vae_factor
+    with_little_memory(31 * 32, monkeypatch)
+    result = invoke(tiny.onnx, "--size", f"{64 * factor}x{64 * factor}", "--component", "vae_decoder", "--json")
+    assert result.exit_code == ProviderError.exit_code
+    told = json.loads(result.stdout)
+    assert [(each["height"] // factor, each["status"]) for each in told["items"]] == [(64, "too large"), (32, "failed")]
+    assert "1 of 2 did not run" in told["error"]
 
 
 @pytest.mark.parametrize("component", ["text_encoder", "unet", "vae_decoder"])

@@ -77,13 +77,16 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], pla
 def _show_placement(path: Path, name: str, as_json: bool) -> None:
     from sdort.cli.options import show_placement
     from sdort.console import emit_json
+    from sdort.errors import ProviderError
     from sdort.layout import find_components
     from sdort.runtime.probe import choose_provider
     from sdort.runtime.profile import measure_placement, remarks
     from sdort.runtime.providers import RuntimeOptions
 
-    options = RuntimeOptions(name, no_fallback=True)
-    provider, _ = choose_provider(options)
+    options = RuntimeOptions(name)
+    provider, reason = choose_provider(options)
+    if reason:
+        raise ProviderError(reason, hint="Without --placement nothing is opened: it tells what lacks a kernel there.")
     found = [measure_placement(file, each, provider, options) for each, file in find_components(path).items()]
     if as_json:
         emit_json({"placement": found})

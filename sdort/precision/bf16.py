@@ -16,6 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from sdort.errors import UsageError
+from sdort.wire import read_metadata
 
 KEY = "sdort.precision"
 """In the model's ``metadata_props``, with the value :data:`BF16`."""
@@ -57,6 +58,6 @@ def says_bf16(model: onnx.ModelProto) -> bool:
 def made_for_bf16(path: Path) -> bool:
     """:func:`says_bf16` of a file; what cannot be read was made for nothing, and who opens it says why."""
     try:
-        return says_bf16(onnx.load(path, load_external_data=False))
-    except (OSError, DecodeError, ValueError):
+        return read_metadata(path).get(KEY) == BF16
+    except (OSError, DecodeError):
         return False

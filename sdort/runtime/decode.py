@@ -8,10 +8,9 @@ variance, so tiles overlap by a quarter and are blended.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,12 @@ from sdort.runtime.providers import Provider
 from sdort.runtime.session import Session, TensorSpec, static_size
 from sdort.runtime.system import System
 
+if TYPE_CHECKING:
+    from sdort.bench.cases import Case
+
 Array = npt.NDArray[Any]
+Size = tuple[int, int, int]
+"""Images, and the latents along their height and their width."""
 
 TILE = 64
 """Latents along a tile's side: 512 pixels of the usual autoencoder."""
@@ -45,16 +49,10 @@ class Plan:
         tiles = f"in tiles of {self.tile} x {self.tile} latents" if self.tile else ""
         return ", ".join(filter(None, ["image by image" if self.slicing else "", tiles])) or "all at once"
 
-    @classmethod
-    def read(cls, text: str) -> Plan:
-        """The plan that ``text`` is the words of."""
-        tile = re.search(r"tiles of (\d+)", text)
-        return cls("image by image" in text, int(tile[1]) if tile else None)
-
-    def part(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of latents [images, channels, height, width] what is decoded at once."""
-        images, channels, *sides = shape
-        return (1 if self.slicing else images, channels, *(min(side, self.tile or side) for side in sides))
+    def part(self, size: Size) -> Size:
+        """What of ``size`` is decoded at once."""
+        images, height, width = size
+        return 1 if self.slicing else images, min(height, self.tile or height), min(width, self.tile or width)
 
 
 class Planner:
@@ -71,35 +69,55 @@ class Planner:
         self.config = config
         self.factor = factor
 
-    def plan(self, shape: Sequence[int], tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
+    def plan(self, size: Size, tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
         """What fits.
 
         Args:
-            shape: of the latents, [images, channels, height, width].
             tiling, slicing: as asked; None decides by ``free``.
             free: bytes of free memory where the decoder runs, None if nothing tells.
         """
         fixed = static_size(self.latents.shape, 2)
         tile = fixed or TILE
-        asked = Plan(bool(slicing), tile if tiling and max(shape[2:]) > tile else None)
+        asked = Plan(bool(slicing), tile if tiling and max(size[1:]) > tile else None)
         if free is None:
             return asked
         choices = [asked]
-        if slicing is None and shape[0] > 1:
+        if slicing is None and size[0] > 1:
             choices.append(replace(asked, slicing=True))
         if tiling is None and not fixed:
-            choices += [replace(choices[-1], tile=side) for side in (TILE, SMALLEST_TILE) if max(shape[2:]) > side]
-        fitting = (plan for plan in choices if self.bytes_for(shape, plan) <= SHARE * free)
+            choices += [replace(choices[-1], tile=side) for side in (TILE, SMALLEST_TILE) if max(size[1:]) > side]
+        fitting = (plan for plan in choices if self.bytes_for(size, plan) <= SHARE * free)
         return next(fitting, choices[-1])
 
-    def bytes_for(self, shape: Sequence[int], plan: Plan) -> int:
+    def smaller(self, size: Size, plan: Plan) -> Plan | None:
+        """How to go on where ``plan`` ran out of memory; None if nothing takes less at once."""
+        tiles = () if static_size(self.latents.shape, 2) else (TILE, SMALLEST_TILE)
+        choices = [replace(plan, slicing=True), *(Plan(True, side) for side in tiles)]
+        most = math.prod(self.part(size, plan))
+        return next((each for each in choices if math.prod(self.part(size, each)) < most), None)
+
+    def part(self, size: Size, plan: Plan) -> Size:
+        """What the decoder is fed at once: a static model always the batch that it has."""
+        images, height, width = plan.part(size)
+        return static_size(self.latents.shape, 0) or images, height, width
+
+    def size(self, case: Case) -> Size:
+        """Of the images of a case."""
+        return case.batch, case.height // self.factor, case.width // self.factor
+
+    def part_of(self, case: Case, plan: Plan) -> Case:
+        """The case that the decoder runs at once for the images of ``case``."""
+        images, height, width = self.part(self.size(case), plan)
+        return replace(case, batch=images, height=height * self.factor, width=width * self.factor)
+
+    def bytes_for(self, size: Size, plan: Plan) -> int:
         """An estimate of what decoding takes beside the weights.
 
         The peak is at full resolution: the last block's input and normalized input, of the second level's channels, and
         its convolution's output, of the first's, once more as workspace. On the way the attention of the lowest level
         has its scores, in float32 where it is not fused.
         """
-        images, _, height, width = plan.part(shape)
+        images, height, width = self.part(size, plan)
         channels = [*self.config["block_out_channels"], self.config["block_out_channels"][-1]]
         element = self.latents.dtype.itemsize
         pixels = images * height * width * self.factor**2
@@ -113,35 +131,32 @@ class Decoder(Planner):
         super().__init__(next(iter(session.inputs.values())), config, factor)
         self.session = session
         self._name, self._output = self.latents.name, session.outputs[0].name
+        self.plan_now = Plan()
+        """How it decodes by now."""
 
     def decode(self, latents: Array, plan: Plan) -> Iterator[Array]:
         """Images [3, height * factor, width * factor] in fp32, one after the other, from scaled latents.
 
-        Where memory runs out it goes on in smaller parts, and says so.
+        Where memory runs out it goes on in smaller parts, and says so; ``plan_now`` tells.
 
         Raises:
             MemoryShortageError: even the smallest tile is too large.
         """
-        size = 1 if plan.slicing else len(latents)
-        first = 0
+        self.plan_now, first = plan, 0
+        one = static_size(self.latents.shape, 0) or 1
         while first < len(latents):
+            part = latents[first : first + one] if self.plan_now.slicing else latents[first:]
             try:
-                done = self._at_once(latents[first : first + size], plan.tile)
-            except MemoryShortageError as error:
-                plan, size = self._smaller(plan, latents.shape[2:], error), 1
-                warn(f"the decoder ran out of memory; it goes on {plan}")
+                done = self._at_once(part, self.plan_now.tile)
+            except MemoryShortageError:
+                smaller = self.smaller(size_of(part), self.plan_now)
+                if smaller is None:
+                    raise
+                self.plan_now = smaller
+                warn(f"the decoder ran out of memory; it goes on {smaller}")
                 continue
             yield from done
-            first += size
-
-    def _smaller(self, plan: Plan, shape: Sequence[int], error: MemoryShortageError) -> Plan:
-        if not plan.slicing:
-            return replace(plan, slicing=True)
-        side = plan.tile or max(shape) + 1
-        tile = next((t for t in (TILE, SMALLEST_TILE) if t < side), None)
-        if tile is None or static_size(self.latents.shape, 2):
-            raise error
-        return replace(plan, tile=tile)
+            first += len(part)
 
     def _at_once(self, latents: Array, tile: int | None) -> Array:
         parts = batch_slices(self.session, self._name, len(latents))
@@ -149,6 +164,12 @@ class Decoder(Planner):
 
     def _run(self, latents: Array) -> Array:
         return np.asarray(self.session.run({self._name: latents})[self._output], np.float32)
+
+
+def size_of(latents: Array) -> Size:
+    """The size of latents [images, channels, height, width]."""
+    images, _, height, width = latents.shape
+    return images, height, width
 
 
 def decode_tiles(run: Callable[[Array], Array], latents: Array, tile: int | None, factor: int) -> Array:
@@ -211,13 +232,13 @@ def free_memory(provider: Provider, device_id: int, system: System | None = None
     return memory[device_id] if device_id < len(memory) else None
 
 
-def choose(decoder: Decoder, shape: Sequence[int], tiling: bool | None, slicing: bool | None) -> Plan:
-    """The plan for latents of a shape, on the machine as it is now."""
+def choose(decoder: Decoder, size: Size, tiling: bool | None, slicing: bool | None) -> Plan:
+    """The plan for latents of a size, on the machine as it is now."""
     session = decoder.session
     free = free_memory(session.provider, session.options.device_id) if None in (tiling, slicing) else None
-    plan = decoder.plan(shape, tiling, slicing, free)
+    plan = decoder.plan(size, tiling, slicing, free)
     if None in (tiling, slicing):
-        needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(shape, Plan()), free or 0))
+        needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(size, Plan()), free or 0))
         detail(
             f"decoding {plan}: all at once takes about {needed}, {there if free else 'nobody knows how much'} is free"
         )

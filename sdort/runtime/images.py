@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def save_png(path: Path, pixels: Array, record: Mapping[str, Any], seed: int) ->
 
     texts = PngImagePlugin.PngInfo()
     texts.add_text("parameters", parameters_text(record, seed))
-    texts.add_text("sdort", json.dumps({**record, "seed": seed}))
+    texts.add_text("sdort", json.dumps({**record, "seed": seed}, default=asdict))
     try:
         with staged_file(path) as file:
             Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)

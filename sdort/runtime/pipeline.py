@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.console import detail, progress
-from sdort.runtime.decode import Decoder, Plan, choose
+from sdort.runtime.decode import Decoder, Plan, choose, size_of
 from sdort.runtime.denoise import denoise, embed_guidance
 from sdort.runtime.families import Condition, Encoder
 from sdort.runtime.folder import DECODER, PipelineFolder, open_folder
@@ -61,7 +61,7 @@ class TextToImage:
         self.loop = Loop(sessions["unet"])
         self.timings = Timings()
         self.decoded: Plan | None = None
-        """How the last latents were decoded."""
+        """How the last latents were decoded, in the end."""
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
 
@@ -207,25 +207,25 @@ class TextToImage:
     def _decode(self, latents: Array, request: Request, seeds: list[int]) -> Iterator[Generated]:
         decoder = Decoder(self.sessions[DECODER], self.folder.vae, self.folder.vae_factor)
         scaled = self.folder.unscaled(latents)
-        plan = self.decoded = choose(decoder, latents.shape, request.vae_tiling, request.vae_slicing)
+        plan = choose(decoder, size_of(latents), request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
         first = self.sessions[DECODER]
         for index, (image, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
             drawn = self._shown(decoder, to_image(image, seed), scaled[index : index + 1], first)
             self.timings.decode += time.perf_counter() - started
+            self.decoded = decoder.plan_now
             yield drawn
             started = time.perf_counter()
 
     def _shown(self, decoder: Decoder, image: Generated, latents: Array, used: Session) -> Generated:
         """An image that shows something, decoded again in a safer precision if it does not."""
-        plan = self.decoded or Plan()
         while image.problem is not None and self.guard is not None:
             problem = f"the image of seed {image.seed} shows nothing: {image.problem}"
             # A batch is decoded at once, so what decoded this image may have been exchanged since.
             if self.sessions[DECODER] is used and not self.guard.step(DECODER, problem):
                 break
             used = decoder.session = self.sessions[DECODER]
-            image = to_image(next(decoder.decode(latents, plan)), image.seed)
+            image = to_image(next(decoder.decode(latents, decoder.plan_now)), image.seed)
         return image
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sdort.bench.cases import Case
 from sdort.console import detail, progress, say, warn
 from sdort.errors import ParityError
 from sdort.ops.library import library_hash, resolve
-from sdort.runtime.decode import Plan
+from sdort.runtime.decode import Planner
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.folder import DECODER, open_folder
 from sdort.runtime.guard import Guard
@@ -83,15 +82,14 @@ def placement_of(
         inputs = model_inputs(folder.models[component], component)
         guided, at_once = request.guidance_scale > 1, request.images_at_once
         case = drawing_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
-        todo.append(_decoded_part(case, record["decoded"], folder.vae_factor) if component == DECODER else case)
+        if component == DECODER:
+            # ``decoded`` tells of the last ones that were decoded together.
+            case = replace(case, batch=(request.num_images - 1) % at_once + 1)
+            planner = Planner(next(iter(inputs.values())), folder.vae, folder.vae_factor)
+            case = planner.part_of(case, record["decoded"])
+        todo.append(case)
     found = measure_cases(folder.models, todo, provider, options, folder.vae_factor)
     return found, remarks(found, provider)
-
-
-def _decoded_part(case: Case, decoded: str, factor: int) -> Case:
-    """What the decoder ran on at once, of the images of ``case``."""
-    batch, _, height, width = Plan.read(decoded).part((case.batch, 1, case.height // factor, case.width // factor))
-    return Case(case.component, batch, height * factor, width * factor)
 
 
 def announce(options: RuntimeOptions) -> None:
@@ -153,7 +151,7 @@ def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, load
         "device": device_name(drawer.provider, options.device_id),
         "custom_ops": custom_ops_hash(options),
         "graph": options.graph,
-        "decoded": str(drawer.decoded),
+        "decoded": drawer.decoded,
         "widened": drawer.guard.widened if drawer.guard else {},
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "versions": versions(),

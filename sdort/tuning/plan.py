@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.bench.cases import Case, make_feeds
 from sdort.errors import UsageError
-from sdort.runtime.decode import Planner, free_memory
+from sdort.runtime.decode import Plan, Planner, free_memory
 from sdort.runtime.folder import DECODER, PipelineFolder
 from sdort.runtime.providers import Provider, RuntimeOptions
-from sdort.runtime.session import Array, static_size
+from sdort.runtime.session import Array
 from sdort.tuning.drawing import Inputs, drawing_cases, feed_shapes, model_inputs
 from sdort.tuning.key import Key, make_key
 
@@ -36,6 +36,17 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Decode:
+    """Images that the decoder decodes, counted by ``case.batch``, and how."""
+
+    case: Case
+    form: Plan
+
+    def __str__(self) -> str:
+        return f"{self.case.batch} of {self.case.height}x{self.case.width} {self.form}"
+
+
+@dataclass(frozen=True)
 class Item:
     """A component on inputs of fixed shapes; ``case.batch`` counts samples."""
 
@@ -43,62 +54,97 @@ class Item:
     path: Path
     feeds: dict[str, Array]
     key: Key
-    decodes: list[str] = field(default_factory=list)
-    """Of the decoder: which images it decodes with these shapes, and how."""
+    decodes: list[Decode] = field(default_factory=list)
+    """Of the decoder: what it decodes with these shapes."""
 
     def __str__(self) -> str:
         return describe(self.case, self.decodes)
 
 
-def describe(case: Case, decodes: Sequence[str]) -> str:
+def describe(case: Case, decodes: Sequence[object]) -> str:
     """An item in words, the decoder's with what it decodes."""
-    return f"{case} ({'; '.join(decodes)})" if decodes else str(case)
+    return f"{case} ({'; '.join(map(str, decodes))})" if decodes else str(case)
 
 
-def plan(folder: PipelineFolder, options: Options, provider: Provider, runtime: RuntimeOptions) -> list[Item]:
+@dataclass(frozen=True)
+class Target:
+    """Where a pipeline is warmed up."""
+
+    folder: PipelineFolder
+    provider: Provider
+    runtime: RuntimeOptions
+
+    def item(self, case: Case, inputs: Inputs, decodes: Sequence[Decode] = ()) -> Item:
+        """A component at a case."""
+        path = self.folder.models[case.component]
+        feeds = make_feeds(case, inputs, self.folder.vae_factor)
+        key = make_key(path, case.component, self.provider, self.runtime, feed_shapes(feeds))
+        return Item(case, path, feeds, key, list(decodes))
+
+    def decoding(self, decode: Decode, inputs: Inputs) -> Item:
+        """The decoder at what it is fed at once to decode."""
+        return self.item(self.planner(inputs).part_of(decode.case, decode.form), inputs, [decode])
+
+    def planner(self, inputs: Inputs) -> Planner:
+        """Of the decoder with these inputs."""
+        return Planner(next(iter(inputs.values())), self.folder.vae, self.folder.vae_factor)
+
+    def smaller(self, item: Item) -> list[Item]:
+        """What ``sdort run`` goes on with where the decoder ran out of memory in ``item``; empty if with nothing."""
+        inputs = model_inputs(item.path, item.case.component)
+        planner = self.planner(inputs)
+        found: dict[str, Item] = {}
+        for each in item.decodes:
+            form = planner.smaller(planner.size(each.case), each.form)
+            if form is not None:
+                add(found, self.decoding(Decode(each.case, form), inputs))
+        return list(found.values())
+
+
+def add(items: dict[str, Item], item: Item) -> None:
+    """Put ``item`` among others by the names of their bundles; one of the same shapes takes over what it decodes."""
+    there = items.setdefault(item.key.name, item)
+    there.decodes.extend(each for each in item.decodes if each not in there.decodes)
+
+
+def plan(target: Target, options: Options) -> list[Item]:
     """Every item once; all components at the first size first, so that the time of each is known early.
 
     Raises:
         UsageError: a size that the autoencoder cannot make, or an unknown component.
     """
+    folder = target.folder
     known = [name for name in folder.models if name not in NOT_DRAWN]
     unknown = [name for name in options.components if name not in folder.models]
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
-    items: dict[str, Item] = {}
     inputs = {name: model_inputs(folder.models[name], name) for name in options.components or known}
-    free = _free_beside(folder, known, provider, runtime) if DECODER in inputs else None
+    free = _free_beside(target, known) if DECODER in inputs else None
+    items: dict[str, Item] = {}
+    for case in _cases(folder, options, inputs):
+        specs = inputs[case.component]
+        if case.component == DECODER:
+            planner = target.planner(specs)
+            form = planner.plan(planner.size(case), options.vae_tiling, options.vae_slicing, free)
+            add(items, target.decoding(Decode(case, form), specs))
+        else:
+            add(items, target.item(case, specs))
+    return list(items.values())
+
+
+def _cases(folder: PipelineFolder, options: Options, inputs: Mapping[str, Inputs]) -> Iterator[Case]:
+    """What drawing runs the components on."""
     for height, width in options.sizes or [folder.default_size]:
         if height % folder.vae_factor or width % folder.vae_factor:
             raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
         for images in options.images:
             for name, specs in inputs.items():
-                for case in drawing_cases(name, specs, images, (height, width), guided=True):
-                    part, what = _decoded(case, specs, folder, options, free) if name == DECODER else (case, None)
-                    feeds = make_feeds(part, specs, folder.vae_factor)
-                    key = make_key(folder.models[name], name, provider, runtime, feed_shapes(feeds))
-                    item = items.setdefault(key.name, Item(part, folder.models[name], feeds, key))
-                    if what is not None and what not in item.decodes:
-                        item.decodes.append(what)
-    return list(items.values())
+                yield from drawing_cases(name, specs, images, (height, width), guided=True)
 
 
-def _decoded(
-    case: Case, inputs: Inputs, folder: PipelineFolder, options: Options, free: int | None
-) -> tuple[Case, str]:
-    """What the decoder is fed to decode the images of ``case``, and how in words."""
-    factor, latents = folder.vae_factor, next(iter(inputs.values()))
-    shape = (case.batch, static_size(latents.shape, 1) or 4, case.height // factor, case.width // factor)
-    form = Planner(latents, folder.vae, factor).plan(shape, options.vae_tiling, options.vae_slicing, free)
-    images, _, height, width = form.part(shape)
-    part = replace(case, batch=static_size(latents.shape, 0) or images, height=height * factor, width=width * factor)
-    return part, f"{case.batch} of {case.height}x{case.width} {form}"
-
-
-def _free_beside(
-    folder: PipelineFolder, components: Sequence[str], provider: Provider, runtime: RuntimeOptions
-) -> int | None:
+def _free_beside(target: Target, components: Sequence[str]) -> int | None:
     """Bytes that a run has left to decode in, with all components loaded; None where nothing tells."""
-    free = free_memory(provider, runtime.device_id)
-    files = [file for name in components for file in folder.models[name].parent.iterdir() if file.is_file()]
+    free = free_memory(target.provider, target.runtime.device_id)
+    folders = [target.folder.models[name].parent for name in components]
+    files = [file for folder in folders for file in folder.iterdir() if file.is_file()]
     return None if free is None else max(0, free - sum(file.stat().st_size for file in set(files)))
