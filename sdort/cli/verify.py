@@ -78,7 +78,9 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--steps", type=click.IntRange(1), default=8, help="Denoising steps.")
 @runtime_options
 @click.option(
-    "--bisect", is_flag=True, help="Find the node from which a failed component is wrong, and what made it so."
+    "--bisect",
+    is_flag=True,
+    help="Find the node from which a failed component is wrong, inside fused operators too, and what made it so.",
 )
 @_semantic
 @click.option(

@@ -6,6 +6,7 @@ what rewrote these nodes. Right in both: no node, but the errors before it, whic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -159,10 +160,18 @@ def _inside(inside: Inside, kind: str, precision: str) -> str:
     if step is None:
         return f"; {inside.note}"
     right = f"; right before it: {', '.join(step.right)}" if step.right else ""
-    # An infinite share is NaN or an overflow: then how large the values should be tells more.
-    finite = kind != CAST and step.share < np.inf
-    how = f"off by {step.share:.3g} times the tolerance" if finite else _sizes(precision, step.largest_value)
+    how = f"off by {step.share:.3g} times the tolerance"
+    if step.share == np.inf:
+        how = _sizes(precision, step.largest_value)
+    elif kind == CAST and step.largest_before:
+        apart = _spacing(precision, step.largest_before)
+        how += f"; values up to {step.largest_before:.3g} go in, where {precision} has steps of {apart:.3g}"
     return f"; the first wrong step inside is {step.step}, {step.node or step.tensor} ({step.operator}): {how}{right}"
+
+
+def _spacing(precision: str, value: float) -> float:
+    """How far numbers of this size are apart: fp16 has 11 bits, bf16 has 8."""
+    return math.ldexp(1.0, math.frexp(value)[1] - (11 if precision == "fp16" else 8))
 
 
 def _sizes(precision: str, largest: float) -> str:

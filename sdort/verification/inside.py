@@ -44,6 +44,8 @@ class Step:
     """How much of the tolerance it uses; above 1."""
     largest_value: float
     """The largest magnitude in the original."""
+    largest_before: float
+    """The largest magnitude in the step before it; 0 if none was compared."""
     right: tuple[str, ...]
     """The steps before it that were compared and are right."""
 
@@ -123,19 +125,22 @@ def _compare(graphs: Graphs, sides: _Sides, target: Pair, wanted: Array, limit: 
     inner = {step: name for step, name in steps.items() if name != target.original}
     if not inner:
         return None
-    right: list[str] = []
+    right, before = list[str](), 0.0
     for step, name in inner.items():
         both = _values(graphs, sides, Pair(name, found[step])) if step in found else None
         if both is not None:
-            share = share_of(limit, *both)
+            share, largest = share_of(limit, *both), largest_of(both[0])
             if share > 1:
-                return Inside(_step(graphs, sides, STEPS[step], name, share, both[0], right))
+                node, operator, tensor = _origin(graphs, sides, name)
+                return Inside(Step(STEPS[step], node, operator, tensor, share, largest, before, tuple(right)))
             right.append(STEPS[step])
+            before = largest
     if not right:
         return Inside(None, f"what is inside {fused} cannot be compared: none of its steps is a node of the original")
     share = share_of(limit, wanted, _candidate_value(graphs, sides, target.candidate))
     if share > 1:
-        return Inside(_step(graphs, sides, last, target.original, share, wanted, right))
+        node, operator, tensor = _origin(graphs, sides, target.original)
+        return Inside(Step(last, node, operator, tensor, share, largest_of(wanted), before, tuple(right)))
     return Inside(None, f"{', '.join(right)} and {last} are right, computed one by one: the kernel of {fused} differs")
 
 
@@ -159,14 +164,15 @@ def _candidate_value(graphs: Graphs, sides: _Sides, name: str) -> Array:
     return run_session(session, model, sides.inputs)[name]
 
 
-def _step(
-    graphs: Graphs, sides: _Sides, step: str, tensor: str, share: float, wanted: Array, right: Sequence[str]
-) -> Step:
-    """Name the original's node; a step that was spelled out is inside the one that computes it."""
-    node = next(node for node in sides.nodes if tensor in node.output)
+def _origin(graphs: Graphs, sides: _Sides, tensor: str) -> tuple[str, str, str]:
+    """The original's node that computes a tensor, its operator and its output.
+
+    A step of what was spelled out is inside that.
+    """
     original = graphs.graph(graphs.original).graph.node
-    if all(tensor not in each.output for each in original):
+    node = next((each for each in original if tensor in each.output), None)
+    if node is None:
         made = {name for each in sides.nodes for name in each.output}
         node = next(each for each in original if each.op_type == "Attention" and each.output[0] in made)
         tensor = node.output[0]
-    return Step(step, node.name, node.op_type, tensor, share, largest_of(wanted), tuple(right))
+    return node.name, node.op_type, tensor

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 import onnx
 
 STEPS = {
+    "value": "the value",
     "query": "the query",
     "key": "the key",
-    "value": "the value",
     "scores": "the scores",
     "shares": "the softmax of the scores",
     "sums": "the sum of the values",
@@ -27,14 +27,14 @@ STEPS = {
     "gate": "the gate",
     "erf": "the error function",
 }
-"""What is found, in words, in the order in which they are computed."""
+"""What is found, in words, in an order in which they can be computed."""
 
 VIEWS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """They neither change values nor move them."""
 SCALING = frozenset({"Div", "Mul"})
 MASKING = frozenset({"Add", "Where"})
-PROJECTING = frozenset({"Add", "Gemm", "Identity", "MatMul"})
-"""What makes a query, a key or a value, with the heads side by side; Identity is how a fused one hands it over."""
+PROJECTING = frozenset({"Add", "Gemm", "MatMul"})
+"""What makes a query, a key or a value, with the heads side by side."""
 
 NORMALIZATIONS = frozenset({"GroupNormalization", "InstanceNormalization", "LayerNormalization"})
 
@@ -117,13 +117,18 @@ def _scaled(part: _Part, way: Sequence[str]) -> str:
     for name in reversed(way[:-1]):
         if part.makers[name].op_type in MASKING:
             break
-        scores = name
+        scores = name if part.makers[name].op_type in SCALING else scores
     return scores
 
 
 def _projection(part: _Part, name: str) -> str:
-    """The tensor from which the operand of a product comes by arranging and scaling alone; empty if there is none."""
-    return next(iter(reversed(part.back(name, SCALING | VIEWS | {"Transpose"}, PROJECTING))), "")
+    """The tensor from which the operand of a product comes by arranging and scaling alone; empty if there is none.
+
+    What a fused operator is given in one tensor with others, it hands over to itself by Identity.
+    """
+    through = SCALING | VIEWS | {"Transpose"}
+    way = part.back(name, through, PROJECTING) or part.back(name, through - {"Identity"}, {"Identity"})
+    return way[-1] if way else ""
 
 
 def _normalization(part: _Part) -> dict[str, str]:
