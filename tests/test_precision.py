@@ -14,11 +14,13 @@ from typing import Any
 
 import fragile
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from click.testing import CliRunner, Result
 from exports import Case
 from fragile import COMPONENTS, Fragile
+from test_precision_widen import write
 
 from sdort.cli import cli
 from sdort.errors import ParityError, UsageError
@@ -26,6 +28,7 @@ from sdort.loader import load_model
 from sdort.optimize import Request, optimize
 from sdort.passes import upgrade
 from sdort.pipeline import PIPELINE, ComponentReport, Options, Run
+from sdort.precision.cost import name_by_owner, share, timed_run
 from sdort.precision.emulate import write_emulated
 from sdort.precision.outcome import judge
 from sdort.precision.places import places, source, with_views
@@ -96,6 +99,7 @@ def test_the_islands_are_what_was_made_fragile(models: Fragile) -> None:
     convolutions = vae.post_quant_conv, vae.decoder.conv_in, vae.decoder.up_blocks[-1].resnets[0].conv1
     assert told["bytes"] == 2 * sum(p.numel() for each in convolutions for p in each.parameters())
     assert told["nodes"] == 4
+    assert 0 < told["share_of_time"] < 1
     assert told["without"] == "sample is NaN or infinite"
     assert re.fullmatch(r"sample is off by \d\.\de-0[34] of its spread in the mean", told["with"])
 
@@ -111,6 +115,48 @@ def test_a_sound_model_has_no_islands(exported: Exported, tmp_path: Path) -> Non
     assert outs[0] == outs[1]
     told = report.components["unet"]["precision"]
     assert (told["islands"], told["measured"]) == ([], "random")
+
+
+# --- what it costs ---
+
+FUSED = """g (float[1, 8, 8, 32] x) => (float[1, 8, 8, 32] z) {
+    a = Relu (x)
+    b = com.microsoft.GroupNorm <epsilon = 0.00001, groups = 4, activation = 1, channels_last = 1> (a, gamma, beta)
+    y = Tanh (b)
+    z = Mul (y, b)
+}"""
+
+
+def test_a_node_that_is_expanded_is_timed_as_one(tmp_path: Path) -> None:
+    ones = np.ones(32, np.float32)
+    path = write(tmp_path, FUSED, {"gamma": ones, "beta": ones})
+    proto = onnx.load(path, load_external_data=False)
+    for node in proto.graph.node:
+        node.name = f"the {node.op_type}"
+    feed = {"x": np.random.default_rng(0).normal(size=(1, 8, 8, 32)).astype(np.float32)}
+    outputs, times = timed_run(proto, feed, tmp_path, "unet")
+    assert set(times) == {"the Relu", "the GroupNorm", "the Tanh", "the Mul"}
+    normal = feed["x"].clip(0).reshape(1, 64, 4, 8)
+    normal = (normal - normal.mean((1, 3), keepdims=True)) / np.sqrt(normal.var((1, 3), keepdims=True) + 1e-5) + 1
+    silu = (normal / (1 + np.exp(-normal))).reshape(1, 8, 8, 32)
+    np.testing.assert_allclose(outputs["z"], np.tanh(silu) * silu, rtol=1e-4, atol=1e-5)
+    assert [each.name for each in tmp_path.iterdir() if "profile" in each.name] == []
+
+
+def test_nodes_have_the_time_of_what_came_of_them() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[4] x) => (float[4] p, float[4] q) {
+        a = Neg (x)
+        b, c = Split <axis = 0, num_outputs = 2> (a)
+        p = Concat <axis = 0> (b, c)
+        q = Abs (p)
+    }"""
+    inlined = list(onnx.parser.parse_model(text).graph.node)
+    # As if the second had been a call that gave p, and named one output that nobody reads.
+    owners = name_by_owner([("first", ["a"]), ("call", ["p", ""]), ("last", ["q"])], inlined)
+    assert [owners[node.name] for node in inlined] == ["first", "call", "call", "last"]
+    assert len(owners) == 4
+    assert share({"first": 10, "call": 60, "last": 30}, {"call", "first", "other"}) == 0.7
+    assert share({}, {"call"}) == 0
 
 
 # --- plans ---

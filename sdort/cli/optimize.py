@@ -162,7 +162,9 @@ def _precision(found: dict[str, Any] | None, explain: bool) -> Iterator[str]:
     if not found["islands"]:
         yield "nothing that fp16 could not hold" + (f" (inputs {found['measured']})" if found["measured"] else "")
         return
-    yield f"in fp32: {found['nodes']} nodes ({found['share_of_nodes']:.1%}), {found['bytes'] / 1e6:.1f} MB more"
+    time = found["share_of_time"]
+    taken = "" if time is None else f"{time:.1%} of the time of a run in fp32 on this CPU, "
+    yield f"in fp32: {found['nodes']} nodes ({found['share_of_nodes']:.1%}), {taken}{found['bytes'] / 1e6:.1f} MB more"
     if found["without"]:
         yield f"  in fp16 alone {found['without']}; like this {found['with']}"
     shown = found["islands"] if explain else found["islands"][:SHOWN]

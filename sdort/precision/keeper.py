@@ -13,11 +13,12 @@ import onnx_graphsurgeon as gs
 
 from sdort.errors import OutputError
 from sdort.passes.half import FLOAT32_INPUTS
+from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import Feed, inputs_for, recorded_inputs
 from sdort.precision.outcome import outcome
 from sdort.precision.places import Place, places, with_views
 from sdort.precision.plan import PLAN, Rule, make_rules, select, write_plan
-from sdort.precision.ranges import measure, open_plain, run_plain, written
+from sdort.precision.ranges import measure, written
 from sdort.precision.risks import find_risks
 from sdort.rewrite.editor import Editor
 
@@ -38,6 +39,8 @@ class Outcome:
     without: str = ""
     """What fp16 alone would give, and ``within`` what it gives like this; empty if not tried."""
     within: str = ""
+    time: float | None = None
+    """The nodes' part of the time of a run in fp32 on this CPU; None if not measured."""
 
     def record(self) -> dict[str, Any]:
         """For the report."""
@@ -46,6 +49,7 @@ class Outcome:
             "islands": [{"where": str(rule), "why": rule.reason} for rule in self.rules],
             "nodes": len(self.names),
             "share_of_nodes": round(self.share, 4),
+            "share_of_time": None if self.time is None else round(self.time, 4),
             "bytes": self.bytes,
             "without": self.without,
             "with": self.within,
@@ -98,8 +102,8 @@ class Keeper:
         kept = _outcome(editor, make_rules(found, reasons), set(reasons), len(found))
         kept.inputs = said
         if kept.names:
-            session = open_plain(written(editor.model, folder), folder, editor.model.component)
-            wanted = run_plain(session, feeds[-1], editor.model.component)
+            wanted, times = timed_run(written(editor.model, folder), feeds[-1], folder, editor.model.component)
+            kept.time = share(times, kept.names)
             kept.without, kept.within = (outcome(editor, keep, feeds[-1], wanted, folder) for keep in ((), kept.names))
         return kept
 

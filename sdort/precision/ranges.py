@@ -124,14 +124,29 @@ def open_plain(proto: onnx.ModelProto, folder: Path, component: str) -> Any:
     Raises:
         BadModelError: ONNX Runtime does not load it.
     """
-    ort = import_onnxruntime()
+    return open_inlined(inlined(proto), folder, component)
+
+
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in standard operators alone; ``proto`` is changed."""
     expand(proto)
     # ONNX Runtime takes ten times as long to do it.
-    proto = inliner.inline_local_functions(proto)
+    return inliner.inline_local_functions(proto)
+
+
+def open_inlined(proto: onnx.ModelProto, folder: Path, component: str, profile: str = "") -> Any:
+    """:func:`open_plain` of what :func:`inlined` gave.
+
+    Args:
+        profile: how the name of the file starts that the times of all nodes are written to; empty for none.
+    """
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     try:
         return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
