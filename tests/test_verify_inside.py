@@ -22,9 +22,12 @@ from sdort.pipeline import Options, optimize_model
 from sdort.targets import load_target
 from sdort.verification import inside as inside_module
 from sdort.verification.anatomy import spell_out
-from sdort.verification.blame import CAST, FUSION, Finding
-from sdort.verification.inside import Step
+from sdort.verification.blame import CAST, FUSION, SUM, Finding, bisect
+from sdort.verification.components import ONNX, Comparison
+from sdort.verification.inputs import RANDOM
+from sdort.verification.inside import Step, same_order
 from sdort.verification.landmarks import landmarks
+from sdort.verification.limits import Tolerance
 from sdort.verification.watch import Graphs
 from sdort.writer import save_model
 
@@ -412,3 +415,58 @@ def test_one_tensor_at_a_time_is_watched(exported: Exported, tmp_path: Path, mon
     spoil(graphs, "Attention", wrong_scale)
     assert step_of(graphs).step == "the scores"
     assert sizes == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ((2, 5, 12), (2, 5, 3, 4), True),  # heads apart
+        ((6, 5, 7), (2, 3, 5, 7), True),  # heads merged into the batch
+        ((2, 8, 6, 4), (2, 8, 24), True),
+        ((2, 8, 6, 4), (2, 6, 4, 8), False),  # channels last
+        ((2, 5, 36), (2, 5, 12), False),  # packed with two others
+        ((2, 3, 5, 4), (2, 5, 3, 4), False),  # heads in front of the rows
+    ],
+)
+def test_only_views_of_the_same_elements_are_compared(one: tuple[int, ...], other: tuple[int, ...], same: bool) -> None:
+    assert same_order(one, other) is same
+    assert same_order(other, one) is same
+
+
+def test_what_is_no_view_of_the_originals_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside_module, "same_order", lambda *_: False)
+    graphs = optimized_block(tmp_path)
+    spoil(graphs, "MultiHeadAttention", wrong_scale)
+    finding = found_in(graphs)
+    assert finding.inside is None
+    assert "cannot be compared" in finding.message
+
+
+def test_a_part_that_does_not_run_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("[ONNXRuntimeError] : no\nmore")
+
+    graphs = optimized_block(tmp_path)
+    spoil(graphs, "MultiHeadAttention", wrong_scale)
+    open_session = vars(inside_module)["open_session"]
+
+    def opened(*arguments: Any) -> Any:
+        session = open_session(*arguments)
+        session.run = refuse
+        return session
+
+    monkeypatch.setattr(inside_module, "open_session", opened)
+    finding = found_in(graphs)
+    told = "what is inside MultiHeadAttention cannot be compared: a part of it does not run: [ONNXRuntimeError] : no"
+    assert finding.inside is None
+    assert finding.message.endswith(told)
+
+
+def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path) -> None:
+    graphs = optimized_block(tmp_path, fp16=True)
+    [right] = compare(graphs, "float16")
+    assert right.errors is not None
+    limit = Tolerance(right.errors.largest_share * 0.99, right.errors.mean_share * 0.99)
+    finding = bisect(graphs, Comparison("unet", "float16", RANDOM, "", ONNX, right.output, limit))
+    assert (finding.kind, finding.inside) == (SUM, None)
+    assert "inside" not in finding.message

@@ -146,7 +146,8 @@ def _message(
         NODE: f"{here}: no fusion touched it; its weights, its attributes or the provider's kernel differ",
         SUM: f"{here} is right on the original's own values: the errors before it have added up",
     }
-    return f"{first}: {reasons[kind]}{_inside(inside, kind, precision) if inside else ''}"
+    hint = "; sdort optimize --fp16 auto keeps such nodes in fp32" if kind == CAST and precision == "fp16" else ""
+    return f"{first}: {reasons[kind]}{_inside(inside, kind, precision) if inside else ''}{hint}"
 
 
 def _precision(graphs: Graphs) -> str:

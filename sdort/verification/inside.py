@@ -8,6 +8,7 @@ pair of their tensors in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -150,9 +151,16 @@ def _values(graphs: Graphs, sides: _Sides, pair: Pair) -> tuple[Array, Array] | 
     model.CopyFrom(sides.original)
     wanted = watched(model, graphs.original.parent, graphs, [pair.original], original=True)[pair.original]
     found = _candidate_value(graphs, sides, stored(sides.candidate.graph.node, pair.candidate))
-    # Heads are a dim of their own or not, channels last or not: only in one of these cases is the order the same.
-    same = wanted.shape[:2] == found.shape[:2] or wanted.shape[-2:] == found.shape[-2:]
-    return (wanted.reshape(found.shape), found) if same and wanted.size == found.size else None
+    return (wanted.reshape(found.shape), found) if same_order(wanted.shape, found.shape) else None
+
+
+def same_order(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether tensors of one step that are of these shapes hold the same elements in the same order.
+
+    Heads and groups are dims of their own or merged with a neighbour, in front or behind; channels that are first in
+    one and last in the other are neither.
+    """
+    return math.prod(one) == math.prod(other) and (tuple(one[:2]) == tuple(other[:2]) or one[-2:] == other[-2:])
 
 
 def _candidate_value(graphs: Graphs, sides: _Sides, name: str) -> Array:
@@ -161,7 +169,7 @@ def _candidate_value(graphs: Graphs, sides: _Sides, name: str) -> Array:
     del model.graph.output[:]
     model.graph.output.append(onnx.ValueInfoProto(name=name))
     session = open_session(model, graphs.candidate.parent, graphs.component)
-    return run_session(session, model, sides.inputs)[name]
+    return run_session(session, model, sides.inputs, graphs.component)[name]
 
 
 def _origin(graphs: Graphs, sides: _Sides, tensor: str) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnxruntime import InferenceSession
 
+from sdort.errors import BadModelError
 from sdort.ops.library import resolve
 from sdort.pieces import split
 from sdort.precision.emulate import emulate_graph, narrow_tensors
@@ -141,14 +142,23 @@ def run_graph(
     library = None if original or graphs.emulated else resolve(options.custom_ops)
     if graphs.emulated and not original and not exact:
         graph = emulate_graph(graph, graphs.narrow)
-    return run_session(open_session(graph, folder, graphs.component, provider, library), graph, feeds)
+    return run_session(open_session(graph, folder, graphs.component, provider, library), graph, feeds, graphs.component)
 
 
-def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds) -> Outputs:
-    """All outputs of a session on ``graph``, each input in the dtype that the graph declares."""
+def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds, component: str) -> Outputs:
+    """All outputs of a session on ``graph``, each input in the dtype that the graph declares.
+
+    Raises:
+        BadModelError: it does not run.
+    """
     dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in graph.graph.input}
     given = {arg.name: np.asarray(feeds[arg.name], dtypes[arg.name]) for arg in session.get_inputs()}
-    return dict(zip([arg.name for arg in session.get_outputs()], session.run(None, given), strict=True))
+    try:
+        values = session.run(None, given)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        reason = str(error).strip().splitlines()[0]
+        raise BadModelError(f"a part of it does not run: {reason}", component=component) from error
+    return dict(zip([arg.name for arg in session.get_outputs()], values, strict=True))
 
 
 def laid_out(pair: Pair, value: Array, like: Array) -> Array:
