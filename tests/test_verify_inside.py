@@ -28,7 +28,7 @@ from sdort.verification.inputs import RANDOM
 from sdort.verification.inside import Step, same_order
 from sdort.verification.landmarks import landmarks
 from sdort.verification.limits import Tolerance
-from sdort.verification.watch import Graphs
+from sdort.verification.watch import Graphs, run_session
 from sdort.writer import save_model
 
 Exported = Callable[[Case], Path]
@@ -470,3 +470,14 @@ def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path) -
     finding = bisect(graphs, Comparison("unet", "float16", RANDOM, "", ONNX, right.output, limit))
     assert (finding.kind, finding.inside) == (SUM, None)
     assert "inside" not in finding.message
+
+
+def test_what_was_watched_does_not_keep_its_session(tmp_path: Path) -> None:
+    """ONNX Runtime's outputs lie in the memory of all that the session computed."""
+    graphs = optimized_block(tmp_path)
+    model = graphs.graph(graphs.original)
+    session = verify_module.open_session(graphs.graph(graphs.original), tmp_path, "unet")
+    [raw] = session.run(None, dict(graphs.feeds))
+    [value] = run_session(session, model, graphs.feeds, "unet").values()
+    assert (raw.flags.owndata, value.flags.owndata) == (False, True)
+    np.testing.assert_array_equal(raw, value)

@@ -128,9 +128,9 @@ def _compare(graphs: Graphs, sides: _Sides, target: Pair, wanted: Array, limit: 
         return None
     right, before = list[str](), 0.0
     for step, name in inner.items():
-        both = _values(graphs, sides, Pair(name, found[step])) if step in found else None
-        if both is not None:
-            share, largest = share_of(limit, *both), largest_of(both[0])
+        measured = _measure(graphs, sides, Pair(name, found[step]), limit) if step in found else None
+        if measured is not None:
+            share, largest = measured
             if share > 1:
                 node, operator, tensor = _origin(graphs, sides, name)
                 return Inside(Step(STEPS[step], node, operator, tensor, share, largest, before, tuple(right)))
@@ -145,13 +145,18 @@ def _compare(graphs: Graphs, sides: _Sides, target: Pair, wanted: Array, limit: 
     return Inside(None, f"{', '.join(right)} and {last} are right, computed one by one: the kernel of {fused} differs")
 
 
-def _values(graphs: Graphs, sides: _Sides, pair: Pair) -> tuple[Array, Array] | None:
-    """What both hold, the original's in the candidate's shape; None if they are no views of the same elements."""
+def _measure(graphs: Graphs, sides: _Sides, pair: Pair, limit: Tolerance) -> tuple[float, float] | None:
+    """How much of the tolerance a step uses, and its largest magnitude; None if they are no views of each other.
+
+    Its tensors are gone when the next step's are computed: the scores of an attention may have a GB.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(sides.original)
     wanted = watched(model, graphs.original.parent, graphs, [pair.original], original=True)[pair.original]
     found = _candidate_value(graphs, sides, stored(sides.candidate.graph.node, pair.candidate))
-    return (wanted.reshape(found.shape), found) if same_order(wanted.shape, found.shape) else None
+    if not same_order(wanted.shape, found.shape):
+        return None
+    return share_of(limit, wanted.reshape(found.shape), found), largest_of(wanted)
 
 
 def same_order(one: Sequence[int], other: Sequence[int]) -> bool:

@@ -158,7 +158,8 @@ def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds,
     except Exception as error:  # onnxruntime's exceptions have no common base
         reason = str(error).strip().splitlines()[0]
         raise BadModelError(f"a part of it does not run: {reason}", component=component) from error
-    return dict(zip([arg.name for arg in session.get_outputs()], values, strict=True))
+    # Copies: an output lies in the session's arena, which lives as long as the smallest of them.
+    return {arg.name: np.array(value) for arg, value in zip(session.get_outputs(), values, strict=True)}
 
 
 def laid_out(pair: Pair, value: Array, like: Array) -> Array:
