@@ -183,11 +183,11 @@ def test_relative_errors_are_shares_of_the_standard_deviation() -> None:
     assert relative_errors(np.array([0.0, 1.0]), np.array([0.0, 4.0])) == (1.5, 0.75)
 
 
-@pytest.mark.parametrize(("difference", "fp32", "fp16"), [(1, True, True), (4, False, True), (6, False, False)])
-def test_images_are_held_to_the_psnr_of_their_precision(difference: int, fp32: bool, fp16: bool) -> None:
+@pytest.mark.parametrize(("difference", "fp16", "bf16"), [(2, True, True), (3, False, True), (26, False, False)])
+def test_images_are_held_to_the_psnr_of_their_precision(difference: int, fp16: bool, bf16: bool) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     one, other = Generated(1, pixels, None), Generated(1, pixels + np.uint8(difference), None)
-    for dtype, passes in (("float32", fp32), ("float16", fp16)):
+    for dtype, passes in (("float32", fp16), ("float16", fp16), ("bfloat16", bf16)):
         verdict = check_images([other], [one], "it", Precision(dtype))
         assert (verdict.problem is None) is passes, (verdict, PSNR[dtype])
 
@@ -337,6 +337,19 @@ def test_a_wrong_output_has_no_timing(component: str, tiny: Tiny, copy: Path, sd
     assert baseline["median_ms"] > 0
     assert "the baseline onnx" in candidate["status"]
     assert all(candidate[name] is None for name in TIMES)
+    if component == "pipeline":
+        assert candidate["status"].endswith("(8 images)")
+
+
+def test_a_wrong_pipeline_is_called_so_after_eight_images_of_its_reference(tiny: Tiny, copy: Path) -> None:
+    """At a batch of three, nine: the reference is opened again for them."""
+    edit_weights(copy / "unet" / "model.onnx", shift(0.5), "conv_in.weight")
+    options = Options(**QUICK, reference=tiny.onnx, components=("pipeline",), batch_sizes=(3,))
+    [row] = bench(copy, options)
+    assert row.status.startswith("is not like onnx (ONNX): median PSNR")
+    assert row.status.endswith("(9 images)")
+    [right] = bench(tiny.onnx, options)
+    assert (right.status, right.psnr_db) == ("ok", math.inf)
 
 
 def test_an_error_with_json_is_one_object_with_the_rows(copy: Path, sdort: Callable[..., Result]) -> None:

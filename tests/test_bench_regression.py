@@ -127,9 +127,9 @@ def test_only_a_slowdown_is_an_error() -> None:
 
 
 def test_a_saved_benchmark_comes_back(tmp_path: Path) -> None:
-    rows = [row(psnr_db=float("inf")), row(times=[], status="it is wrong")]
+    rows = [row(psnr_db=float("inf"), lowest_psnr_db=float("inf")), row(times=[], status="it is wrong")]
     (tmp_path / "saved.json").write_text(as_saved(rows))
-    assert load(tmp_path / "saved.json") == [replace(rows[0], psnr_db=None), rows[1]]
+    assert load(tmp_path / "saved.json") == [replace(rows[0], psnr_db=None, lowest_psnr_db=None), rows[1]]
 
 
 @pytest.mark.parametrize(

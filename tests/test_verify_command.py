@@ -26,6 +26,7 @@ from sdort.optimize import Request, optimize
 from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.verification.html import MOST_GAIN, difference_map, html_report
 from sdort.verification.images import ImageComparison
+from sdort.verification.report import lines, record
 from sdort.verification.result import Options, Verification
 from sdort.verification.verification import verify
 
@@ -253,7 +254,7 @@ def test_the_page_is_whole_and_needs_nothing_else(right: Verification) -> None:
     assert (np.asarray(pictures[0]) == right.images[0].reference).all()
     assert (np.asarray(pictures[1]) == right.images[0].image).all()
     assert "prefers-color-scheme: dark" in text
-    for reason in right.comparisons[0].component, "largest pixel difference", "finds a wrong corner":
+    for reason in right.comparisons[0].component, "largest pixel, median", "finds a wrong corner":
         assert reason in text
 
 
@@ -280,6 +281,26 @@ def contrast(one: str, other: str) -> float:
 
     dim, bright = sorted((luminance(one), luminance(other)))
     return (bright + 0.05) / (dim + 0.05)
+
+
+def test_images_are_judged_together_and_what_differs_is_said(right: Verification) -> None:
+    same, other = (ImageComparison("a", seed, "float16", 70.0, 1.0) for seed in range(2))
+    other = replace(other, psnr=30.0, differs="PSNR 30.0 dB, at least 40 wanted")
+    found = replace(right, images=[same, other])
+    assert found.passed
+    assert "image, seed 1, 'a': PSNR 30.0 dB, at least 40 wanted" in lines(found)
+    assert "images: the median is within the limits, so those that differ may" in lines(found)
+    assert "<span class='verdict differs'>differs</span>" in html_report(found)
+    assert record(found)["images_together"]["lowest"] == 30
+    found.images = [other]
+    assert found.failed == ["images"]
+    assert "images: PSNR 30.0 dB, at least 40 wanted" in lines(found)
+    assert "images: 1 may differ by chance; --seeds 8 tells" in lines(found)
+    found.images = [other] * 5 + [same] * 3
+    assert found.failed == ["images"]
+    assert "images: median PSNR 30.0 dB, at least 40 wanted (8 images)" in lines(found)
+    assert "chance" not in " ".join(lines(found))
+    assert not [line for line in lines(replace(right, images=[same])) if line.startswith("image")]
 
 
 def test_prompts_are_text_on_the_page_not_markup(right: Verification) -> None:

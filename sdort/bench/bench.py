@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort.bench.cases import PIPELINE, Case
-from sdort.bench.check import Precision, precision
+from sdort.bench.cases import PIPELINE, Case, further
+from sdort.bench.check import Precision, Verdict, check_images, precision
 from sdort.bench.engines import Engine, OnnxEngine, Runner
 from sdort.bench.memory import Meter, Peak, torch_on_gpu
 from sdort.bench.plan import Options, choose_components, find_reference, open_engines, plan_cases
-from sdort.bench.reference import Reference, Result, verdict
+from sdort.bench.reference import Reference, Result, draw, verdict
 from sdort.bench.rows import Row
 from sdort.bench.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, progress
@@ -24,6 +24,7 @@ from sdort.runtime.profile import measure_cases
 from sdort.runtime.providers import Provider
 from sdort.runtime.run import announce
 from sdort.runtime.schedulers import find_scheduler
+from sdort.verification.limits import ENOUGH
 
 _MIB = 1 << 20
 
@@ -121,6 +122,7 @@ def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
 class _Ready:
     """One engine on one case, after its warm-up."""
 
+    engine: Engine
     runner: Runner
     row: Row
     result: Result
@@ -146,7 +148,7 @@ def _measure(
         except SdortError as error:
             detail(str(error))
             row.fail(error.message)
-    _check(ready, case, reference)
+    _check(ready, case, reference, options)
     good = [each for each in ready if not each.row.failed]
     if torch_on_gpu():  # the meters emptied its cache, which the driver fills slowly
         for each in good:
@@ -192,7 +194,7 @@ def _warm_up(
             runner()
             advance(1)
     _fill_memory(row, first, later if options.warmup else None)
-    return _Ready(runner, row, result, precision(row.dtype, engine.provider))
+    return _Ready(engine, runner, row, result, precision(row.dtype, engine.provider))
 
 
 def _row(engine: Engine, case: Case, options: Options) -> Row:
@@ -220,23 +222,48 @@ def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
         row.device_later_mb = None if later.device is None else later.device / _MIB
 
 
-def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> None:
+def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: Options) -> None:
     """Compare every engine with the reference, or with the baseline; a row that fails loses its times."""
     for each in ready:
-        row = each.row
+        row, first = each.row, ready[0]
+        limits = each.precision
         if reference:
-            found = reference.verdict(case, each.result, each.precision)
-        elif each is ready[0]:
-            found = verdict(case, each.result, None, "", each.precision)
+            found = reference.verdict(case, each.result, limits)
+        elif each is first:
+            found = verdict(case, each.result, None, "", limits)
         else:
-            first = ready[0]
-            coarser = each.precision.coarser(first.precision)
-            found = verdict(case, each.result, first.result, f"the baseline {first.row.pipeline}", coarser)
+            limits = limits.coarser(first.precision)
+            found = verdict(case, each.result, first.result, f"the baseline {first.row.pipeline}", limits)
+        if found.few:
+            found = _check_more(each, reference or first, case, limits, found, options)
         row.checked_against, row.error, row.mean_error = found.checked, found.error, found.mean_error
-        row.psnr_db = found.psnr
+        row.psnr_db, row.lowest_psnr_db = found.psnr, found.lowest_psnr
         if found.problem:
             row.fail(found.problem)
         _check_repeats(each, case)
+
+
+def _check_more(
+    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, found: Verdict, options: Options
+) -> Verdict:
+    """The verdict on enough images, of further seeds, where so few differ that it may be chance.
+
+    ``found``, the verdict on the few, stays where no more can be drawn.
+    """
+    more = further(case, ENOUGH)
+    detail(f"{each.row.pipeline}, {case}: {found.problem}; drawing more")
+    try:
+        drawn = draw(each.engine, more, options.steps, options.scheduler)
+        if isinstance(against, _Ready):
+            beside, wanted = against.result, draw(against.engine, more, options.steps, options.scheduler)
+        else:
+            beside, wanted = against.results[case], against.more(more) if against.more else []
+    except SdortError as error:
+        detail(error.message)
+        return found
+    if not (isinstance(each.result, list) and isinstance(beside, list) and len(drawn) == len(wanted)):
+        return found
+    return check_images([*each.result, *drawn], [*beside, *wanted], found.checked, limits)
 
 
 def _check_repeats(each: _Ready, case: Case) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from sdort.runtime.session import Array, TensorSpec, static_size, timestep_shape
 
 PIPELINE = "pipeline"
 TOKENS = 77
-_SEED = 1234
+SEED = 1234
 
 PROMPT = "a photo of an astronaut riding a horse on mars"
 
@@ -26,9 +26,16 @@ class Case:
     batch: int
     height: int
     width: int
+    seed: int = SEED
+    """Of the pipeline's first image."""
 
     def __str__(self) -> str:
         return f"{self.component}, batch {self.batch}, {self.height}x{self.width}"
+
+
+def further(case: Case, images: int) -> list[Case]:
+    """Cases that draw the images after a pipeline case's own, as many as there are ``images`` with them at least."""
+    return [replace(case, seed=case.seed + first) for first in range(case.batch, images, case.batch)]
 
 
 def cases(components: Sequence[str], batches: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[Case]:
@@ -56,7 +63,7 @@ def make_feeds(case: Case, inputs: Mapping[str, TensorSpec], factor: int) -> dic
     for name, spec in inputs.items():
         # A seed per input: two of one shape must not be equal. Exporters disagree on the names of images alone.
         key = "sample" if len(spec.shape) == 4 else name
-        draw = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
+        draw = np.random.default_rng([SEED, zlib.crc32(key.encode())])
         if name == "timestep":
             value: Array = np.full(timestep_shape(inputs, case.batch), 500, spec.dtype)
         else:

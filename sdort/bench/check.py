@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +10,11 @@ import numpy as np
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import CUDA, Provider
 from sdort.runtime.session import Array
+from sdort.verification.images import compare, judge_images
 from sdort.verification.limits import GPU_ALLOWANCE as GPU_ALLOWANCE
 from sdort.verification.limits import PSNR as PSNR
 from sdort.verification.limits import TOLERANCES
+from sdort.verification.metrics import psnr as psnr
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
 
@@ -28,7 +29,10 @@ class Verdict:
     mean_error: float | None = None
     """Largest and mean error of a component's outputs, relative to the standard deviation of the reference's."""
     psnr: float | None = None
-    """In dB, of images; infinite when they are equal."""
+    lowest_psnr: float | None = None
+    """In dB, the median and the lowest of the images; infinite when they are equal."""
+    few: bool = False
+    """There is a problem, but so few images that chance may have made it."""
 
 
 @dataclass(frozen=True)
@@ -115,25 +119,19 @@ def relative_errors(value: Array, reference: Array) -> tuple[float, float]:
 def check_images(
     images: Sequence[Generated], reference: Sequence[Generated] | None, against: str, precision: Precision
 ) -> Verdict:
-    """Check a pipeline's images; arguments as for :func:`check_outputs`."""
+    """Check a pipeline's images together, as ``sdort verify`` does; arguments as for :func:`check_outputs`."""
     for image in images:
         if image.problem:
             return Verdict(f"the image of seed {image.seed} is bad: {image.problem}", "finite, not constant")
     if reference is None:
         return Verdict(None, NO_REFERENCE)
-    worst = math.inf
+    found = []
     for image, wanted in zip(images, reference, strict=True):
         if wanted.problem:
             return Verdict(f"{against} itself gives a bad image: {wanted.problem}", against)
         if image.pixels.shape != wanted.pixels.shape:
             return Verdict(f"the image is {image.pixels.shape}, {against} {wanted.pixels.shape}", against)
-        worst = min(worst, psnr(image.pixels, wanted.pixels))
-    limit = PSNR[precision.dtype]
-    problem = f"has {worst:.1f} dB PSNR against {against} (at least {limit:.0f} wanted)" if worst < limit else None
-    return Verdict(problem, against, psnr=worst)
-
-
-def psnr(image: Array, reference: Array) -> float:
-    """Peak signal-to-noise ratio in dB of two uint8 images; infinite when they are equal."""
-    error = float(np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2))
-    return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)
+        found.append(compare("", image, wanted, precision.dtype))
+    judged = judge_images(found)
+    problem = f"is not like {against}: {judged.problem}" if judged.problem else None
+    return Verdict(problem, against, psnr=judged.psnr, lowest_psnr=judged.lowest, few=judged.few)

@@ -21,8 +21,6 @@ from sdort.tuning.drawing import keep_case, keep_drawn
 if TYPE_CHECKING:
     from sdort.inspect import Component
 
-SEED = 1234
-
 
 class Runner(Protocol):
     """One case, ready to run again and again."""
@@ -77,7 +75,7 @@ def bench_request(case: Case, steps: int, scheduler: str | None) -> Request:
         steps=steps,
         height=case.height,
         width=case.width,
-        seed=SEED,
+        seed=case.seed,
         num_images=case.batch,
         images_at_once=case.batch,
         scheduler=scheduler,

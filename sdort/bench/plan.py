@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from sdort.bench.cases import Case, cases
 from sdort.bench.engines import Engine, OnnxEngine
-from sdort.bench.reference import Reference, checkpoint_of, compute_reference, holds_onnx, original_of
+from sdort.bench.reference import (
+    Reference,
+    checkpoint_of,
+    compute_reference,
+    draw,
+    holds_onnx,
+    open_reference,
+    original_of,
+)
 from sdort.bench.torch_engine import TorchEngine
 from sdort.console import progress
 from sdort.errors import UsageError
+from sdort.runtime.images import Generated
 from sdort.runtime.providers import Provider, RuntimeOptions
 
 ENGINES = ("onnxruntime", "torch", "torch-compile")
@@ -138,12 +148,36 @@ def choose_components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[
 
 def find_reference(path: Path, options: Options, todo: Sequence[Case], provider: Provider) -> Reference | None:
     """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
-    with ExitStack() as stack:
-        place = options.reference
-        if place is None and options.baseline is None:
-            place = stack.enter_context(original_of(path)) if holds_onnx(path) else path
+    with _place_of_reference(path, options) as place:
         if place is None:
             return None
-        plain = replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
         with progress("computing the reference"):
-            return compute_reference(place, todo, provider, plain, options.steps, options.scheduler)
+            found = compute_reference(place, todo, provider, _plain(options), options.steps, options.scheduler)
+    found.more = partial(_draw_more, path, options, provider)
+    return found
+
+
+@contextmanager
+def _place_of_reference(path: Path, options: Options) -> Iterator[Path | None]:
+    if options.reference or options.baseline:
+        yield options.reference
+    elif holds_onnx(path):
+        with original_of(path) as original:
+            yield original
+    else:
+        yield path
+
+
+def _plain(options: Options) -> RuntimeOptions:
+    return replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+
+
+def _draw_more(path: Path, options: Options, provider: Provider, cases: Sequence[Case]) -> list[Generated]:
+    with _place_of_reference(path, options) as place, progress("drawing more with the reference"):
+        if place is None:
+            raise UsageError(f"what {path} was made from is gone")
+        engine = open_reference(place, provider, _plain(options))
+        try:
+            return draw(engine, cases, options.steps, options.scheduler)
+        finally:
+            engine.close()

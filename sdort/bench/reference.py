@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,14 @@ Result = dict[str, Array] | list[Generated]
 
 @dataclass
 class Reference:
-    """Outputs to compare with, per case; ``label`` says in words where they come from."""
+    """Outputs to compare with, per case; ``label`` says in words where they come from.
+
+    ``more`` draws the images of further cases: it opens the reference again, which is freed while others are measured.
+    """
 
     label: str
     results: dict[Case, Result]
+    more: Callable[[Sequence[Case]], list[Generated]] | None = None
 
     def verdict(self, case: Case, result: Result, precision: Precision) -> Verdict:
         """Compare the result of a case."""
@@ -115,6 +119,12 @@ def compute_reference(
                 warn(f"{path} gives no reference for {case}: {error.message}")
         engine.close()
     return Reference(f"{path.resolve().name} ({'ONNX' if holds_onnx(path) else 'torch'})", results)
+
+
+def draw(engine: Engine, cases: Sequence[Case], steps: int, scheduler: str | None) -> list[Generated]:
+    """The images of pipeline cases, in their order."""
+    results = [_run(engine, case, steps, scheduler) for case in cases]
+    return [image for result in results if isinstance(result, list) for image in result]
 
 
 def _run(engine: Engine, case: Case, steps: int, scheduler: str | None) -> Result:

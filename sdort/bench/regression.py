@@ -69,7 +69,7 @@ def load(path: Path) -> list[Row]:
 
 
 def _row(saved: dict[str, Any]) -> Row:
-    known = {each.name for each in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db"}
+    known = {each.name for each in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db", "lowest_psnr_db"}
     row = Row(**{name: value for name, value in saved.items() if name in known})
     row.times_ms = [float(value) for value in saved["times_ms"]]
     if not all(math.isfinite(value) and value > 0 for value in row.times_ms):

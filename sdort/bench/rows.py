@@ -21,7 +21,8 @@ class Row:
 
     Memory is growth in MiB over what was in use before the model was opened, at the highest point of the first call
     (with loading) and of the later warm-up calls. ``error`` and ``mean_error`` are a component's largest and mean error
-    relative to the standard deviation of the reference's output. ``speedup`` is the baseline's time over this row's.
+    relative to the standard deviation of the reference's output, ``psnr_db`` and ``lowest_psnr_db`` the median and the
+    lowest of the pipeline's images. ``speedup`` is the baseline's time over this row's.
     """
 
     pipeline: str
@@ -40,6 +41,7 @@ class Row:
     error: float | None = None
     mean_error: float | None = None
     psnr_db: float | None = None
+    lowest_psnr_db: float | None = None
     load_s: float | None = None
     first_ms: float | None = None
     median_ms: float | None = None
@@ -80,11 +82,16 @@ class Row:
         if self.failed:
             return f"FAILED: {self.status}"
         if self.psnr_db is not None:
-            value = "equal" if math.isinf(self.psnr_db) else f"{self.psnr_db:.1f} dB"
-            return f"{value} vs {self.checked_against}"
+            return f"{self.likeness()} vs {self.checked_against}"
         if self.error is not None:
             return f"{self.error:.1e} vs {self.checked_against}"
         return self.checked_against
+
+    def likeness(self) -> str:
+        """``61.6 dB (lowest 41.2)`` of a pipeline's images."""
+        median, lowest = self.psnr_db, self.lowest_psnr_db
+        text = "equal" if median is None or math.isinf(median) else f"{median:.1f} dB"
+        return text if lowest is None or lowest == median else f"{text} (lowest {lowest:.1f})"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; infinity, which JSON lacks, is the text ``inf``."""

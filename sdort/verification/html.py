@@ -14,7 +14,17 @@ from sdort.runtime.session import Array
 from sdort.verification.blame import Finding
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import REASONS
-from sdort.verification.report import HEADS, IMAGE_HEADS, PASSED, image_cells, lines, summarize, summary_cells
+from sdort.verification.report import (
+    FAILED,
+    HEADS,
+    IMAGE_HEADS,
+    PASSED,
+    image_cells,
+    image_verdict,
+    lines,
+    summarize,
+    summary_cells,
+)
 from sdort.verification.result import Verification
 
 MOST_GAIN = 64
@@ -30,6 +40,7 @@ body { margin: 0 auto; max-width: 1240px; padding: 1.5rem 1rem 4rem; color: var(
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .verdict { display: inline-block; padding: .15rem .7rem; border-radius: 1rem; font-weight: 600; }
+.differs { background: var(--soft); }
 .ok { color: var(--good); background: var(--good-paper); } .failed { color: var(--bad); background: var(--bad-paper); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--dim); } dd { margin: 0;
   overflow-wrap: anywhere; }
@@ -52,7 +63,7 @@ li { margin: .2rem 0; } @media (max-width: 640px) { .row { grid-template-columns
 
 def html_report(result: Verification) -> str:
     """The whole report."""
-    verdict = _badge(result.passed, "everything is within its limits" if result.passed else "FAILED")
+    verdict = _badge(PASSED, "everything is within its limits") if result.passed else _badge(FAILED, FAILED)
     problems = "".join(f"<li>{escape(line.strip())}</li>" for line in lines(result))
     parts = [
         f"<h1>sdort verify: {escape(result.candidate.resolve().name)}</h1><p>{verdict}</p>",
@@ -72,8 +83,9 @@ def html_report(result: Verification) -> str:
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
-def _badge(good: bool, text: str) -> str:
-    return f"<span class='verdict {'ok' if good else 'failed'}'>{escape(text)}</span>"
+def _badge(verdict: str, text: str) -> str:
+    """Green, red, or in the colour of other text for what is neither."""
+    return f"<span class='verdict {verdict.lower()}'>{escape(text)}</span>"
 
 
 def _facts(result: Verification) -> str:
@@ -90,12 +102,12 @@ def _facts(result: Verification) -> str:
 
 
 def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    """A table whose first ``words`` columns are words; a row that does not end in ``ok`` stands out."""
+    """A table whose first ``words`` columns are words; a row that ends in ``FAILED`` stands out."""
     body = []
     for row in rows:
         cells = [f"<td{_words(index < words)}>{escape(cell)}</td>" for index, cell in enumerate(row[:-1])]
-        cells.append(f"<td>{_badge(row[-1] == PASSED, row[-1])}</td>")
-        body.append(f"<tr{'' if row[-1] == PASSED else ' class=bad'}>{''.join(cells)}</tr>")
+        cells.append(f"<td>{_badge(row[-1], row[-1])}</td>")
+        body.append(f"<tr{' class=bad' if row[-1] == FAILED else ''}>{''.join(cells)}</tr>")
     if not body:
         return ""
     head = "".join(f"<th{_words(index < words)}>{escape(head)}</th>" for index, head in enumerate(heads))
@@ -130,7 +142,7 @@ def _picture(each: ImageComparison) -> str:
         figures.append(_figure(difference, f"difference, times {gain}"))
     else:
         figures.append(_figure(np.zeros((0, 0, 3), np.uint8), "difference"))
-    verdict = _badge(each.passed, PASSED if each.passed else each.problem or "")
+    verdict = _badge(image_verdict(each), PASSED if each.passed else each.problem or each.differs or "")
     return f"<p>{escape(each.prompt)} · seed {each.seed} {verdict}</p><div class='row'>{''.join(figures)}</div>"
 
 

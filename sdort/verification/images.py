@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median_high, median_low
 
 import numpy as np
 
-from sdort.bench.check import psnr
 from sdort.errors import UsageError
 from sdort.runtime.images import Generated
 from sdort.runtime.request import Request
 from sdort.runtime.session import Array
-from sdort.verification.limits import PIXEL, PSNR, SSIM
-from sdort.verification.metrics import WINDOW, largest_pixel, ssim
+from sdort.verification.limits import ENOUGH, OTHER, PIXEL, PSNR, SSIM
+from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
 
 PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle left of a blue square on white")
 """A photograph's texture, and edges and flat areas, where errors show."""
@@ -33,12 +33,35 @@ class ImageComparison:
     ssim: float | None = None
     largest_pixel: int | None = None
     problem: str | None = None
+    """What makes it bad whatever the other images are: it was not drawn, shows nothing, or is of another size."""
+    differs: str | None = None
+    """Which limits it is beyond; :func:`judge_images` says whether too many are."""
     image: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
     reference: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
-        return self.problem is None
+        """There is nothing to say about it."""
+        return self.problem is None and self.differs is None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The images of one pipeline together.
+
+    Attributes:
+        images: how many could be compared.
+        psnr: their median, that of an even number the upper one; infinite when as many are equal.
+        lowest: the lowest PSNR.
+        problem: what is wrong, None if nothing is.
+        few: there is a problem, but so few images that they may part by chance.
+    """
+
+    images: int
+    psnr: float | None = None
+    lowest: float | None = None
+    problem: str | None = None
+    few: bool = False
 
 
 def read_prompts(path: Path | None) -> tuple[str, ...]:
@@ -68,10 +91,11 @@ def compare_images(
     images: Mapping[tuple[str, int], Generated], references: Mapping[tuple[str, int], Generated], precision: str
 ) -> list[ImageComparison]:
     """Compare image by image; both have the same prompts and seeds."""
-    return [_compare(prompt, image, references[prompt, seed], precision) for (prompt, seed), image in images.items()]
+    return [compare(prompt, image, references[prompt, seed], precision) for (prompt, seed), image in images.items()]
 
 
-def _compare(prompt: str, image: Generated, wanted: Generated, precision: str) -> ImageComparison:
+def compare(prompt: str, image: Generated, wanted: Generated, precision: str) -> ImageComparison:
+    """Measure one image; ``precision`` is the dtype of the weights."""
     found = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=wanted.pixels)
     for what, each in (("the reference", wanted), ("the image", image)):
         if each.problem:
@@ -80,8 +104,8 @@ def _compare(prompt: str, image: Generated, wanted: Generated, precision: str) -
         return found(problem=f"it is {image.pixels.shape}, the reference {wanted.pixels.shape}")
     decibels, pixel = psnr(image.pixels, wanted.pixels), largest_pixel(image.pixels, wanted.pixels)
     similarity = ssim(image.pixels, wanted.pixels) if min(image.pixels.shape[:2]) >= WINDOW else None
-    problem = judge_image(decibels, similarity, pixel, precision)
-    return found(decibels, similarity, pixel, problem)
+    differs = beyond(decibels, similarity, pixel, precision)
+    return found(decibels, similarity, pixel, differs=differs)
 
 
 def failed_images(
@@ -97,14 +121,42 @@ def failed_images(
     ]
 
 
-def judge_image(decibels: float, similarity: float | None, pixel: int, precision: str) -> str | None:
-    """What is wrong with an image of these measurements, None if nothing is."""
+def beyond(decibels: float, similarity: float | None, pixel: int, precision: str, what: str = "") -> str | None:
+    """Which limits these measurements are beyond, None if none; ``what`` says of what they are."""
     reasons = []
     if decibels < PSNR[precision]:
-        reasons.append(f"PSNR {decibels:.1f} dB, at least {PSNR[precision]:g} wanted")
+        reasons.append(f"{what}PSNR {decibels:.1f} dB, at least {PSNR[precision]:g} wanted")
     if similarity is not None and similarity < SSIM[precision]:
-        reasons.append(f"SSIM {similarity:.4f}, at least {SSIM[precision]:g} wanted")
+        reasons.append(f"{what}SSIM {similarity:.4f}, at least {SSIM[precision]:g} wanted")
     most = PIXEL[precision]
     if most is not None and pixel > most:
-        reasons.append(f"a pixel differs by {pixel}, {most} allowed")
+        reasons.append(f"{what}largest pixel difference {pixel}, {most} allowed")
     return "; ".join(reasons) or None
+
+
+def judge_images(found: Sequence[ImageComparison]) -> Judged:
+    """Judge all images of a pipeline together, by the medians of what was measured.
+
+    Single images of a right pipeline may be far from their references: see :data:`sdort.verification.limits.PSNR`. One
+    that could not be compared is a problem of its own.
+    """
+    bad = next((each for each in found if each.problem), None)
+    decibels = sorted(each.psnr for each in found if each.psnr is not None)
+    middle, lowest = (median_high(decibels), decibels[0]) if decibels else (None, None)
+    if bad or middle is None:
+        return Judged(len(decibels), middle, lowest, f"seed {bad.seed}: {bad.problem}" if bad else None)
+    precision, many = found[0].precision, len(decibels) > 1
+    alike = [each.ssim for each in found if each.ssim is not None]
+    pixel = median_low(each.largest_pixel or 0 for each in found)
+    problem = beyond(middle, median_high(alike) if alike else None, pixel, precision, "median " if many else "")
+    problem = problem or _too_many_others(decibels, precision)
+    if problem and many:
+        problem = f"{problem} ({len(decibels)} images)"
+    return Judged(len(decibels), middle, lowest, problem, bool(problem) and len(decibels) < ENOUGH)
+
+
+def _too_many_others(decibels: Sequence[float], precision: str) -> str | None:
+    """Said if more than a quarter of the images, rounded up, show something else."""
+    allowed, limit = -(-len(decibels) // 4), OTHER[precision]
+    others = sum(value < limit for value in decibels)
+    return f"{others} have a PSNR below {limit:g} dB, {allowed} may" if others > allowed else None

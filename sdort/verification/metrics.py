@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,12 @@ def cosine(one: Array, other: Array) -> float:
         return 1.0
     length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
     return float(one @ other) / length if length else 0.0
+
+
+def psnr(image: Array, reference: Array) -> float:
+    """Peak signal-to-noise ratio in dB of two uint8 images; infinite when they are equal."""
+    error = float(np.mean((image.astype(np.float64) - reference.astype(np.float64)) ** 2))
+    return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)
 
 
 def ssim(image: Array, reference: Array) -> float:

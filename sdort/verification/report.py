@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
-from sdort.verification.limits import REASONS
+from sdort.verification.limits import ENOUGH, REASONS
 from sdort.verification.metrics import Errors
 from sdort.verification.result import Verification
 from sdort.verification.semantic import Semantic
@@ -16,7 +16,8 @@ from sdort.verification.semantic import Semantic
 if TYPE_CHECKING:
     from rich.table import Table
 
-PASSED, FAILED = "ok", "FAILED"
+PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"
+"""An image that differs may be one of a few in a right pipeline."""
 PROMPT = 48
 """Letters of a prompt that a table shows."""
 
@@ -95,7 +96,12 @@ def image_cells(each: ImageComparison) -> tuple[str, ...]:
     decibels = "" if each.psnr is None else f"{each.psnr:.1f}"
     similarity = "" if each.ssim is None else f"{each.ssim:.4f}"
     pixel = "" if each.largest_pixel is None else str(each.largest_pixel)
-    return (prompt, str(each.seed), decibels, similarity, pixel, PASSED if each.passed else FAILED)
+    return (prompt, str(each.seed), decibels, similarity, pixel, image_verdict(each))
+
+
+def image_verdict(each: ImageComparison) -> str:
+    """One of :data:`PASSED`, :data:`FAILED` and :data:`DIFFERS`."""
+    return PASSED if each.passed else FAILED if each.problem else DIFFERS
 
 
 def tables(result: Verification) -> list[Table]:
@@ -112,7 +118,7 @@ def tables(result: Verification) -> list[Table]:
         for index, head in enumerate(heads):
             table.add_column(head, justify="left" if index < words or not head else "right", no_wrap=index != 0)
         for row in cells:
-            table.add_row(*row, style=None if row[-1] == PASSED else "red")
+            table.add_row(*row, style={PASSED: None, DIFFERS: "yellow"}.get(row[-1], "red"))
         made.append(table)
     return made
 
@@ -121,13 +127,26 @@ def lines(result: Verification) -> list[str]:
     """What the tables do not say: reasons, findings, what is missing, and what it was compared with."""
     said = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
             if not s.worst.passed]  # fmt: skip
-    said += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem}" for each in result.images if each.problem]
+    said += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem or each.differs}" for each in result.images
+             if not each.passed]  # fmt: skip
+    said += images_lines(result)
     for finding in result.findings:
         said.append(f"{finding.component}: {finding.message}")
         said += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
     said += [semantic_line(result.semantic)] if result.semantic else []
     said += [f"not compared: {what}" for what in result.missing]
     return [*said, *result.notes]
+
+
+def images_lines(result: Verification) -> list[str]:
+    """What was found of all images together, where there is something to say about one."""
+    judged = result.judged
+    if all(each.passed for each in result.images):
+        return []
+    said = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
+    if judged.few:
+        said.append(f"images: {judged.images} may differ by chance; --seeds {ENOUGH} tells")
+    return said
 
 
 def semantic_line(found: Semantic) -> str:
@@ -155,6 +174,7 @@ def record(result: Verification) -> dict[str, Any]:
         "precisions": result.precisions,
         "components": [_comparison(each) for each in result.comparisons],
         "images": [_image(each) for each in result.images],
+        "images_together": asdict(result.judged),
         "findings": [asdict(each) for each in result.findings],
         "semantic": result.semantic,
         "limits": [asdict(each) for each in REASONS],
@@ -185,6 +205,7 @@ def _image(each: ImageComparison) -> dict[str, Any]:
         "psnr": each.psnr,
         "ssim": each.ssim,
         "largest_pixel": each.largest_pixel,
+        "differs": each.differs,
         "passed": each.passed,
         "problem": each.problem,
     }

@@ -11,7 +11,7 @@ from sdort.errors import ParityError
 from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.verification.blame import Finding
 from sdort.verification.components import Comparison
-from sdort.verification.images import PROMPTS, ImageComparison
+from sdort.verification.images import PROMPTS, ImageComparison, Judged, judge_images
 from sdort.verification.inputs import RANDOM, REAL
 from sdort.verification.semantic import Semantic
 
@@ -59,10 +59,15 @@ class Verification:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def judged(self) -> Judged:
+        """All images together."""
+        return judge_images(self.images)
+
+    @property
     def failed(self) -> list[str]:
         """Components, ``images`` and ``semantic score``: what is out of its limits."""
         names = [each.component for each in self.comparisons if not each.passed]
-        names += ["images"] if not all(each.passed for each in self.images) else []
+        names += ["images"] if self.judged.problem else []
         names += ["semantic score"] if self.semantic and not self.semantic.passed else []
         return list(dict.fromkeys(names))
 
