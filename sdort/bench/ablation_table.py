@@ -17,7 +17,7 @@ MOST_CHANGES = 3
 
 
 def verdict(stage: Stage, batch: int) -> str:
-    """What the check of a step's rows at a batch found: its images' median and worst component, or the first problem."""
+    """What the check of a step's rows at a batch found: the images' median, the worst component, or a problem."""
     if stage.problem:
         return f"FAILED: {stage.problem}"
     rows = [row for row in stage.rows if row.batch_size == batch]
