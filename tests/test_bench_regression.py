@@ -135,11 +135,11 @@ def test_a_saved_benchmark_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "JSONDecodeError"),
-        ("[]", "TypeError"),
-        ('{"rows": []}', "KeyError 'sdort_bench'"),
+        ("{", "no saved benchmark: Expecting property name"),
+        ("[]", "no saved benchmark: its parts are not those of one"),
+        ('{"rows": []}', "no saved benchmark: it has no 'sdort_bench'"),
         ('{"sdort_bench": 9, "rows": []}', "format 9, not 1"),
-        ('{"sdort_bench": 1, "rows": [{"times_ms": [1]}]}', "TypeError"),
+        ('{"sdort_bench": 1, "rows": [{"times_ms": [1]}]}', "no saved benchmark: its parts"),
         (as_saved([row([1, -1])]), "times that are no times"),
     ],
 )
@@ -198,4 +198,11 @@ def test_a_bad_file_is_found_before_anything_is_measured(
     monkeypatch.setattr(bench_module, "measure_engines", None)
     result = takes(1, "--compare", "other.json")
     assert result.exit_code == UsageError.exit_code
-    assert "is no saved benchmark" in result.stderr
+    assert "other.json is no saved benchmark: it has no 'sdort_bench'" in result.stderr
+
+
+@pytest.mark.parametrize("args", [("--margin", "10"), ("--across", "device")])
+def test_how_to_judge_is_refused_where_nothing_is_judged(takes: Callable[..., Result], args: tuple[str, ...]) -> None:
+    result = takes(1, *args)
+    assert result.exit_code == UsageError.exit_code
+    assert "they want --compare" in result.stderr

@@ -98,7 +98,7 @@ def explain(found: Ablation) -> str:
     """What holds for all rows."""
     whole = components(found)[-1:] or [PIPELINE]
     return (
-        f"{found.original} for {found.provider}. vs raw and MB are of: {whole[0]}. {caption(found.measured.rows)}\n"
+        f"{found.original} for {found.provider}. vs raw and MB are of: {whole[0]}. {caption(found.measured.rows)}.\n"
         f"{CAPTION}"
     )
 

@@ -149,13 +149,13 @@ _STYLE = f"""
 @media (prefers-color-scheme: dark) {{
   :root {{ --paper: {DARK.paper}; --ink: {DARK.ink}; --line: #3a4048; --bad: #ff9a66; }}
 }}
-body {{ background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 62rem;
+body {{ background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 88rem;
   margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2.2rem; }}
 picture img {{ max-width: 100%; height: auto; }}
 .scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
+table {{ border-collapse: collapse; font-size: 12px; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .4rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
 td.number, th.number {{ text-align: right; white-space: nowrap; }}
 tr.bad td {{ color: var(--bad); }}
 .images {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: .3rem 0 1.4rem; }}

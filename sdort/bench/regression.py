@@ -62,8 +62,11 @@ def load(path: Path) -> list[Row]:
             raise UsageError(f"{path} was saved in format {content[KEY]}, not {VERSION}", hint="Save it again.")
         return [_row(each) for each in content["rows"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, TypeError):
+            reason = "its parts are not those of one"  # what Python says of them means nothing to a user
         raise UsageError(
-            f"{path} is no saved benchmark: {type(error).__name__} {error}",
+            f"{path} is no saved benchmark: {reason}",
             hint="Make one with: sdort bench ... --save FILE",
         ) from None
 

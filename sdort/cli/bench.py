@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import click
+from click.core import ParameterSource
 
 from sdort.cli.options import placement_option, runtime_options, show_placement
 from sdort.cli.sections import SectionedCommand
@@ -234,6 +235,9 @@ def command(
             "--ablation compares variants of one pipeline: no --baseline, --engine, --engines, --placement, --save or "
             "--compare"
         )
+    given = click.get_current_context().get_parameter_source("margin") is not ParameterSource.DEFAULT
+    if not compare and (across or given):
+        raise click.UsageError("--margin and --across say how to judge: they want --compare")
     if engines and (baseline or engine != "onnxruntime"):
         raise click.UsageError("--engines stands alone: no --engine, no --baseline")
     options = Options(
