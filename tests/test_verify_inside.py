@@ -20,6 +20,7 @@ from sdort import verify as verify_module
 from sdort.loader import load_model
 from sdort.pipeline import Options, optimize_model
 from sdort.targets import load_target
+from sdort.verification import blame as blame_module
 from sdort.verification import inside as inside_module
 from sdort.verification.anatomy import spell_out
 from sdort.verification.blame import CAST, FUSION, SUM, Finding, bisect
@@ -343,6 +344,21 @@ def test_scores_that_fp16_holds_but_too_coarsely_make_the_softmax_wrong(tmp_path
     assert f"values up to {step.largest_before:.3g} go in, where fp16 has steps of 32" in finding.message
 
 
+def test_bf16_holds_the_scores_but_not_their_differences(tmp_path: Path) -> None:
+    """It reaches as far as fp32, with 8 bits: 80000 is in steps of 512. MIGraphX rounds, so the graph holds fp32."""
+    graphs = optimized_block(tmp_path, "migraphx", 400.0)
+    model = onnx.load(graphs.candidate)
+    model.metadata_props.add(key="sdort.precision", value="bf16")
+    onnx.save(model, graphs.candidate)
+    finding = found_in(graphs, "bfloat16")
+    assert (finding.kind, finding.blamed) == (CAST, ("bf16",))
+    assert finding.inside is not None
+    assert (finding.inside.step, finding.inside.node) == ("the softmax of the scores", "softmax")
+    assert "rounding to bf16 does it" in finding.message
+    assert "values up to 8e+04 go in, where bf16 has steps of 512" in finding.message
+    assert "fp16" not in finding.message
+
+
 def test_scores_that_are_small_enough_pass(tmp_path: Path) -> None:
     assert all(each.passed for each in compare(optimized_block(tmp_path, "rocm", 0.5, fp16=True), "float16"))
 
@@ -462,7 +478,8 @@ def test_a_part_that_does_not_run_alone_is_told(tmp_path: Path, monkeypatch: pyt
     assert finding.message.endswith(told)
 
 
-def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path) -> None:
+def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame_module, "look_inside", lambda *_: pytest.fail("looked inside"))
     graphs = optimized_block(tmp_path, fp16=True)
     [right] = compare(graphs, "float16")
     assert right.errors is not None

@@ -95,7 +95,15 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
     kind = _kind(shares, culprits, graphs)
     makers = dict.fromkeys(maker for node in culprits for maker in graphs.provenance.makers.get(node.name, ()))
     fusions = tuple(maker for maker in makers if maker not in STEPS)
-    blamed = ("half",) if kind == CAST else (fusions or tuple(makers)) if kind == FUSION else ()
+    precision = _precision(graphs)
+    # The provider itself rounds to bf16; to fp16, a step of the pipeline does.
+    blamed = (
+        ("bf16" if precision == "bf16" else "half",)
+        if kind == CAST
+        else (fusions or tuple(makers))
+        if kind == FUSION
+        else ()
+    )
     producer = replaced[-1]
     largest = largest_of(values[parting.pair][0])
     inside = None if kind == SUM else look_inside(graphs, culprits, parting.pair, values, limit)
@@ -103,7 +111,7 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
         graphs.component,
         output,
         kind,
-        _message(kind, producer, culprits, fusions, _precision(graphs), largest, inside),
+        _message(kind, producer, culprits, fusions, precision, largest, inside),
         producer.name,
         producer.op_type,
         parting.pair.original,
