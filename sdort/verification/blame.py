@@ -93,17 +93,9 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
     values = graphs.values([parting.pair, *sources])
     shares = [_share(graphs, culprits, parting.pair, values, limit, wide) for wide in (False, True)]
     kind = _kind(shares, culprits, graphs)
-    makers = dict.fromkeys(maker for node in culprits for maker in graphs.provenance.makers.get(node.name, ()))
+    makers = tuple(dict.fromkeys(maker for n in culprits for maker in graphs.provenance.makers.get(n.name, ())))
     fusions = tuple(maker for maker in makers if maker not in STEPS)
     precision = _precision(graphs)
-    # The provider itself rounds to bf16; to fp16, a step of the pipeline does.
-    blamed = (
-        ("bf16" if precision == "bf16" else "half",)
-        if kind == CAST
-        else (fusions or tuple(makers))
-        if kind == FUSION
-        else ()
-    )
     producer = replaced[-1]
     largest = largest_of(values[parting.pair][0])
     inside = None if kind == SUM else look_inside(graphs, culprits, parting.pair, values, limit)
@@ -117,7 +109,7 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
         parting.pair.original,
         parting.share,
         largest,
-        blamed,
+        _blamed(kind, precision, fusions or makers),
         tuple(Culprit(n.name, n.op_type, graphs.provenance.makers.get(n.name, ())) for n in culprits),
         tuple(node.name for node in replaced),
         parting.sessions,
@@ -133,6 +125,13 @@ def _kind(shares: Sequence[float | None], culprits: Sequence[onnx.NodeProto], gr
     if narrow is not None and wide is not None and wide <= 1:
         return CAST
     return FUSION if any(node.name in graphs.provenance.makers for node in culprits) else NODE
+
+
+def _blamed(kind: str, precision: str, makers: tuple[str, ...]) -> tuple[str, ...]:
+    """The provider itself rounds to bf16; to fp16, a step of the pipeline does."""
+    if kind == CAST:
+        return ("bf16",) if precision == "bf16" else ("half",)
+    return makers if kind == FUSION else ()
 
 
 def _message(
