@@ -7,7 +7,8 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,6 +25,7 @@ from tiny_pipeline import Tiny, edit_weights
 from sdort.cli import cli
 from sdort.optimize import Request, optimize
 from sdort.runtime.providers import CPU, RuntimeOptions
+from sdort.verification import verification
 from sdort.verification.html import MOST_GAIN, difference_map, html_report
 from sdort.verification.images import ImageComparison
 from sdort.verification.report import lines, record
@@ -197,6 +199,21 @@ def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path
     assert not result.passed
     assert [what.partition(":")[0] for what in result.missing] == ["unet", "images"]
     assert {each.component for each in result.comparisons} == {"text_encoder", "vae_decoder"}
+
+
+def test_a_checkpoint_that_was_made_for_the_while_is_told_by_its_name(
+    tiny: Tiny, fast: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def made(path: Path) -> Iterator[Path]:
+        yield Path(shutil.copytree(tiny.diffusers, tmp_path / "demo"))
+        shutil.rmtree(tmp_path / "demo")
+
+    monkeypatch.setattr(verification, "checkpoint_of", made)
+    asked = replace(OPTIONS, checkpoint=None, torch=True, components=["text_encoder"], images=False)
+    result = verify(fast, asked)
+    assert {each.against for each in result.comparisons} == {"ONNX", "torch"}
+    assert result.checkpoint == Path("demo")
 
 
 def test_a_checkpoint_that_does_not_load_leaves_the_other_comparison(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
