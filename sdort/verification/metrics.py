@@ -61,6 +61,8 @@ def ssim(image: Array, reference: Array) -> float:
     """
     if min(image.shape[:2]) < WINDOW:
         raise ValueError(f"SSIM needs {WINDOW} x {WINDOW} pixels, not {image.shape[0]} x {image.shape[1]}")
+    if np.array_equal(image, reference):  # as the images of repeated calls are
+        return 1.0
     x, y = image.astype(np.float64), reference.astype(np.float64)
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     mean_x, mean_y = _blur(x), _blur(y)
