@@ -17,18 +17,18 @@ from click.testing import CliRunner
 from PIL import Image
 
 from sdort.bench import bench as bench_module
-from sdort.bench import figures, roofline, roofline_worker
+from sdort.bench import figures, image_maps, roofline, roofline_worker
 from sdort.bench.ablation import Ablation, Stage, steps
 from sdort.bench.bench import Measurement, Picture
 from sdort.bench.cases import Case
-from sdort.bench.image_maps import difference, difference_map, likeness
+from sdort.bench.image_maps import likeness
 from sdort.bench.picture_book import Book, add_rooflines, as_html, book_of, write_plots
 from sdort.bench.plan import Options
 from sdort.bench.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
 from sdort.bench.roofline_plot import attainable
 from sdort.bench.roofline_plot import roofline as roofline_figure
 from sdort.bench.rows import Row
-from sdort.bench.theme import SERIES, THEMES, Theme, text_on
+from sdort.bench.theme import LIGHT, SERIES, THEMES, Theme, text_on
 from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.runtime.images import Generated
@@ -218,15 +218,15 @@ def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
 # Differences
 
 
-def test_a_difference_is_that_of_the_worst_channel() -> None:
+def test_a_difference_map_is_scaled_as_verify_does_and_says_so() -> None:
     image, reference = images()
-    found, end = difference(image.pixels, reference.pixels)
-    assert (int(found[2, 3]), int(found.sum()), end) == (7, 7, 32)
-    inverted = Generated(1, 255 - reference.pixels, None)
-    assert difference(inverted.pixels, reference.pixels)[1] == 255
-    colours, words = difference_map(image.pixels, reference.pixels)
-    assert words == "at most 7 of 255 (scale 0 to 32)"
-    assert (colours == colours[0, 0]).all(-1).sum() == 63
+    said = "times 36, at most 7 of 255"
+    assert f"difference: {said}" in as_html(Book("", [row("pipeline")], [Picture(row("pipeline"), image, reference)]))
+    figure = image_maps.images([Picture(row("pipeline"), image, reference)], ["it"], LIGHT)
+    assert figure is not None
+    assert [axes.get_title(loc="left") for axes in figure.axes][2] == f"difference\n{said}"
+    [shown] = figure.axes[2].get_images()
+    assert np.asarray(shown.get_array()).max() == 7 * 36
 
 
 def test_likeness_says_what_stands_in_its_way() -> None:

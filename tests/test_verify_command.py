@@ -26,10 +26,13 @@ from sdort.cli import cli
 from sdort.optimize import Request, optimize
 from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.verification import verification
-from sdort.verification.html import MOST_GAIN, difference_map, html_report
+from sdort.verification.components import Comparison
+from sdort.verification.difference import MOST_GAIN, difference_map
+from sdort.verification.html import html_report
 from sdort.verification.images import ImageComparison
-from sdort.verification.report import lines, record
+from sdort.verification.report import lines, record, tables
 from sdort.verification.result import Options, Verification
+from sdort.verification.timesteps import timestep_table
 from sdort.verification.verification import verify
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
@@ -320,6 +323,51 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     assert not [line for line in lines(replace(right, images=[same])) if line.startswith("image")]
 
 
+def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny: Tiny) -> None:
+    tiny.pipeline.scheduler.set_timesteps(3)
+    moments = [float(t) for t in tiny.pipeline.scheduler.timesteps]
+    heads, rows = timestep_table(right.comparisons)
+    assert heads[3:-2] == tuple(f"t {moment:g}" for moment in moments)
+    assert [row[:3] for row in rows] == [
+        ("unet", against, f"{what} / spread") for against in ("ONNX", "torch") for what in ("max", "mean")
+    ]
+    kept = [each for each in record(right)["components"] if each["timestep"] is not None]
+    assert {each["component"] for each in kept} == {"unet"}
+    for row, key in zip(rows, ("largest_share", "mean_share") * 2, strict=True):
+        for moment, cell in zip(moments, row[3:-2], strict=True):
+            both = [e[key] for e in kept if (e["timestep"], e["against"]) == (moment, row[1])]
+            assert len(both) == 2  # prompts
+            assert cell == f"{max(both):.1e}"
+        assert row[-1] == "ok"
+    assert "<h2>Errors by timestep</h2>" in html_report(right)
+    broken = replace(kept_comparison(right), errors=None, problem="has NaN")
+    _, rows = timestep_table([*right.comparisons, broken])
+    assert [row[-1] for row in rows] == ["FAILED"] * 2 + ["ok"] * 2
+    assert rows[0][3] == "none"
+
+
+def kept_comparison(right: Verification) -> Comparison:
+    """The first along the run, which is with the ONNX original at the first timestep."""
+    return next(each for each in right.comparisons if each.timestep is not None)
+
+
+def test_verbose_tells_errors_by_timestep(fast: Path) -> None:
+    few = [*FEW, "--no-torch", "--no-images", "--component", "unet"]
+    for words, told in ((["-v"], True), ([], False)):
+        result = sdort(fast, *few, *words)
+        assert result.exit_code == 0, result.output
+        found = re.findall(r"unet, ONNX, (max|mean) / spread by timestep: (\S+) \S+e-\d+, ", result.stderr)
+        assert [what for what, _ in found] == (["max", "mean"] if told else [])
+
+
+def test_the_page_has_whole_prompts_and_the_terminal_short_ones(right: Verification) -> None:
+    image = replace(right.images[0], prompt="a red circle " * 9)
+    found = replace(right, images=[image])
+    assert f"<td class='words wrap'>{image.prompt}</td>" in html_report(found)
+    shown = list(next(t for t in tables(found) if t.columns[0].header == "prompt").columns[0].cells)
+    assert shown == [f"{image.prompt[:45]}..."]
+
+
 def test_prompts_are_text_on_the_page_not_markup(right: Verification) -> None:
     image = right.images[0]
     nasty = ImageComparison("<script>alert('x')</script>", 0, image.precision, problem="<b>bad</b>")
@@ -335,5 +383,6 @@ def test_difference_maps_are_as_bright_as_they_may_be() -> None:
     for difference, gain, brightest in ((0, MOST_GAIN, 0), (1, 64, 64), (50, 5, 250), (155, 1, 155)):
         other = image.copy()
         other[0, 0, 0] += difference
-        found, pixels = difference_map(other, image)
-        assert (found, pixels.max()) == (gain, brightest)
+        pixels, words = difference_map(other, image)
+        assert pixels.max() == brightest
+        assert words == f"times {gain}, at most {difference} of 255"

@@ -11,33 +11,13 @@ import numpy as np
 from sdort.bench.bench import Picture
 from sdort.bench.check import psnr
 from sdort.bench.theme import WIDTH, Theme
+from sdort.verification.difference import difference_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-SMALL_DIFFERENCE = 32
-"""Most maps of right images span no more; those that do span all 255."""
 COLUMNS = ("reference", "this", "difference")
-
-
-def difference(image: Pixels, reference: Pixels) -> tuple[Pixels, int]:
-    """The largest difference of a pixel's channels, and the value at which the map's scale ends.
-
-    Args:
-        image, reference: uint8 [height, width, 3].
-    """
-    found = np.abs(image.astype(np.int16) - reference.astype(np.int16)).max(-1).astype(np.uint8)
-    return found, SMALL_DIFFERENCE if int(found.max()) <= SMALL_DIFFERENCE else 255
-
-
-def difference_map(image: Pixels, reference: Pixels) -> tuple[Pixels, str]:
-    """The map in colours that the colour-blind tell apart, uint8 [height, width, 3], and what it says in words."""
-    from matplotlib import colormaps
-
-    found, end = difference(image, reference)
-    colours = colormaps["cividis"](np.minimum(found, end) / end)[..., :3]
-    return (colours * 255).round().astype(np.uint8), f"at most {int(found.max())} of 255 (scale 0 to {end})"
 
 
 def likeness(picture: Picture) -> str:

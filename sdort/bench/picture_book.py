@@ -23,6 +23,7 @@ from sdort.bench.rows import Row, caption
 from sdort.bench.theme import DARK, LIGHT, THEMES, Theme
 from sdort.console import say
 from sdort.errors import OutputError
+from sdort.verification.difference import difference_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -196,7 +197,7 @@ def _png(pixels: Pixels) -> str:
 def _picture(picture: Picture, name: str) -> str:
     shown = [(f"this: {image_maps.likeness(picture)}", picture.image.pixels)]
     if picture.reference is not None and image_maps.comparable(picture):
-        pixels, words = image_maps.difference_map(picture.image.pixels, picture.reference.pixels)
+        pixels, words = difference_map(picture.image.pixels, picture.reference.pixels)
         shown = [("reference", picture.reference.pixels), *shown, (f"difference: {words}", pixels)]
     panels = "".join(
         f'<figure><img alt="{html.escape(words, quote=True)}" src="{_png(pixels)}"><figcaption>{html.escape(words)}'

@@ -34,12 +34,32 @@ The report says why each is what it is. On a GPU, components may err three times
 
 
 def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--semantic``, where the demo model and its judge are installed."""
+    """``--semantic`` and what goes with it, where the demo model and its judge are installed."""
     if not (find_spec("sdort.demo") and find_spec("sdort.demo.score")):
         return command
-    text = "Also judge whether what is drawn is what the demo model's prompts ask for."
-    decorated: Callable[..., Any] = click.option("--semantic", is_flag=True, help=text)(command)
-    return decorated
+    options = (
+        click.option(
+            "--semantic",
+            is_flag=True,
+            help="Also judge whether what is drawn is what the demo model's prompts ask for. The original draws what "
+            "came out wrong.",
+        ),
+        click.option(
+            "--semantic-prompts",
+            type=click.IntRange(1),
+            metavar="N",
+            show_default="all 120",
+            help="With --semantic: so many of them.",
+        ),
+        click.option(
+            "--semantic-original",
+            is_flag=True,
+            help="With --semantic: the original draws them all, for its score beside; as long again.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.command(epilog=_EPILOG)
@@ -106,6 +126,8 @@ def command(
     report: Path | None,
     as_json: bool,
     semantic: bool = False,
+    semantic_prompts: int | None = None,
+    semantic_original: bool = False,
 ) -> None:
     """Compare CANDIDATE with what it was made from.
 
@@ -118,6 +140,8 @@ def command(
     from sdort.verification.images import read_prompts
     from sdort.verification.result import Options, refuse_failed
 
+    if (semantic_prompts or semantic_original) and not semantic:
+        raise click.UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
     options = Options(
         runtime=runtime,
         against=against,
@@ -131,6 +155,8 @@ def command(
         steps=steps,
         bisect=bisect,
         semantic=semantic,
+        semantic_prompts=semantic_prompts,
+        semantic_original=semantic_original,
     )
     result = deliver(candidate, options, report, as_json=as_json)
     if as_json and not result.passed:

@@ -76,6 +76,19 @@ def judge(image: Array, wanted: Wanted) -> Verdict:
     )
 
 
+def wrong(verdict: Verdict) -> list[str]:
+    """The words for what is not right, of that which :attr:`Verdict.right` is made of."""
+    words = {"shapes": verdict.shapes, "colours": verdict.colours, "relation": verdict.relation is not False}
+    return [word for word, right in words.items() if not right]
+
+
+def describe(image: Array) -> str:
+    """What is in a picture [height, width, 3], uint8, as its prompt would say it, the largest shape first."""
+    background, seen = look(image)
+    things = [f"{each.size} {each.colour or 'oddly coloured'} {each.shape or 'unknown shape'}" for each in seen]
+    return f"{' and '.join(things) or 'nothing'} on {background or 'an unknown background'}"
+
+
 def _open(wanted: Wanted) -> tuple[Any, Any, Any, Any]:
     size = next((thing.size for thing in wanted.things if thing.size), None)
     return wanted.relation, wanted.position, size, wanted.background

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,22 +36,38 @@ class Score:
         return all(right >= bar * judged for (right, judged), bar in ((self.single, SINGLE_BAR), (self.pair, PAIR_BAR)))
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A prompt, how many shapes it asks for, and what is right about its picture."""
+
+    prompt: str
+    things: int
+    verdict: Verdict
+
+
 def score(pictures: Iterable[tuple[str, npt.NDArray[Any]]]) -> Score:
     """Judge prompts and their pictures [height, width, 3], uint8.
 
     Raises:
         UsageError: a prompt is none that the judge knows.
     """
-    verdicts: list[tuple[int, Verdict]] = []
-    for prompt, image in pictures:
-        wanted = parse(prompt)
-        verdicts.append((len(wanted.things), judge(image, wanted)))
+    return count([judge_picture(prompt, image) for prompt, image in pictures])
+
+
+def judge_picture(prompt: str, image: npt.NDArray[Any]) -> Judged:
+    """Judge one; arguments and errors as for :func:`score`."""
+    wanted = parse(prompt)
+    return Judged(prompt, len(wanted.things), judge(image, wanted))
+
+
+def count(judged: Sequence[Judged]) -> Score:
+    """The verdicts counted."""
     return Score(
-        single=_count(verdict.right for things, verdict in verdicts if things == 1),
-        pair=_count(verdict.right for things, verdict in verdicts if things == 2),
-        position=_count(verdict.position for _, verdict in verdicts),
-        size=_count(verdict.size for _, verdict in verdicts),
-        background=_count(verdict.background for _, verdict in verdicts),
+        single=_count(each.verdict.right for each in judged if each.things == 1),
+        pair=_count(each.verdict.right for each in judged if each.things == 2),
+        position=_count(each.verdict.position for each in judged),
+        size=_count(each.verdict.size for each in judged),
+        background=_count(each.verdict.background for each in judged),
     )
 
 

@@ -43,6 +43,11 @@ class Comparison:
         return self.problem is None
 
     @property
+    def timestep(self) -> float | None:
+        """Where in a denoising run the inputs are from, if they are."""
+        return None if self.feeds is None else self.feeds.timestep
+
+    @property
     def share(self) -> float:
         """How much of what is allowed is used: 1 is the limit."""
         return np.inf if self.errors is None else _share(self.errors, self.limit)

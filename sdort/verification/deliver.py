@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 from sdort.bench.report import write_atomically
-from sdort.console import emit_json, say, show
+from sdort.console import detail, emit_json, say, show
 from sdort.errors import OutputError
 from sdort.verification.html import html_report
 from sdort.verification.report import lines, record, tables
 from sdort.verification.result import Options, Verification
+from sdort.verification.timesteps import timestep_lines
 from sdort.verification.verification import verify
 
 
@@ -33,6 +34,8 @@ def deliver(candidate: Path, options: Options, report: Path | None, *, as_json: 
     else:
         for table in tables(result):
             show(table)
+        for line in timestep_lines(result.comparisons):
+            detail(line)
         for line in lines(result):
             show(line)
     if report is not None:

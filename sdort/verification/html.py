@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
 
 from sdort import __version__
-from sdort.runtime.session import Array
 from sdort.verification.blame import Finding
+from sdort.verification.difference import difference_map
+from sdort.verification.html_parts import badge, figure, section
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.report import (
-    FAILED,
     HEADS,
     IMAGE_HEADS,
-    PASSED,
     image_cells,
     image_verdict,
     lines,
     summarize,
     summary_cells,
 )
-from sdort.verification.result import Verification
-
-MOST_GAIN = 64
-"""A difference map is made at most this much brighter: more would show rounding as if it were damage."""
+from sdort.verification.result import FAILED, PASSED, Verification
+from sdort.verification.semantic import Miss, Semantic
+from sdort.verification.semantic_report import KIND_HEADS, kind_cells, original_words
+from sdort.verification.timesteps import timestep_table
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #ffffff; --soft: #f3f4f6; --line: #d5d9de; --dim: #5b6470;
@@ -63,16 +60,18 @@ li { margin: .2rem 0; } @media (max-width: 640px) { .row { grid-template-columns
 
 def html_report(result: Verification) -> str:
     """The whole report."""
-    verdict = _badge(PASSED, "everything is within its limits") if result.passed else _badge(FAILED, FAILED)
+    verdict = badge(PASSED, "everything is within its limits") if result.passed else badge(FAILED, FAILED)
     problems = "".join(f"<li>{escape(line.strip())}</li>" for line in lines(result))
     parts = [
         f"<h1>sdort verify: {escape(result.candidate.resolve().name)}</h1><p>{verdict}</p>",
         _facts(result),
         f"<h2>Notes</h2><ul>{problems}</ul>" if problems else "",
-        _section("Components", HEADS, [summary_cells(each) for each in summarize(result.comparisons)], words=3),
+        section("Components", HEADS, [summary_cells(each) for each in summarize(result.comparisons)], words=3),
+        section("Errors by timestep", *timestep_table(result.comparisons), words=3),
         _findings(result.findings),
-        _section("Images", IMAGE_HEADS, [image_cells(each) for each in result.images], words=1),
+        section("Images", IMAGE_HEADS, [image_cells(each) for each in result.images], words=1, wide=[0]),
         "".join(_picture(each) for each in result.images),
+        _semantic(result.semantic) if result.semantic else "",
         _limits(),
         f"<p class='words'>sdort {escape(__version__)}</p>",
     ]
@@ -81,11 +80,6 @@ def html_report(result: Verification) -> str:
         f"<title>sdort verify: {escape(result.candidate.resolve().name)}</title><style>{_STYLE}</style>"
     )
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
-
-
-def _badge(verdict: str, text: str) -> str:
-    """Green, red, or in the colour of other text for what is neither."""
-    return f"<span class='verdict {verdict.lower()}'>{escape(text)}</span>"
 
 
 def _facts(result: Verification) -> str:
@@ -99,23 +93,6 @@ def _facts(result: Verification) -> str:
         "steps": result.steps,
     }
     return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items()) + "</dl>"
-
-
-def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    """A table whose first ``words`` columns are words; a row that ends in ``FAILED`` stands out."""
-    body = []
-    for row in rows:
-        cells = [f"<td{_words(index < words)}>{escape(cell)}</td>" for index, cell in enumerate(row[:-1])]
-        cells.append(f"<td>{_badge(row[-1], row[-1])}</td>")
-        body.append(f"<tr{' class=bad' if row[-1] == FAILED else ''}>{''.join(cells)}</tr>")
-    if not body:
-        return ""
-    head = "".join(f"<th{_words(index < words)}>{escape(head)}</th>" for index, head in enumerate(heads))
-    return f"<h2>{title}</h2><div class='scroll'><table><tr>{head}</tr>{''.join(body)}</table></div>"
-
-
-def _words(yes: bool) -> str:
-    return " class='words'" if yes else ""
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -136,38 +113,28 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 def _picture(each: ImageComparison) -> str:
     """Reference, candidate and difference side by side."""
-    figures = [_figure(each.reference, "reference"), _figure(each.image, "candidate")]
+    figures = [figure(each.reference, "reference"), figure(each.image, "candidate")]
     if each.image.shape == each.reference.shape and each.image.size:
-        gain, difference = difference_map(each.image, each.reference)
-        figures.append(_figure(difference, f"difference, times {gain}"))
+        difference, scale = difference_map(each.image, each.reference)
+        figures.append(figure(difference, f"difference, {scale}"))
     else:
-        figures.append(_figure(np.zeros((0, 0, 3), np.uint8), "difference"))
-    verdict = _badge(image_verdict(each), PASSED if each.passed else each.problem or each.differs or "")
+        figures.append(figure(np.zeros((0, 0, 3), np.uint8), "difference"))
+    verdict = badge(image_verdict(each), PASSED if each.passed else each.problem or each.differs or "")
     return f"<p>{escape(each.prompt)} · seed {each.seed} {verdict}</p><div class='row'>{''.join(figures)}</div>"
 
 
-def difference_map(image: Array, reference: Array) -> tuple[int, Array]:
-    """How many times brighter, and the absolute difference of two uint8 images made that much brighter."""
-    difference = np.abs(image.astype(np.int32) - reference.astype(np.int32))
-    gain = int(np.clip(255 // max(int(difference.max()), 1), 1, MOST_GAIN))
-    return gain, (difference * gain).clip(0, 255).astype(np.uint8)
+def _semantic(found: Semantic) -> str:
+    """The counts, and each wrong picture beside the original's of the same noise."""
+    table = section("Semantic score", KIND_HEADS, kind_cells(found), words=1)
+    return table + "".join(_miss(each) for each in found.misses)
 
 
-def _figure(pixels: Array, caption: str) -> str:
-    if not pixels.size:
-        return f"<figure><div class='none'>none</div><figcaption>{escape(caption)}</figcaption></figure>"
-    small = " class='small'" if max(pixels.shape[:2]) < 256 else ""  # enlarged without blur
-    source = f"data:image/png;base64,{base64.b64encode(_png(pixels)).decode()}"
-    text = escape(caption)
-    return f"<figure><img{small} alt='{text}' src='{source}'><figcaption>{text}</figcaption></figure>"
-
-
-def _png(pixels: Array) -> bytes:
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, format="PNG", optimize=True)
-    return stream.getvalue()
+def _miss(each: Miss) -> str:
+    figures = [figure(each.image, f"candidate: {each.seen}")]
+    if each.original is not None:
+        figures.insert(0, figure(each.reference, original_words(each)))
+    verdict = badge(FAILED, f"{', '.join(each.wrong)} wrong")
+    return f"<p>{escape(each.prompt)} · seed {each.seed} {verdict}</p><div class='row'>{''.join(figures)}</div>"
 
 
 def _limits() -> str:

@@ -34,6 +34,8 @@ class Inputs:
     kind: str
     label: str
     feeds: Feeds
+    timestep: float | None = None
+    """Where in a denoising run they were fed; None for what is fed once."""
 
 
 def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0) -> list[Inputs]:
@@ -132,7 +134,7 @@ def _keep(
     for index in sorted({round(part * (len(steps) - 1) / (MOMENTS - 1)) for part in range(MOMENTS)}):
         moment = float(np.asarray(steps[index]["timestep"]).flat[0])
         what = f"{label}, step {index + 1} of {len(steps)}, timestep {moment:g}"
-        kept.setdefault("unet", []).append(Inputs(REAL, what, steps[index]))
+        kept.setdefault("unet", []).append(Inputs(REAL, what, steps[index], moment))
     for each in folder.family.encoders:
         fed = recorders[each.component].fed
         for index, feeds in enumerate(fed):

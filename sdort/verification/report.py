@@ -10,16 +10,14 @@ from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import ENOUGH, REASONS
 from sdort.verification.metrics import Errors
-from sdort.verification.result import Verification
-from sdort.verification.semantic import Semantic
+from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
+from sdort.verification.semantic_report import semantic_lines, semantic_record
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"
-"""An image that differs may be one of a few in a right pipeline."""
 PROMPT = 48
-"""Letters of a prompt that a table shows."""
+"""Letters of a prompt that the terminal's table shows."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +90,14 @@ def summary_cells(summary: Summary) -> tuple[str, ...]:
 
 def image_cells(each: ImageComparison) -> tuple[str, ...]:
     """A row under :data:`IMAGE_HEADS`."""
-    prompt = each.prompt if len(each.prompt) <= PROMPT else f"{each.prompt[: PROMPT - 3]}..."
     decibels = "" if each.psnr is None else f"{each.psnr:.1f}"
     similarity = "" if each.ssim is None else f"{each.ssim:.4f}"
     pixel = "" if each.largest_pixel is None else str(each.largest_pixel)
-    return (prompt, str(each.seed), decibels, similarity, pixel, image_verdict(each))
+    return (each.prompt, str(each.seed), decibels, similarity, pixel, image_verdict(each))
+
+
+def _short(prompt: str) -> str:
+    return prompt if len(prompt) <= PROMPT else f"{prompt[: PROMPT - 3]}..."
 
 
 def image_verdict(each: ImageComparison) -> str:
@@ -110,7 +111,7 @@ def tables(result: Verification) -> list[Table]:
 
     made = []
     rows = [summary_cells(summary) for summary in summarize(result.comparisons)]
-    pictures = [image_cells(each) for each in result.images]
+    pictures = [(_short(cells[0]), *cells[1:]) for cells in map(image_cells, result.images)]
     for heads, cells, words in ((HEADS, rows, 3), (IMAGE_HEADS, pictures, 1)):
         if not cells:
             continue
@@ -133,7 +134,7 @@ def lines(result: Verification) -> list[str]:
     for finding in result.findings:
         said.append(f"{finding.component}: {finding.message}")
         said += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
-    said += [semantic_line(result.semantic)] if result.semantic else []
+    said += semantic_lines(result.semantic) if result.semantic else []
     said += [f"not compared: {what}" for what in result.missing]
     return [*said, *result.notes]
 
@@ -147,12 +148,6 @@ def images_lines(result: Verification) -> list[str]:
     if judged.few:
         said.append(f"images: {judged.images} may differ by chance; --seeds {ENOUGH} tells")
     return said
-
-
-def semantic_line(found: Semantic) -> str:
-    """Right pictures out of those judged."""
-    counts = ", ".join(f"{kind} {right} of {judged}" for kind, (right, judged) in found.counts.items() if judged)
-    return f"semantic score: {counts} (wanted: {found.wanted}): {PASSED if found.passed else FAILED}"
 
 
 def _problem(summary: Summary) -> str:
@@ -176,7 +171,7 @@ def record(result: Verification) -> dict[str, Any]:
         "images": [_image(each) for each in result.images],
         "images_together": asdict(result.judged),
         "findings": [asdict(each) for each in result.findings],
-        "semantic": result.semantic,
+        "semantic": None if result.semantic is None else semantic_record(result.semantic),
         "limits": [asdict(each) for each in REASONS],
     }
 
@@ -188,6 +183,7 @@ def _comparison(each: Comparison) -> dict[str, Any]:
         "precision": each.precision,
         "inputs": each.inputs,
         "sample": each.sample,
+        "timestep": each.timestep,
         "against": each.against,
         "output": each.output,
         "passed": each.passed,

@@ -15,6 +15,9 @@ from sdort.verification.images import PROMPTS, ImageComparison, Judged, judge_im
 from sdort.verification.inputs import RANDOM, REAL
 from sdort.verification.semantic import Semantic
 
+PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"
+"""An image that differs may be one of a few in a right pipeline."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,6 +37,10 @@ class Options:
     bisect: bool = False
     semantic: bool = False
     """Also judge what is drawn for the demo's held-out prompts."""
+    semantic_prompts: int | None = None
+    """So many of them; None for all."""
+    semantic_original: bool = False
+    """The original draws them all too, not only those that the candidate got wrong."""
 
 
 @dataclass

@@ -2,40 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
-from sdort.runtime.pipeline import TextToImage
+import numpy as np
+
+from sdort.runtime.images import Generated
 from sdort.runtime.request import Request
+from sdort.runtime.session import Array
+
+Counts = dict[str, tuple[int, int]]
+"""By kind: right pictures, and those that were judged."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A picture that is not what its prompt asks for.
+
+    Attributes:
+        wrong: what is: shapes, colours, relation.
+        seen: what is in it, in words.
+        original: what is in the original's picture of the same noise; None where it was not drawn.
+        original_right: whether that is what the prompt asks for.
+    """
+
+    prompt: str
+    seed: int
+    wrong: tuple[str, ...]
+    seen: str
+    original: str | None = None
+    original_right: bool | None = None
+    image: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
+    reference: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Semantic:
     """Right pictures out of those judged, by kind, and whether they are as many as the demo model has to reach."""
 
-    counts: dict[str, tuple[int, int]]
-    wanted: str
+    counts: Counts
+    bars: dict[str, float]
+    """By kind: the share that has to be right."""
     passed: bool
+    misses: tuple[Miss, ...] = ()
+    original: Counts | None = None
+    """The original's, where it drew every prompt too."""
+
+    @property
+    def wanted(self) -> str:
+        """The bars in words."""
+        return f"{self.bars['single']:.0%} of single shapes, {self.bars['pair']:.0%} of pairs"
 
 
-def semantic_requests() -> list[Request]:
-    """One image for each held-out prompt, drawn as the demo model is scored."""
+def semantic_requests(most: int | None = None) -> list[Request]:
+    """One image for each held-out prompt, drawn as the demo model is scored.
+
+    Args:
+        most: take so many, spread over the list; each keeps its noise.
+    """
     prompts, scoring = import_module("sdort.demo.prompts"), import_module("sdort.demo.score")
-    return [
+    every = [
         Request(prompt, steps=scoring.STEPS, guidance_scale=scoring.GUIDANCE, seed=seed)
         for seed, prompt in enumerate(prompts.held_out())
     ]
+    count = len(every) if most is None else min(most, len(every))
+    return [every[index * len(every) // count] for index in range(count)]
 
 
-def judge_pipeline(drawer: TextToImage, on_step: Callable[[float], None]) -> Semantic:
-    """Draw and judge.
+def missed(requests: Sequence[Request], images: Sequence[Generated]) -> list[Request]:
+    """Those whose pictures are wrong."""
+    scoring = import_module("sdort.demo.score")
+    pairs = zip(requests, images, strict=True)
+    return [each for each, image in pairs if not scoring.judge_picture(each.prompt, image.pixels).verdict.right]
 
-    Raises:
-        SdortError: a drawing failed.
+
+def judge_images(
+    requests: Sequence[Request], images: Sequence[Generated], original: Mapping[str, Generated]
+) -> Semantic:
+    """Score pictures, and say of the wrong ones what is in them.
+
+    Args:
+        images: one for each request.
+        original: by prompt, of the same noise; for any of the prompts. With all of them it gets a score too.
     """
     scoring = import_module("sdort.demo.score")
-    requests = semantic_requests()
-    found = scoring.score((each.prompt, image.pixels) for each in requests for image in drawer.generate(each, on_step))
-    wanted = f"{scoring.SINGLE_BAR:.0%} of single shapes, {scoring.PAIR_BAR:.0%} of pairs"
-    return Semantic(dict(vars(found)), wanted, found.passed)
+    judged = [scoring.judge_picture(each.prompt, image.pixels) for each, image in zip(requests, images, strict=True)]
+    found = scoring.count(judged)
+    misses = [
+        _miss(request, image, judgement.verdict, original.get(request.prompt))
+        for request, image, judgement in zip(requests, images, judged, strict=True)
+        if not judgement.verdict.right
+    ]
+    whole = all(each.prompt in original for each in requests)
+    beside = scoring.score((each.prompt, original[each.prompt].pixels) for each in requests) if whole else None
+    bars = {"single": scoring.SINGLE_BAR, "pair": scoring.PAIR_BAR}
+    return Semantic(vars(found), bars, found.passed, tuple(misses), None if beside is None else vars(beside))
+
+
+def _miss(request: Request, image: Generated, verdict: object, original: Generated | None) -> Miss:
+    judge, scoring = import_module("sdort.demo.judge"), import_module("sdort.demo.score")
+    wrong, seen = tuple(judge.wrong(verdict)), image.problem or judge.describe(image.pixels)
+    miss = Miss(request.prompt, request.seed, wrong, seen, image=image.pixels)
+    if original is None:
+        return miss
+    right = scoring.judge_picture(request.prompt, original.pixels).verdict.right
+    return replace(miss, original=judge.describe(original.pixels), original_right=right, reference=original.pixels)

@@ -19,9 +19,9 @@ from sdort.verification.blame import bisect
 from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
 from sdort.verification.images import compare_images, failed_images, make_requests
 from sdort.verification.inputs import RANDOM, REAL, Inputs, Watched, random_inputs, watch
+from sdort.verification.judging import judge_candidate
 from sdort.verification.result import Options, Verification
 from sdort.verification.runners import Place, open_drawer, read_graph
-from sdort.verification.semantic import judge_pipeline, semantic_requests
 from sdort.verification.torch_images import draw_in_torch
 from sdort.verification.watch import Graphs
 from sdort.verify import precision as weights_precision
@@ -133,17 +133,21 @@ def _watch(run: _Run) -> Watched:
     if not wanted:
         return Watched()
     requests = _requests(options)
-    plain = replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
     total = len(requests) * options.seeds * options.steps
     try:
         with progress("drawing with the original", total=total) as advance:
-            place = Place(run.place.provider, plain)
-            return watch(run.original or run.folder, place, requests, advance, images=options.images)
+            return watch(run.original or run.folder, _plain(run), requests, advance, images=options.images)
     except SdortError as error:
         run.result.missing.append(
             f"{' and '.join(wanted)}: {error.message} (--inputs random --no-images asks for less)"
         )
         return Watched()
+
+
+def _plain(run: _Run) -> Place:
+    """Where the original draws: the candidate's place without what is there for speed."""
+    options = replace(run.options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+    return Place(run.place.provider, options)
 
 
 def _inputs(run: _Run, component: str, watched: Watched) -> list[Inputs]:
@@ -226,10 +230,5 @@ def _verify_images(run: _Run, watched: Watched) -> None:
 
 
 def _judge(run: _Run) -> None:
-    total = sum(request.steps for request in semantic_requests())
-    try:
-        drawer = open_drawer(run.folder, run.place)
-        with progress("drawing for the judge", total=total) as advance:
-            run.result.semantic = judge_pipeline(drawer, advance)
-    except SdortError as error:
-        run.result.missing.append(f"semantic score: {error.message}")
+    original = (run.original, _plain(run)) if run.original else run.checkpoint
+    judge_candidate(run.folder, run.place, original, run.options, run.result)

@@ -1,0 +1,78 @@
+"""Errors along a denoising run: the largest at each timestep that was watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdort.verification.components import Comparison
+from sdort.verification.result import FAILED, PASSED
+
+HEADS = ("component", "against", "largest of")
+
+
+@dataclass(frozen=True)
+class Course:
+    """One measure of a component against one reference, by timestep in the order of the run."""
+
+    component: str
+    against: str
+    measure: str
+    allowed: float
+    values: dict[float, float | None]
+    """None where the outputs could not be compared."""
+
+    @property
+    def passed(self) -> bool:
+        return all(value is not None and value <= self.allowed for value in self.values.values())
+
+
+def courses(comparisons: Sequence[Comparison]) -> list[Course]:
+    """Two for each component that was watched along a run, and each reference; of several prompts the largest error."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for each in comparisons:
+        if each.timestep is not None:
+            groups.setdefault((each.component, each.against), []).append(each)
+    return [
+        Course(*key, measure, min(getattr(each.limit, name) for each in group), _largest(group, f"{name}_share"))
+        for key, group in groups.items()
+        for measure, name in (("max / spread", "largest"), ("mean / spread", "mean"))
+    ]
+
+
+def _largest(group: Sequence[Comparison], name: str) -> dict[float, float | None]:
+    found: dict[float, list[float | None]] = {}
+    for each in sorted(group, key=lambda each: -(each.timestep or 0)):
+        value = None if each.errors is None else float(getattr(each.errors, name))
+        found.setdefault(each.timestep or 0.0, []).append(value)
+    return {
+        moment: None if None in values else max(value for value in values if value is not None)
+        for moment, values in found.items()
+    }
+
+
+def timestep_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The heads, with a column for each timestep, and the rows; they end in a verdict."""
+    every = courses(comparisons)
+    moments = sorted({moment for each in every for moment in each.values}, reverse=True)
+    heads = (*HEADS, *(f"t {moment:g}" for moment in moments), "allowed", "")
+    rows = [
+        (each.component, each.against, each.measure, *(_number(each, moment) for moment in moments),
+         f"{each.allowed:.1e}", PASSED if each.passed else FAILED)
+        for each in every
+    ]  # fmt: skip
+    return heads, rows
+
+
+def _number(course: Course, moment: float) -> str:
+    value = course.values.get(moment)
+    return f"{value:.1e}" if value is not None else "none" if moment in course.values else ""
+
+
+def timestep_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """The same, a line for each course."""
+    return [
+        f"{each.component}, {each.against}, {each.measure} by timestep: "
+        f"{', '.join(f'{moment:g} {_number(each, moment)}' for moment in each.values)} ({each.allowed:.1e} allowed)"
+        for each in courses(comparisons)
+    ]
