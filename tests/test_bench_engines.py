@@ -19,9 +19,11 @@ from sdort.bench import bench as bench_module
 from sdort.bench import plan
 from sdort.bench.bench import bench
 from sdort.bench.plan import Options, apply_preset
+from sdort.bench.rows import caption, cells
 from sdort.cli import cli
 from sdort.errors import UsageError
-from sdort.runtime.providers import RuntimeOptions
+from sdort.optimize import Request, optimize
+from sdort.runtime.providers import CPU, CUDA, RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -59,6 +61,31 @@ def test_engines_draw_the_same_images_and_are_compared_with_the_first(tiny: Tiny
         # The pipeline's own scheduler, DDIM, would leave 27 dB.
         assert row.psnr_db is None or row.psnr_db > 40
     assert [row.speedup for row in rows] == [None, 0.5, pytest.approx(1 / 3)] * 2
+
+
+def test_torch_computes_in_fp32_on_the_cpu_beside_fp16_and_says_so(
+    tiny: Tiny, options: Options, tmp_path: Path
+) -> None:
+    """As ONNX Runtime does there between its casts; torch's own fp16 takes a hundred times as long."""
+    optimize(Request(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True))
+    rows = bench(tmp_path / "fast", replace(options, components=("unet",)))
+    assert [(row.engine, row.dtype, row.status) for row in rows] == [
+        ("onnxruntime", "float16", "ok"), ("torch", "float32", "ok"), ("torch-compile", "float32", "ok"),
+    ]  # fmt: skip
+    assert [line[1] for line in cells(rows)[1]] == [
+        "onnxruntime cpu fp16", "torch cpu fp32", "torch-compile cpu fp32",
+    ]  # fmt: skip
+    assert "torch in fp32: on the CPU ONNX Runtime computes in fp32 too" in caption(rows)
+    assert "torch in fp32" not in caption(rows[:1]) + caption(rows[1:])
+
+
+def test_on_a_gpu_torch_has_the_precision_of_what_it_stands_beside(tiny: Tiny, tmp_path: Path) -> None:
+    optimize(Request(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True))
+    for path, provider, dtype in (
+        (tmp_path / "fast", CUDA, "float16"), (tiny.onnx, CUDA, "float32"), (tiny.diffusers, CUDA, "float16"),
+        (tmp_path / "fast", CPU, "float32"), (tiny.diffusers, CPU, "float32"),
+    ):  # fmt: skip
+        assert plan._torch_dtype(path, Options(), provider) == dtype
 
 
 def test_a_wrong_first_engine_gives_no_ratio(tiny: Tiny, options: Options, tmp_path: Path) -> None:

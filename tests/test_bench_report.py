@@ -215,6 +215,11 @@ def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
         assert "#{:02x}{:02x}{:02x}".format(*Image.open(path).convert("RGB").getpixel((1, 1))) == wanted  # type: ignore[misc]
 
 
+def test_small_numbers_do_not_break_at_their_hyphen() -> None:
+    rows = [row("unet", checked_against="it-self", error=1.5e-03)]
+    assert '<span class="whole">1.5e-03</span> vs it-self' in as_html(Book("", rows))
+
+
 # Differences
 
 

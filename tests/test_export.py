@@ -490,6 +490,16 @@ def test_out_exists(exports: Callable[[str], Exported], tmp_path: Path) -> None:
     export(str(exported.checkpoint), tmp_path / "out", options, overwrite=True)
 
 
+def test_a_folder_called_demo_is_the_output_and_not_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = Options(components=["text_encoder"], cache_dir=tmp_path / "traces")
+    export("demo", Path("demo"), options)
+    with pytest.raises(OutputError, match="demo exists") as caught:
+        export("demo", Path("demo"), options)
+    assert "--overwrite" in str(caught.value)
+    export("demo", Path("demo"), options, overwrite=True)
+
+
 def test_out_may_not_be_the_checkpoint(exports: Callable[[str], Exported], tmp_path: Path) -> None:
     exported = exports("sd1")
     checkpoint = _copy(exported, tmp_path)

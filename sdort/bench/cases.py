@@ -48,12 +48,15 @@ def cases(components: Sequence[str], batches: Sequence[int], sizes: Sequence[tup
     ]
 
 
-def make_feeds(case: Case, inputs: Mapping[str, TensorSpec], factor: int) -> dict[str, Array]:
+def make_feeds(
+    case: Case, inputs: Mapping[str, TensorSpec], factor: int, channels: int | None = None
+) -> dict[str, Array]:
     """Seeded inputs of a component, of the kind that a pipeline feeds; equal for every export of one model.
 
     Args:
         inputs: as the model declares them; their dtypes are cast to later, their static sizes must fit.
         factor: pixels a latent.
+        channels: of the image or latent, where the model leaves them open; None for Stable Diffusion's.
 
     Raises:
         UsageError: the model is static and was exported for another batch or size.
@@ -67,13 +70,15 @@ def make_feeds(case: Case, inputs: Mapping[str, TensorSpec], factor: int) -> dic
         if name == "timestep":
             value: Array = np.full(timestep_shape(inputs, case.batch), 500, spec.dtype)
         else:
-            value = _draw(case, name, spec, factor, draw)
+            value = _draw(case, name, spec, factor, channels, draw)
         _check_static(case, spec, value)
         feeds[name] = value
     return feeds
 
 
-def _draw(case: Case, name: str, spec: TensorSpec, factor: int, draw: np.random.Generator) -> Array:
+def _draw(
+    case: Case, name: str, spec: TensorSpec, factor: int, channels: int | None, draw: np.random.Generator
+) -> Array:
     batch, rank = case.batch, len(spec.shape)
     if name == "input_ids":
         # Any CLIP vocabulary starts with the 256 bytes.
@@ -82,11 +87,11 @@ def _draw(case: Case, name: str, spec: TensorSpec, factor: int, draw: np.random.
         numbers = [case.height, case.width, 0, 0, case.height, case.width][: _size(case, spec, 1, 6)]
         return np.tile(np.asarray(numbers, np.float32), (batch, 1))
     if rank == 4 and case.component == "vae_encoder":
-        shape = (batch, _size(case, spec, 1, 3), case.height, case.width)
+        shape = (batch, _size(case, spec, 1, channels or 3), case.height, case.width)
         return draw.uniform(-1, 1, shape).astype(np.float32)
     if rank == 4:
         latent = (case.height // factor, case.width // factor)
-        return draw.standard_normal((batch, _size(case, spec, 1, 4), *latent), np.float32)
+        return draw.standard_normal((batch, _size(case, spec, 1, channels or 4), *latent), np.float32)
     if name == "encoder_hidden_states" or (rank == 2 and spec.dtype.kind == "f"):
         tokens = (_size(case, spec, 1, TOKENS),) if rank == 3 else ()
         return draw.standard_normal((batch, *tokens, _size(case, spec, rank - 1, None)), np.float32)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from sdort.bench.cases import PIPELINE, PROMPT, Case, make_feeds
 from sdort.errors import BadModelError, UsageError
 from sdort.precision.bf16 import made_for_bf16
-from sdort.runtime.folder import PipelineFolder, open_folder
+from sdort.runtime.folder import PipelineFolder, image_channels, open_folder
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.request import Request
@@ -159,7 +159,8 @@ class OnnxEngine:
 
 class _OnnxComponent:
     def __init__(self, session: Session, case: Case, factor: int) -> None:
-        self.binding = session.bind(make_feeds(case, session.inputs, factor))
+        channels = image_channels(session.path, case.component)
+        self.binding = session.bind(make_feeds(case, session.inputs, factor, channels))
         self.keep: Callable[[], None] | None = partial(keep_case, session, case, factor)
 
     def __call__(self) -> None:

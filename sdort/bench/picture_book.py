@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,6 +159,7 @@ picture img {{ max-width: 100%; height: auto; }}
 table {{ border-collapse: collapse; font-size: 12px; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .3rem .4rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
 td.number, th.number {{ text-align: right; white-space: nowrap; }}
+.whole {{ white-space: nowrap; }}
 tr.bad td {{ color: var(--bad); }}
 .images {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: .3rem 0 1.4rem; }}
 .images figure {{ margin: 0; }} .images img {{ width: 17rem; max-width: 100%; image-rendering: pixelated; }}
@@ -210,10 +212,15 @@ def _picture(picture: Picture, name: str) -> str:
 def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(each)}</th>" for each in titles)
     body = "".join(
-        f"<tr{_bad(line)}>{''.join(f'<td{_kind(cell)}>{html.escape(cell)}</td>' for cell in line)}</tr>"
+        f"<tr{_bad(line)}>{''.join(f'<td{_kind(cell)}>{_whole(html.escape(cell))}</td>' for cell in line)}</tr>"
         for line in lines
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _whole(text: str) -> str:
+    """Numbers such as 1.5e-03 on one line: browsers break at the hyphen."""
+    return re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', text)
 
 
 def _bad(line: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from sdort.bench.cases import make_feeds
 from sdort.bench.roofline import hot_nodes, task_of
 from sdort.errors import ProviderError
+from sdort.runtime.folder import image_channels
 from sdort.runtime.probe import why_not
 from sdort.runtime.profile import profile_run
 from sdort.runtime.providers import Provider, RuntimeOptions, provider_options
@@ -39,7 +40,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         logged = replace(options, profile=str(Path(folder) / "profile"))
         session = open_session(Path(task["path"]), case.component, provider, logged)
-        events = profile_run(session, make_feeds(case, session.inputs, task["factor"]))
+        channels = image_channels(session.path, case.component)
+        events = profile_run(session, make_feeds(case, session.inputs, task["factor"], channels))
     measured = roofs(provider, options, task["side"], task["copied"])
     answer = {"points": [asdict(point) for point in hot_nodes(events, provider.ep)], **measured}
     print(json.dumps(answer))  # noqa: T201 - it is the answer

@@ -148,9 +148,23 @@ def caption(rows: Sequence[Row]) -> str:
     """What holds for all rows: device, versions, calls."""
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
     versions = ", ".join(f"{name} {version}" for name, version in (rows[0].versions if rows else {}).items())
-    steps = next((f"; {row.steps} steps" for row in rows if row.steps), "")
-    calls = next((f"; {row.warmup} warm-up and {row.repeat} timed calls" for row in rows if row.repeat), "")
-    return f"{devices}; {versions}{steps}{calls}"
+    steps = next((f"; {_counted(row.steps, 'step')}" for row in rows if row.steps), "")
+    calls = next((f"; {row.warmup} warm-up and {_counted(row.repeat, 'timed call')}" for row in rows if row.repeat), "")
+    return f"{devices}; {versions}{steps}{calls}{_apart(rows)}"
+
+
+def _apart(rows: Sequence[Row]) -> str:
+    """Why torch is in another precision than what it stands beside."""
+    here = [row for row in rows if row.provider == "cpu"]
+    torch = {row.dtype for row in here if row.engine.startswith("torch")}
+    beside = {row.dtype for row in here if not row.engine.startswith("torch")} - {"float32"}
+    if torch != {"float32"} or not beside:
+        return ""
+    return "; torch in fp32: on the CPU ONNX Runtime computes in fp32 too, between the casts of an fp16 model"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

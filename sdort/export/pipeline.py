@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import detail, progress
+from sdort.demo import NAMES
 from sdort.errors import UsageError
 from sdort.export.bind import bind
 from sdort.export.cache import TraceCache, default_folder
@@ -76,7 +77,8 @@ def export(model: str, out: Path, options: Options | None = None, *, overwrite: 
     options = options or Options()
     start = time.perf_counter()
     cache = TraceCache(options.cache_dir or default_folder())
-    reads = [Path(model)] if Path(model).is_dir() else []
+    # A folder that is called demo is not the demo.
+    reads = [Path(model)] if Path(model).is_dir() and model not in NAMES else []
     with (
         # First, so that an OUT that exists is told before a long download.
         staged_directory(out, overwrite, reads) as stage,

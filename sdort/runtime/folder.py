@@ -131,6 +131,14 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     return folder
 
 
+def image_channels(path: Path, component: str) -> int | None:
+    """The channels of a component's image or latent, by the config beside its model; None where there is none."""
+    config = path.parent / "config.json"
+    key = "latent_channels" if component == DECODER else "in_channels"
+    found = read_config(config).get(key) if config.is_file() else None
+    return found if isinstance(found, int) else None
+
+
 def hash_model(path: Path) -> str:
     """:func:`hash_files` over an ``.onnx`` file and the files beside it whose names start alike: its external data."""
     return hash_files(sorted(each for each in path.parent.iterdir() if each.name.startswith(path.stem)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail
+from sdort.runtime.folder import image_channels
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
 from sdort.runtime.providers import CPU, Provider, RuntimeOptions
 from sdort.runtime.session import Array, Session, open_logged
@@ -97,8 +98,10 @@ def measure_cases(
 
     found = []
     for case in todo:
-        feeds = make_feeds(case, model_inputs(models[case.component], case.component), factor)
-        found.append(measure_placement(models[case.component], case.component, provider, options, feeds))
+        path = models[case.component]
+        channels = image_channels(path, case.component)
+        feeds = make_feeds(case, model_inputs(path, case.component), factor, channels)
+        found.append(measure_placement(path, case.component, provider, options, feeds))
     return found
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from sdort.bench.cases import Case, make_feeds
 from sdort.console import detail, warn
 from sdort.errors import SdortError
+from sdort.runtime.folder import image_channels
 from sdort.runtime.request import IMAGES_AT_ONCE, Request
 from sdort.runtime.session import Array, Session, TensorSpec, static_size
 from sdort.tuning.hook import keep
@@ -81,7 +82,8 @@ def keep_case(session: Session, case: Case, factor: int) -> None:
     Args:
         factor: pixels a latent.
     """
-    keep_shapes(session, feed_shapes(make_feeds(case, session.inputs, factor)))
+    feeds = make_feeds(case, session.inputs, factor, image_channels(session.path, case.component))
+    keep_shapes(session, feed_shapes(feeds))
 
 
 def keep_shapes(session: Session, shapes: Shapes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sdort.bench.cases import Case, make_feeds
 from sdort.errors import UsageError
 from sdort.runtime.decode import Plan, Planner, free_memory
-from sdort.runtime.folder import DECODER, PipelineFolder
+from sdort.runtime.folder import DECODER, PipelineFolder, image_channels
 from sdort.runtime.providers import Provider, RuntimeOptions
 from sdort.runtime.session import Array
 from sdort.tuning.drawing import Inputs, drawing_cases, feed_shapes, model_inputs
@@ -77,7 +77,7 @@ class Target:
     def item(self, case: Case, inputs: Inputs, decodes: Sequence[Decode] = ()) -> Item:
         """A component at a case."""
         path = self.folder.models[case.component]
-        feeds = make_feeds(case, inputs, self.folder.vae_factor)
+        feeds = make_feeds(case, inputs, self.folder.vae_factor, image_channels(path, case.component))
         key = make_key(path, case.component, self.provider, self.runtime, feed_shapes(feeds))
         return Item(case, path, feeds, key, list(decodes))
 
