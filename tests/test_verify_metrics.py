@@ -255,6 +255,7 @@ def test_differences_of_tensors() -> None:
     nan = wanted.copy()
     nan[3] = np.nan
     assert difference(wanted, nan) == (np.inf, np.inf)
+    assert difference(nan, wanted) == (np.inf, np.inf)
 
 
 def test_a_masks_infinity_is_no_overflow_but_a_numbers_is() -> None:

@@ -190,7 +190,7 @@ def difference(wanted: Array, actual: Array) -> tuple[float, float]:
     largest = total = 0.0
     for expected, value in zip(_pieces(wanted), _pieces(actual), strict=True):
         lost = np.isinf(value) & (np.abs(expected) <= 1e30)  # too large for a number that means something
-        if np.isnan(value).any() or lost.any():
+        if np.isnan(value).any() or np.isnan(expected).any() or lost.any():
             return np.inf, np.inf
         expected, value = np.clip(expected, -limit, limit), np.clip(value, -limit, limit)
         apart = np.abs(value - expected)
