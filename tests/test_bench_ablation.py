@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tiny_pipeline
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from tiny_pipeline import Tiny, edit_weights
 
 from sdort.bench import ablation, ablation_table
@@ -22,7 +22,7 @@ from sdort.bench.ablation import REST, Ablation, Graphs, Step, ablate, make_vari
 from sdort.bench.plan import Options
 from sdort.bench.published import MI250X, PUBLISHED, RTX_3060, text
 from sdort.cli import cli
-from sdort.errors import ParityError, SdortError, UsageError
+from sdort.errors import ParityError, RegressionError, SdortError, UsageError
 from sdort.optimize import Request, optimize
 from sdort.runtime.providers import RuntimeOptions
 
@@ -194,6 +194,55 @@ def test_an_optimized_pipeline_leads_to_its_original(tiny: Tiny, tmp_path: Path,
     (tmp_path / "fast" / "sdort.json").write_text('{"optimized": {"from": "/nowhere"}}')
     with pytest.raises(UsageError, match="optimized from is not known or not here"):
         ablate(tmp_path / "fast", Options(**QUICK))
+
+
+# Guarding
+
+
+def test_an_ablation_is_saved_and_compared_step_by_step(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: None
+) -> None:
+    """Only FMHA is slower than it was; a step that was not there then is told and is no error."""
+    monkeypatch.chdir(tmp_path)
+    command = ["bench", str(tiny.onnx), "--ablation", "--provider", "cpu", "--component", "unet", "--warmup", "0"]
+    command += ["--repeat", "8", "--batch-size", "1,2"]
+
+    def call(slow: int, *words: str) -> Result:
+        """The ``slow``-th case that is timed takes twice as long."""
+        count = 0
+
+        def interleave(calls: Sequence[Any], repeat: int, advance: Any) -> list[list[float]]:
+            nonlocal count
+            count += 1
+            return [[count * (20.0 if count == slow else 10.0) + 0.01 * n for n in range(repeat)] for _ in calls]
+
+        monkeypatch.setattr(bench_module, "interleave", interleave)
+        return CliRunner().invoke(cli, [*command, *words])
+
+    saved = call(0, "--save", "before.json")
+    assert saved.exit_code == 0, saved.output
+    same = call(0, "--compare", "before.json", "--json")
+    assert same.exit_code == 0, same.output
+    rows = [row for stage in json.loads(same.stdout)["stages"] for row in stage["rows"]]
+    assert [(row["step"], row["batch_size"], row["compared"]["verdict"]) for row in rows] == [
+        (step, batch, "same") for step in ("raw fp32", "fp16", "+ FMHA") for batch in (1, 2)
+    ]
+    slower = call(5, "--compare", "before.json", "--report", "report.html")
+    assert slower.exit_code == RegressionError.exit_code
+    assert "slower than the saved benchmark: + FMHA: unet, batch 1, 64x64, onnxruntime takes 2.00 times as long" in (
+        slower.stderr
+    )
+    assert slower.stderr.count("times as long") == 1
+    assert "Against the saved benchmark" in slower.stdout
+    assert "Against the saved benchmark" in Path("report.html").read_text()
+    kept = json.loads(Path("before.json").read_text())
+    kept["rows"] = [row for row in kept["rows"] if row["step"] != "fp16"]
+    Path("less.json").write_text(json.dumps(kept))
+    new = call(3, "--compare", "less.json", "--format", "markdown")
+    assert new.exit_code == 0, new.output
+    told = [line for line in new.stdout.splitlines() if "| fp16: unet, batch 1" in line]
+    assert len(told) == 1
+    assert "not comparable | it was not measured then" in told[0]
 
 
 # Printing

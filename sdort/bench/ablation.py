@@ -174,6 +174,8 @@ def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[Step], before: Gra
             return graphs
         engine = OnnxEngine(variant, plan.provider, plan.options.runtime)
         measured = measure_engines([engine], plan.components, plan.todo, plan.reference, plan.options)
+    for row in measured.rows:
+        row.step = step.name
     stage.rows = measured.rows
     found.measured.rows += measured.rows
     found.measured.pictures += measured.pictures

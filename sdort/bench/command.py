@@ -69,10 +69,7 @@ def run_bench(path: Path, options: Options, delivery: Delivery) -> list[Row]:
     delivery.check()
     saved = load(delivery.compare) if delivery.compare else None
     found = measure(path, options)
-    if saved is not None:
-        compare(found.rows, saved, delivery.margin, delivery.across)
-    if delivery.save:
-        write_atomically(delivery.save, as_saved(found.rows))
+    _guard(found.rows, saved, delivery)
 
     def finish() -> None:
         _draw(found, delivery, f"sdort bench {path.resolve().name}", options, path)
@@ -89,17 +86,29 @@ def run_ablation(path: Path, options: Options, delivery: Delivery) -> Ablation:
     Raises:
         OutputError: a result cannot be written.
         ParityError: a step could not be made or a row failed its check; everything is delivered first.
+        RegressionError: a row is slower than the saved one.
     """
     delivery.check()
+    saved = load(delivery.compare) if delivery.compare else None
     found = ablate(path, options)
+    _guard(found.measured.rows, saved, delivery)
 
     def finish() -> None:
         _draw(found, delivery, f"sdort bench --ablation {found.original}", options)
         _refuse_unmade(found)
         refuse_failed(found.measured.rows)
+        refuse_slower(found.measured.rows)
 
     _deliver(found, delivery, finish)
     return found
+
+
+def _guard(found: Sequence[Row], saved: Sequence[Row] | None, delivery: Delivery) -> None:
+    """Compare with what was saved, and save."""
+    if saved is not None:
+        compare(found, saved, delivery.margin, delivery.across)
+    if delivery.save:
+        write_atomically(delivery.save, as_saved(found))
 
 
 def _refuse_unmade(found: Ablation) -> None:
@@ -143,20 +152,22 @@ def _hand_over(found: Measurement | Ablation, delivery: Delivery) -> None:
 
 
 def _show_tables(found: Measurement | Ablation) -> None:
-    if isinstance(found, Ablation):
-        show(ablation_table.as_table(found))
-        return
-    show(rows.as_table(found.rows))
-    if any(row.compared for row in found.rows):
-        show(regression.as_table(found.rows))
+    measured = _rows(found)
+    show(ablation_table.as_table(found) if isinstance(found, Ablation) else rows.as_table(measured))
+    if any(row.compared for row in measured):
+        show(regression.as_table(measured))
 
 
 def _text(found: Measurement | Ablation, form: str) -> str:
-    if isinstance(found, Ablation):
-        return ablation_table.as_text(found, form)
-    text = rows.as_text(found.rows, form)
-    compared = form == "markdown" and any(row.compared for row in found.rows)
-    return f"{text}\n{regression.as_markdown(found.rows)}" if compared else text
+    measured = _rows(found)
+    text = ablation_table.as_text(found, form) if isinstance(found, Ablation) else rows.as_text(measured, form)
+    compared = form == "markdown" and any(row.compared for row in measured)
+    return f"{text}\n{regression.as_markdown(measured)}" if compared else text
+
+
+def _rows(found: Measurement | Ablation) -> list[Row]:
+    """What was measured, each once."""
+    return found.measured.rows if isinstance(found, Ablation) else found.rows
 
 
 def _draw(

@@ -93,10 +93,10 @@ def compare(rows: Sequence[Row], saved: Sequence[Row], margin: float, across: Co
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], Row]]:
-    """What is measured identifies a row; a baseline beside it comes first in both."""
+    """What is measured identifies a row, an ablation's step too; a baseline beside it comes first in both."""
     seen: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
-        key = (row.engine, row.component, row.batch_size, row.height, row.width, row.steps)
+        key = (row.step, row.engine, row.component, row.batch_size, row.height, row.width, row.steps)
         yield (*key, seen[key]), row
         seen[key] += 1
 
@@ -171,7 +171,8 @@ def refuse_slower(rows: Sequence[Row]) -> None:
 
 
 def _what(row: Row) -> str:
-    return f"{row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.engine}"
+    what = f"{row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.engine}"
+    return f"{row.step}: {what}" if row.step else what
 
 
 TITLES = ("what", "then ms", "now ms", "now / then", "95 % interval", "verdict", "why")

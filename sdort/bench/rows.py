@@ -58,6 +58,8 @@ class Row:
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
+    step: str = ""
+    """Of an ablation; its table and CSV have a column for it."""
     versions: dict[str, str] = field(default_factory=dict)
     times_ms: list[float] = field(default_factory=list)
     """Every timed call, in order; a CSV has no place for it."""
@@ -106,8 +108,8 @@ def dtype_text(dtype: str) -> str:
     return dtype.replace("bfloat", "bf").replace("float", "fp")
 
 
-_NESTED = ("placement", "times_ms", "compared")
-"""Fields that a CSV has no place for."""
+_NO_COLUMN = ("placement", "times_ms", "compared", "step")
+"""Fields that a CSV has no column for, or another one."""
 
 _SHORT: list[tuple[str, Callable[[Row], str]]] = [
     ("pipeline", lambda row: f"{row.pipeline} {row.model_hash[:8]}"),
@@ -190,7 +192,7 @@ def rows_as_csv(rows: Sequence[Row], first: Sequence[dict[str, Any]] = ()) -> st
     flat = [
         {
             **before,
-            **{name: value for name, value in row.as_dict().items() if name not in _NESTED},
+            **{name: value for name, value in row.as_dict().items() if name not in _NO_COLUMN},
             "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
         }
         for before, row in zip(first or [{}] * len(rows), rows, strict=True)

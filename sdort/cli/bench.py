@@ -148,7 +148,9 @@ Examples:
     help="MLPerf's settings for SDXL: 1024x1024, 20 steps, Euler, batch 1, whatever other options say.",
 )
 @click.option(
-    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Keep every timed call in a file, for --compare."
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep every timed call in a file, for --compare; with --ablation those of each step.",
 )
 @click.option(
     "--compare",
@@ -231,10 +233,9 @@ def command(
     from sdort.bench.command import Delivery, run_ablation, run_bench
     from sdort.bench.plan import Options, apply_preset
 
-    if ablation and (baseline or engines or engine != "onnxruntime" or placement or save or compare):
+    if ablation and (baseline or engines or engine != "onnxruntime" or placement):
         raise click.UsageError(
-            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines, --placement, --save or "
-            "--compare"
+            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines or --placement"
         )
     given = click.get_current_context().get_parameter_source("margin") is not ParameterSource.DEFAULT
     if not compare and (across or given):
