@@ -23,6 +23,7 @@ from PIL import Image
 from tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
+from sdort.errors import BadModelError, ParityError
 from sdort.optimize import Request, optimize
 from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.verification import verification
@@ -31,7 +32,7 @@ from sdort.verification.difference import MOST_GAIN, difference_map
 from sdort.verification.html import html_report
 from sdort.verification.images import ImageComparison
 from sdort.verification.report import lines, record, tables
-from sdort.verification.result import Options, Verification
+from sdort.verification.result import Options, Verification, refuse_failed
 from sdort.verification.timesteps import timestep_table
 from sdort.verification.verification import verify
 
@@ -130,6 +131,35 @@ def test_the_table_names_what_failed_and_the_next_step(fast: Path, tmp_path: Pat
     assert "largest error" in result.stdout
     assert "--component text_encoder --bisect" in result.stderr
     assert "images" not in result.output
+
+
+def test_no_search_is_advised_that_has_nothing_to_search(right: Verification) -> None:
+    """--bisect walks the ONNX original's nodes: of what differs from torch alone it finds nothing."""
+    hints = []
+    for against in ("torch", "ONNX"):
+        [wrong] = [each for each in right.comparisons if each.component == "unet" and each.against == against][:1]
+        found = replace(right, comparisons=[replace(wrong, problem="largest error 1, 0.1 allowed")])
+        with pytest.raises(ParityError) as caught:
+            refuse_failed(found)
+        assert caught.value.message == "unet out of limits"
+        hints.append(caught.value.hint)
+    assert hints[0] is None
+    assert "--component unet --bisect" in str(hints[1])
+
+
+def test_a_search_that_fails_leaves_what_was_compared(
+    fast: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BadModelError("a part of it does not run: no memory")
+
+    monkeypatch.setattr(verification, "bisect", refuse)
+    spoiled = spoil(fast, tmp_path, "text_encoder", lambda array, _: array * 2, "final_layer_norm.weight")
+    result = sdort(spoiled, *FEW, "--component", "text_encoder", "--inputs", "random", "--no-torch", "--bisect")
+    assert result.exit_code == 5
+    assert re.search(r"text_encoder +│ random +│ ONNX.+FAILED", result.stdout)
+    assert "text_encoder: --bisect cannot tell: a part of it does not run: no memory" in result.stdout
+    assert "--component text_encoder --bisect" not in result.stderr
 
 
 def test_an_export_is_compared_with_torch(tiny: Tiny, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from sdort.bench.check import Precision
 from sdort.errors import ParityError
 from sdort.runtime.providers import CPU, RuntimeOptions
 from sdort.verification.blame import Finding
-from sdort.verification.components import Comparison
+from sdort.verification.components import ONNX, Comparison
 from sdort.verification.images import PROMPTS, ImageComparison, Judged, judge_images
 from sdort.verification.inputs import RANDOM, REAL
 from sdort.verification.semantic import Semantic
@@ -59,6 +59,8 @@ class Verification:
     comparisons: list[Comparison] = field(default_factory=list)
     images: list[ImageComparison] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    searched: list[str] = field(default_factory=list)
+    """Components that ``--bisect`` looked into, with or without a finding."""
     semantic: Semantic | None = None
     """How well the candidate follows prompts."""
     missing: list[str] = field(default_factory=list)
@@ -96,7 +98,8 @@ def refuse_failed(result: Verification) -> None:
     if result.missing:
         more = f" (and {len(result.missing) - 1} more)" if len(result.missing) > 1 else ""
         parts.append(f"not compared: {result.missing[0]}{more}")
-    bisected = {each.component for each in result.findings}
-    left = [name for name in result.failed if name in result.precisions and name not in bisected]
+    # The search walks the ONNX original: of what differs from torch alone it finds nothing.
+    there = {each.component for each in result.comparisons if each.against == ONNX and not each.passed}
+    left = [name for name in result.failed if name in there and name not in result.searched]
     hint = f"--bisect finds the node: sdort verify {result.candidate} --component {left[0]} --bisect." if left else None
     raise ParityError("; ".join(parts), hint=hint)

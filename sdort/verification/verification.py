@@ -194,8 +194,12 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
         component = each.component
         original, candidate = run.original.models[component], run.folder.models[component]
         graphs = Graphs(component, original, candidate, run.place, each.feeds.feeds)
-        with progress(f"{component}: searching for the node"):
-            run.result.findings.append(bisect(graphs, each))
+        run.result.searched.append(component)
+        try:
+            with progress(f"{component}: searching for the node"):
+                run.result.findings.append(bisect(graphs, each))
+        except SdortError as error:  # what was compared is worth telling without it
+            run.result.missing.append(f"{component}: --bisect cannot tell: {error.message}")
     if not outputs and not all(each.passed for each in found):
         run.result.notes.append(
             f"{found[0].component}: nothing to bisect, it differs from torch and not from the ONNX original"
