@@ -145,7 +145,16 @@ def test_a_quarter_of_the_images_may_show_something_else(images: int, allowed: i
     assert found.problem is not None
     assert f"({images} images)" in found.problem
     if allowed < images // 2:  # else the median has fallen too
-        assert f"{allowed + 1} have a PSNR below 20 dB, {allowed} may" in found.problem
+        assert f"images with a PSNR below 20 dB: {allowed + 1}, allowed: {allowed}" in found.problem
+
+
+def test_in_fp32_every_image_has_to_be_its_reference() -> None:
+    """No right one is off, so that one that is cannot be chance, however many are right."""
+    assert judge_images(drawn(*[41.0] * 4, precision="float32")).problem is None
+    found = judge_images(drawn(39.0, *[60.0] * 3, precision="float32"))
+    assert found.problem == "images with a PSNR below 40 dB: 1, allowed: 0 (4 images)"
+    assert not found.few
+    assert not judge_images(drawn(39.0, precision="float32")).few
 
 
 def test_of_too_few_images_it_is_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from sdort.errors import UsageError
 from sdort.runtime.images import Generated
 from sdort.runtime.request import Request
 from sdort.runtime.session import Array
-from sdort.verification.limits import ENOUGH, OTHER, PIXEL, PSNR, SSIM
+from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
 
 PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle left of a blue square on white")
@@ -152,11 +153,12 @@ def judge_images(found: Sequence[ImageComparison]) -> Judged:
     problem = problem or _too_many_others(decibels, precision)
     if problem and many:
         problem = f"{problem} ({len(decibels)} images)"
-    return Judged(len(decibels), middle, lowest, problem, bool(problem) and len(decibels) < ENOUGH)
+    few = bool(problem) and OTHERS[precision] > 0 and len(decibels) < ENOUGH
+    return Judged(len(decibels), middle, lowest, problem, few)
 
 
 def _too_many_others(decibels: Sequence[float], precision: str) -> str | None:
-    """Said if more than a quarter of the images, rounded up, show something else."""
-    allowed, limit = -(-len(decibels) // 4), OTHER[precision]
+    """Said if more of the images show something else than may."""
+    allowed, limit = math.ceil(OTHERS[precision] * len(decibels)), OTHER[precision]
     others = sum(value < limit for value in decibels)
-    return f"{others} have a PSNR below {limit:g} dB, {allowed} may" if others > allowed else None
+    return f"images with a PSNR below {limit:g} dB: {others}, allowed: {allowed}" if others > allowed else None
