@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -351,6 +352,14 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     assert "images: median PSNR 30.0 dB, at least 40 wanted (8 images)" in lines(found)
     assert "chance" not in " ".join(lines(found))
     assert not [line for line in lines(replace(right, images=[same])) if line.startswith("image")]
+
+
+def test_equal_images_are_no_missing_ones_in_json(right: Verification) -> None:
+    """JSON has no infinity, and null is what could not be measured."""
+    equal, bad = ImageComparison("a", 0, "float32", math.inf, 1.0, 0), ImageComparison("a", 1, "float32", problem="no")
+    told = record(replace(right, images=[equal, bad]))
+    assert [each["psnr"] for each in told["images"]] == ["inf", None]
+    assert (told["images_together"]["psnr"], told["images_together"]["lowest"]) == ("inf", "inf")
 
 
 def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny: Tiny) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -168,12 +169,18 @@ def record(result: Verification) -> dict[str, Any]:
         "notes": result.notes,
         "precisions": result.precisions,
         "components": [_comparison(each) for each in result.comparisons],
-        "images": [_image(each) for each in result.images],
-        "images_together": asdict(result.judged),
-        "findings": [asdict(each) for each in result.findings],
+        "images": [_with_infinity(_image(each)) for each in result.images],
+        "images_together": _with_infinity(asdict(result.judged)),
+        "findings": [_with_infinity(asdict(each)) for each in result.findings],
         "semantic": None if result.semantic is None else semantic_record(result.semantic),
         "limits": [asdict(each) for each in REASONS],
     }
+
+
+def _with_infinity(values: dict[str, Any]) -> dict[str, Any]:
+    """Infinity as the text ``inf``, as ``sdort bench`` has it: JSON lacks it, and null is what was not measured."""
+    told = {key: _with_infinity(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in told.items()}
 
 
 def _comparison(each: Comparison) -> dict[str, Any]:
