@@ -18,27 +18,42 @@ SDORT_INLINE Sides sides_of(const Args& args, const Lane& lane) {
     return {group, (group + 1) * args.group_channels - channel};
 }
 
-// The lane's channels of one side together.
-template <int V>
-SDORT_INLINE Moments side(const Sum (&sums)[V], float count, int boundary, bool first) {
-    const float base = first ? sums[0].pivot : sums[V - 1].pivot;
-    const float channels = static_cast<float>(first ? (boundary < V ? boundary : V) : V - boundary);
-    float distance = 0.0f, square = 0.0f;
-#pragma unroll
-    for (int k = 0; k < V; ++k)
-        if ((k < boundary) == first) distance += sums[k].pivot - base;
-    const float mean = base + distance * fast_rcp(channels);
+// The lane's channels of each side together; `count` values a channel, whose sums are settled.
+template <class T>
+SDORT_INLINE void merge_sides(const Sum (&sums)[kVector<T>], float count, int boundary, Moments (&sides)[2]) {
+    constexpr int V = kVector<T>;
+    const float base[2] = {sums[0].pivot, sums[V - 1].pivot};
+    Together all[2] = {{base[0]}, {base[1]}};
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-        const float d = sums[k].pivot - mean;
-        if ((k < boundary) == first) square += fmaf(count * d, d, sums[k].square);
+        const Moments channel{count, sums[k].pivot, sums[k].square};
+        k < boundary ? all[0].add(channel) : all[1].add(channel);
     }
-    return {count * channels, mean, square};
+    float mean[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float distance = all[i].n > 0.0f ? all[i].sum * fast_rcp(all[i].n) : 0.0f;  // a lane may have no rows
+        mean[i] = base[i] + distance;
+        all[i].square = fmaf(-all[i].sum, distance, all[i].square);
+    }
+    if constexpr (kSecondPass<T>) {
+        Together again[2] = {{mean[0]}, {mean[1]}};
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            const Moments channel{count, sums[k].pivot, sums[k].square};
+            k < boundary ? again[0].add(channel) : again[1].add(channel);
+        }
+        all[0].square = again[0].square;
+        all[1].square = again[1].square;
+    }
+    sides[0] = {all[0].n, mean[0], all[0].square};
+    sides[1] = {all[1].n, mean[1], all[1].square};
 }
 
 // Lanes' moments in shared memory, those of one group side by side.
-template <int V, int Threads>
+template <class T, int Threads>
 struct Entries {
+    static constexpr int V = kVector<T>;
     static constexpr int kCount = 3 * Threads;  // a lane has one or two; rounding up to group_lanes needs up to 2.67
     float* values;
 
@@ -58,7 +73,7 @@ struct Entries {
         const float* const own = values + group * args.step_rows * args.group_lanes;
         const int count = args.step_rows * lanes(args, group);
         const auto entry = [&](int i) { return Moments{own[i], own[kCount + i], own[2 * kCount + i]}; };
-        return merge(count, lane_index() < count ? entry(lane_index()) : Moments{0.0f, 0.0f, 0.0f}, entry);
+        return merge<T>(count, lane_index() < count ? entry(lane_index()) : Moments{0.0f, 0.0f, 0.0f}, entry);
     }
 };
 
@@ -78,6 +93,7 @@ SDORT_INLINE void write(const Args& args, int group, const Moments& all, float* 
 // tells the others.
 template <class Entries, int Threads, bool Many>
 SDORT_INLINE void merge_block(const Args& args, const Lane& lane, const Entries& entries, uint32_t mark, float* statistics) {
+#pragma unroll 1
     for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) {
         const Moments block = entries.merged(args, group);
         if (args.splits == 1) {
@@ -89,15 +105,17 @@ SDORT_INLINE void merge_block(const Args& args, const Lane& lane, const Entries&
 }
 
 // Then, with several: their answers.
-template <int Threads, bool Many>
+template <class T, int Threads, bool Many>
 SDORT_INLINE void merge_slab(const Args& args, const Lane& lane, uint32_t mark, float* statistics) {
     if (args.splits == 1) return;
     if (Many && args.teams > 0 && lane.split % args.team_splits == 0) {
+#pragma unroll 1
         for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
-            publish_team(args, parts_of(args, lane), group, lane.split, mark);
+            publish_team<T>(args, parts_of(args, lane), group, lane.split, mark);
     }
+#pragma unroll 1
     for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
-        write(args, group, gather<Many>(args, parts_of(args, lane), group, mark), statistics);
+        write(args, group, gather<T, Many>(args, parts_of(args, lane), group, mark), statistics);
 }
 
 }  // namespace sdort::group_norm

@@ -47,7 +47,7 @@ SDORT_INLINE int part_index(const Args& args, int group, int split) {
 
 // All lanes of a wave: `count` parts of a group together, Batch a lane at most, of `rows` rows each and `all_rows` in all.
 // All of them are on their way together, as a trip to memory takes most of a microsecond.
-template <int Batch>
+template <class T, int Batch>
 SDORT_INLINE Moments gather_batch(const uint64_t* parts, int count, int rows, int all_rows, int channels, uint32_t mark) {
     uint64_t means[Batch], squares[Batch];
 #pragma unroll
@@ -73,15 +73,16 @@ SDORT_INLINE Moments gather_batch(const uint64_t* parts, int count, int rows, in
         const int own = part < count ? (left < rows ? left : rows) : 0;
         all[i] = {static_cast<float>(own) * channels, value_of(means[i]), value_of(squares[i])};
     }
-    return merge(all);
+    return merge<T>(all);
 }
 
 // The first block of a team: what the team's blocks have published is one part.
+template <class T>
 SDORT_INLINE void publish_team(const Args& args, uint64_t* parts, int group, int split, uint32_t mark) {
     const int team = split / args.team_splits, left = args.splits - split;
     const int count = left < args.team_splits ? left : args.team_splits;
     const int rows = count * args.split_rows, rest = args.hw - split * args.split_rows;
-    const Moments all = gather_batch<1>(parts + 2 * part_index<true>(args, group, split), count, args.split_rows,
+    const Moments all = gather_batch<T, 1>(parts + 2 * part_index<true>(args, group, split), count, args.split_rows,
                                         rest < rows ? rest : rows, args.group_channels, mark);
     publish(parts, part_index<true>(args, group, args.splits + team), all, mark);
 }
@@ -97,11 +98,11 @@ SDORT_INLINE Moments await(const uint64_t* parts, int index, uint32_t mark, floa
 }
 
 // All lanes of a wave: the whole slab's moments of a group, of which each of args.splits blocks has published its part.
-template <bool Many>
+template <class T, bool Many>
 SDORT_INLINE Moments gather(const Args& args, const uint64_t* parts, int group, uint32_t mark) {
     if constexpr (Many) {
         const bool teams = args.teams > 0;
-        return gather_batch<kBatch>(parts + 2 * part_index<true>(args, group, teams ? args.splits : 0),
+        return gather_batch<T, kBatch>(parts + 2 * part_index<true>(args, group, teams ? args.splits : 0),
                                     teams ? args.teams : args.splits, args.split_rows * (teams ? args.team_splits : 1),
                                     args.hw, args.group_channels, mark);
     } else {
@@ -112,7 +113,7 @@ SDORT_INLINE Moments gather(const Args& args, const uint64_t* parts, int group, 
         };
         const int lane = lane_index();
         const Moments mine = lane < args.splits ? part(lane) : Moments{0.0f, 0.0f, 0.0f};
-        return merge(args.splits, mine, part);
+        return merge<T>(args.splits, mine, part);
     }
 }
 

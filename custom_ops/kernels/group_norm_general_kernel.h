@@ -58,6 +58,7 @@ SDORT_INLINE Moments sum_up(const Args& args, const Part& part, const T* embeddi
 }
 
 // Of all threads of the block; then, if there are several blocks, of the whole slab. The first wave's answer.
+template <class T>
 SDORT_INLINE Moments all_of(const Args& args, const Part& part, const Moments& mine) {
     SDORT_SHARED(float, entries, 3 * kGeneralThreads);
     SDORT_SHARED(uint32_t, mark, 1);
@@ -69,13 +70,13 @@ SDORT_INLINE Moments all_of(const Args& args, const Part& part, const Moments& m
     entries[2 * kGeneralThreads + thread] = mine.m2;
     block_barrier();
     if (thread >= kWave) return mine;
-    const Moments block = merge(kGeneralThreads, mine, [&](int i) {
+    const Moments block = merge<T>(kGeneralThreads, mine, [&](int i) {
         return Moments{entries[i], entries[kGeneralThreads + i], entries[2 * kGeneralThreads + i]};
     });
     if (args.splits == 1) return block;
     uint64_t* parts = args.workspace + kParts + static_cast<int64_t>(part.slab) * args.splits * 2;
     publish(parts, part.split, block, mark[0]);
-    return gather<true>(args, parts, 0, mark[0]);
+    return gather<T, true>(args, parts, 0, mark[0]);
 }
 
 template <class T>
@@ -83,7 +84,7 @@ SDORT_INLINE void general_body(const Args& args) {
     SDORT_SHARED(float, shared, 3);
     const Part part = part_of(args);
     const T* embedding = static_cast<const T*>(args.embedding) + static_cast<int64_t>(part.image) * args.channels;
-    const Moments all = all_of(args, part, sum_up(args, part, embedding));
+    const Moments all = all_of<T>(args, part, sum_up(args, part, embedding));
     if (thread_index() == 0) {
         shared[0] = all.mean;
         shared[1] = all.mean_low;

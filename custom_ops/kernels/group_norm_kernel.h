@@ -161,7 +161,7 @@ template <class T, int Threads, int R, int K>
 SDORT_INLINE void fast_body(const Args& args) {
     constexpr int V = kVector<T>;
     constexpr bool kMany = K > 0;  // as that variant has many blocks a slab; the others mostly have few
-    using Block = Entries<V, Threads>;
+    using Block = Entries<T, Threads>;
     SDORT_SHARED(float, values, 3 * Block::kCount);
     SDORT_SHARED(float, statistics, 3 * kMostGroups);
     SDORT_SHARED(float, weights, 2 * kMostChannels);
@@ -176,14 +176,16 @@ SDORT_INLINE void fast_body(const Args& args) {
     const Sides sides = sides_of<V>(args, lane);
     const Block entries{values};
     if (lane.row != kNoRow) {
-        entries.put(args, lane, sides.group, side(sums, count, sides.boundary, true));
-        if (sides.boundary < V) entries.put(args, lane, sides.group + 1, side(sums, count, sides.boundary, false));
+        Moments parts[2];
+        merge_sides<T>(sums, count, sides.boundary, parts);
+        entries.put(args, lane, sides.group, parts[0]);
+        if (sides.boundary < V) entries.put(args, lane, sides.group + 1, parts[1]);
     }
     own.put(weights);
     if (thread_index() == 0) mark[0] = mark_of(fast.joined);
     block_barrier();
     merge_block<Block, Threads, kMany>(args, lane, entries, mark[0], statistics);
-    merge_slab<Threads, kMany>(args, lane, mark[0], statistics);
+    merge_slab<T, Threads, kMany>(args, lane, mark[0], statistics);
     block_barrier();
     fast.normalize(affine_of<V>(sides, statistics, weights + lane.column * V, weights + kMostChannels + lane.column * V));
 }

@@ -38,56 +38,60 @@ struct Sum {
     }
 };
 
-// body(entry(i)) for this lane's entries beyond the first of each lane; four are on their way at a time.
-template <class Entry, class Body>
-SDORT_INLINE void others(int count, Entry entry, Body body) {
-    for (int first = lane_index() + kWave; first < count; first += 4 * kWave) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (first + i * kWave < count) body(entry(first + i * kWave));
+// Whether squares are summed as distances to the merged mean, in a second pass, as fp32 needs; else to one part's mean, in
+// the pass that finds it. That costs a factor of at most 1 + n / k in the error (see Sum), which fp16 rounds away, and spares
+// the latencies of a sum over a wave.
+template <class T>
+constexpr bool kSecondPass = sizeof(T) == 4;
+
+// Parts of a lane, summed as distances to a base.
+struct Together {
+    float base, n = 0.0f, sum = 0.0f, square = 0.0f;
+
+    SDORT_INLINE void add(const Moments& part) {
+        const float d = part.mean - base;
+        n += part.count;
+        sum = fmaf(part.count, d, sum);
+        square += fmaf(part.count * d, d, part.m2);
+    }
+};
+
+// All lanes of a wave: the moments of all of their parts, the same bits in every lane; each(body) calls body with every part
+// of this lane. The mean is summed as distances to one part's, so equal means give exactly that mean.
+template <class T, class Each>
+SDORT_INLINE Moments merge_parts(float base, Each each) {
+    Together all{base};
+    each([&](const Moments& part) { all.add(part); });
+    const float n = wave_sum(all.n), sum = wave_sum(all.sum);
+    const float distance = sum * fast_rcp(n), mean = base + distance, low = distance - (mean - base);
+    if constexpr (kSecondPass<T>) {
+        Together again{mean};
+        each([&](const Moments& part) { again.add(part); });
+        return {n, mean, wave_sum(again.square), low};
+    } else {
+        const float m2 = fmaf(-sum, distance, wave_sum(all.square));
+        return {n, mean, m2 < 0.0f ? 0.0f : m2, low};
     }
 }
 
-// All lanes of a wave: the moments of entries 0 .. count - 1 together, the same bits in every lane. `mine` is the entry
-// of this lane, all zero where there is none; entry(i) tells those beyond the wave's width.
-// The mean is summed as distances to the first entry's, so equal means give exactly that mean.
-template <class Entry>
+// Entries 0 .. count - 1. `mine` is the entry of this lane, all zero where there is none; entry(i) tells those beyond the
+// wave's width. Little code, since it runs once and instructions come from memory, too.
+template <class T, class Entry>
 SDORT_INLINE Moments merge(int count, Moments mine, Entry entry) {
-    const float base = shuffle(mine.mean, 0);
-    float n = mine.count, sum = mine.count * (mine.mean - base);
-    others(count, entry, [&](const Moments& other) {
-        n += other.count;
-        sum = fmaf(other.count, other.mean - base, sum);
+    return merge_parts<T>(shuffle(mine.mean, 0), [&](auto body) {
+        body(mine);
+#pragma unroll 1
+        for (int i = lane_index() + kWave; i < count; i += kWave) body(entry(i));
     });
-    n = wave_sum(n);
-    const float distance = wave_sum(sum) * fast_rcp(n), mean = base + distance;
-    float square = mine.mean - mean;
-    square = fmaf(mine.count * square, square, mine.m2);
-    others(count, entry, [&](const Moments& other) {
-        const float d = other.mean - mean;
-        square += fmaf(other.count * d, d, other.m2);
-    });
-    return {n, mean, wave_sum(square), distance - (mean - base)};
 }
 
-// Likewise of K entries a lane, in registers.
-template <int K>
+// K entries a lane, in registers.
+template <class T, int K>
 SDORT_INLINE Moments merge(const Moments (&mine)[K]) {
-    const float base = shuffle(mine[0].mean, 0);
-    float n = 0.0f, sum = 0.0f, square = 0.0f;
+    return merge_parts<T>(shuffle(mine[0].mean, 0), [&](auto body) {
 #pragma unroll
-    for (int i = 0; i < K; ++i) {
-        n += mine[i].count;
-        sum = fmaf(mine[i].count, mine[i].mean - base, sum);
-    }
-    n = wave_sum(n);
-    const float distance = wave_sum(sum) * fast_rcp(n), mean = base + distance;
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-        const float d = mine[i].mean - mean;
-        square += fmaf(mine[i].count * d, d, mine[i].m2);
-    }
-    return {n, mean, wave_sum(square), distance - (mean - base)};
+        for (int i = 0; i < K; ++i) body(mine[i]);
+    });
 }
 
 }  // namespace sdort::group_norm
