@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnx import numpy_helper
 from test_matrix import described
 
 from sdort.bench.check import Precision
+from sdort.errors import BadModelError
 from sdort.loader import load_model
 from sdort.pipeline import Options, optimize_model
 from sdort.provenance import KEY, Provenance, read_provenance
@@ -119,6 +121,20 @@ def test_the_record_is_small_and_always_the_same(exported: Exported, tmp_path: P
     assert again.graph(again.candidate).metadata_props[0].value == text
     assert len(text) < 100 * len(first.graph(first.candidate).graph.node)
     assert set(json.loads(text)) == {"makers", "layouts"}
+
+
+def test_an_output_that_the_original_calls_otherwise_is_no_agreement(exported: Exported, tmp_path: Path) -> None:
+    """The search ends at the last pair: without the output it would end before what is wrong."""
+    graphs = optimized(exported(TEXT), TEXT, tmp_path, "cpu")
+    output = graphs.graph(graphs.candidate).graph.output[0].name
+    model = onnx.load(exported(TEXT))
+    for node in model.graph.node:
+        node.output[:] = ["renamed" if name == output else name for name in node.output]
+        node.input[:] = ["renamed" if name == output else name for name in node.input]
+    model.graph.output[0].name = "renamed"
+    onnx.save(model, tmp_path / "renamed.onnx")
+    with pytest.raises(BadModelError, match=f"the original has no output {output}"):
+        find_parting(replace(graphs, original=tmp_path / "renamed.onnx"), output, Tolerance(1e-9, 1e-9))
 
 
 # --- the search ---

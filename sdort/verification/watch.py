@@ -74,8 +74,13 @@ class Graphs:
 
         A tensor of the candidate that has the name of one of the original holds the same values: passes give what
         is new a new name. A channels-last twin stands for the tensor that the provenance names.
+
+        Raises:
+            BadModelError: the original has no such output; what is wrong may then lie behind the last pair.
         """
         original, candidate = self.graph(self.original), self.graph(self.candidate)
+        if output not in outputs_of(original.graph):
+            raise BadModelError(f"the original has no output {output}", component=self.component)
         needed = set(ancestors(candidate.graph, [output]))
         order = {name: index for index, name in enumerate(outputs_of(original.graph))}
         found: dict[str, str] = {}
