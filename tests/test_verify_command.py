@@ -347,6 +347,8 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     assert found.failed == ["images"]
     assert "images: PSNR 30.0 dB, at least 40 wanted" in lines(found)
     assert "images: 1 may differ by chance; --seeds 8 tells" in lines(found)
+    found.images = [other, replace(other, prompt="b")]
+    assert "images: 2 may differ by chance; --seeds 4 tells" in lines(found)
     found.images = [other] * 5 + [same] * 3
     assert found.failed == ["images"]
     assert "images: median PSNR 30.0 dB, at least 40 wanted (8 images)" in lines(found)

@@ -147,7 +147,8 @@ def images_lines(result: Verification) -> list[str]:
         return []
     said = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
     if judged.few:
-        said.append(f"images: {judged.images} may differ by chance; --seeds {ENOUGH} tells")
+        seeds = math.ceil(ENOUGH / len({each.prompt for each in result.images}))
+        said.append(f"images: {judged.images} may differ by chance; --seeds {seeds} tells")
     return said
 
 
