@@ -143,6 +143,23 @@ def test_a_form_that_is_not_known_stays_whole(node: str, inputs: dict[str, tuple
     assert not model.functions
 
 
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("p{0} = MatMul (x, y)\n s{0} = Softmax (p{0})\n o{0} = MatMul (s{0}, y)", "shares"),
+        ("n{0} = LayerNormalization (x, y)", "shifted"),
+        ("e{0} = Erf (x)", "erf"),
+    ],
+    ids=["attention", "normalization", "activation"],
+)
+def test_what_is_there_twice_is_not_found(text: str, step: str) -> None:
+    """Which of the two a step of the other graph stands for, nothing tells."""
+    for times, found in ((1, True), (2, False)):
+        body = "\n".join(text.format(index) for index in range(times))
+        header = '<ir_version: 10, opset_import: ["": 23]> g (float[2, 2] x, float[2, 2] y) => ()'
+        assert (step in landmarks(onnx.parser.parse_model(f"{header} {{ {body} }}").graph.node)) is found
+
+
 # --- what was planted inside ---
 
 
