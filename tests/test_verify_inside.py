@@ -143,6 +143,11 @@ def test_a_form_that_is_not_known_stays_whole(node: str, inputs: dict[str, tuple
     assert not model.functions
 
 
+def found_in_text(body: str) -> dict[str, str]:
+    header = '<ir_version: 10, opset_import: ["": 23]> g (float[2, 2] x, float[2, 2] y) => ()'
+    return landmarks(onnx.parser.parse_model(f"{header} {{ {body} }}").graph.node)
+
+
 @pytest.mark.parametrize(
     ("text", "step"),
     [
@@ -155,9 +160,20 @@ def test_a_form_that_is_not_known_stays_whole(node: str, inputs: dict[str, tuple
 def test_what_is_there_twice_is_not_found(text: str, step: str) -> None:
     """Which of the two a step of the other graph stands for, nothing tells."""
     for times, found in ((1, True), (2, False)):
-        body = "\n".join(text.format(index) for index in range(times))
-        header = '<ir_version: 10, opset_import: ["": 23]> g (float[2, 2] x, float[2, 2] y) => ()'
-        assert (step in landmarks(onnx.parser.parse_model(f"{header} {{ {body} }}").graph.node)) is found
+        assert (step in found_in_text("\n".join(text.format(index) for index in range(times)))) is found
+
+
+def test_the_sum_of_the_values_is_found_behind_a_guard_against_nan() -> None:
+    """Exporters write a softmax of rows that are all closed as zeros."""
+    guard = "lost = IsNaN (s)\n none = Constant <value_float = 0.0> ()\n kept = Where (lost, none, s)"
+    found = found_in_text(f"p = MatMul (x, y)\n s = Softmax (p)\n {guard}\n v = Add (x, y)\n o = MatMul (kept, v)")
+    assert (found["shares"], found["sums"], found["value"]) == ("s", "o", "v")
+
+
+def test_only_what_is_less_its_mean_is_a_normalization() -> None:
+    text = "m = {} (x)\n c = Sub (x, m)\n r = Sqrt (y)\n n = Div (c, r)"
+    assert found_in_text(text.format("ReduceMean")) == {"normal": "n"}
+    assert found_in_text(text.format("ReduceMax")) == {}
 
 
 # --- what was planted inside ---
