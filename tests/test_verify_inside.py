@@ -19,6 +19,7 @@ from test_verify_bisect import PLACE, compare, found_in, optimized, scaled
 from sdort import verify as verify_module
 from sdort.loader import load_model
 from sdort.pipeline import Options, optimize_model
+from sdort.reference import MINIMUM_OPSET
 from sdort.targets import load_target
 from sdort.verification import blame as blame_module
 from sdort.verification import inside as inside_module
@@ -124,7 +125,7 @@ def test_an_operator_spelled_out_computes_what_its_kernel_does(name: str) -> Non
     assert len(landmarks(apart.graph.node)) >= (5 if "softmax" in str(apart).lower() else 1)
 
 
-QKV = {"q": ROWS, "k": KEYS, "v": KEYS}
+QKV: dict[str, tuple[int, ...]] = {"q": ROWS, "k": KEYS, "v": KEYS}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,14 @@ def test_a_form_that_is_not_known_stays_whole(node: str, inputs: dict[str, tuple
     model = spell_out(graph_of(node, inputs), {"y"})
     assert [each.op_type for each in model.graph.node] == [graph_of(node, inputs).graph.node[0].op_type]
     assert not model.functions
+
+
+def test_an_opset_without_what_the_steps_are_written_in_leaves_it_whole() -> None:
+    model = graph_of(_MHA.format(more="", inputs="q, k, v"), QKV)
+    assert spell_out(model, {"y"}).functions
+    old = graph_of(_MHA.format(more="", inputs="q, k, v"), QKV)
+    next(entry for entry in old.opset_import if not entry.domain).version = MINIMUM_OPSET - 1
+    assert not spell_out(old, {"y"}).functions
 
 
 def found_in_text(body: str) -> dict[str, str]:
