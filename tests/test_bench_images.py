@@ -15,8 +15,9 @@ from sdort.bench.cases import SEED, Case
 from sdort.bench.check import Precision
 from sdort.bench.plan import Options
 from sdort.bench.reference import Reference, draw
+from sdort.bench.report import refuse_failed
 from sdort.bench.rows import Row
-from sdort.errors import UsageError
+from sdort.errors import ParityError, UsageError
 from sdort.runtime.images import Generated
 from sdort.runtime.providers import CPU
 
@@ -97,6 +98,16 @@ def test_what_is_alike_needs_no_more_images_and_what_cannot_draw_them_stays_as_i
     _check([same, other], case, reference, options)
     assert (same.row.status, same.row.likeness()) == ("ok", "equal")
     assert "is not like it: PSNR" in other.row.status
+
+
+def test_what_is_unlike_its_reference_is_sent_to_verify_and_what_does_not_run_is_not() -> None:
+    unlike, broken = row(psnr_db=25.0, lowest_psnr_db=20.0), row()
+    unlike.fail("is not like it: PSNR 25.0 dB, at least 40 wanted")
+    broken.fail("cpu cannot run it")
+    for rows, hint in (([unlike, broken], "sdort verify PIPELINE --bisect tells where and why."), ([broken], None)):
+        with pytest.raises(ParityError) as caught:
+            refuse_failed(rows)
+        assert caught.value.hint == hint
 
 
 def test_the_median_is_shown_with_the_lowest() -> None:

@@ -41,8 +41,10 @@ def refuse_failed(rows: Sequence[Row]) -> None:
     """
     failed = failures(rows)
     if failed:
+        unlike = any(row.failed and (row.error is not None or row.psnr_db is not None) for row in rows)
         raise ParityError(
             f"{len(failed)} of {len(rows)} rows were not timed, because they failed:{listed(failed)}",
+            hint="sdort verify PIPELINE --bisect tells where and why." if unlike else None,
         )
 
 
