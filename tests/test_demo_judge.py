@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sdort.demo.judge import components, judge, look
+from sdort.demo.judge import wrong as words_for
 from sdort.demo.prompts import POSITIONS, RELATIONS, held_out, parse
 from sdort.demo.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, Thing, draw
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, Score, score
@@ -110,6 +111,8 @@ def test_what_is_wrong_is_named(changed: Scene, wrong: str) -> None:
     verdict = judge(draw(changed), parse(PAIR_PROMPT))
     assert getattr(verdict, wrong) is False
     assert verdict.right == (wrong in ("size", "background"))
+    assert (wrong in words_for(verdict)) == (not verdict.right)
+    assert bool(words_for(verdict)) == (not verdict.right)
 
 
 @pytest.mark.parametrize("row", range(3))
