@@ -29,8 +29,8 @@
 //             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
 //             brings 2 to 4 (MI300X, H100). Bandwidth-bound above 4 MiB or so; below, latencies, the exchange and the launch
 //             take longer. What a GPU cannot keep is read twice, 6 bytes an element but for what its cache still has.
-// Measured    H100 80GB, 2026-11-21, fp16: 1x256x256x512 silu 58.7 µs (77% of copy), 1x512x512x256 silu 131.4 µs (69% of
-//             copy), 2x64x64x320 silu 10.4 µs (34% of copy); not measured on AMD hardware.
+// Measured    H100 80GB, 2026-11-21, fp16: 1x256x256x512 silu 58.9 µs (76% of copy), 1x512x512x256 silu 131.7 µs (68% of copy),
+//             2x64x64x320 silu 10.0 µs (35% of copy); not measured on AMD hardware.
 #pragma once
 
 #include <stdint.h>
