@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from small_graphs import Array, parse
 
-from sdort.precision.emulate import write_emulated
+from sdort.precision.emulate import emulate_graph, write_emulated
 from sdort.precision.widen import all_nodes, attention_nodes, tensors_of, widen_file
 
 RNG = np.random.default_rng(0)
@@ -161,3 +161,17 @@ def _apart(feeds: Mapping[str, Array]) -> list[Array]:
     else:
         parts = [feeds[name].reshape(2, -1, 2, 4) for name in "qkv"]
     return [part.astype(np.float64) for part in parts]
+
+
+def test_an_attention_beside_own_operators_of_a_newer_opset_is_emulated() -> None:
+    """Inlining an operator's body wants all functions of a model in the model's opset."""
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "sdort": 1]>
+        g (float16[1, 4, 8] x) => (float16[1, 4, 8] z) {
+            y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x)
+            z = sdort.Twice (y)
+        }
+        <domain: "sdort", opset_import: ["": 21]> Twice (a) => (b) { b = Add (a, a) }"""
+    found = emulate_graph(onnx.parser.parse_model(text), {"x", "y", "z"})
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.ones((1, 4, 8), np.float16)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], 2 * x)

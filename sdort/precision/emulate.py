@@ -100,7 +100,9 @@ def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto, to: int) -> None:
     heads, scale = attributes["num_heads"], attributes.get("scale")
     names, apart = _heads(given)
     factor = f"Constant <value_float = {scale:.20f}> ()" if scale else "Reciprocal (root)"
-    function = parser.parse_function(f"""<domain: "{DOMAIN}", opset_import: ["": 18]>
+    # Of the model's opset: functions of several are not inlined together with own operators'.
+    opset = next(entry.version for entry in proto.opset_import if not entry.domain)
+    function = parser.parse_function(f"""<domain: "{DOMAIN}", opset_import: ["": {opset}]>
         Attention{len(proto.functions)} ({names}) => (Y) {{
             heads = Constant <value_ints = [0, 0, {heads}, -1]> ()
             merged = Constant <value_ints = [0, 0, -1]> ()
