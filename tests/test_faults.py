@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import forked
@@ -24,6 +25,14 @@ ROUNDS = 14
 """Kills of each command by the clock."""
 RUN = ("--height", "64", "--width", "64", "--provider", "cpu", "--seed", "1", "-o", "out/image.png")
 OLD = {"old.onnx": b"what was there before"}
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell starts what runs in the background deaf to SIGINT, and the commands that it starts inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def _measure(
             ready.append(_warm_up(engine, meter, case, row, options, advance))
         except SdortError as error:
             detail(str(error))
-            row.fail(error.message)
+            row.fail(f"{error.message}. {error.hint}" if error.hint else error.message)
     _check(ready, case, reference, options)
     good = [each for each in ready if not each.row.failed]
     if torch_on_gpu():  # the meters emptied its cache, which the driver fills slowly
