@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import tarfile
@@ -10,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_modules import load_script
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "gpu_trust.py"
 FAILING = """
 import sys
 print("a result", flush=True)
@@ -24,13 +23,7 @@ sys.exit(5)
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_trust", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_trust", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gpu_trust", monkeypatch)
 
 
 def arguments(script: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> object:

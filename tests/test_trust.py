@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from script_modules import SCRIPTS, load_script
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "trust.py"
+SCRIPT = SCRIPTS / "trust.py"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("trust", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "trust", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("trust", monkeypatch)
 
 
 def test_all_of_it_on_the_demo_model(script: ModuleType, tmp_path: Path) -> None:
