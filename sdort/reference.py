@@ -10,7 +10,7 @@ Norms and activations are computed in float32 and rounded once, as the kernels d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,23 @@ class Call:
     outputs: tuple[bool, ...]
     attributes: dict[str, Any]
 
+    @classmethod
+    def of(cls, node: onnx.NodeProto) -> Call:
+        """What a node asks for."""
+        attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+        return cls(tuple(map(bool, node.input)), tuple(map(bool, node.output)), attributes)
+
     def has_input(self, index: int) -> bool:
         return index < len(self.inputs) and self.inputs[index]
 
     def has_output(self, index: int) -> bool:
         return index < len(self.outputs) and self.outputs[index]
+
+    def signature(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
+        """``(inputs) => (outputs)`` of its function in ONNX text: of an operator's parameters, those that are there."""
+        taken = ", ".join(name for index, name in enumerate(inputs) if self.has_input(index))
+        given = ", ".join(name for index, name in enumerate(outputs) if self.has_output(index))
+        return f"({taken}) => ({given})"
 
     def text(self, *names: str) -> str:
         """The named attributes, those that are set, as ONNX text: ``<groups = 4, epsilon = 1e-5>``."""
@@ -216,21 +228,14 @@ def needs_expansion(node: onnx.NodeProto) -> bool:
 def make_function(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     """The function that computes what ``node`` does; equal forms get equal functions."""
     inputs, outputs = PARAMETERS[node.op_type]
-    call = Call(
-        tuple(map(bool, node.input)),
-        tuple(map(bool, node.output)),
-        {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute},
-    )
+    call = Call.of(node)
     if len(node.input) > len(inputs) or len(node.output) > len(outputs):
         raise BadModelError(f"{node.op_type} has more inputs or outputs than the reference knows", node=node.name)
     body = BODIES[node.op_type](call)
-    taken = ", ".join(name for i, name in enumerate(inputs) if call.has_input(i))
-    given = ", ".join(name for i, name in enumerate(outputs) if call.has_output(i))
-    name = f"{node.op_type}_{hashlib.sha256(f'{taken}{given}{body}'.encode()).hexdigest()[:8]}"
+    signature = call.signature(inputs, outputs)
+    name = f"{node.op_type}_{hashlib.sha256(f'{signature}{body}'.encode()).hexdigest()[:8]}"
     imports = f'["": {opset}, "com.microsoft": 1]'
-    return onnx.parser.parse_function(
-        f'<domain: "{DOMAIN}", opset_import: {imports}>\n{name} ({taken}) => ({given}) {{{body}\n}}'
-    )
+    return onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: {imports}>\n{name} {signature} {{{body}\n}}')
 
 
 def call_function(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:

@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, parser
 
+from sdort.attention_body import multi_head_attention
 from sdort.precision.bf16 import says_bf16
 from sdort.precision.widen import all_nodes, tensors_of, widen
-from sdort.reference import expand
+from sdort.reference import Call, expand
 
 DOMAIN = "sdort.emulated"
 
@@ -93,50 +94,17 @@ def _add_rounding(graph: onnx.GraphProto, source: str, target: str) -> None:
 
 def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto, to: int) -> None:
     """Make an attention without mask and bias a call of a function that stores its scores."""
-    given = [*map(bool, node.input), False, False, False]
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if any(given[3:]) or attributes.get("unidirectional"):
+    call = Call.of(node)
+    body = multi_head_attention(call, to)
+    if body is None or any(call.inputs[3:]) or call.attributes.get("unidirectional"):
         return
-    heads, scale = attributes["num_heads"], attributes.get("scale")
-    names, apart = _heads(given)
-    factor = f"Constant <value_float = {scale:.20f}> ()" if scale else "Reciprocal (root)"
     # Of the model's opset: functions of several are not inlined together with own operators'.
     opset = next(entry.version for entry in proto.opset_import if not entry.domain)
-    function = parser.parse_function(f"""<domain: "{DOMAIN}", opset_import: ["": {opset}]>
-        Attention{len(proto.functions)} ({names}) => (Y) {{
-            heads = Constant <value_ints = [0, 0, {heads}, -1]> ()
-            merged = Constant <value_ints = [0, 0, -1]> ()
-            one = Constant <value_ints = [3]> ()
-            {apart}
-            width = Shape <start = -1> (q)
-            width_float = Cast <to = 1> (width)
-            root = Sqrt (width_float)
-            factor = {factor}
-            queries = Transpose <perm = [0, 2, 1, 3]> (q)
-            keys = Transpose <perm = [0, 2, 3, 1]> (k)
-            values = Transpose <perm = [0, 2, 1, 3]> (v)
-            products = MatMul (queries, keys)
-            scores = Mul (products, factor)
-            stored = Cast <to = {to}> (scores)
-            read = Cast <to = 1> (stored)
-            shares = Softmax <axis = -1> (read)
-            sums = MatMul (shares, values)
-            rows = Transpose <perm = [0, 2, 1, 3]> (sums)
-            Y = Reshape (rows, merged)
-        }}""")
+    header = f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>'
+    signature = call.signature(("query", "key", "value"), ("output",))
+    function = parser.parse_function(f"{header}\nAttention{len(proto.functions)} {signature} {{{body}\n}}")
     proto.functions.append(function)
     if all(entry.domain != DOMAIN for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     node.domain, node.op_type = DOMAIN, function.name
     del node.attribute[:]
-
-
-def _heads(given: list[bool]) -> tuple[str, str]:
-    """Parameters, and the text that makes q, k, v [batch, rows, heads, size] of them."""
-    if not given[1]:
-        split = "a, b, c = Split <axis = 3, num_outputs = 3> (X)"
-        return "X", f"{split}\n q = Squeeze (a, one)\n k = Squeeze (b, one)\n v = Squeeze (c, one)"
-    if not given[2]:
-        split = "q = Reshape (X, heads)\n b, c = Split <axis = 3, num_outputs = 2> (K)"
-        return "X, K", f"{split}\n k = Squeeze (b, one)\n v = Squeeze (c, one)"
-    return "X, K, V", "q = Reshape (X, heads)\n k = Reshape (K, heads)\n v = Reshape (V, heads)"

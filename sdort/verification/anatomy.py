@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from sdort import own_operators, reference
+from sdort.attention_body import multi_head_attention, projected_attention, standard_attention
 from sdort.reference import Call, call_function
-from sdort.verification.attention_body import multi_head_attention, projected_attention, standard_attention
 
 DOMAIN = "sdort.inside"
 MICROSOFT = "com.microsoft"
@@ -64,7 +64,7 @@ def spell_out(model: onnx.ModelProto, chosen: Collection[str], stored: int = Ten
 
 
 def _body(node: onnx.NodeProto, stored: int, logical: Collection[str]) -> str | None:
-    call = _call(node)
+    call = Call.of(node)
     inputs, outputs = PARAMETERS.get((node.domain, node.op_type), ((), ()))
     if len(node.input) > len(inputs) or len(node.output) > len(outputs):
         return None
@@ -81,18 +81,11 @@ def _body(node: onnx.NodeProto, stored: int, logical: Collection[str]) -> str | 
     return _quick_gelu(call) if node.op_type == "QuickGelu" else None
 
 
-def _call(node: onnx.NodeProto) -> Call:
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    return Call(tuple(map(bool, node.input)), tuple(map(bool, node.output)), attributes)
-
-
 def _function(node: onnx.NodeProto, body: str, name: str, opset: int) -> onnx.FunctionProto:
     """The function of one node: its absent inputs and outputs, and its attributes, are in the body."""
-    call, (inputs, outputs) = _call(node), PARAMETERS[node.domain, node.op_type]
-    taken = ", ".join(name for index, name in enumerate(inputs) if call.has_input(index))
-    given = ", ".join(name for index, name in enumerate(outputs) if call.has_output(index))
+    signature = Call.of(node).signature(*PARAMETERS[node.domain, node.op_type])
     header = f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>'
-    return onnx.parser.parse_function(f"{header}\n{name} ({taken}) => ({given}) {{{body}\n}}")
+    return onnx.parser.parse_function(f"{header}\n{name} {signature} {{{body}\n}}")
 
 
 def _logical_tensors(model: onnx.ModelProto) -> set[str]:
