@@ -14,14 +14,11 @@ from typing import Any
 
 from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
-from sdort.passes import fold, half, nhwc, reshape, simplify, spell_out, upgrade
+from sdort.passes import half, nhwc, reshape, spell_out, tidy, upgrade
 from sdort.provenance import KEY, describe
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
 from sdort.targets.target import Target
-
-ROUNDS = 12
-"""Tidying ends when nothing changes; this many rounds mean that two simplifications undo each other."""
 
 
 @dataclass
@@ -117,9 +114,7 @@ def optimize_model(model: Model, options: Options) -> ComponentReport:
 def canonicalize(model: Model) -> None:
     """What an exporter's graph needs to be a tidy standard one: constants folded, shape residue gone."""
     upgrade.to_pattern_opset(model)
-    from sdort.targets import load_target
-
-    _tidy(Run(model, Options(load_target("cpu")), ComponentReport(model.component), Editor(model)))
+    tidy.run(Editor(model))
 
 
 def count_operators(model: Model) -> dict[str, int]:
@@ -132,11 +127,7 @@ def count_operators(model: Model) -> dict[str, int]:
 
 
 def _tidy(run: Run) -> None:
-    for _ in range(ROUNDS):
-        changes = fold.run(run.editor) + reshape.run(run.editor) + simplify.run(run.editor)
-        changes += simplify.merge_equal_nodes(run.editor)
-        if not changes:
-            return
+    tidy.run(run.editor)
 
 
 def _stage(stage: str) -> Callable[[Run], None]:

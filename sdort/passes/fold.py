@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from sdort.rewrite.editor import Editor, producer, scalar, weight
 from sdort.rewrite.infer import plain_attributes
 from sdort.rewrite.symbolic import numbers
+from sdort.rewrite.worklist import apply_rules
 from sdort.weights import Absent, Array, Cast, Concatenated, Inline, Reshaped, Transposed, Weight, as_weight
 
 LIMIT = 1 << 16
@@ -37,18 +38,19 @@ Feed = tuple[str, np.dtype[Any], tuple[int, ...], bytes]
 
 
 def run(editor: Editor) -> int:
-    """Fold in one forward sweep; every node is inferred anew on the way, so chains fold to their end."""
-    changes = 0
-    for node in list(editor.graph.nodes):
-        editor.facts.infer(node)
-        if node.domain or len([t for t in node.outputs if t.name]) != 1:
-            continue
-        new = _constant(editor, node) or _unchanged(editor, node)
-        if new is not None and not (editor.is_output(node.outputs[0]) and node.op == "Identity"):
-            editor.replace(node.outputs[0], new)
-            changes += 1
-    editor.finish()
-    return changes
+    """Fold until nothing is left to fold; returns the number of changes."""
+    return apply_rules(editor, [fold])
+
+
+def fold(editor: Editor, node: gs.Node) -> bool:
+    """The rule: a node that computes a constant, or nothing, gives way to the constant or to its input."""
+    if node.domain or len([t for t in node.outputs if t.name]) != 1:
+        return False
+    new = _constant(editor, node) or _unchanged(editor, node)
+    if new is None or (editor.is_output(node.outputs[0]) and node.op == "Identity"):
+        return False
+    editor.replace(node.outputs[0], new)
+    return True
 
 
 def _constant(editor: Editor, node: gs.Node) -> gs.Constant | None:

@@ -12,36 +12,37 @@ import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.symbolic import Dim, Shape
+from sdort.rewrite.worklist import apply_rules
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 
 def run(editor: Editor) -> int:
-    """Give every view of known shape a constant target, straight from the first tensor of a chain of views."""
-    changes = 0
-    for node in list(editor.graph.nodes):
-        if node.op not in VIEWS or node.domain or not node.outputs:
-            continue
-        source = node.inputs[0]
+    """Settle every view of known shape; returns the number of changes."""
+    return apply_rules(editor, [constant_view])
+
+
+def constant_view(editor: Editor, node: gs.Node) -> bool:
+    """The rule: a view of known shape gets a constant target, straight from the first tensor of a chain of views."""
+    if node.op not in VIEWS or node.domain:
+        return False
+    source = node.inputs[0]
+    inner = producer(source)
+    while inner is not None and inner.op in VIEWS and not inner.domain:
+        source = inner.inputs[0]
         inner = producer(source)
-        while inner is not None and inner.op in VIEWS and not inner.domain:
-            source = inner.inputs[0]
-            inner = producer(source)
-        target, before = editor.shape(node.outputs[0]), editor.shape(source)
-        spec = None if target is None or before is None else constant_target(target, before)
-        if spec is None or (spec and node.op == "Reshape" and source is node.inputs[0] and _has_target(node, spec)):
-            continue
-        if spec:
-            editor.node("Reshape", [source, editor.ints(spec, "shape")], outputs=[node.outputs[0]])
-        elif node.op == "Squeeze" and source is node.inputs[0]:
-            continue
-        else:  # MIGraphX takes a target without numbers for one without elements
-            editor.node("Squeeze", [source, editor.ints(range(len(before or ())), "axes")], outputs=[node.outputs[0]])
-        node.inputs.clear()
-        changes += 1
-    if changes:
-        editor.finish()
-    return changes
+    target, before = editor.shape(node.outputs[0]), editor.shape(source)
+    spec = None if target is None or before is None else constant_target(target, before)
+    if spec is None or (spec and node.op == "Reshape" and source is node.inputs[0] and _has_target(node, spec)):
+        return False
+    if spec:
+        editor.node("Reshape", [source, editor.ints(spec, "shape")], outputs=[node.outputs[0]])
+    elif node.op == "Squeeze" and source is node.inputs[0]:
+        return False
+    else:  # MIGraphX takes a target without numbers for one without elements
+        editor.node("Squeeze", [source, editor.ints(range(len(before or ())), "axes")], outputs=[node.outputs[0]])
+    node.inputs.clear()
+    return True
 
 
 def _has_target(node: gs.Node, spec: list[int]) -> bool:

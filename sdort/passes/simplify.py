@@ -11,35 +11,15 @@ from onnx import helper
 from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, producer, scalar
 from sdort.rewrite.infer import plain_attributes
+from sdort.rewrite.worklist import Rule, apply_rules
 from sdort.weights import Weight
 
 APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM
 
 
 def run(editor: Editor) -> int:
-    """One round of each simplification; the pipeline repeats it until nothing changes."""
-    changes = 0
-    for node in list(editor.graph.nodes):
-        if not node.outputs or node.domain:
-            continue
-        for step in (
-            _last_axis,
-            _allow_zero,
-            _plain_resize,
-            _cast_like,
-            _divide_to_multiply,
-            _merge_transposes,
-            _hoist_scalar,
-            _merge_scalars,
-            _slice_of_concat,
-        ):
-            if step(editor, node):
-                changes += 1
-                break
-    changes += _split_slices(editor) + _split_sequences(editor)
-    if changes:
-        editor.finish()
-    return changes
+    """Simplify until nothing is left to simplify; returns the number of changes."""
+    return apply_rules(editor, RULES)
 
 
 def _last_axis(editor: Editor, node: gs.Node) -> bool:
@@ -172,7 +152,7 @@ def _merge_scalars(editor: Editor, node: gs.Node) -> bool:
 
 def _bounds(editor: Editor, node: gs.Node) -> tuple[int, int, int] | None:
     """(axis, start, end) of a Slice of one axis with step 1 and known bounds."""
-    if node.op != "Slice" or len(node.inputs) < 4:
+    if node.op != "Slice" or node.domain or len(node.inputs) < 4:
         return None
     start, end, axis = (editor.integer(t) for t in node.inputs[1:4])
     shape = editor.shape(node.inputs[0])
@@ -202,60 +182,73 @@ def _slice_of_concat(editor: Editor, node: gs.Node) -> bool:
             return False
         if (start, start + size) == bounds[1:]:
             editor.replace(node.outputs[0], tensor)
-            node.inputs.clear()
-            node.outputs.clear()
+            _discard(node)
             return True
         start += size
     return False
 
 
-def _split_slices(editor: Editor) -> int:
+def _split_slices(editor: Editor, node: gs.Node) -> bool:
     """Slices that cut a tensor into consecutive equal pieces -> Split."""
-    groups: dict[tuple[str, int], list[tuple[int, int, gs.Node]]] = {}
-    for node in editor.graph.nodes:
-        bounds = _bounds(editor, node) if node.op == "Slice" and node.outputs else None
-        if bounds is not None:
-            groups.setdefault((node.inputs[0].name, bounds[0]), []).append((bounds[1], bounds[2], node))
-    changes = 0
-    for (_, axis), parts in groups.items():
-        parts.sort(key=lambda p: p[0])
-        source = parts[0][2].inputs[0]
-        shape = editor.shape(source)
-        edges = [0, *(end for _, end, _ in parts)]
-        sizes = {end - start for start, end, _ in parts}
-        if shape is None or len(parts) < 2 or len(sizes) != 1 or edges[-1] != shape[axis]:
-            continue
-        if any(start != edge for (start, _, _), edge in zip(parts, edges[:-1], strict=True)):
-            continue
-        outputs = [node.outputs[0] for _, _, node in parts]
-        for _, _, node in parts:
-            node.inputs.clear()
-        editor.node("Split", [source], {"axis": axis, "num_outputs": len(parts)}, outputs=outputs)
-        changes += 1
-    return changes
+    bounds = _bounds(editor, node)
+    if bounds is None:
+        return False
+    axis, source = bounds[0], node.inputs[0]
+    slices = [(n, _bounds(editor, n)) for n in source.outputs if n.inputs[0] is source]
+    parts = sorted(((b[1], b[2], n) for n, b in slices if b and b[0] == axis), key=lambda part: part[0])
+    shape = editor.shape(source)
+    edges = [0, *(end for _, end, _ in parts)]
+    if shape is None or len(parts) < 2 or len({end - start for start, end, _ in parts}) != 1:
+        return False
+    if edges[-1] != shape[axis] or [start for start, _, _ in parts] != edges[:-1]:
+        return False
+    outputs = [part.outputs[0] for _, _, part in parts]
+    for _, _, part in parts:
+        part.inputs.clear()
+    editor.node("Split", [source], {"axis": axis, "num_outputs": len(parts)}, outputs=outputs)
+    return True
 
 
-def _split_sequences(editor: Editor) -> int:
+def _split_sequence(editor: Editor, node: gs.Node) -> bool:
     """SplitToSequence whose elements are taken one by one -> Split (torch's chunk, before its exporter's optimizer)."""
-    changes = 0
-    for node in list(editor.graph.nodes):
-        if node.op != "SplitToSequence" or not node.outputs or len(node.inputs) != 2:
-            continue
-        readers = list(node.outputs[0].outputs)
-        picks = [editor.integer(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
-        size, shape = editor.integer(node.inputs[1]), editor.shape(node.inputs[0])
-        axis = node.attrs.get("axis", 0)
-        length = None if shape is None else shape[axis]
-        if not size or not isinstance(length, int) or None in picks:
-            continue
-        sizes = [min(size, length - start) for start in range(0, length, size)]
-        attrs = {"axis": axis, "num_outputs": len(sizes)} if len(set(sizes)) == 1 else {"axis": axis}
-        inputs = [node.inputs[0]] if "num_outputs" in attrs else [node.inputs[0], editor.ints(sizes)]
-        parts = editor.node("Split", inputs, attrs, outputs=len(sizes)).outputs
-        for reader, pick in zip(readers, picks, strict=True):
-            editor.replace(reader.outputs[0], parts[pick])
-        changes += 1
-    return changes
+    if node.op != "SplitToSequence" or len(node.inputs) != 2:
+        return False
+    readers = list(node.outputs[0].outputs)
+    picks = [editor.integer(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
+    size, shape = editor.integer(node.inputs[1]), editor.shape(node.inputs[0])
+    axis = node.attrs.get("axis", 0)
+    length = None if shape is None else shape[axis]
+    if not size or not isinstance(length, int) or None in picks:
+        return False
+    sizes = [min(size, length - start) for start in range(0, length, size)]
+    attrs = {"axis": axis, "num_outputs": len(sizes)} if len(set(sizes)) == 1 else {"axis": axis}
+    inputs = [node.inputs[0]] if "num_outputs" in attrs else [node.inputs[0], editor.ints(sizes)]
+    parts = editor.node("Split", inputs, attrs, outputs=len(sizes)).outputs
+    for reader, pick in zip(readers, picks, strict=True):
+        editor.replace(reader.outputs[0], parts[pick])
+        _discard(reader)
+    return True
+
+
+def _discard(node: gs.Node) -> None:
+    """Take out a node that nobody reads any more."""
+    node.inputs.clear()
+    node.outputs.clear()
+
+
+RULES: tuple[Rule, ...] = (
+    _last_axis,
+    _allow_zero,
+    _plain_resize,
+    _cast_like,
+    _divide_to_multiply,
+    _merge_transposes,
+    _hoist_scalar,
+    _merge_scalars,
+    _slice_of_concat,
+    _split_slices,
+    _split_sequence,
+)
 
 
 def merge_equal_nodes(editor: Editor) -> int:

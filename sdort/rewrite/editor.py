@@ -44,11 +44,12 @@ class Editor:
         self.makers: dict[str, tuple[str, ...]] = {}
         self.layouts: dict[str, str] = {}
         self.facts = Facts(self.graph.opset, self.model.component)
+        self._positions: dict[int, int] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Order the nodes and compute all facts anew."""
-        self.graph.nodes = sort_nodes(self.graph.nodes, self.model.component)
+        self._set_order(sort_nodes(self.graph.nodes, self.model.component))
         self.facts = Facts(self.graph.opset, self.model.component)
         for tensor in self.graph.inputs:
             self.facts.declare(tensor)
@@ -71,6 +72,10 @@ class Editor:
         """The element of an integer tensor that has one, where it is a known number."""
         value = self.dims(tensor)
         return value[0] if value is not None and len(value) == 1 and isinstance(value[0], int) else None
+
+    def position(self, node: gs.Node) -> int:
+        """Where the node stands in topological order: none that it reads from has a larger number."""
+        return self._positions[id(node)]
 
     def is_output(self, tensor: gs.Tensor) -> bool:
         return any(tensor is output for output in self.graph.outputs)
@@ -110,6 +115,7 @@ class Editor:
             tensor.inputs.clear()
         node = gs.Node(op, name, attrs or {}, list(inputs), list(outputs), domain=domain or None)
         self.graph.nodes.append(node)
+        self.place(node)
         self.facts.infer(node)
         if self.maker:
             self.makers[name] = (self.maker,)
@@ -132,7 +138,24 @@ class Editor:
 
     def finish(self) -> None:
         """Drop what no output needs and restore the topological order."""
-        self.graph.nodes = sort_nodes(live_nodes(self.graph), self.model.component)
+        self._set_order(sort_nodes(live_nodes(self.graph), self.model.component))
+
+    def _set_order(self, nodes: list[gs.Node]) -> None:
+        self.graph.nodes = nodes
+        self._positions = {id(node): index for index, node in enumerate(nodes)}
+
+    def place(self, node: gs.Node) -> None:
+        """Give a new node the position of the last that it reads from, and those that read from it one not before."""
+        producers = (p for tensor in node.inputs for p in tensor.inputs)
+        self._positions[id(node)] = max((self._positions[id(p)] for p in producers), default=0)
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            least = self._positions[id(current)]
+            for reader in (r for tensor in current.outputs for r in tensor.outputs):
+                if self._positions[id(reader)] < least:
+                    self._positions[id(reader)] = least
+                    stack.append(reader)
 
 
 def live_nodes(graph: gs.Graph) -> list[gs.Node]:

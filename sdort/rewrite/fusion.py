@@ -158,12 +158,13 @@ def apply_fusion(
     editor.maker = fusion.name
     outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
     limit = 2 * len(editor.graph.nodes)
+    roots = {(before.root.op, before.root.domain) for before, _ in fusion.spellings}
     again = True
     while again:
         again = False
         if outcome.matched > limit:
             raise RuntimeError(f"{fusion.name} matches its own result again and again")
-        for node in list(editor.graph.nodes):
+        for node in [n for n in editor.graph.nodes if (n.op, n.domain or "") in roots]:
             if not node.outputs:
                 continue
             # Lowering is for what the target does not run, and says so.
@@ -209,7 +210,7 @@ def _substitute(
     editor: Editor, before: Pattern, after: Pattern, match: Match, derived: dict[str, Any], support: Support | None
 ) -> Refusal | None:
     """Instantiate After in place of the match; nothing has changed if the target refuses one of its nodes."""
-    circular = _reads_removed(before, after, match)
+    circular = _reads_removed(editor, before, after, match)
     if circular:
         return refuse("the result would need a size of what it replaces", circular)
     tensors: dict[str, gs.Tensor] = dict(match.tensors)
@@ -237,13 +238,15 @@ def _substitute(
     earlier = [maker for node in match.nodes.values() for maker in editor.makers.get(node.name, ())]
     for made in built:
         _trim(editor, made)
+        editor.place(made)
         editor.makers[made.name] = tuple(dict.fromkeys((*earlier, *editor.makers.get(made.name, ()))))
     return None
 
 
-def _reads_removed(before: Pattern, after: Pattern, match: Match) -> str | None:
+def _reads_removed(editor: Editor, before: Pattern, after: Pattern, match: Match) -> str | None:
     """An input of After that is computed from what the rewrite removes."""
     removed = {id(node) for node in match.nodes.values()}
+    first = min(editor.position(node) for node in match.nodes.values())
     used = {n for node in after.nodes for n in node.inputs}
     for name in before.inputs:
         if name not in used or before.types[name].kind != "i":
@@ -253,7 +256,7 @@ def _reads_removed(before: Pattern, after: Pattern, match: Match) -> str | None:
             for node in stack.pop().inputs:
                 if id(node) in removed:
                     return name
-                if id(node) not in seen:
+                if id(node) not in seen and editor.position(node) >= first:
                     seen.add(id(node))
                     stack.extend(node.inputs)
     return None

@@ -20,12 +20,15 @@ from onnx import defs, helper, shape_inference
 
 from sdort.errors import BadModelError
 from sdort.rewrite.symbolic import (
+    Atom,
     Dim,
     Equalities,
     Expr,
     Shape,
+    atoms,
     divide,
     is_natural,
+    name_unknown,
     numbers,
     preference,
     product,
@@ -71,6 +74,9 @@ NOTHING = Fact()
 class Facts:
     """The facts of all tensors of a graph, by tensor name.
 
+    What was found once stays: a tensor's facts are replaced by others only where these say as much. ``changed`` takes
+    every tensor of which something else is known than before; whoever follows changes empties it.
+
     Args:
         opset: the default domain's opset.
         component: the pipeline component, for messages.
@@ -79,7 +85,10 @@ class Facts:
     def __init__(self, opset: int, component: str) -> None:
         self.opset = opset
         self.component = component
+        self.changed: dict[str, gs.Tensor] = {}
         self._facts: dict[str, Fact] = {}
+        self._tensors: dict[str, gs.Tensor] = {}
+        self._mentions: dict[Atom, set[str]] = {}
         self._dims: dict[str, Dim] = {}
         self._equal = Equalities()
 
@@ -93,10 +102,28 @@ class Facts:
         return self.of(tensor).shape
 
     def set(self, tensor: gs.Tensor, fact: Fact) -> None:
-        shape, value = (
-            None if dims is None else tuple(map(self._equal.apply, dims)) for dims in (fact.shape, fact.value)
-        )
-        self._facts[tensor.name] = Fact(fact.dtype, shape, value)
+        """Take what was found of a tensor, as far as it does not say less than what is known already."""
+        before = self._facts.get(tensor.name, NOTHING)
+        dtype = fact.dtype if fact.dtype is not None else before.dtype
+        shape, value = self._clearer(before.shape, fact.shape), self._clearer(before.value, fact.value)
+        now = Fact(dtype, shape, value)
+        if now != before:
+            self._keep(tensor, now)
+
+    def _clearer(self, before: Shape | None, found: Shape | None) -> Shape | None:
+        if found is None:
+            return before
+        found = tuple(map(self._equal.apply, found))
+        if before is None or before == found or len(before) != len(found):
+            return found
+        return tuple(b if preference(b) < preference(f) else f for b, f in zip(before, found, strict=True))
+
+    def _keep(self, tensor: gs.Tensor, fact: Fact) -> None:
+        self._facts[tensor.name] = fact
+        self._tensors[tensor.name] = self.changed[tensor.name] = tensor
+        for dim in (*(fact.shape or ()), *(fact.value or ())):
+            for atom in atoms(dim):
+                self._mentions.setdefault(atom, set()).add(tensor.name)
 
     def declare(self, tensor: gs.Variable) -> None:
         """Take a graph input's declared type; its symbolic dims become named sizes."""
@@ -106,7 +133,8 @@ class Facts:
                 d if isinstance(d, int) and d >= 0 else symbol(d) if isinstance(d, str) and d else unknown()
                 for d in tensor.shape
             )
-        self.set(tensor, Fact(_dtype(tensor.dtype), dims))
+        (fact,) = _name_unknowns([tensor], [Fact(_dtype(tensor.dtype), dims)])
+        self.set(tensor, fact)
 
     def infer(self, node: gs.Node) -> None:
         """Compute the facts of the node's outputs from those of its inputs.
@@ -124,7 +152,8 @@ class Facts:
             ) from error
         if facts is None:
             facts = self._by_onnx(node)
-        for tensor, fact in zip(node.outputs, facts, strict=False):  # a rule states the outputs it knows
+        # A rule states the outputs it knows.
+        for tensor, fact in zip(node.outputs, _name_unknowns(node.outputs, facts), strict=False):
             if tensor.name:
                 self.set(tensor, fact)
 
@@ -141,7 +170,15 @@ class Facts:
         for axis in range(len(shapes[0])):
             if axis != node.attrs["axis"] % len(shapes[0]):
                 for shape in shapes[1:]:
-                    self._equal.learn(shapes[0][axis], shape[axis])
+                    self._learn(shapes[0][axis], shape[axis])
+
+    def _learn(self, a: Dim, b: Dim) -> None:
+        """Take two sizes for equal; whatever is written with one of them is written anew."""
+        size = self._equal.learn(a, b)
+        for name in self._mentions.pop(size, ()) if size is not None else ():
+            fact, apply = self._facts[name], self._equal.apply
+            shape, value = (None if dims is None else tuple(map(apply, dims)) for dims in (fact.shape, fact.value))
+            self._keep(self._tensors[name], Fact(fact.dtype, shape, value))
 
     def _by_onnx(self, node: gs.Node) -> Sequence[Fact]:
         nothing = [NOTHING] * len(node.outputs)
@@ -193,6 +230,19 @@ class Facts:
             for d in tensor.shape.dim
         )
         return Fact(dtype, dims)
+
+
+def _name_unknowns(tensors: Sequence[gs.Tensor], facts: Sequence[Fact]) -> list[Fact]:
+    """A size that nobody could tell is called after its place, so that it is the same size when inferred again."""
+    named: dict[Atom, Expr] = {}
+
+    def call(dims: Shape | None, what: str) -> Shape | None:
+        return None if dims is None else tuple(name_unknown(d, f"{what}.{i}", named) for i, d in enumerate(dims))
+
+    return [
+        Fact(f.dtype, call(f.shape, f"{t.name}"), call(f.value, f"{t.name}.value"))
+        for t, f in zip(tensors, facts, strict=False)
+    ]
 
 
 def plain_attributes(node: gs.Node) -> dict[str, Any]:

@@ -261,13 +261,14 @@ def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
     of the match does, goes with it.
     """
     inside = {id(node) for node in match.nodes.values()}
+    last = max(match.editor.position(node) for node in match.nodes.values())
     public = {id(match.tensors[name]) for name in pattern.outputs if name in match.tensors}
     for node in match.nodes.values():
         for tensor in node.outputs:
             if id(tensor) in public:
                 continue
             outsider = next(
-                (c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside, match.editor)), None
+                (c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside, last, match.editor)), None
             )
             if outsider is not None or match.editor.is_output(tensor):
                 reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
@@ -276,8 +277,8 @@ def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
     return True
 
 
-def _returns(node: gs.Node, inside: set[int], editor: Editor) -> bool:
-    """Whether a Shape's sizes end up nowhere but in nodes of ``inside``."""
+def _returns(node: gs.Node, inside: set[int], last: int, editor: Editor) -> bool:
+    """Whether a Shape's sizes end up nowhere but in nodes of ``inside``, the last of which is at position ``last``."""
     if node.op != "Shape":
         return False
     stack, seen = [node], {id(node)}
@@ -288,6 +289,8 @@ def _returns(node: gs.Node, inside: set[int], editor: Editor) -> bool:
             return False
         for reader in readers:
             if id(reader) not in inside and id(reader) not in seen:
+                if editor.position(reader) > last:
+                    return False
                 seen.add(id(reader))
                 stack.append(reader)
     return True

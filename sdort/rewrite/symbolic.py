@@ -9,7 +9,7 @@ equal exactly when ``==`` says so.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 Atom: TypeAlias = "str | tuple[Expr, int]"
@@ -17,6 +17,7 @@ Atom: TypeAlias = "str | tuple[Expr, int]"
 Monomial: TypeAlias = "tuple[Atom, ...]"
 
 _fresh = itertools.count()
+_NAMELESS = "?#"
 
 
 def _order(atom: Atom) -> str:
@@ -132,7 +133,35 @@ def symbol(name: str) -> Expr:
 
 def unknown() -> Expr:
     """A size about which nothing is known: equal to itself only."""
-    return symbol(f"?{next(_fresh)}")
+    return symbol(f"{_NAMELESS}{next(_fresh)}")
+
+
+def name_unknown(dim: Dim, name: str, named: dict[Atom, Expr]) -> Dim:
+    """A size that :func:`unknown` made gets a name of its own, so that whoever looks again finds the same size.
+
+    Args:
+        dim: any dim; only one with a nameless size in it changes.
+        name: what to call it.
+        named: the nameless sizes that have a name already; takes this one.
+    """
+    if not isinstance(dim, Expr) or not any(_nameless(atom) for atom in atoms(dim)):
+        return dim
+    ((monomial, factor), *rest) = dim.terms.items()
+    alone = not rest and factor == 1 and len(monomial) == 1
+    return named.setdefault(monomial[0], symbol(f"?{name}")) if alone else symbol(f"?{name}")
+
+
+def _nameless(atom: Atom) -> bool:
+    return isinstance(atom, str) and atom.startswith(_NAMELESS)
+
+
+def atoms(dim: Dim) -> Iterator[Atom]:
+    """All that a dim is made of, sizes inside of divisions too."""
+    for monomial in dim.terms if isinstance(dim, Expr) else ():
+        for atom in monomial:
+            yield atom
+            if not isinstance(atom, str):
+                yield from atoms(atom[0])
 
 
 def is_known(dim: Dim) -> bool:
@@ -213,15 +242,23 @@ class Equalities:
         self._rules: dict[Atom, tuple[int, Dim]] = {}
         self._known: dict[Expr, Dim] = {}
 
-    def learn(self, a: Dim, b: Dim) -> None:
-        """Take ``a == b`` as given; an unknown, or else the longer one, is written as the other from now on."""
-        better, worse = sorted((a, b), key=preference)
+    def learn(self, a: Dim, b: Dim) -> Atom | None:
+        """Take ``a == b`` as given; an unknown, or else the longer one, is written as the other from now on.
+
+        Returns:
+            What is written otherwise from now on; None if nothing is.
+        """
+        better, worse = sorted((self.apply(a), self.apply(b)), key=preference)
         terms = _terms(worse)
-        if isinstance(worse, Expr) and len(terms) == 1:
-            ((monomial, factor),) = terms.items()
-            if len(monomial) == 1 and worse != better:
-                self._rules[monomial[0]] = (factor, better)
-                self._known.clear()
+        if not isinstance(worse, Expr) or len(terms) != 1 or worse == better:
+            return None
+        ((monomial, factor),) = terms.items()
+        if len(monomial) != 1:
+            return None
+        self._rules[monomial[0]] = (factor, better)
+        self._rules = {atom: (factor, self._rewrite(value)) for atom, (factor, value) in self._rules.items()}
+        self._known.clear()
+        return monomial[0]
 
     def apply(self, dim: Dim) -> Dim:
         """``dim`` in the shortest spelling that is known."""
@@ -231,9 +268,9 @@ class Equalities:
             self._known[dim] = self._rewrite(dim)
         return self._known[dim]
 
-    def _rewrite(self, dim: Expr) -> Dim:
+    def _rewrite(self, dim: Dim) -> Dim:
         total: Dim = 0
-        for monomial, coefficient in dim.terms.items():
+        for monomial, coefficient in _terms(dim).items():
             term: Dim = 1
             for atom in monomial:
                 factor, value = self._rules.get(atom, (0, 0))
