@@ -14,7 +14,7 @@ from typing import Any
 
 from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
-from sdort.passes import half, nhwc, reshape, spell_out, tidy, upgrade
+from sdort.passes import half, narrow, nhwc, reshape, spell_out, tidy, types, upgrade
 from sdort.provenance import KEY, describe
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
@@ -150,6 +150,16 @@ def _extend(run: Run) -> None:
         _stage("extend")(run)
 
 
+def _check_types(run: Run) -> None:
+    hint = "No runtime loads this file: its exporter or converter mixed precisions. Make it again, or in float32."
+    types.check(run.editor, run.model.graph.opset, hint)
+
+
+def _narrow(run: Run) -> None:
+    types.refuse_bf16(run.editor)
+    narrow.run(run.editor)
+
+
 def _count_raised(run: Run) -> None:
     run.report.operators_raised = count_operators(run.model)
 
@@ -178,6 +188,8 @@ def _all_supported(run: Run) -> None:
                 node=node.name,
                 hint="Choose another --provider, or report the model.",
             )
+    hint = "This is a bug in sdort; please report it with the model's architecture."
+    types.check(run.editor, run.target.opset, hint)
 
 
 def _spell_out(run: Run) -> None:
@@ -194,9 +206,12 @@ def _target_opset(run: Run) -> None:
 
 
 PIPELINE: list[Step] = [
+    ("types", _check_types, "what does not fit together no runtime loads, before or after"),
     ("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
+    ("narrow", _narrow, "unwraps what half-precision exporters cast up and down for nothing"),
     ("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
     ("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),
+    ("narrow raised", _narrow, "a chain that was cast up and down and is one operator now"),
     ("count", _count_raised, "what is there now is what the config says, on every target"),
     ("fuse", _stage("fuse"), "standard operators -> the target's, in [batch, sequence, width]"),
     (

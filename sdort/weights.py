@@ -270,6 +270,11 @@ def cast(weight: Weight, dtype: npt.DTypeLike) -> Weight:
     return Cast(weight, dtype)
 
 
+def cast_values(values: Array | Weight, dtype: npt.DTypeLike) -> Array | Weight:
+    """A gs.Constant's values rounded to ``dtype``: an array stays one, a weight is only described."""
+    return cast(values, dtype) if isinstance(values, Weight) else convert(np.asarray(values), dtype)
+
+
 def as_weight(values: Array | Weight) -> Weight:
     """A gs.Constant's values (an array or a weight) as a weight."""
     return values if isinstance(values, Weight) else Inline(values)

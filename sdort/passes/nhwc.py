@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from sdort.rewrite.editor import Editor, array
 from sdort.rewrite.fusion import Support
 from sdort.rewrite.symbolic import Shape
-from sdort.weights import Reshaped, Transposed, as_weight
+from sdort.weights import Reshaped, Transposed, as_weight, cast_values
 
 TO_LAST = [0, 2, 3, 1]
 TO_FIRST = [0, 3, 1, 2]
@@ -114,13 +114,21 @@ class Region:
         else:
             attrs = {"groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
             attrs |= {"activation": 0, "channels_last": 1}
-            made = self.editor.node("GroupNorm", [x, *node.inputs[1:]], attrs, domain=MICROSOFT)
+            made = self.editor.node("GroupNorm", [x, *map(self._float32, node.inputs[1:])], attrs, domain=MICROSOFT)
         # A GroupNorm of a form that the kernel refuses is spelled out later: channels-first would cost two transposes.
         if node.op == "Conv" and self.support.unsupported(made, self.editor):
             made.inputs.clear()
             made.outputs.clear()
             return
         self._convert(node, made.outputs[0])
+
+    def _float32(self, tensor: gs.Tensor) -> gs.Tensor:
+        """ORT's kernels read gamma and beta as fp32 whatever the image is."""
+        if self.editor.dtype(tensor) in (None, np.float32):
+            return tensor
+        if isinstance(tensor, gs.Constant):
+            return self.editor.constant(cast_values(tensor._values, np.float32), tensor.name)
+        return self.editor.cast(tensor, np.dtype(np.float32)).outputs[0]
 
     def _transpose(self, node: gs.Node) -> None:
         source, output = node.inputs[0], node.outputs[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from sdort.errors import BadModelError
 from sdort.model import Model
@@ -124,6 +125,11 @@ class Editor:
     def op(self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any] | None = None, **more: Any) -> gs.Tensor:
         """Append a node of one output and return that output."""
         return self.node(op, inputs, attrs, **more).outputs[0]
+
+    def cast(self, tensor: gs.Tensor, dtype: np.dtype[Any], output: gs.Tensor | None = None) -> gs.Node:
+        """Append a Cast to ``dtype``, into ``output`` where that is given."""
+        outputs = 1 if output is None else [output]
+        return self.node("Cast", [tensor], {"to": helper.np_dtype_to_tensor_dtype(dtype)}, outputs=outputs)
 
     def replace(self, old: gs.Tensor, new: gs.Tensor) -> None:
         """Let every consumer of ``old`` read ``new``; a graph output keeps its name through an Identity."""

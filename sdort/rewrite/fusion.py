@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.match import Match, Progress, Refusal, find, refuse
+from sdort.rewrite.match import Match, Progress, Refusal, find, is_float, refuse
 from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
+from sdort.weights import cast_values
 
 STAGES = ("raise", "fuse", "fuse_nhwc", "extend", "lower")
 
@@ -58,6 +59,11 @@ class Fusion:
     @property
     def run_after(self) -> tuple[str, ...]:
         return tuple(getattr(self.module, "RUN_AFTER", ()))
+
+    @property
+    def through_casts(self) -> bool:
+        """Whether Casts between floats count for nothing; only where no target's kernels are chosen yet."""
+        return self.stage == "raise"
 
     @cached_property
     def spellings(self) -> list[tuple[Pattern, Pattern]]:
@@ -193,7 +199,7 @@ def _rewrite_at(
     fusion: Fusion, editor: Editor, root: gs.Node, support: Support | None, refused: dict[str, Refusal]
 ) -> bool:
     for before, after in fusion.spellings:
-        match = find(editor, before, root, Progress())
+        match = find(editor, before, root, Progress(), through_casts=fusion.through_casts)
         if match is None:
             continue
         refusal = fusion.check(match)
@@ -201,7 +207,7 @@ def _rewrite_at(
             refusal = _substitute(editor, before, after, match, fusion.derive(match), support)
         if refusal is None:
             return True
-        for node in match.nodes.values():
+        for node in match.removed:
             refused[node.name] = refusal
     return False
 
@@ -217,7 +223,7 @@ def _substitute(
     tensors.update({k: v for k, v in derived.items() if isinstance(v, gs.Tensor)})
     tensors.update({k: editor.constant(v, k) for k, v in after.values.items()})
     attrs = {**match.attrs, **derived}
-    built: list[gs.Node] = []
+    built = _bring_to_precision(editor, after, match, tensors)
     for node in after.nodes:
         inputs = [tensors[n] if n else gs.Variable.empty() for n in node.inputs]
         values = {k: attrs[v.name] if isinstance(v, Capture) else v for k, v in node.attrs.items()}
@@ -229,11 +235,11 @@ def _substitute(
         if reason:
             _discard(editor, built)
             return Refusal(reason, applicable=False, by_target=True)
-    for node in match.nodes.values():
+    for node in match.removed:
         node.inputs.clear()
     for name in (n for n in after.outputs if n in match.tensors):
-        _take_over(editor, match.tensors[name], tensors[name])
-    for node in match.nodes.values():
+        built += _take_over(editor, match.tensors[name], tensors[name])
+    for node in match.removed:
         node.outputs.clear()
     earlier = [maker for node in match.nodes.values() for maker in editor.makers.get(node.name, ())]
     for made in built:
@@ -243,10 +249,29 @@ def _substitute(
     return None
 
 
+def _bring_to_precision(
+    editor: Editor, after: Pattern, match: Match, tensors: dict[str, gs.Tensor]
+) -> list[gs.Node]:
+    """Give After's numbers, and where the match is of several types all that it reads, the precision of the match."""
+    precision = match.precision()
+    casts: list[gs.Node] = []
+    used = {n for node in after.nodes for n in node.inputs if n in tensors} if match.through_casts else {*after.values}
+    for name in sorted(used) if precision is not None else ():
+        tensor, dtype = tensors[name], editor.dtype(tensors[name])
+        if dtype is None or dtype == precision or not is_float(dtype):
+            continue
+        if isinstance(tensor, gs.Constant):
+            tensors[name] = editor.constant(cast_values(tensor._values, precision), tensor.name)
+        else:
+            casts.append(editor.cast(tensor, precision))
+            tensors[name] = casts[-1].outputs[0]
+    return casts
+
+
 def _reads_removed(editor: Editor, before: Pattern, after: Pattern, match: Match) -> str | None:
     """An input of After that is computed from what the rewrite removes."""
-    removed = {id(node) for node in match.nodes.values()}
-    first = min(editor.position(node) for node in match.nodes.values())
+    removed = {id(node) for node in match.removed}
+    first = min(editor.position(node) for node in match.removed)
     used = {n for node in after.nodes for n in node.inputs}
     for name in before.inputs:
         if name not in used or before.types[name].kind != "i":
@@ -270,8 +295,15 @@ def _discard(editor: Editor, nodes: list[gs.Node]) -> None:
     editor.graph.nodes = [n for n in editor.graph.nodes if id(n) not in gone]
 
 
-def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> None:
-    """Let the producer of ``new`` produce ``old`` instead, so that readers and graph outputs stay as they are."""
+def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> list[gs.Node]:
+    """Let the producer of ``new`` produce ``old`` instead, so that readers and graph outputs stay as they are.
+
+    Returns:
+        The Cast that this took where the two are of different floating-point types.
+    """
+    wanted, found = editor.dtype(old), editor.dtype(new)
+    if wanted is not None and found is not None and wanted != found and is_float(wanted) and is_float(found):
+        return [editor.cast(new, wanted, output=old)]
     (node,) = new.inputs
     old.inputs.clear()
     position = next(i for i, t in enumerate(node.outputs) if t is new)
@@ -281,6 +313,7 @@ def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> None:
             if tensor is new:
                 consumer.inputs[index] = old
     editor.facts.set(old, editor.facts.of(new))
+    return []
 
 
 def _trim(editor: Editor, node: gs.Node) -> None:
@@ -311,7 +344,7 @@ def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str,
     for before, _ in fusion.spellings:
         for root in _downstream(anchor, len(before.nodes)):
             progress = Progress()
-            find(editor, before, root, progress)
+            find(editor, before, root, progress, through_casts=fusion.through_casts)
             if progress.matched > best.matched:
                 best, size = progress, len(before.nodes)
     reason = best.reason or f"nothing after it looks like the end of {fusion.name}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +46,8 @@ class Match:
     """A pattern found in a graph.
 
     ``m["x"]`` is the tensor bound to the pattern's ``x``; ``dims``, ``attrs`` and ``nodes`` are what the names in
-    shapes, the captured attributes and the pattern's nodes are bound to.
+    shapes, the captured attributes and the pattern's nodes are bound to. ``casts`` are the Casts between floats that
+    stand between two of the nodes: they go with them.
     """
 
     editor: Editor
@@ -53,6 +55,19 @@ class Match:
     attrs: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, gs.Node] = field(default_factory=dict)
     dims: dict[str, Dim] = field(default_factory=dict)
+    casts: tuple[gs.Node, ...] = ()
+    through_casts: bool = False
+    """Whether its nodes and tensors may be of several floating-point types."""
+
+    @property
+    def removed(self) -> list[gs.Node]:
+        """What goes when the match is rewritten."""
+        return [*self.nodes.values(), *self.casts]
+
+    def precision(self) -> np.dtype[Any] | None:
+        """The widest type that any of the nodes computes floats in; None if there is none, or one is not known."""
+        dtypes = {self.editor.dtype(t) for node in self.nodes.values() for t in node.outputs if t.name}
+        return widest({d for d in dtypes if d is None or is_float(d)})
 
     def __getitem__(self, name: str) -> gs.Tensor:
         return self.tensors[name]
@@ -96,17 +111,36 @@ class Progress:
             self.node, self.reason = tensor.name, reason
 
 
-def find(editor: Editor, pattern: Pattern, root: gs.Node, progress: Progress) -> Match | None:
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is a floating-point one; to numpy bfloat16 is a plain lump of bytes."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def widest(dtypes: Collection[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+    """The floating-point type that holds the values of all; None where one is not known, or there is none."""
+    known = [d for d in dtypes if d is not None]
+    if not known or len(known) < len(dtypes):
+        return None
+    if len(set(known)) == 1:
+        return known[0]
+    return np.dtype(np.float64) if np.dtype(np.float64) in known else np.dtype(np.float32)
+
+
+def find(
+    editor: Editor, pattern: Pattern, root: gs.Node, progress: Progress, *, through_casts: bool = False
+) -> Match | None:
     """Match ``pattern`` with its first output at ``root``.
 
     Args:
         progress: takes note of the furthest attempt.
+        through_casts: Casts between floats count for nothing. Graphs in half precision have them around what is
+            computed in single; who rewrites the match has to compute in its :meth:`Match.precision`.
     """
     node = pattern.root
     if root.op != node.op or (root.domain or "") != node.domain or not root.outputs:
         return None
     goal = (pattern.outputs[0], root.outputs[node.outputs.index(pattern.outputs[0])])
-    for match in _solve(pattern, [goal], Match(editor), progress):
+    for match in _solve(pattern, [goal], Match(editor, through_casts=through_casts), progress):
         if _closed(pattern, match, progress) and _typed(pattern, match, progress):
             return match
     return None
@@ -116,6 +150,10 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
     """Depth-first search over (pattern name, tensor) goals; branches only at commutative operators."""
     while goals:
         (name, tensor), goals = goals[0], goals[1:]
+        if match.through_casts:
+            inner = name in pattern.producers
+            tensor, casts = _behind_casts(match.editor, tensor, exactly=not inner)
+            match = replace(match, casts=tuple({id(c): c for c in (*match.casts, *casts)}.values())) if inner else match
         bound = match.tensors.get(name)
         if bound is not None:
             if not same_tensor(bound, tensor):
@@ -151,6 +189,20 @@ def _copy(match: Match) -> Match:
     return replace(match, tensors=dict(match.tensors), attrs=dict(match.attrs), nodes=dict(match.nodes))
 
 
+def _behind_casts(editor: Editor, tensor: gs.Tensor, *, exactly: bool) -> tuple[gs.Tensor, list[gs.Node]]:
+    """What Casts between floats were made of, and the Casts; ``exactly``: only of those that round nothing."""
+    casts: list[gs.Node] = []
+    while (node := producer(tensor, "Cast")) is not None:
+        before, after = (editor.dtype(t) for t in (node.inputs[0], tensor))
+        if before is None or after is None or not (is_float(before) and is_float(after)):
+            break
+        if exactly and widest({before, after}) != after:
+            break
+        casts.append(node)
+        tensor = node.inputs[0]
+    return tensor, casts
+
+
 def same_tensor(a: gs.Tensor, b: gs.Tensor) -> bool:
     """Whether two tensors are one, or constants of equal value."""
     if a is b:
@@ -183,9 +235,29 @@ def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress
 def _same_values(found: Array, wanted: Array) -> bool:
     if found.size != wanted.size or (wanted.size > 1 and found.shape != wanted.shape):
         return False
-    # Exporters fold constants in their own precision: 1/sqrt(2) comes with float32's rounding.
-    left, right = (values.reshape(-1).astype(np.float64) for values in (found, wanted))
-    return np.allclose(left, right, rtol=1e-6, atol=0)
+    if not is_float(found.dtype) or not is_float(wanted.dtype):
+        return bool(np.array_equal(found.reshape(-1), wanted.reshape(-1)))
+    values = found.reshape(-1).astype(np.float64)
+    return all(_is_rounded(v, float(w), found.dtype) for v, w in zip(values, wanted.reshape(-1), strict=True))
+
+
+FRACTION_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 23}
+"""Of the types that constants come in; a pattern's own numbers are float32."""
+
+
+def _is_rounded(value: float, wanted: float, dtype: np.dtype[Any]) -> bool:
+    """Whether ``value`` is ``wanted`` in the precision of ``dtype``.
+
+    Exporters fold constants in their own precision: 1/sqrt(2) comes as fp16's 0.70703125, and where it was rounded
+    twice it may be one unit in the last place off. What every type holds exactly, such as 0.5, has to be just that.
+    """
+    bits = FRACTION_BITS.get(dtype.name)
+    if bits is None:
+        return False
+    mantissa, exponent = math.frexp(wanted)
+    if not math.isfinite(wanted) or (mantissa * 2 ** (FRACTION_BITS["bfloat16"] + 1)).is_integer():
+        return value == wanted
+    return abs(value - wanted) <= 2.0 ** (exponent - 1 - bits)
 
 
 def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, match: Match, progress: Progress) -> gs.Node | None:
@@ -260,10 +332,10 @@ def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
     A reader outside that only hands a size back into the match, as the ``Shape`` of a tensor on its way to a Reshape
     of the match does, goes with it.
     """
-    inside = {id(node) for node in match.nodes.values()}
-    last = max(match.editor.position(node) for node in match.nodes.values())
+    inside = {id(node) for node in match.removed}
+    last = max(match.editor.position(node) for node in match.removed)
     public = {id(match.tensors[name]) for name in pattern.outputs if name in match.tensors}
-    for node in match.nodes.values():
+    for node in match.removed:
         for tensor in node.outputs:
             if id(tensor) in public:
                 continue
@@ -310,8 +382,8 @@ def _typed(pattern: Pattern, match: Match, progress: Progress) -> bool:
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """The letter of :class:`TensorType`; to numpy bfloat16 is a plain lump of bytes."""
-    return "f" if dtype.name == "bfloat16" else "i" if dtype.kind == "u" else dtype.kind
+    """The letter of :class:`TensorType`."""
+    return "f" if is_float(dtype) else "i" if dtype.kind == "u" else dtype.kind
 
 
 def _unify(wanted: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str, Dim]) -> str | None:

@@ -1,0 +1,106 @@
+"""Whether the types of a graph fit together, by the operators' schemas: ONNX Runtime does not load a graph otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from onnx import TensorProto, defs, helper
+
+from sdort.errors import BadModelError
+from sdort.passes.half import FLOAT32_INPUTS
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.match import is_float
+
+
+def check(editor: Editor, opset: int, hint: str) -> None:
+    """Refuse a node whose inputs are of types that its operator does not take, or does not take together.
+
+    Args:
+        opset: of the default domain, by whose schemas the nodes are judged.
+        hint: what to do next.
+
+    Raises:
+        BadModelError: naming the node, its input and the types.
+    """
+    for node in editor.graph.nodes:
+        problem = _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
+        if problem:
+            raise BadModelError(problem, component=editor.model.component, node=node.name, hint=hint)
+
+
+def refuse_bf16(editor: Editor) -> None:
+    """Refuse to compute in bfloat16.
+
+    Raises:
+        BadModelError: naming the first node that does.
+    """
+    for node in editor.graph.nodes:
+        dtypes = {dtype.name for t in (*node.inputs, *node.outputs) if (dtype := editor.dtype(t)) is not None}
+        if "bfloat16" in dtypes:
+            raise BadModelError(
+                f"this {node.op} computes in bfloat16, of which ONNX Runtime's providers have no convolutions and "
+                "fused norms",
+                component=editor.model.component,
+                node=node.name,
+                hint="Export the model in float32; --bf16 then computes in bfloat16 on migraphx, --fp16 in float16.",
+            )
+
+
+@lru_cache(maxsize=512)
+def _parameters(op: str, opset: int) -> tuple[tuple[tuple[str, frozenset[str]], ...], bool] | None:
+    """For each input its type parameter and the types that this may be; and whether the last input may repeat."""
+    if not defs.has(op, opset):
+        return None
+    schema = defs.get_schema(op, opset)
+    allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    last = schema.inputs[-1] if schema.inputs else None
+    variadic = last is not None and last.option == defs.OpSchema.FormalParameterOption.Variadic
+    if variadic and last is not None and not last.is_homogeneous:
+        return None
+    return tuple((i.type_str, allowed.get(i.type_str, frozenset({i.type_str}))) for i in schema.inputs), variadic
+
+
+def _standard(node: gs.Node, editor: Editor, opset: int) -> str | None:
+    found = _parameters(node.op, opset)
+    if found is None:
+        return None
+    parameters, variadic = found
+    bound: dict[str, np.dtype[Any]] = {}
+    for index, tensor in enumerate(node.inputs):
+        dtype = editor.dtype(tensor) if tensor.name else None
+        if dtype is None or (index >= len(parameters) and not variadic):
+            continue
+        name, allowed = parameters[min(index, len(parameters) - 1)]
+        if _text(dtype) not in allowed:
+            return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, which it does not take"
+        if bound.setdefault(name, dtype) != dtype:
+            return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, another is {bound[name]}"
+    return None
+
+
+def _text(dtype: np.dtype[Any]) -> str:
+    name = TensorProto.DataType.Name(helper.np_dtype_to_tensor_dtype(dtype)).lower()
+    return f"tensor({name})"
+
+
+def _microsoft(node: gs.Node, editor: Editor) -> str | None:
+    """Of ONNX Runtime's own operators, as far as sdort makes them: all floats alike but for those that are fp32."""
+    single = FLOAT32_INPUTS.get((node.domain, node.op), ())
+    first: np.dtype[Any] | None = None
+    for index, tensor, dtype in _floats(node, editor):
+        wanted = np.dtype(np.float32) if index in single else first
+        if wanted is not None and dtype != wanted:
+            return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, not {wanted}"
+        first = first or (None if index in single else dtype)
+    return None
+
+
+def _floats(node: gs.Node, editor: Editor) -> Iterator[tuple[int, gs.Tensor, np.dtype[Any]]]:
+    for index, tensor in enumerate(node.inputs):
+        dtype = editor.dtype(tensor) if tensor.name else None
+        if dtype is not None and is_float(dtype):
+            yield index, tensor, dtype
