@@ -30,6 +30,11 @@ def check(editor: Editor, opset: int, hint: str) -> None:
         problem = _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
         if problem:
             raise BadModelError(problem, component=editor.model.component, node=node.name, hint=hint)
+    for output in editor.graph.outputs:
+        dtype = editor.dtype(output)
+        if dtype is not None and output.dtype is not None and dtype != np.dtype(output.dtype):
+            problem = f"output {output.name!r} is declared {np.dtype(output.dtype)} and computed as {dtype}"
+            raise BadModelError(problem, component=editor.model.component, node=output.name, hint=hint)
 
 
 def refuse_bf16(editor: Editor) -> None:

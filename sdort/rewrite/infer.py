@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import defs, helper, shape_inference
+from onnx import checker, defs, helper, shape_inference
 
 from sdort.errors import BadModelError
 from sdort.rewrite.symbolic import (
@@ -202,7 +202,7 @@ class Facts:
         )
         try:
             inferred = shape_inference.infer_node_outputs(schema, proto, types, data)
-        except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+        except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError, TypeError):
             return nothing
         return [self._fact(inferred.get(t.name)) for t in node.outputs]
 
