@@ -26,7 +26,7 @@ def to_pattern_opset(model: Model) -> None:
         BadModelError: an operator changed its meaning since the model's opset in a way that is not known here.
     """
     opset = model.graph.opset
-    for node in model.graph.nodes:
+    for node in list(model.graph.nodes):
         if not node.domain:
             _upgrade(model, node, opset)
     set_opset(model, OPSET)
@@ -47,9 +47,7 @@ def to_target_opset(model: Model, opset: int) -> None:
         BadModelError: one is not.
     """
     for node in model.graph.nodes:
-        if node.domain:
-            continue
-        if not defs.has(node.op, opset) or not _alike(node.op, opset, OPSET, set(node.attrs)):
+        if not node.domain and not _restate(node, OPSET, opset):
             raise BadModelError(
                 f"{node.op} of opset {OPSET} cannot be expressed in opset {opset}, the newest the target loads",
                 component=model.component,
@@ -60,27 +58,56 @@ def to_target_opset(model: Model, opset: int) -> None:
 
 
 def _upgrade(model: Model, node: gs.Node, opset: int) -> None:
+    if opset > OPSET and node.op in NEWER:
+        NEWER[node.op](model, node, opset)
+        return
     for limit, convert in CONVERTERS.get(node.op, ()):
         if opset < limit:
             convert(model, node, opset)
             return
-    if not defs.has(node.op, OPSET) or not _alike(node.op, opset, OPSET, set(node.attrs)):
+    if not _restate(node, opset, OPSET):
+        hint = f"Export the model again with opset 17 to {OPSET}."
         raise BadModelError(
-            f"{node.op} of opset {opset} has changed since and sdort does not know how to convert it",
+            f"{node.op} of opset {opset} has changed since and sdort does not know how to convert it"
+            if opset < OPSET
+            else f"{node.op} as opset {opset} has it cannot be expressed in opset {OPSET}",
             component=model.component,
             node=node.name,
-            hint="Export the model again with opset 17 or later.",
+            hint=hint,
         )
 
 
-def _alike(op: str, older: int, newer: int, used: set[str]) -> bool:
-    """Whether ``op`` with the attributes ``used`` means the same in both opsets, by its schemas."""
-    old, new = (defs.get_schema(op, version) for version in (older, newer))
-    if old.since_version == new.since_version:
-        return True
-    if old.deprecated or new.deprecated:
+def _restate(node: gs.Node, opset: int, wanted: int) -> bool:
+    """Whether the node means the same in another opset, by its operator's schemas; it may lose a stated default."""
+    if not defs.has(node.op, opset) or not defs.has(node.op, wanted):
         return False
-    if not used <= set(old.attributes) or not set(old.attributes) <= set(new.attributes):
+    before, after = (defs.get_schema(node.op, version) for version in (opset, wanted))
+    if before.since_version == after.since_version:
+        return True
+    if before.deprecated or after.deprecated:
+        return False
+    stated = {name for name in node.attrs if name not in after.attributes}
+    if any(name not in before.attributes or node.attrs[name] != _default(before, name) for name in stated):
+        return False
+    if not _alike(*sorted((before, after), key=lambda schema: int(schema.since_version))):
+        return False
+    given = max((index + 1 for index, tensor in enumerate(node.inputs) if tensor.name), default=0)
+    if given > after.max_input:
+        return False
+    for name in stated:
+        del node.attrs[name]
+    return True
+
+
+def _default(schema: defs.OpSchema, name: str) -> object:
+    value = schema.attributes[name].default_value
+    found = helper.get_attribute_value(value) if value.type else None
+    return found.decode() if isinstance(found, bytes) else found
+
+
+def _alike(old: defs.OpSchema, new: defs.OpSchema) -> bool:
+    """Whether what both have means the same: the newer's other attributes are by default as if they were not there."""
+    if not set(old.attributes) <= set(new.attributes):
         return False
     if any(old.attributes[a].default_value != new.attributes[a].default_value for a in old.attributes):
         return False
@@ -118,6 +145,27 @@ def _softmax(model: Model, node: gs.Node, opset: int) -> None:
         )
     node.attrs["axis"] = -1
 
+
+def _swish(model: Model, node: gs.Node, opset: int) -> None:
+    """Swish -> x * sigmoid(alpha x)."""
+    (x,), output, alpha = node.inputs, node.outputs[0], float(node.attrs.get("alpha", 1.0))
+    name = output.name
+    scaled, gate = gs.Variable(f"{name}.scaled"), gs.Variable(f"{name}.gate")
+    made = []
+    if alpha != 1:
+        factor, number = gs.Variable(f"{name}.alpha"), gs.Constant(f"{name}.number", np.array(alpha, np.float32))
+        made.append(gs.Node("CastLike", f"{node.name}.alpha", {}, [number, x], [factor]))
+        made.append(gs.Node("Mul", f"{node.name}.scaled", {}, [x, factor], [scaled]))
+    made.append(gs.Node("Sigmoid", f"{node.name}.gate", {}, [scaled if alpha != 1 else x], [gate]))
+    node.inputs.clear()
+    node.outputs.clear()
+    made.append(gs.Node("Mul", node.name, {}, [x, gate], [output]))
+    place = next(index for index, each in enumerate(model.graph.nodes) if each is node)
+    model.graph.nodes[place : place + 1] = made
+
+
+NEWER: dict[str, Converter] = {"Swish": _swish}
+"""What opsets after ours have and ours has in other words."""
 
 CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
     **dict.fromkeys(
