@@ -142,6 +142,9 @@ def register(session_options: Any, path: Path, provider: str) -> None:
     if tuning_table().is_file():
         # Read by the library when a kernel first runs.
         os.environ.setdefault("SDORT_OPS_TUNING", str(tuning_table()))
+    if provider not in ("rocm", "cuda"):
+        # On the CPU ONNX Runtime makes a NhwcFusedConv, which has no kernel, of a NhwcConv and any activation behind it.
+        session_options.add_session_config_entry("optimization.disable_specified_optimizers", "ConvActivationFusion")
     try:
         session_options.register_custom_ops_library(str(path))
     except Exception as error:  # ONNX Runtime's classes share no base but Exception

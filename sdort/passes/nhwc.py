@@ -17,7 +17,7 @@ from sdort.weights import Reshaped, Transposed, as_weight, cast_values
 
 TO_LAST = [0, 2, 3, 1]
 TO_FIRST = [0, 3, 1, 2]
-UNARY = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Identity", "Cast", "Sqrt", "Exp", "Neg", "Clip"})
+UNARY = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Identity", "Cast", "Sqrt", "Exp", "Neg", "Clip"})
 BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 MICROSOFT = "com.microsoft"
 
@@ -30,6 +30,11 @@ def run(editor: Editor, support: Support) -> None:
             region.visit(node)
     region.leave()
     editor.finish()
+
+
+def _can_turn(conv: gs.Node) -> bool:
+    """Whether the filters can be turned, and how far the image is padded is no question of its size."""
+    return isinstance(conv.inputs[1], gs.Constant) and conv.attrs.get("auto_pad", "NOTSET") == "NOTSET"
 
 
 class Region:
@@ -87,6 +92,8 @@ class Region:
         elif any(t.name in self.twins for t in node.inputs):
             if node.op in UNARY:
                 self._elementwise(node, 1)
+            elif node.op == "Relu":
+                self._relu(node)
             elif node.op in BINARY:
                 self._elementwise(node, 2)
             elif node.op == "Concat":
@@ -101,7 +108,7 @@ class Region:
 
     def _kernel(self, node: gs.Node) -> None:
         """Conv -> NhwcConv (weights OHWI), GroupNormalization -> GroupNorm, if the target has the kernel."""
-        if node.op == "Conv" and not isinstance(node.inputs[1], gs.Constant):
+        if node.op == "Conv" and not _can_turn(node):
             return
         x = self.twin(node.inputs[0])
         if x is None:
@@ -151,6 +158,17 @@ class Region:
             inputs.append(twin)
         made = self.editor.op(node.op, [*inputs, *node.inputs[count:]], dict(node.attrs))
         self._convert(node, made)
+
+    def _relu(self, node: gs.Node) -> None:
+        """Relu -> Max with 0.
+
+        Of a NhwcConv and a Relu behind it ONNX Runtime makes a NhwcFusedConv (its ConvActivationFusion), which no
+        provider has a kernel for.
+        """
+        x = self.twin(node.inputs[0])
+        if x is not None:
+            zero = self.editor.constant(np.zeros((), self.editor.dtype(x) or np.float32), "zero")
+            self._convert(node, self.editor.op("Max", [x, zero]))
 
     def _operand(self, tensor: gs.Tensor) -> gs.Tensor | None:
         """An operand of an elementwise operator; lower ranks broadcast from the right, so only some have a twin."""

@@ -11,6 +11,7 @@ from onnx import helper
 from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, producer, scalar
 from sdort.rewrite.infer import plain_attributes
+from sdort.rewrite.symbolic import Shape, numbers
 from sdort.rewrite.worklist import Rule, apply_rules
 from sdort.weights import Weight
 
@@ -50,6 +51,42 @@ def _plain_resize(editor: Editor, node: gs.Node) -> bool:
         return False
     del node.attrs["keep_aspect_ratio_policy"]
     return True
+
+
+def _explicit_pads(editor: Editor, node: gs.Node) -> bool:
+    """The pads that a Conv's ``auto_pad`` asks for, where they are known: not every kernel infers them."""
+    mode = node.attrs.get("auto_pad")
+    if node.op != "Conv" or mode is None:
+        return False
+    if mode != "NOTSET":
+        shape, weight = editor.shape(node.inputs[0]), editor.shape(node.inputs[1])
+        kernel = numbers(weight[2:]) if weight is not None else None
+        if shape is None or kernel is None:
+            return False
+        pads = [_same_pads(node, shape[2:], kernel, axis) for axis in range(len(kernel))] if mode != "VALID" else []
+        if any(pad is None for pad in pads):
+            return False
+        begins, ends = ([pad[end] for pad in pads if pad is not None] for end in (0, 1))
+        node.attrs["pads"] = [*begins, *ends] or [0] * (2 * len(kernel))
+    del node.attrs["auto_pad"]
+    return True
+
+
+def _same_pads(node: gs.Node, sizes: Shape, kernel: list[int], axis: int) -> tuple[int, int] | None:
+    """What SAME_UPPER or SAME_LOWER puts before and behind an axis; None if that depends on an unknown size.
+
+    The output has ceil(size / stride) elements (https://onnx.ai/onnx/operators/onnx__Conv.html).
+    """
+    stride, size = node.attrs.get("strides", [1] * len(kernel))[axis], sizes[axis]
+    reach = node.attrs.get("dilations", [1] * len(kernel))[axis] * (kernel[axis] - 1) + 1
+    if isinstance(size, int):
+        total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+    elif stride == 1:
+        total = reach - 1
+    else:
+        return None
+    small, large = total // 2, total - total // 2
+    return (small, large) if node.attrs["auto_pad"] == "SAME_UPPER" else (large, small)
 
 
 def _cast_like(editor: Editor, node: gs.Node) -> bool:
@@ -240,6 +277,7 @@ RULES: tuple[Rule, ...] = (
     _last_axis,
     _allow_zero,
     _plain_resize,
+    _explicit_pads,
     _cast_like,
     _divide_to_multiply,
     _merge_transposes,

@@ -616,8 +616,10 @@ def _matmul(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
 
 def _windows(node: gs.Node, sizes: Shape, kernel: Shape) -> Shape:
     """The spatial sizes that a convolution leaves of ``sizes``."""
-    axes = len(sizes)
-    pads: list[int] = node.attrs.get("pads", [0] * (2 * axes))
+    axes, mode = len(sizes), node.attrs.get("auto_pad", "NOTSET")
+    if mode.startswith("SAME"):
+        return tuple(-(-size // node.attrs.get("strides", [1] * axes)[i]) for i, size in enumerate(sizes))
+    pads: list[int] = node.attrs.get("pads", [0] * (2 * axes)) if mode == "NOTSET" else [0] * (2 * axes)
     dilations: list[int] = node.attrs.get("dilations", [1] * axes)
     strides: list[int] = node.attrs.get("strides", [1] * axes)
     reach = [dilations[i] * (kernel[i] - 1) + 1 for i in range(axes)]
@@ -627,7 +629,7 @@ def _windows(node: gs.Node, sizes: Shape, kernel: Shape) -> Shape:
 @rule("Conv")
 def _conv(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     x, w = facts[0].shape, facts[1].shape
-    if x is None or w is None or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
+    if x is None or w is None:
         return None
     return [Fact(facts[0].dtype, (x[0], w[0], *_windows(node, x[2:], w[2:])))]
 
