@@ -156,7 +156,7 @@ def _check_types(run: Run) -> None:
 
 
 def _narrow(run: Run) -> None:
-    types.refuse_bf16(run.editor)
+    types.refuse(run.editor)
     narrow.run(run.editor)
 
 
@@ -172,7 +172,8 @@ def _half(run: Run) -> None:
     if not run.options.fp16:
         return
     earlier, names = run.editor, {node.name for node in run.model.graph.nodes}
-    run.editor = half.run(earlier, io_fp16=run.options.io_fp16, keep=run.options.islands(earlier))
+    keep = run.options.islands(earlier)
+    run.editor = half.run(earlier, io_fp16=run.options.io_fp16, keep=keep, opset=run.target.opset)
     run.editor.layouts.update(earlier.layouts)
     run.editor.makers.update({node.name: ("half",) for node in run.model.graph.nodes if node.name not in names})
     run.editor.makers.update(earlier.makers)

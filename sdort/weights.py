@@ -228,6 +228,38 @@ class Scaled(_Unary):
         return (convert(convert(piece, wide) * factor, self.dtype) for piece in self.operand.pieces(row))
 
 
+class Dequantized(Weight):
+    """(``operand`` - ``zero``) * ``scale``: integers as numbers of the scale's type.
+
+    Scale and zero point are one for all, or a vector with one for each index of ``axis``; no zero point is 0
+    (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html).
+    """
+
+    def __init__(self, operand: Weight, scale: Weight, zero: Weight | None, axis: int) -> None:
+        super().__init__(operand.shape, scale.dtype)
+        self.operand, self.scale, self.zero, self.axis = operand, scale, zero, axis
+        for vector in (scale, *([zero] if zero is not None else [])):
+            if math.prod(vector.shape) != 1 and vector.shape != (operand.shape[axis],):
+                raise ValueError(f"a scale of shape {vector.shape} for {operand.shape}, axis {axis}")
+
+    @property
+    def operands(self) -> tuple[Weight, ...]:
+        return (self.operand, self.scale, *([self.zero] if self.zero is not None else []))
+
+    def load(self) -> Array:
+        values = self.operand.load().astype(np.float32)
+        if self.zero is not None:
+            values -= self._along(self.zero)
+        values *= self._along(self.scale)
+        return convert(values, self.dtype)
+
+    def _along(self, vector: Weight) -> Array:
+        size = [1] * len(self.shape)
+        if math.prod(vector.shape) != 1:
+            size[self.axis] = -1
+        return vector.load().astype(np.float32).reshape(size)
+
+
 class Concatenated(Weight):
     """The operands one after the other along ``axis``."""
 

@@ -22,7 +22,18 @@ from sdort.rewrite.editor import Editor, producer, scalar, weight
 from sdort.rewrite.infer import plain_attributes
 from sdort.rewrite.symbolic import numbers
 from sdort.rewrite.worklist import apply_rules
-from sdort.weights import Absent, Array, Cast, Concatenated, Inline, Reshaped, Transposed, Weight, as_weight
+from sdort.weights import (
+    Absent,
+    Array,
+    Cast,
+    Concatenated,
+    Dequantized,
+    Inline,
+    Reshaped,
+    Transposed,
+    Weight,
+    as_weight,
+)
 
 LIMIT = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
@@ -79,9 +90,22 @@ def _describe(editor: Editor, node: gs.Node) -> Weight | None:
         return Cast(operand, helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
     if node.op == "Concat":
         return Concatenated([as_weight(t._values) for t in node.inputs], node.attrs["axis"])
+    if node.op == "DequantizeLinear":
+        return _dequantized(node, operand)
     shape = editor.shape(node.outputs[0])
     sizes = numbers(shape) if shape is not None and node.op in VIEWS else None
     return None if sizes is None else Reshaped(operand, sizes)
+
+
+def _dequantized(node: gs.Node, operand: Weight) -> Weight | None:
+    """Weights that are stored as integers, with one scale for all or for each index of an axis."""
+    scale, *rest = (as_weight(t._values) for t in node.inputs[1:] if t.name)
+    plain = scale.dtype.kind == "f" and operand.dtype.kind in "iu"
+    if not plain or node.attrs.get("block_size", 0) or len(scale.shape) > 1:
+        return None
+    return Dequantized(
+        operand, scale, rest[0] if rest else None, node.attrs.get("axis", 1) % max(len(operand.shape), 1)
+    )
 
 
 def _evaluate(editor: Editor, node: gs.Node) -> Array | None:

@@ -4,7 +4,8 @@ What stays in fp32 follows from structure:
 
 * reductions, and a variance up to its square root: sums over a whole image exceed fp16's range;
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
-* gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are.
+* gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are;
+* what is not defined for fp16 in the target's opset, as quantization is before opset 19.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import TensorProto, helper
+from onnx import TensorProto, defs, helper
 
 from sdort.loader import from_proto
 from sdort.model import Model
@@ -33,12 +34,13 @@ SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
 
 
-def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = ()) -> Editor:
+def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), opset: int | None = None) -> Editor:
     """Convert the model to fp16.
 
     Args:
         io_fp16: also the graph's inputs and outputs; else they keep their types behind a Cast.
         keep: names of more nodes that stay in fp32 (:mod:`sdort.precision`).
+        opset: that the target loads; the graph's own by default.
 
     Returns:
         An editor of the converted graph, which replaces the model's.
@@ -46,7 +48,7 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = ()) ->
     from onnxconverter_common.float16 import convert_float_to_float16
 
     model = editor.model
-    fp32 = sorted({*islands(editor), *keep})
+    fp32 = sorted({*islands(editor), *_undefined(editor, opset or editor.graph.opset), *keep})
     _separate_outputs(editor, fp32)
     before = {n.name for n in editor.graph.nodes}
     kept = _float32_inputs(editor)
@@ -81,6 +83,23 @@ def islands(editor: Editor) -> list[str]:
             names.add(chain.name)
             chain = next((p for t in chain.inputs if (p := producer(t)) is not None), None)
     return sorted(names | _before_waves(editor))
+
+
+def _undefined(editor: Editor, opset: int) -> set[str]:
+    """Names of the nodes with an fp32 input or output that the opset does not define for fp16."""
+    names = set()
+    for node in editor.graph.nodes:
+        if node.domain or not defs.has(node.op, opset):
+            continue
+        schema = defs.get_schema(node.op, opset)
+        allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        for parameters, tensors in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
+            for parameter, tensor in zip(parameters, tensors, strict=False):
+                types = allowed.get(parameter.type_str, [parameter.type_str])
+                fixed = (node.domain or "", node.op) in FLOAT32_INPUTS and tensors is node.inputs
+                if tensor.name and editor.dtype(tensor) == np.float32 and "tensor(float16)" not in types and not fixed:
+                    names.add(node.name)
+    return names
 
 
 def _before_waves(editor: Editor) -> set[str]:

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float, widest
+from sdort.rewrite.worklist import apply_rules
 from sdort.weights import cast_values
 
 MOVING = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Gather", "Expand"})
@@ -31,12 +32,7 @@ NARROWED = MOVING | NORMALIZING | ROUNDED_ONCE
 
 def run(editor: Editor) -> None:
     """Move and remove casts between floating-point types until no more can be."""
-    while sum(_step(editor, node) for node in list(editor.graph.nodes) if node.outputs and not node.domain):
-        editor.finish()
-
-
-def _step(editor: Editor, node: gs.Node) -> bool:
-    return _merge(editor, node) or _sink(editor, node) or _hoist(editor, node) or _narrow(editor, node)
+    apply_rules(editor, (_merge, _sink, _hoist, _narrow))
 
 
 def _widened(editor: Editor, tensor: gs.Tensor) -> gs.Tensor | None:
@@ -68,7 +64,6 @@ def _merge(editor: Editor, node: gs.Node) -> bool:
     if editor.dtype(source) == editor.dtype(node.outputs[0]):
         editor.replace(node.outputs[0], source)
         node.inputs.clear()
-        node.outputs.clear()
     else:
         node.inputs[0] = source
     return True
@@ -125,7 +120,6 @@ def _narrow(editor: Editor, node: gs.Node) -> bool:
     for reader in readers:
         editor.replace(reader.outputs[0], made)
         reader.inputs.clear()
-        reader.outputs.clear()
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -37,13 +38,26 @@ def check(editor: Editor, opset: int, hint: str) -> None:
             raise BadModelError(problem, component=editor.model.component, node=output.name, hint=hint)
 
 
-def refuse_bf16(editor: Editor) -> None:
-    """Refuse to compute in bfloat16.
+QUANTIZED = re.compile(r"[Qq]uantize|^Q[A-Z]|Integer|^MatMul(NBits|Bnb4|FpQ4)")
+"""Operators that make, or compute with, numbers in a quantized form: ONNX's and ONNX Runtime's."""
+
+
+def refuse(editor: Editor) -> None:
+    """Refuse what sdort does not compute in: bfloat16, and quantized numbers.
+
+    Weights that are only stored in such a form are not meant: their DequantizeLinear or Cast is folded before.
 
     Raises:
         BadModelError: naming the first node that does.
     """
     for node in editor.graph.nodes:
+        if QUANTIZED.search(node.op):
+            raise BadModelError(
+                f"this {node.op} computes in a quantized form, whose rounding is not what fused operators round",
+                component=editor.model.component,
+                node=node.name,
+                hint="Optimize the model that this one was quantized from.",
+            )
         dtypes = {dtype.name for t in (*node.inputs, *node.outputs) if (dtype := editor.dtype(t)) is not None}
         if "bfloat16" in dtypes:
             raise BadModelError(

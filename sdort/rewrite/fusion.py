@@ -249,9 +249,7 @@ def _substitute(
     return None
 
 
-def _bring_to_precision(
-    editor: Editor, after: Pattern, match: Match, tensors: dict[str, gs.Tensor]
-) -> list[gs.Node]:
+def _bring_to_precision(editor: Editor, after: Pattern, match: Match, tensors: dict[str, gs.Tensor]) -> list[gs.Node]:
     """Give After's numbers, and where the match is of several types all that it reads, the precision of the match."""
     precision = match.precision()
     casts: list[gs.Node] = []
