@@ -120,6 +120,7 @@ def _narrow(editor: Editor, node: gs.Node) -> bool:
     for reader in readers:
         editor.replace(reader.outputs[0], made)
         reader.inputs.clear()
+        reader.outputs.clear()
     return True
 
 
