@@ -5,7 +5,10 @@ y = gamma * (x - mean) / sqrt(var + epsilon) + beta over the last axis (https://
 
 from typing import Any
 
-from sdort.rewrite.match import Match
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor, producer
+from sdort.rewrite.match import Match, behind_casts
 
 STAGE = "raise"
 ANCHOR = "ReduceMean"
@@ -32,3 +35,15 @@ EXAMPLE = {"B": 2, "S": 3, "C": 8, "epsilon": [1e-5]}
 
 def derive(m: Match) -> dict[str, Any]:
     return {"eps": m.scalar("epsilon")}
+
+
+def concerns(editor: Editor, anchor: gs.Node) -> bool:
+    """Whether a mean is subtracted from what it is of, or is of such differences; an RMSNorm or a pooling has neither."""
+    source, _ = behind_casts(editor, anchor.inputs[0])
+    square = producer(source)
+    difference = producer(behind_casts(editor, square.inputs[0])[0], "Sub") if square is not None else None
+    if difference is not None and square is not None and square.op in ("Pow", "Mul"):
+        return producer(behind_casts(editor, difference.inputs[1])[0], "ReduceMean") is not None
+    readers = [reader for tensor in anchor.outputs for reader in tensor.outputs]
+    readers += [later for reader in readers if reader.op == "Cast" for later in reader.outputs[0].outputs]
+    return any(r.op == "Sub" and behind_casts(editor, r.inputs[0])[0] is source for r in readers)

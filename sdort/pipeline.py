@@ -132,7 +132,7 @@ def _tidy(run: Run) -> None:
 
 def _stage(stage: str) -> Callable[[Run], None]:
     def apply(run: Run) -> None:
-        support = None if stage == "raise" else run.target
+        support = None if stage in ("restore", "raise") else run.target
         fusions = [f for f in load_fusions().values() if f.stage == stage and f.name not in run.options.disable]
         outcomes = apply_stage(fusions, run.editor, support, explain=run.options.explain)
         run.report.fusions.update({outcome.name: outcome for outcome in outcomes})
@@ -208,6 +208,7 @@ def _target_opset(run: Run) -> None:
 
 PIPELINE: list[Step] = [
     ("types", _check_types, "what does not fit together no runtime loads, before or after"),
+    ("restore", _stage("restore"), "operators of ONNX Runtime that another tool put in are standard ones again"),
     ("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
     ("narrow", _narrow, "unwraps what half-precision exporters cast up and down for nothing"),
     ("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),

@@ -18,7 +18,7 @@ from sdort.rewrite.match import Match, Progress, Refusal, find, is_float, refuse
 from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
 from sdort.weights import cast_values
 
-STAGES = ("raise", "fuse", "fuse_nhwc", "extend", "lower")
+STAGES = ("restore", "raise", "fuse", "fuse_nhwc", "extend", "lower")
 
 
 class Support(Protocol):
@@ -34,8 +34,8 @@ class Fusion:
     The file defines ``STAGE``, ``BEFORE`` (one text or several spellings), ``AFTER`` (one text, or one for each
     spelling), ``ANCHOR`` (the operator in Before that makes a place a candidate) and ``EXAMPLE`` (sizes for the numeric
     test). It may define ``check(match)`` (returns a refusal or None), ``derive(match)`` (returns the tensors and
-    attributes that After names and Before does not have), ``MUST_FUSE`` (no anchor may remain) and ``RUN_AFTER`` (names
-    of fusions of the same stage).
+    attributes that After names and Before does not have), ``MUST_FUSE`` (no anchor may remain), ``concerns(editor,
+    anchor)`` (whether an anchor that remains is one at all) and ``RUN_AFTER`` (names of fusions of the same stage).
     """
 
     module: ModuleType
@@ -79,6 +79,10 @@ class Fusion:
     def check(self, match: Match) -> Refusal | None:
         function: Callable[[Match], Refusal | None] | None = getattr(self.module, "check", None)
         return function(match) if function else None
+
+    def concerns(self, editor: Editor, anchor: gs.Node) -> bool:
+        function: Callable[[Editor, gs.Node], bool] | None = getattr(self.module, "concerns", None)
+        return function(editor, anchor) if function else True
 
     def derive(self, match: Match) -> dict[str, Any]:
         function: Callable[[Match], dict[str, Any]] | None = getattr(self.module, "derive", None)
@@ -345,13 +349,14 @@ def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str,
             find(editor, before, root, progress, through_casts=fusion.through_casts)
             if progress.matched > best.matched:
                 best, size = progress, len(before.nodes)
+    concerned = fusion.concerns(editor, anchor)
     reason = best.reason or f"nothing after it looks like the end of {fusion.name}"
     return {
         "node": anchor.name,
         "reason": reason + (f" at {best.node!r}" if best.node else ""),
         "matched": max(best.matched, 0),
         "of": size,
-        "applicable": True,
+        "applicable": concerned,
         "miss": False,
     }
 

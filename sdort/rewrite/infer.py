@@ -614,6 +614,17 @@ def _matmul(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     return [Fact(facts[0].dtype, None if batch is None else (*batch, a[-2], b[-1]))]
 
 
+@rule("FusedMatMul", domain="com.microsoft")
+def _fused_matmul(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    a, b = (f.shape for f in facts[:2])
+    turned_batch = node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0)
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or turned_batch:
+        return [Fact(facts[0].dtype)]
+    batch = broadcast(a[:-2], b[:-2])
+    rows, columns = a[-1 if node.attrs.get("transA", 0) else -2], b[-2 if node.attrs.get("transB", 0) else -1]
+    return [Fact(facts[0].dtype, None if batch is None else (*batch, rows, columns))]
+
+
 def _windows(node: gs.Node, sizes: Shape, kernel: Shape) -> Shape:
     """The spatial sizes that a convolution leaves of ``sizes``."""
     axes, mode = len(sizes), node.attrs.get("auto_pad", "NOTSET")

@@ -152,7 +152,7 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
         (name, tensor), goals = goals[0], goals[1:]
         if match.through_casts:
             inner = name in pattern.producers
-            tensor, casts = _behind_casts(match.editor, tensor, exactly=not inner)
+            tensor, casts = behind_casts(match.editor, tensor, exactly=not inner)
             match = replace(match, casts=tuple({id(c): c for c in (*match.casts, *casts)}.values())) if inner else match
         bound = match.tensors.get(name)
         if bound is not None:
@@ -189,7 +189,7 @@ def _copy(match: Match) -> Match:
     return replace(match, tensors=dict(match.tensors), attrs=dict(match.attrs), nodes=dict(match.nodes))
 
 
-def _behind_casts(editor: Editor, tensor: gs.Tensor, *, exactly: bool) -> tuple[gs.Tensor, list[gs.Node]]:
+def behind_casts(editor: Editor, tensor: gs.Tensor, *, exactly: bool = False) -> tuple[gs.Tensor, list[gs.Node]]:
     """What Casts between floats were made of, and the Casts; ``exactly``: only of those that round nothing."""
     casts: list[gs.Node] = []
     while (node := producer(tensor, "Cast")) is not None:

@@ -153,6 +153,9 @@ CONVENTIONAL_DEFAULTS: dict[tuple[str, str], Any] = {("Attention", "scale"): Non
 MICROSOFT_DEFAULTS: dict[tuple[str, str], Any] = {
     ("GroupNorm", "channels_last"): 1,
     ("SkipGroupNorm", "channels_last"): 1,
+    ("QuickGelu", "alpha"): 1.702,
+    **{("FusedMatMul", name): 0 for name in ("transA", "transB", "transBatchA", "transBatchB")},
+    ("FusedMatMul", "alpha"): 1.0,
     ("MultiHeadAttention", "scale"): None,
     ("MultiHeadAttention", "unidirectional"): 0,
 }
