@@ -234,9 +234,12 @@ a = Conv <pads = [1, 1, 1, 1]> (x, k)
 b = Conv <strides = [2, 2], pads = [0, 0, 1, 1]> (x, k)
 c = Conv <group = 4, strides = [1, 3]> (x, d)
 e = Conv <dilations = [2, 1], pads = [2, 0, 2, 3]> (x, k)
-== Conv padded by itself | vague: a
+== Conv padded by itself
 (float[B, 4, H, W] x, float[6, 4, 3, 3] k)
 a = Conv <auto_pad = "SAME_UPPER"> (x, k)
+b = Conv <auto_pad = "SAME_LOWER", strides = [2, 3]> (x, k)
+c = Conv <auto_pad = "VALID", strides = [2, 1], dilations = [1, 1]> (x, k)
+d = Conv <auto_pad = "NOTSET", pads = [1, 0, 0, 2]> (x, k)
 == Conv of a sequence
 (float[B, 4, S] x, float[6, 4, 3] k)
 a = Conv <pads = [1, 1], strides = [2]> (x, k)
@@ -288,6 +291,11 @@ z = com.microsoft.SkipLayerNormalization (x, x, g)
 == NhwcConv
 (float[B, H, W, 4] x, float[6, 3, 1, 4] k)
 y = com.microsoft.NhwcConv <pads = [1, 0, 1, 2], strides = [2, 1]> (x, k)
+== FusedMatMul
+(float[B, S, 8] a, float[B, 7, 8] b, float[8, 5] w)
+p = com.microsoft.FusedMatMul <transB = 1> (a, b)
+q = com.microsoft.FusedMatMul <transA = 1, alpha = 0.5> (a, p)
+r = com.microsoft.FusedMatMul (b, w)
 == MultiHeadAttention
 (float[B, S, 8] q, float[B, 7, 8] k, float[B, 7, 12] v, float[B, 7, 2, 2, 4] p, float[B, S, 2, 3, 4] r)
 a = com.microsoft.MultiHeadAttention <num_heads = 2> (q, k, v)

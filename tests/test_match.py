@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
+from onnx import TensorProto, helper
 from small_graphs import Array, Described, edit
 
 from sdort.rewrite.editor import Editor
@@ -184,7 +185,7 @@ def test_a_scalar_is_a_constant_of_one_element() -> None:
 VALUE = "g (float[] x) => (float[] y) <float half = {0.5}> { a = Mul (x, half)  y = Neg (a) }"
 
 
-@pytest.mark.parametrize("value", [0.5, [0.5], [[[0.5]]], np.float32(0.5 * (1 + 5e-7))])
+@pytest.mark.parametrize("value", [0.5, [0.5], [[[0.5]]]])
 def test_a_constant_of_the_value_matches_at_any_rank(value: object) -> None:
     weights: dict[str, Array | Weight] = {"c": np.array(value, np.float32)}
     assert attempt(
@@ -192,6 +193,38 @@ def test_a_constant_of_the_value_matches_at_any_rank(value: object) -> None:
         "g (float[8] t) => (float[] r) { s = Mul (t, c)  r = Neg (s) }",
         weights,
     )[0]
+
+
+ROOT = 0.5**0.5
+BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+ROUNDED = {
+    "float64": (np.float64, ROOT),
+    "float32": (np.float32, ROOT),
+    "float32, rounded to the other side": (np.float32, np.nextafter(np.float32(ROOT), np.float32(1))),
+    "float16": (np.float16, ROOT),
+    "float16, rounded to the other side": (np.float16, np.nextafter(np.float16(ROOT), np.float16(1))),
+    "bfloat16": (BFLOAT16, ROOT),
+    "float16 of a half": (np.float16, 0.5),
+}
+OTHER = {
+    "float32 two units off": (np.float32, ROOT + 2.1 * 2.0**-24),
+    "float16, the one after": (np.float16, np.nextafter(np.float16(ROOT), np.float16(0))),
+    "float16 two units off": (np.float16, ROOT + 2.1 * 2.0**-11),
+    "fp16's rounding in float32": (np.float32, float(np.float16(ROOT))),
+    "a half, one unit off": (np.float16, np.nextafter(np.float16(0.5), np.float16(1))),
+    "float32's half, one unit off": (np.float32, np.nextafter(np.float32(0.5), np.float32(1))),
+}
+
+
+@pytest.mark.parametrize("case", [*ROUNDED, *OTHER])
+def test_a_constant_is_the_value_in_its_own_precision(case: str) -> None:
+    dtype, value = {**ROUNDED, **OTHER}[case]
+    wanted = "0.5" if "half" in case else "0.70710678"
+    kind = {2: "float16", 4: "float", 8: "double"}[np.dtype(dtype).itemsize]
+    kind = "bfloat16" if dtype is BFLOAT16 else kind
+    pattern = f"g (float[] x) => (float[] y) <float c = {{{wanted}}}> {{ a = Mul (x, c)  y = Neg (a) }}"
+    graph = f"g ({kind}[8] t) => ({kind}[8] r) {{ s = Mul (t, c)  r = Neg (s) }}"
+    assert (attempt(pattern, graph, {"c": np.array(value).astype(dtype)})[0] is not None) == (case in ROUNDED)
 
 
 @pytest.mark.parametrize(

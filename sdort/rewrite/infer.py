@@ -629,7 +629,8 @@ def _windows(node: gs.Node, sizes: Shape, kernel: Shape) -> Shape:
     """The spatial sizes that a convolution leaves of ``sizes``."""
     axes, mode = len(sizes), node.attrs.get("auto_pad", "NOTSET")
     if mode.startswith("SAME"):
-        return tuple(-(-size // node.attrs.get("strides", [1] * axes)[i]) for i, size in enumerate(sizes))
+        strides = node.attrs.get("strides", [1] * axes)
+        return tuple((size + stride - 1) // stride for size, stride in zip(sizes, strides, strict=True))
     pads: list[int] = node.attrs.get("pads", [0] * (2 * axes)) if mode == "NOTSET" else [0] * (2 * axes)
     dilations: list[int] = node.attrs.get("dilations", [1] * axes)
     strides: list[int] = node.attrs.get("strides", [1] * axes)
