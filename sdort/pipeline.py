@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx_graphsurgeon as gs
+
 from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
-from sdort.passes import half, narrow, nhwc, reshape, spell_out, tidy, types, upgrade
+from sdort.passes import expand, half, narrow, nhwc, reshape, spell_out, tidy, types, upgrade
 from sdort.provenance import KEY, describe
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
@@ -164,6 +166,20 @@ def _count_raised(run: Run) -> None:
     run.report.operators_raised = count_operators(run.model)
 
 
+def _lacks(run: Run, node: gs.Node) -> str | None:
+    """Why the target cannot run a node; None if it can."""
+    reason = run.target.unsupported(node, run.editor) or upgrade.inexpressible(node, run.target.opset)
+    return reason or types.unfit(node, run.editor, run.target.opset)
+
+
+def _expand(run: Run) -> None:
+    outcome, given = expand.run(run.editor, lambda node: _lacks(run, node))
+    # An operator that the model itself has is not missed by the lowerings when it was expanded: it is told as declined.
+    for each in run.report.fusions.values():
+        each.refusals = [r if r["node"] not in given else {**r, "miss": False} for r in each.refusals]
+    run.report.fusions[outcome.name] = outcome
+
+
 def _borrow(run: Run) -> None:
     reshape.borrow_shapes(run.editor)
 
@@ -181,13 +197,13 @@ def _half(run: Run) -> None:
 
 def _all_supported(run: Run) -> None:
     for node in run.model.graph.nodes:
-        reason = run.target.unsupported(node, run.editor)
+        reason = _lacks(run, node)
         if reason:
             raise BadModelError(
                 f"{reason}, and sdort knows no other form of it",
                 component=run.model.component,
                 node=node.name,
-                hint="Choose another --provider, or report the model.",
+                hint=upgrade.HINT,
             )
     hint = "This is a bug in sdort; please report it with the model's architecture."
     types.check(run.editor, run.target.opset, hint)
@@ -225,6 +241,7 @@ PIPELINE: list[Step] = [
     ("fuse images", _stage("fuse_nhwc"), "group normalizations take in what is around them"),
     ("extend", _extend, "with --sdort-ops: sdort's own operators take in what ONNX Runtime's have no form for"),
     ("lower", _stage("lower"), "what the target lacks becomes standard operators that it has"),
+    ("expand", _expand, "what no lowering took becomes what the specification defines it by"),
     ("borrow shapes", _borrow, "what is still computed from sizes reads the shape of a tensor that has it"),
     ("tidy lowered", _tidy, "drops the chains that borrowing replaced"),
     ("half", _half, "last, on the final operators: only they say what may be fp16"),

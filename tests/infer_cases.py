@@ -250,6 +250,16 @@ b = Resize <axes = [2, 3]> (x, , three)
 == Resize by fractions | vague: a
 (float[B, 4, H, W] x) <float[4] half = {1.0, 1.0, 0.5, 1.5}>
 a = Resize (x, , half)
+== Resize within bounds | vague: a b
+(float[B, 4, H, W] x) <int64[2] bounds = {8, 6}>
+a = Resize <axes = [2, 3], keep_aspect_ratio_policy = "not_larger"> (x, , , bounds)
+b = Resize <axes = [2, 3], keep_aspect_ratio_policy = "not_smaller"> (x, , , bounds)
+== Resize of a region | vague: a
+(float[B, 4, H, W] x) <float[4] twice = {1.0, 1.0, 2.0, 2.0}, float[8] roi = {0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.5, 0.5}>
+a = Resize <coordinate_transformation_mode = "tf_crop_and_resize"> (x, roi, twice)
+== Resize by sizes, the scales an empty tensor
+(float[B, 4, H, W] x) <float[0] empty = {}, int64[4] sizes = {1, 4, 8, 6}>
+a = Resize (x, empty, empty, sizes)
 == Resize by sizes
 (float[B, 4, H, W] x, float[1, S, 2, H] y) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] far
 = {9223372036854775807}>

@@ -136,8 +136,8 @@ BETWEEN = {
     "a constant image": "m = Mul (image, a)",
     "Pad": "m = Pad (a, pads)",
     "Pad with a value": "m = Pad (a, pads, two)",
-    "Resize by scales": 'm = Resize <mode = "linear"> (a, , scales)',
-    "Resize to sizes": 'm = Resize <mode = "linear"> (a, , , sizes)',
+    "Resize by scales": 'm = Resize <mode = "nearest"> (a, , scales)',
+    "Resize to sizes": "m = Resize (a, , , sizes)",
     "Concat": "n = Neg (a)  q = Concat <axis = 1> (n, a)  m = Conv (q, narrow)",
 }
 
@@ -176,8 +176,9 @@ OUTSIDE = {
     "Resize of named axes": 'm = Resize <axes = [2, 3], mode = "nearest"> (a, , , two2)',
     "Resize by computed scales": "s = Shape <end = 4> (x)  c = Cast <to = 1> (s)  o = Div (c, c)  "
     'm = Resize <mode = "nearest"> (a, , o)',
-    "cropping Resize": 'm = Resize <mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"> '
-    "(a, roi, scales)",
+    "cropping Resize": 'm = Resize <coordinate_transformation_mode = "tf_crop_and_resize"> (a, roi, scales)',
+    "linear Resize, whose kernels take the last axes for the image's": 'm = Resize <mode = "linear"> (a, , scales)',
+    "cubic Resize": 'm = Resize <mode = "cubic"> (a, , scales)',
     "Pad of named axes": "m = Pad (a, turned, , order)",
     "Pad of computed sizes": "n = Abs (given)  m = Pad (a, n)",
     "Pad of symbolic sizes": "s = Shape (x)  n = Concat <axis = 0> (s, s)  m = Pad (a, n)",

@@ -186,8 +186,11 @@ def _unchanged(editor: Editor, node: gs.Node) -> gs.Tensor | None:
     first = node.inputs[0]
     shape, before = editor.shape(node.outputs[0]), editor.shape(first)
     same = shape is not None and shape == before
-    if node.op in ("Identity", "Dropout") or (node.op == "Concat" and len(node.inputs) == 1):
+    if node.op == "Identity" or (node.op == "Concat" and len(node.inputs) == 1):
         return first
+    if node.op == "Dropout":  # ratio, training_mode; a mask that is read as well does not come here
+        training = len(node.inputs) > 2 and node.inputs[2].name and scalar(node.inputs[2]) != 0
+        return None if training else first
     if node.op == "Cast":
         return first if editor.dtype(first) == editor.dtype(node.outputs[0]) is not None else None
     if node.op in ("Reshape", "Expand", "Flatten", "Squeeze", "Unsqueeze"):

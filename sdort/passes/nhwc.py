@@ -189,10 +189,16 @@ class Region:
             self._convert(node, self.editor.op("Concat", [t for t in twins if t is not None], {"axis": 3}))
 
     def _resize(self, node: gs.Node) -> None:
-        """Scales and sizes move with their axes."""
-        x = self.twin(node.inputs[0])
+        """Scales and sizes move with their axes.
+
+        Only where no neighbours are weighed: ORT's linear and cubic kernels take the last two axes for height and width
+        (onnxruntime/core/providers/cuda/tensor/resize_impl.cu).
+        """
         cropping = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-        if x is None or cropping or "axes" in node.attrs:
+        if node.attrs.get("mode", "nearest") != "nearest" or cropping or "axes" in node.attrs:
+            return
+        x = self.twin(node.inputs[0])
+        if x is None:
             return
         empty = gs.Variable.empty()
         scales = array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None

@@ -28,7 +28,7 @@ def check(editor: Editor, opset: int, hint: str) -> None:
         BadModelError: naming the node, its input and the types.
     """
     for node in editor.graph.nodes:
-        problem = _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
+        problem = unfit(node, editor, opset)
         if problem:
             raise BadModelError(problem, component=editor.model.component, node=node.name, hint=hint)
     for output in editor.graph.outputs:
@@ -36,6 +36,11 @@ def check(editor: Editor, opset: int, hint: str) -> None:
         if dtype is not None and output.dtype is not None and dtype != np.dtype(output.dtype):
             problem = f"output {output.name!r} is declared {np.dtype(output.dtype)} and computed as {dtype}"
             raise BadModelError(problem, component=editor.model.component, node=output.name, hint=hint)
+
+
+def unfit(node: gs.Node, editor: Editor, opset: int) -> str | None:
+    """Which input of a node is of a type that ``opset`` does not take, or does not take together with the others'."""
+    return _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
 
 
 QUANTIZED = re.compile(r"[Qq]uantize|^Q[A-Z]|Integer|^MatMul(NBits|Bnb4|FpQ4)")

@@ -16,6 +16,8 @@ from sdort.errors import BadModelError
 from sdort.model import Model
 from sdort.rewrite.pattern import OPSET
 
+HINT = "Choose another --provider, or report the model."
+"""What to do about an operator that a target does not run."""
 Converter = Callable[[Model, gs.Node, int], None]
 
 
@@ -47,14 +49,17 @@ def to_target_opset(model: Model, opset: int) -> None:
         BadModelError: one is not.
     """
     for node in model.graph.nodes:
-        if not node.domain and not _restate(node, OPSET, opset):
-            raise BadModelError(
-                f"{node.op} of opset {OPSET} cannot be expressed in opset {opset}, the newest the target loads",
-                component=model.component,
-                node=node.name,
-                hint="Choose another --provider, or report the model.",
-            )
+        reason = inexpressible(node, opset)
+        if reason:
+            raise BadModelError(reason, component=model.component, node=node.name, hint=HINT)
     set_opset(model, opset)
+
+
+def inexpressible(node: gs.Node, opset: int) -> str | None:
+    """Why a node of :data:`sdort.rewrite.pattern.OPSET` means something else in ``opset``, or nothing; None if not."""
+    if node.domain or _restate(node, OPSET, opset):
+        return None
+    return f"{node.op} of opset {OPSET} cannot be expressed in opset {opset}, the newest the target loads"
 
 
 def _upgrade(model: Model, node: gs.Node, opset: int) -> None:

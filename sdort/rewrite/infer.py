@@ -206,6 +206,11 @@ class Facts:
             return nothing
         return [self._fact(inferred.get(t.name)) for t in node.outputs]
 
+    def type_proto(self, tensor: gs.Tensor) -> onnx.TypeProto | None:
+        """A tensor's type as ONNX states it; None if its dtype is not known."""
+        fact = self.of(tensor)
+        return None if fact.dtype is None else self._type(fact)
+
     def _type(self, fact: Fact) -> onnx.TypeProto:
         dims: list[int | str] | None = None
         if fact.shape is not None:
@@ -489,7 +494,8 @@ def _squeeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
         return [Fact(facts[0].dtype)]
     rank = len(facts[0].shape)
     axes = _axes(node, facts)
-    if axes is None and any(not isinstance(d, int) for d in facts[0].shape):
+    computed = axes is None and len(node.inputs) > 1 and bool(node.inputs[1].name)
+    if computed or (axes is None and any(not isinstance(d, int) for d in facts[0].shape)):
         return [Fact(facts[0].dtype)]
     drop = {i for i, d in enumerate(facts[0].shape) if d == 1} if axes is None else {a % rank for a in axes}
     shape = tuple(d for i, d in enumerate(facts[0].shape) if i not in drop)
@@ -657,7 +663,9 @@ def _nhwc_conv(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 @rule("Resize")
 def _resize(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     x = facts[0].shape
-    if x is None:
+    # By aspect ratio the sizes are bounds, and of a crop the scales apply to its region.
+    bounds = node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch"
+    if x is None or bounds or node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         return None
     axes = node.attrs.get("axes", range(len(x)))
     shape = list(x)
@@ -666,7 +674,7 @@ def _resize(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
             shape[axis] = size
         return [Fact(facts[0].dtype, tuple(shape))]
     scales = node.inputs[2] if len(node.inputs) > 2 else None
-    if not isinstance(scales, gs.Constant):
+    if not isinstance(scales, gs.Constant) or not np.size(scales.values):  # empty: left out
         return None
     for axis, scale in zip(axes, np.asarray(scales.values).tolist(), strict=True):
         whole = float(scale).is_integer()

@@ -24,7 +24,8 @@ from sdort.verification.watch import LARGEST_FP16, Graphs, Pair, largest_of, run
 from sdort.verify import precision as weights_precision
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
-STEPS = ("tidy", "tidy raised", "channels last", "tidy layout", "tidy lowered", "tidy half", "borrow shapes", "half")
+_TIDYING = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half")
+STEPS = (*_TIDYING, "channels last", "expand", "borrow shapes", "half")
 """Makers that are named only when no fusion is."""
 
 

@@ -1,0 +1,117 @@
+"""Operators that a target lacks, by what ONNX's specification defines them: a function body of simpler operators.
+
+The last resort, after the lowerings of ``fusions/``, which know better forms. The bodies come with the onnx package's
+schemas; many depend on the node's attributes and on which inputs it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import onnx
+import onnx.inliner
+import onnx_graphsurgeon as gs
+from onnx import AttributeProto, defs, helper
+
+from sdort.loader import from_proto
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import Outcome
+from sdort.rewrite.infer import plain_attributes
+
+NAME = "expand"
+Lacks = Callable[[gs.Node], "str | None"]
+"""Says why the target does not run a node; None if it does."""
+
+
+def run(editor: Editor, lacks: Lacks) -> tuple[Outcome, set[str]]:
+    """Replace every node that the target lacks and the specification defines, and what is lacking in its body.
+
+    Returns:
+        What was done, with the target's reasons as ``declined``; and the names of those that no pass had made: the
+        model itself asked for them.
+    """
+    outcome, given, reasons = Outcome(NAME), set[str](), Counter[str]()
+    pending = list(editor.graph.nodes)
+    while pending:
+        node = pending.pop()
+        reason = lacks(node) if not node.domain and node.outputs else None
+        body = _body(editor, node) if reason else None
+        if reason is None or body is None:
+            continue
+        if node.name not in editor.makers:
+            given.add(node.name)
+        pending.extend(_put(editor, node, body))
+        reasons[reason] += 1
+    outcome.candidates = outcome.matched = reasons.total()
+    outcome.declined = dict(reasons)
+    if reasons:
+        editor.finish()
+    return outcome, given
+
+
+def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
+    """The node's definition with the node's own inputs and outputs as ``x0``, ``y0``; None if there is none to use."""
+    if not defs.has(node.op, editor.graph.opset):
+        return None
+    schema = defs.get_schema(node.op, editor.graph.opset)
+    types = [editor.facts.type_proto(t) if t.name else None for t in node.inputs]
+    if not (schema.has_function or schema.has_context_dependent_function):
+        return None
+    if any(t.name and kind is None for t, kind in zip(node.inputs, types, strict=True)):
+        return None
+    inputs = [f"x{i}" if t.name else "" for i, t in enumerate(node.inputs)]
+    outputs = [f"y{i}" if t.name else "" for i, t in enumerate(node.outputs)]
+    call = helper.make_node(node.op, inputs, outputs, **plain_attributes(node))
+    graph = helper.make_graph(
+        [call],
+        node.op,
+        [onnx.ValueInfoProto(name=name, type=kind) for name, kind in zip(inputs, types, strict=True) if name],
+        [onnx.ValueInfoProto(name=name) for name in outputs if name],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", editor.graph.opset)], ir_version=10)
+    body = onnx.inliner.inline_selected_functions(model, [("", node.op)], inline_schema_functions=True)
+    if any(each.op_type == node.op or _has_subgraph(each) for each in body.graph.node):
+        return None
+    return _parsed(editor, node, body)
+
+
+def _has_subgraph(node: onnx.NodeProto) -> bool:
+    return any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+
+
+def _parsed(editor: Editor, node: gs.Node, body: onnx.ModelProto) -> gs.Graph:
+    for info in body.graph.output:  # loading asks for types; the editor infers its own
+        index = int(info.name[1:])
+        kind = editor.facts.type_proto(node.outputs[index])
+        info.type.CopyFrom(kind or helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
+    return from_proto(body, None, editor.model.component).graph
+
+
+def _put(editor: Editor, node: gs.Node, body: gs.Graph) -> list[gs.Node]:
+    """Let the body's nodes compute the node's outputs from its inputs. Returns the new nodes."""
+    inputs, outputs = list(node.inputs), list(node.outputs)
+    node.inputs.clear()
+    node.outputs.clear()
+    tensors: dict[str, gs.Tensor] = {tensor.name: inputs[int(tensor.name[1:])] for tensor in body.inputs}
+    ends = {tensor.name: outputs[int(tensor.name[1:])] for tensor in body.outputs}
+    made = []
+    for part in body.nodes:
+        hint = f"{node.name}_{part.op}"
+        read = [_operand(editor, tensor, tensors) for tensor in part.inputs]
+        written = [ends[t.name] if t.name in ends else _fresh(editor, t, hint) for t in part.outputs]
+        new = editor.node(part.op, read, dict(part.attrs), outputs=written, hint=hint)
+        editor.makers[new.name] = (*editor.makers.get(node.name, ()), NAME)
+        tensors.update({t.name: w for t, w in zip(part.outputs, written, strict=True) if t.name})
+        made.append(new)
+    return made
+
+
+def _fresh(editor: Editor, tensor: gs.Tensor, hint: str) -> gs.Tensor:
+    return gs.Variable(editor.name(hint)) if tensor.name else gs.Variable.empty()
+
+
+def _operand(editor: Editor, tensor: gs.Tensor, tensors: dict[str, gs.Tensor]) -> gs.Tensor:
+    if isinstance(tensor, gs.Constant):
+        return editor.constant(tensor._values, "constant")
+    return tensors[tensor.name] if tensor.name else gs.Variable.empty()
