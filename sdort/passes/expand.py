@@ -55,10 +55,10 @@ def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
     if not defs.has(node.op, editor.graph.opset):
         return None
     schema = defs.get_schema(node.op, editor.graph.opset)
-    types = [editor.facts.type_proto(t) if t.name else None for t in node.inputs]
+    types = [editor.facts.type_proto(t) if t.name else onnx.TypeProto() for t in node.inputs]
     if not (schema.has_function or schema.has_context_dependent_function):
         return None
-    if any(t.name and kind is None for t, kind in zip(node.inputs, types, strict=True)):
+    if None in types:
         return None
     inputs = [f"x{i}" if t.name else "" for i, t in enumerate(node.inputs)]
     outputs = [f"y{i}" if t.name else "" for i, t in enumerate(node.outputs)]
@@ -66,7 +66,8 @@ def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
     graph = helper.make_graph(
         [call],
         node.op,
-        [onnx.ValueInfoProto(name=name, type=kind) for name, kind in zip(inputs, types, strict=True) if name],
+        # The inliner asks for the types of absent inputs too.
+        [onnx.ValueInfoProto(name=name, type=kind) for name, kind in zip(inputs, types, strict=True)],
         [onnx.ValueInfoProto(name=name) for name in outputs if name],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", editor.graph.opset)], ir_version=10)
@@ -81,6 +82,9 @@ def _has_subgraph(node: onnx.NodeProto) -> bool:
 
 
 def _parsed(editor: Editor, node: gs.Node, body: onnx.ModelProto) -> gs.Graph:
+    given = [info for info in body.graph.input if info.name]
+    del body.graph.input[:]
+    body.graph.input.extend(given)
     for info in body.graph.output:  # loading asks for types; the editor infers its own
         index = int(info.name[1:])
         kind = editor.facts.type_proto(node.outputs[index])
