@@ -1,7 +1,8 @@
 """Bring a graph to the opset in which patterns are written, and back to the one that a target loads.
 
 Whether an operator means the same in two opsets is read from ONNX's schemas: same inputs, same attributes with the same
-defaults. The few that changed are converted by the functions of this file; anything else is refused by name.
+defaults. The few that changed are converted by the functions of this file, newer ones are expanded by their definition;
+anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from onnx import defs, helper
 
 from sdort.errors import BadModelError
 from sdort.model import Model
+from sdort.passes import expand
+from sdort.rewrite.editor import Editor
 from sdort.rewrite.pattern import OPSET
 
 HINT = "Choose another --provider, or report the model."
@@ -28,7 +31,9 @@ def to_pattern_opset(model: Model) -> None:
         BadModelError: an operator changed its meaning since the model's opset in a way that is not known here.
     """
     opset = model.graph.opset
-    for node in list(model.graph.nodes):
+    if opset > OPSET:
+        expand.run(Editor(model), lambda node: None if _restate(node, opset, OPSET) else "it is newer")
+    for node in model.graph.nodes:
         if not node.domain:
             _upgrade(model, node, opset)
     set_opset(model, OPSET)
@@ -63,9 +68,6 @@ def inexpressible(node: gs.Node, opset: int) -> str | None:
 
 
 def _upgrade(model: Model, node: gs.Node, opset: int) -> None:
-    if opset > OPSET and node.op in NEWER:
-        NEWER[node.op](model, node, opset)
-        return
     for limit, convert in CONVERTERS.get(node.op, ()):
         if opset < limit:
             convert(model, node, opset)
@@ -150,27 +152,6 @@ def _softmax(model: Model, node: gs.Node, opset: int) -> None:
         )
     node.attrs["axis"] = -1
 
-
-def _swish(model: Model, node: gs.Node, opset: int) -> None:
-    """Swish -> x * sigmoid(alpha x)."""
-    (x,), output, alpha = node.inputs, node.outputs[0], float(node.attrs.get("alpha", 1.0))
-    name = output.name
-    scaled, gate = gs.Variable(f"{name}.scaled"), gs.Variable(f"{name}.gate")
-    made = []
-    if alpha != 1:
-        factor, number = gs.Variable(f"{name}.alpha"), gs.Constant(f"{name}.number", np.array(alpha, np.float32))
-        made.append(gs.Node("CastLike", f"{node.name}.alpha", {}, [number, x], [factor]))
-        made.append(gs.Node("Mul", f"{node.name}.scaled", {}, [x, factor], [scaled]))
-    made.append(gs.Node("Sigmoid", f"{node.name}.gate", {}, [scaled if alpha != 1 else x], [gate]))
-    node.inputs.clear()
-    node.outputs.clear()
-    made.append(gs.Node("Mul", node.name, {}, [x, gate], [output]))
-    place = next(index for index, each in enumerate(model.graph.nodes) if each is node)
-    model.graph.nodes[place : place + 1] = made
-
-
-NEWER: dict[str, Converter] = {"Swish": _swish}
-"""What opsets after ours have and ours has in other words."""
 
 CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
     **dict.fromkeys(

@@ -426,6 +426,12 @@ def _shape(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     return [Fact(INT64, (len(dims),), dims)]
 
 
+@rule("Size")
+def _size(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    shape = facts[0].shape
+    return [Fact(INT64, (), None if shape is None else (product(shape),))]
+
+
 @rule("Gather")
 def _gather(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     data, index = facts
