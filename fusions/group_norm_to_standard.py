@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sdort.rewrite.match import Match
+from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "lower"
 ANCHOR = "com.microsoft.GroupNorm"
 BEFORE = """
-g (float[N, H, W, C] x) => (float[N, H, W, C] y) <float[C] gamma, float[C] beta> {
+g (float[N, H, W, C] x, float[C] gamma, float[C] beta) => (float[N, H, W, C] y) {
     y = com.microsoft.GroupNorm <activation = 0, channels_last = 1, epsilon: float = @epsilon, groups: int = @groups>
         (x, gamma, beta)
 }"""
@@ -37,11 +37,14 @@ g (float[N, H, W, C] x, float[C] gamma, float[C] beta, int64[4] by_group, float 
 EXAMPLE = {"N": 2, "H": 3, "W": 5, "C": 8, "epsilon": 1e-5, "groups": 8}
 
 
+def check(m: Match) -> Refusal | None:
+    return None if m.known("C") else refuse("the number of channels is not fixed", m.dims["C"])
+
+
 def derive(m: Match) -> dict[str, Any]:
     groups = m.attrs["groups"]
-    channels = m["gamma"].shape[0]
     small = np.array(m.attrs["epsilon"], np.float32)
     return {
-        "by_group": m.editor.ints([0, -1, groups, channels // groups]),
+        "by_group": m.editor.ints([0, -1, groups, m.size("C") // groups]),
         "small": m.editor.constant(small, "epsilon"),
     }

@@ -2,43 +2,39 @@
 
 from typing import Any
 
-from sdort.rewrite.match import Match
-from sdort.weights import Reshaped, as_weight
+import numpy as np
+
+from sdort.rewrite.match import Match, Refusal, decline
 
 STAGE = "lower"
 ANCHOR = "GroupNormalization"
 MUST_FUSE = True
-BEFORE = (
-    """
-g (float[N, C, H, W] x) => (float[N, C, H, W] y) <float[C] gamma, float[C] beta> {
+BEFORE = """
+g (float[] x, float[C] gamma, float[C] beta) => (float[] y) {
     y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, gamma, beta)
-}""",
-    """
-g (float[N, C, S] x) => (float[N, C, S] y) <float[C] gamma, float[C] beta> {
-    y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, gamma, beta)
-}""",
-)
+}"""
 AFTER = """
-g (float[] x, float[G] ones, float[G] zeros, float[] scale, float[] shift, int64[3] group) => (float[] y) {
+g (float[] x, float[C] gamma, float[C] beta, float[G] ones, float[G] zeros, int64[3] group, int64[D] column)
+=> (float[] y) {
     grouped = Reshape (x, group)
     normal = InstanceNormalization <epsilon: float = @epsilon> (grouped, ones, zeros)
     size = Shape (x)
     back = Reshape (normal, size)
+    scale = Reshape (gamma, column)
+    shift = Reshape (beta, column)
     scaled = Mul (back, scale)
     y = Add (scaled, shift)
 }"""
-EXAMPLE = {"N": 2, "C": 8, "H": 3, "W": 5, "S": 15, "epsilon": 1e-5, "groups": 4}
+EXAMPLE = {"x": [2, 8, 3, 5], "C": 8, "epsilon": 1e-5, "groups": 4}
+
+
+def check(m: Match) -> Refusal | None:
+    return decline("the image's rank is not known") if m.editor.shape(m["x"]) is None else None
 
 
 def derive(m: Match) -> dict[str, Any]:
-    import numpy as np
-
-    groups = m.attrs["groups"]
-    dtype = m.editor.dtype(m["x"])
-    spatial = [1] * (2 if "H" in m.dims else 1)
+    groups, dtype = m.attrs["groups"], m.editor.dtype(m["x"])
+    axes = len(m.editor.shape(m["x"]) or ()) - 2
     made = {"ones": np.ones(groups, dtype), "zeros": np.zeros(groups, dtype)}
-    made |= {
-        new: Reshaped(as_weight(m[old]._values), [*m[old].shape, *spatial])
-        for new, old in (("scale", "gamma"), ("shift", "beta"))
-    }
-    return {**{k: m.editor.constant(v, k) for k, v in made.items()}, "group": m.editor.ints([0, groups, -1])}
+    sizes = {"group": [0, groups, -1], "column": [-1, *[1] * axes]}
+    return {k: m.editor.constant(v, k) for k, v in made.items()} | {k: m.editor.ints(v, k) for k, v in sizes.items()}

@@ -108,7 +108,7 @@ class Region:
 
     def _kernel(self, node: gs.Node) -> None:
         """Conv -> NhwcConv (weights OHWI), GroupNormalization -> GroupNorm, if the target has the kernel."""
-        if node.op == "Conv" and not _can_turn(node):
+        if not (_can_turn(node) if node.op == "Conv" else self._fixed_channels(node)):
             return
         x = self.twin(node.inputs[0])
         if x is None:
@@ -128,6 +128,11 @@ class Region:
             made.outputs.clear()
             return
         self._convert(node, made.outputs[0])
+
+    def _fixed_channels(self, norm: gs.Node) -> bool:
+        """Whether the image has as many channels as gamma and beta, and a number of them: its kernel asks for both."""
+        image, *weights = (self._shape(tensor) for tensor in norm.inputs)
+        return len(image) == 4 and isinstance(image[1], int) and all(shape == image[1:2] for shape in weights)
 
     def _float32(self, tensor: gs.Tensor) -> gs.Tensor:
         """ORT's kernels read gamma and beta as fp32 whatever the image is."""
