@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from sdort.rewrite.match import Match, Refusal, refuse
+from sdort.rewrite.match import Match, Refusal, decline, refuse
 
 STAGE = "raise"
 ANCHOR = "Softmax"
@@ -43,14 +43,15 @@ EXAMPLE = {"B": 2, "N": 3, "S": 5, "L": 7, "D": 4, "E": 4, "scale": [0.3]}
 
 
 def check(m: Match) -> Refusal | None:
-    return None if m.known("D") else refuse("the head size is not fixed", m.dims["D"])
+    if not m.known("D") or not m.known("E"):
+        return refuse("the head size is not fixed", (m.dims["D"], m.dims["E"]))
+    if "N" in m.dims and not m.known("N"):
+        return decline("the number of heads is not fixed", m.dims["N"])
+    scale = m.scalar("scale") if "scale" in m.tensors else 1.0
+    return None if scale > 0 else decline("Attention is defined for positive scales", scale)
 
 
 def derive(m: Match) -> dict[str, Any]:
-    return {"factor": attention_scale(m)}
-
-
-def attention_scale(m: Match) -> float | None:
     """The scale as an attribute: None where it is the operator's default, 1/sqrt(head size)."""
     scale = m.scalar("scale") if "scale" in m.tensors else 1.0
-    return None if math.isclose(scale, m.size("D") ** -0.5, rel_tol=1e-5) else scale
+    return {"factor": None if math.isclose(scale, m.size("D") ** -0.5, rel_tol=1e-5) else scale}

@@ -1,15 +1,12 @@
 """Attention with a mask that is added to the scores.
 
-The guard against rows that are masked completely (torch writes 0 where softmax gives NaN) is dropped where the mask is
-causal: there the diagonal is always open.
+torch writes 0 where softmax gives NaN: in rows that are masked completely, whose result is 0 in ONNX's Attention too.
 """
 
-from typing import Any
+from sdort.fusions.attention import check as check_sizes
+from sdort.fusions.attention import derive as derive  # the scale
 
-from sdort.fusions.attention import attention_scale
-
-from sdort.rewrite.match import Match, Refusal, refuse
-from sdort.rewrite.shapes_only import is_causal
+from sdort.rewrite.match import Match, Refusal, decline, refuse
 
 STAGE = "raise"
 ANCHOR = "Softmax"
@@ -44,12 +41,9 @@ EXAMPLE = {"B": 2, "N": 3, "S": 5, "L": 5, "D": 4, "E": 4, "scale": [0.3], "mask
 
 
 def check(m: Match) -> Refusal | None:
-    if not m.known("D"):
-        return refuse("the head size is not fixed", m.dims["D"])
-    if "bad" in m.tensors and not is_causal(m.editor, m["mask"]):
-        return refuse("the mask may close whole rows, so the guard against NaN has to stay", m["mask"].name)
-    return None
-
-
-def derive(m: Match) -> dict[str, Any]:
-    return {"factor": attention_scale(m)}
+    shape = m.editor.shape(m["mask"])
+    if shape is None:
+        return refuse("the mask's shape is not known", m["mask"].name)
+    if not shape or shape[-1] != m.dims["L"]:
+        return decline("one element of the mask is added to all keys alike", list(shape))
+    return check_sizes(m)

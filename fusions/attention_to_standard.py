@@ -1,21 +1,23 @@
 """Attention for targets without an operator for this form of it: MatMul, Softmax and MatMul, heads apart."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
-from sdort.rewrite.match import Match, Refusal, refuse
+from sdort.rewrite.match import Match
 
 STAGE = "lower"
 ANCHOR = "Attention"
 MUST_FUSE = True
 _BEFORE = """
-g (float[B, S, C] q, float[B, L, C] k, float[B, L, V] v{mask}) => (float[B, S, V] y) {{
-    y = Attention <q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale{causal}> ({inputs})
+g (float[B, S, C] q, float[K, L, W] k, float[A, T, V] v{mask}) => (float[] y) {{
+    y = Attention <q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale{attributes}> ({inputs})
 }}"""
-_HEADS = """
-g (float[B, S, C] q, float[B, L, C] k, float[B, L, V] v, float scale{mask}, int64[4] qk, int64[4] vv, int64[3] flat)
-=> (float[B, S, V] y) {{
+_AFTER = """
+g (float[B, S, C] q, float[K, L, W] k, float[A, T, V] v{mask}, float scale, float cap, float inverse, float lowest,
+   int64 one, int64[4] qk, int64[4] vv, int64[3] flat) => (float[] y) {{
     q4 = Reshape (q, qk)
     k4 = Reshape (k, qk)
     v4 = Reshape (v, vv)
@@ -24,8 +26,7 @@ g (float[B, S, C] q, float[B, L, C] k, float[B, L, V] v, float scale{mask}, int6
     vh = Transpose <perm = [0, 2, 1, 3]> (v4)
     product = MatMul (qh, kt)
     logits = Mul (product, scale)
-    {masking}
-    p = Softmax <axis = -1> ({scores})
+    {scores}
     o = MatMul (p, vh)
     ot = Transpose <perm = [0, 2, 1, 3]> (o)
     y = Reshape (ot, flat)
@@ -35,34 +36,52 @@ _CAUSAL = """
     square = Concat <axis = 0> (length, length)
     closed = Expand (lowest, square)
     triangle = Trilu <upper = 1> (closed, one)
-    sum = Add (logits, triangle)"""
-BEFORE = (
-    _BEFORE.format(mask="", causal="", inputs="q, k, v"),
-    _BEFORE.format(mask=", float[] mask", causal="", inputs="q, k, v, mask"),
-    _BEFORE.format(mask="", causal=", is_causal = 1", inputs="q, k, v"),
+    masked = Add ({0}, triangle)"""
+# Each: what the node says beside heads and scale, its mask, and the lines from {0} to the name after them.
+_CAPS = (
+    ("", "", ""),
+    (", softcap: float = @softcap", "ratio = Mul ({0}, inverse)  bent = Tanh (ratio)  capped = Mul (bent, cap)", "capped"),
 )
-AFTER = (
-    _HEADS.format(mask="", masking="", scores="logits"),
-    _HEADS.format(mask=", float[] mask", masking="sum = Add (logits, mask)", scores="sum"),
-    _HEADS.format(mask=", float lowest, int64 one", masking=_CAUSAL, scores="sum"),
+_MASKS = (("", "", "", ""), ("", ", float[] mask", "masked = Add ({0}, mask)", "masked"),
+          (", is_causal = 1", "", _CAUSAL, "masked"))  # fmt: skip
+_SOFTMAXES = (
+    ("", "p = Softmax <axis = -1> ({0})"),
+    (
+        ", softmax_precision: int = @precision",
+        "wide = Cast <to: int = @precision> ({0})  shares = Softmax <axis = -1> (wide)  p = Cast <to: int = @own> (shares)",
+    ),
 )
-EXAMPLE = {"B": 2, "S": 5, "L": 5, "C": 12, "V": 12, "heads": 3, "scale": 0.3, "mask": [1, 1, 5, 5]}
+
+
+def _spelling(cap: tuple[str, ...], mask: tuple[str, ...], softmax: tuple[str, ...]) -> tuple[str, str]:
+    last, lines = "logits", []
+    for text, name in ((cap[1], cap[2]), (mask[2], mask[3])):
+        lines += [text.format(last)] if text else []
+        last = name or last
+    scores = "\n".join([*lines, softmax[1].format(last)])
+    inputs = "q, k, v, mask" if mask[1] else "q, k, v"
+    before = _BEFORE.format(mask=mask[1], attributes=cap[0] + mask[0] + softmax[0], inputs=inputs)
+    return before, _AFTER.format(mask=mask[1], scores=scores)
+
+
+BEFORE, AFTER = zip(*(_spelling(*parts) for parts in product(_CAPS, _MASKS, _SOFTMAXES)), strict=True)
+EXAMPLE = {
+    "B": 2, "S": 5, "C": 12, "K": 2, "L": 5, "W": 12, "A": 2, "T": 5, "V": 12, "heads": 3, "scale": 0.3,
+    "softcap": 2.0, "precision": 11, "mask": [1, 1, 5, 5],
+}  # fmt: skip
 LOWEST = -10000.0
 """Closed scores: exp underflows to 0 in fp32 and fp16, and fp16 can hold it."""
-
-
-def check(m: Match) -> Refusal | None:
-    return None if m.known("C") and m.known("V") else refuse("the width is not fixed", (m.dims["C"], m.dims["V"]))
 
 
 def derive(m: Match) -> dict[str, Any]:
     heads, dtype = m.attrs["heads"], m.editor.dtype(m["q"])
     width, values = (m.size(d) // heads for d in ("C", "V"))
-    scale = m.attrs["scale"] or width**-0.5
+    cap = m.attrs.get("softcap") or 1.0
+    numbers = {"scale": m.attrs["scale"] or width**-0.5, "cap": cap, "inverse": 1 / cap, "lowest": LOWEST}
     return {
-        "scale": m.editor.constant(np.array(scale, dtype), "scale"),
-        "lowest": m.editor.constant(np.array(LOWEST, dtype), "lowest"),
+        **{name: m.editor.constant(np.array(value, dtype), name) for name, value in numbers.items()},
         "one": m.editor.constant(np.array(1, np.int64), "one"),
+        "own": helper.np_dtype_to_tensor_dtype(dtype),
         "qk": m.editor.ints([0, 0, heads, width]),
         "vv": m.editor.ints([0, 0, heads, values]),
         "flat": m.editor.ints([0, 0, heads * values]),

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.errors import BadModelError, SdortError
 from sdort.model import Model
-from sdort.passes import expand, half, narrow, nhwc, reshape, spell_out, tidy, types, upgrade
+from sdort.passes import attention, expand, half, narrow, nhwc, reshape, spell_out, tidy, types, upgrade
 from sdort.provenance import KEY, describe
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
@@ -147,6 +147,10 @@ def _channels_last(run: Run) -> None:
         nhwc.run(run.editor, run.target)
 
 
+def _attention(run: Run) -> None:
+    attention.run(run.editor)
+
+
 def _extend(run: Run) -> None:
     if run.options.sdort_ops:
         _stage("extend")(run)
@@ -228,6 +232,7 @@ PIPELINE: list[Step] = [
     ("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
     ("narrow", _narrow, "unwraps what half-precision exporters cast up and down for nothing"),
     ("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
+    ("attention", _attention, "one form of ONNX's Attention, whoever wrote it; the rest of it is said around it"),
     ("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),
     ("narrow raised", _narrow, "a chain that was cast up and down and is one operator now"),
     ("count", _count_raised, "what is there now is what the config says, on every target"),

@@ -172,6 +172,14 @@ def is_known(dim: Dim) -> bool:
     return all(not a.startswith("?") if isinstance(a, str) else is_known(a[0]) for a in atoms)
 
 
+def symbols(dim: Dim) -> set[str]:
+    """The named sizes in a dim."""
+    if isinstance(dim, int):
+        return set()
+    atoms = {atom for monomial in dim.terms for atom in monomial}
+    return {name for atom in atoms for name in ({atom} if isinstance(atom, str) else symbols(atom[0]))}
+
+
 def is_natural(dim: Dim) -> bool:
     """Whether the dim is certainly not negative; named sizes are at least 1."""
     bound = _least(dim)

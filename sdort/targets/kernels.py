@@ -51,23 +51,28 @@ def nhwc_conv(view: NodeView) -> str | None:
 
 def multi_head_attention(view: NodeView) -> str | None:
     """Every form; causal only as an attribute that CUDA and the CPU read."""
+    dtype = view.editor.dtype(view.node.inputs[0])
+    if dtype is not None and dtype.name not in ("float32", "float16"):
+        return f"MultiHeadAttention takes float32 and float16, these are {dtype}"
     return None
 
 
 def attention_on_rocm(view: NodeView) -> str | None:
-    """The ROCm kernel ignores ``unidirectional`` and refuses a bias."""
+    """The ROCm kernel ignores ``unidirectional`` and refuses a bias; of a mask no GPU has shown what it makes."""
+    if view.has(5):
+        return "MultiHeadAttention with a mask is not known to be right there"
     if view.node.attrs.get("unidirectional"):
         return "MultiHeadAttention has no causal form on ROCm"
     if view.has(3):
         return "MultiHeadAttention takes no bias on ROCm"
-    return None
+    return multi_head_attention(view)
 
 
 def unpacked_attention(view: NodeView) -> str | None:
     """Query, key and value apart: packed ones load on the CPU, then throw at run time."""
     if not view.has(2):
         return "MultiHeadAttention takes no packed inputs"
-    return None
+    return multi_head_attention(view)
 
 
 def argmax_of_floats(view: NodeView) -> str | None:

@@ -1,0 +1,87 @@
+"""What values an attention mask may hold, read from what it is computed from.
+
+A mask is built of a few constants by operators that move or combine them. No more is asked than decides its form:
+whether it may be minus infinity, which closes whole rows, and whether a constant in it is beyond fp16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor, producer
+from sdort.weights import Absent, Array, Weight
+
+LARGEST_HALF = 65504.0
+"""The largest finite number of fp16."""
+_LIMIT = 1 << 24
+"""Constants of more elements are not looked at, and may hold anything."""
+_MOVES = frozenset(
+    {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Tile", "Slice", "Gather", "GatherND",
+     "GatherElements", "Transpose", "Concat", "Cast", "CastLike", "Pad", "Trilu", "ScatterND", "ScatterElements",
+     "Split", "Add", "Sub", "Neg", "Where", "Min", "Max", "Clip", "Sum"}
+)  # fmt: skip
+"""Operators that hand on an infinite element of an input."""
+_SCALES = frozenset({"Mul", "Div"})
+"""A finite number times a constant; of infinite ones nobody makes a mask by products."""
+
+
+@dataclass
+class Extremes:
+    """What a tensor may hold beyond usual numbers."""
+
+    infinite: bool = False
+    """It may hold minus infinity."""
+    beyond_half: bool = False
+    """A finite constant in it is too large for fp16."""
+
+
+def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
+    """What the elements of a floating-point tensor may be; a graph input may be infinite."""
+    found = Extremes()
+    largest, added = 0.0, False
+    stack, seen = [(tensor, True)], set[tuple[int, bool]]()
+    while stack:
+        current, moved = stack.pop()
+        if (id(current), moved) in seen or not _floats(editor, current):
+            continue
+        seen.add((id(current), moved))
+        node = producer(current)
+        values = _constant(current)
+        if values is not None:
+            finite = np.abs(values[np.isfinite(values)])
+            largest = max(largest, float(finite.max(initial=0.0)))
+            found.infinite |= not np.isfinite(values).all()
+        elif node is None or isinstance(current, gs.Constant):
+            found.infinite |= moved
+        elif node.op in _MOVES | _SCALES and not node.domain:
+            added |= node.op in ("Add", "Sub", "Sum")
+            stack.extend((t, moved and node.op in _MOVES) for t in node.inputs if t.name)
+        else:
+            found.infinite |= node.op in ("Log", "Loop", "If", "Scan")
+    found.beyond_half = largest > LARGEST_HALF
+    found.infinite |= added and largest > np.finfo(np.float32).max / 2  # two of them make an infinity
+    return found
+
+
+def _floats(editor: Editor, tensor: gs.Tensor) -> bool:
+    dtype = editor.dtype(tensor)
+    return dtype is None or dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def _constant(tensor: gs.Tensor) -> Array | None:
+    """A constant's values as float64; None where they are not at hand."""
+    node = producer(tensor)
+    if node is not None and node.op == "ConstantOfShape":
+        return np.asarray(node.attrs["value"].values, np.float64) if "value" in node.attrs else np.zeros(1)
+    if not isinstance(tensor, gs.Constant) or math.prod(tensor.shape) > _LIMIT:
+        return None
+    values = tensor._values
+    if isinstance(values, Weight):
+        if any(isinstance(leaf, Absent) for leaf in values.leaves()):
+            return None
+        values = values.load()
+    return np.asarray(values).astype(np.float64)
