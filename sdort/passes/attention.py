@@ -54,6 +54,7 @@ class _Rewrite:
 
     def __init__(self, editor: Editor, node: gs.Node) -> None:
         self.editor, self.node = editor, node
+        self.outputs = list(node.outputs)  # the node loses them one by one
         self.dtype = editor.dtype(node.inputs[0]) or np.dtype(np.float32)
         self._check_known()
         shapes = [self._shape(tensor, name) for tensor, name in zip(node.inputs, ("query", "key", "value"), strict=False)]
@@ -83,7 +84,7 @@ class _Rewrite:
         strange = [k for k, v in self.node.attrs.items() if k not in _KNOWN and not (k.endswith("_window_size") and v == -1)]
         if strange or any(t.name for t in self.node.inputs[6:]):
             raise self._error(f"sdort does not know its {strange[0] if strange else 'input nonpad_kv_seqlen'}")
-        if self._input(PAST_KEY) is None != (self._input(PAST_VALUE) is None):
+        if (self._input(PAST_KEY) is None) != (self._input(PAST_VALUE) is None):
             raise self._error("past_key and past_value have to come together")
         scale = self.node.attrs.get("scale")
         if scale is not None and not scale > 0:
@@ -94,7 +95,7 @@ class _Rewrite:
 
     def _output(self, index: int) -> gs.Tensor | None:
         """An output that somebody reads."""
-        tensor = self.node.outputs[index] if index < len(self.node.outputs) else None
+        tensor = self.outputs[index] if index < len(self.outputs) else None
         wanted = tensor is not None and tensor.name and (tensor.outputs or self.editor.is_output(tensor))
         return tensor if wanted else None
 
@@ -130,7 +131,7 @@ class _Rewrite:
         causal = self._is_causal(query, key, given, offset)
         mask = None if causal else self._mask(query, key, given, offset)
         open_rows = None if causal or given is None or mask is None else self._open_rows(given, mask)
-        scores, result = self._output(SCORES), node.outputs[0]
+        scores, result = self._output(SCORES), self.outputs[0]
         if scores is not None:
             self._scores(query, key, self._mask(query, key, given, offset) if causal else mask, open_rows, scores)
         attrs = {
@@ -224,25 +225,27 @@ class _Rewrite:
             mask = self._cast(mask)
         if len(shape) > 4:
             raise self._error(f"its mask is {_show(shape)}")
-        mask = self._reaching(mask, shape, self._shape(key, "key")[1])
+        mask = self._reaching(mask, shape, key)
         if len(shape) < 4:
             mask = self.editor.op("Unsqueeze", [mask, self.editor.ints(range(4 - len(shape)))])
         return mask
 
-    def _reaching(self, mask: gs.Tensor, shape: Shape, keys: Dim) -> gs.Tensor:
+    def _reaching(self, mask: gs.Tensor, shape: Shape, key: gs.Tensor) -> gs.Tensor:
         """Keys behind the mask's end are closed."""
-        length = shape[-1] if shape else 1
+        length, keys = shape[-1] if shape else 1, self._shape(key, "key")[1]
         if length == keys:
             return mask
-        if not shape or length == 1:
+        if length == 1:
             raise self._error(f"whether its mask of one key ({_show(shape)}) stands for all {keys} is not defined")
-        if not isinstance(length, int) or not isinstance(keys, int):
-            return mask  # they agree when it runs, or nothing would run
-        if length > keys:
-            raise self._error(f"its mask is for {length} keys, there are {keys}")
-        pads = [0] * (2 * len(shape))
-        pads[-1] = keys - length
-        return self.editor.op("Pad", [mask, self.editor.ints(pads), self._number(-np.inf)])
+        if isinstance(length, int) and isinstance(keys, int):
+            if length > keys:
+                raise self._error(f"its mask is for {length} keys, there are {keys}")
+            pads: gs.Tensor = self.editor.ints([0] * (2 * len(shape) - 1) + [keys - length])
+        else:
+            missing = self.editor.op("Sub", [self._count(key, 1), self._count(mask, len(shape) - 1)])
+            last = self.editor.op("Unsqueeze", [missing, self.editor.ints([0])])
+            pads = self.editor.op("Concat", [self.editor.ints([0] * (2 * len(shape) - 1)), last], {"axis": 0})
+        return self.editor.op("Pad", [mask, pads, self._number(-np.inf)])
 
     def _mask(
         self, query: gs.Tensor, key: gs.Tensor, given: gs.Tensor | None, offset: gs.Tensor | int
