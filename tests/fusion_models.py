@@ -67,8 +67,8 @@ def _dims(sizes: dict[str, Any], name: str, kind: TensorType) -> list[int]:
 
 
 def _given(sizes: dict[str, Any], name: str, kind: TensorType) -> np.ndarray[Any, Any]:
-    if sizes[name] == "causal":
-        open_ = np.tril(np.ones((sizes["S"], sizes["S"]), np.bool_))[None, None]
+    if sizes[name] in ("causal", "future"):
+        open_ = np.tril(np.ones((sizes["S"], sizes["S"]), np.bool_))[None, None] == (sizes[name] == "causal")
         return open_ if kind.kind == "b" else np.where(open_, 0.0, -np.inf).astype(np.float32)
     return np.array(sizes[name], DTYPES[kind.kind])
 

@@ -4,6 +4,8 @@ What stays in fp32 follows from structure:
 
 * reductions, and a variance up to its square root: sums over a whole image exceed fp16's range;
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
+* a softmax, and the mask that is added to its scores, where that mask has a finite number beyond fp16: as an infinity
+  it would make NaN of a row that is masked completely;
 * gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are;
 * what is not defined for fp16 in the target's opset, as quantization is before opset 19.
 """
@@ -20,7 +22,8 @@ from onnx import TensorProto, defs, helper
 
 from sdort.loader import from_proto
 from sdort.model import Model
-from sdort.rewrite.editor import Editor, producer
+from sdort.rewrite.editor import Editor, consumers, producer
+from sdort.rewrite.masks import cone, extremes
 from sdort.weights import Array, Weight, cast
 
 FLOAT32_INPUTS = {
@@ -30,6 +33,7 @@ FLOAT32_INPUTS = {
     ("", "Resize"): (1, 2),
 }
 """Inputs (by position) that are fp32 whatever the activations are."""
+_ABSENT = "sdort.absent."
 SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
 
@@ -67,6 +71,7 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
         )
     del converted.graph.value_info[:]
     model.graph = from_proto(converted, lambda t: _resolve(t, constants), model.component).graph
+    _leave_out(model.graph)
     _restore(model, kept)
     converted_editor = Editor(model)
     _join_islands(converted_editor, before)
@@ -82,7 +87,31 @@ def islands(editor: Editor) -> list[str]:
         while chain is not None and chain.op in ("Sqrt", "Add", "ReduceMean", "Mul", "Pow"):
             names.add(chain.name)
             chain = next((p for t in chain.inputs if (p := producer(t)) is not None), None)
-    return sorted(names | _before_waves(editor))
+    return sorted(names | _before_waves(editor) | _wide_masks(editor))
+
+
+def _wide_masks(editor: Editor) -> set[str]:
+    """Names of the nodes between a mask's constants that fp16 cannot hold and what they close."""
+    kept: list[gs.Node] = []
+    for node in editor.graph.nodes:
+        if node.domain or node.op not in ("Softmax", "ReduceMax") or editor.dtype(node.outputs[0]) != np.float32:
+            continue
+        masked = producer(node.inputs[0])
+        if node.op == "Softmax" and masked is not None and masked.op in ("Add", "Sub", "Where"):
+            wide = [t for t in masked.inputs if extremes(editor, t).beyond_half]
+            kept += [node, masked] if wide else []
+        else:
+            wide = [node.inputs[0]] if extremes(editor, node.inputs[0]).beyond_half else []
+            kept += _until_compared(node) if wide else []
+        kept += [each for tensor in wide for each in cone(editor, tensor)]
+    return {node.name for node in kept}
+
+
+def _until_compared(node: gs.Node) -> list[gs.Node]:
+    """A mask's largest elements on their way to the question whether there is an open one."""
+    readers = [reader for tensor in node.outputs for reader in consumers(tensor)]
+    further = [each for reader in readers if reader.op in ("Transpose", "Greater") for each in _until_compared(reader)]
+    return [node, *further] if node.op != "Greater" else [node]
 
 
 def _undefined(editor: Editor, opset: int) -> set[str]:
@@ -153,6 +182,14 @@ def _float32_inputs(editor: Editor) -> dict[str, dict[int, gs.Tensor]]:
     return kept
 
 
+def _leave_out(graph: gs.Graph) -> None:
+    """Outputs that were left out lose the name that they had for the converter."""
+    for node in graph.nodes:
+        for index, tensor in enumerate(node.outputs):
+            if tensor.name.startswith(_ABSENT):
+                node.outputs[index] = gs.Variable.empty()
+
+
 def _restore(model: Model, kept: dict[str, dict[int, gs.Tensor]]) -> None:
     graph = model.graph
     tensors = graph.tensors()
@@ -214,7 +251,8 @@ def _node(node: gs.Node) -> onnx.NodeProto:
         k: onnx.numpy_helper.from_array(np.asarray(v.values)) if isinstance(v, gs.Constant) else v
         for k, v in node.attrs.items()
     }
-    names = [t.name for t in node.inputs], [t.name for t in node.outputs]
+    # The converter takes an output that is left out for the producer of all inputs that are left out.
+    names = [t.name for t in node.inputs], [t.name or f"{_ABSENT}{node.name}.{i}" for i, t in enumerate(node.outputs)]
     return helper.make_node(node.op, *names, name=node.name, domain=node.domain or "", **attrs)
 
 

@@ -160,6 +160,8 @@ class Facts:
     def _by_rule(self, node: gs.Node) -> Sequence[Fact] | None:
         if node.op == "Concat" and not node.domain:
             self._learn_from_concat(node)
+        if node.op == "MatMul" and not node.domain:
+            self._learn_from_matmul(node)
         rule = _RULES.get((node.domain or "", node.op))
         return rule(node, [self.of(t) for t in node.inputs]) if rule else None
 
@@ -179,6 +181,11 @@ class Facts:
             fact, apply = self._facts[name], self._equal.apply
             shape, value = (None if dims is None else tuple(map(apply, dims)) for dims in (fact.shape, fact.value))
             self._keep(self._tensors[name], Fact(fact.dtype, shape, value))
+
+    def _learn_from_matmul(self, node: gs.Node) -> None:
+        left, right = (self.shape(t) for t in node.inputs[:2])
+        if left and right and len(right) > 1:
+            self._equal.learn(left[-1], right[-2])
 
     def _by_onnx(self, node: gs.Node) -> Sequence[Fact]:
         nothing = [NOTHING] * len(node.outputs)
@@ -589,6 +596,14 @@ def _flatten(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 @rule("Expand")
 def _expand(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     return [Fact(facts[0].dtype, broadcast(facts[0].shape, facts[1].value))]
+
+
+@rule("Tile")
+def _tile(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    shape, times = facts[0].shape, facts[1].value
+    if shape is None or times is None:
+        return [Fact(facts[0].dtype, None if shape is None else tuple(unknown() for _ in shape))]
+    return [Fact(facts[0].dtype, tuple(dim * count for dim, count in zip(shape, times, strict=True)))]
 
 
 @rule("ConstantOfShape")

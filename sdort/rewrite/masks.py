@@ -67,6 +67,20 @@ def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
     return found
 
 
+def cone(editor: Editor, tensor: gs.Tensor) -> list[gs.Node]:
+    """The floating-point nodes that :func:`extremes` looks through."""
+    nodes: dict[int, gs.Node] = {}
+    stack = [tensor]
+    while stack:
+        current = stack.pop()
+        node = producer(current)
+        if node is None or id(node) in nodes or node.op not in _MOVES | _SCALES or not _floats(editor, current):
+            continue
+        nodes[id(node)] = node
+        stack.extend(t for t in node.inputs if t.name)
+    return list(nodes.values())
+
+
 def _floats(editor: Editor, tensor: gs.Tensor) -> bool:
     dtype = editor.dtype(tensor)
     return dtype is None or dtype.kind == "f" or dtype.name == "bfloat16"
