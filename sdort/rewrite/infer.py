@@ -174,6 +174,11 @@ class Facts:
                 for shape in shapes[1:]:
                     self._learn(shapes[0][axis], shape[axis])
 
+    def _learn_from_matmul(self, node: gs.Node) -> None:
+        left, right = (self.shape(t) for t in node.inputs[:2])
+        if left and right and len(right) > 1:
+            self._learn(left[-1], right[-2])
+
     def _learn(self, a: Dim, b: Dim) -> None:
         """Take two sizes for equal; whatever is written with one of them is written anew."""
         size = self._equal.learn(a, b)
@@ -181,11 +186,6 @@ class Facts:
             fact, apply = self._facts[name], self._equal.apply
             shape, value = (None if dims is None else tuple(map(apply, dims)) for dims in (fact.shape, fact.value))
             self._keep(self._tensors[name], Fact(fact.dtype, shape, value))
-
-    def _learn_from_matmul(self, node: gs.Node) -> None:
-        left, right = (self.shape(t) for t in node.inputs[:2])
-        if left and right and len(right) > 1:
-            self._equal.learn(left[-1], right[-2])
 
     def _by_onnx(self, node: gs.Node) -> Sequence[Fact]:
         nothing = [NOTHING] * len(node.outputs)

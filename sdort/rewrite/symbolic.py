@@ -174,10 +174,7 @@ def is_known(dim: Dim) -> bool:
 
 def symbols(dim: Dim) -> set[str]:
     """The named sizes in a dim."""
-    if isinstance(dim, int):
-        return set()
-    atoms = {atom for monomial in dim.terms for atom in monomial}
-    return {name for atom in atoms for name in ({atom} if isinstance(atom, str) else symbols(atom[0]))}
+    return {atom for atom in atoms(dim) if isinstance(atom, str)}
 
 
 def is_natural(dim: Dim) -> bool:
