@@ -326,12 +326,18 @@ b = Pad (x, p, v)
 int64[8] q = {0, 1, 2, 3, 0, 0, 0, 0}, int64[4] all = {3, 2, 1, 0}>
 a = Pad (x, p, v, axes)
 b = Pad (x, q, v, all)
-== left to ONNX | vague: e
-(float[B, 4, H] x) <int64[1] last = {-1}, int64[3] one = {1, 1, 1}>
+== Tile | vague: c
+(float[B, 4, H] x, int64[3] given) <int64[3] times = {2, 1, 3}, int64[1] one = {1}>
+a = Tile (x, times)
+rows = Shape <start = 2> (x)
+counted = Concat <axis = 0> (one, one, rows)
+b = Tile (x, counted)
+c = Tile (x, given)
+== left to ONNX
+(float[B, 4, H] x) <int64[1] last = {-1}>
 a = ReduceMean <keepdims = 1> (x, last)
 b = Trilu (x)
 c, d = Split <axis = 1, num_outputs = 2> (x)
-e = Tile (x, one)
 """
 
 VALUE_TEXTS = """

@@ -518,8 +518,8 @@ def _squeeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 def _span(length: Dim, start: Dim, end: Dim, step: int) -> Dim:
     """The number of elements of ``range(start, end, step)`` clipped to ``length``, for positive steps."""
     first, last = _bound(length, start), _bound(length, end)
-    if first is None or last is None:
-        return unknown()
+    if first is None or last is None:  # of equal sizes the same cut is as long
+        return symbol(f"?{length}[{start}:{end}:{step}]")
     size = last - first
     if isinstance(size, int):
         return -(-max(size, 0) // step)
