@@ -24,6 +24,11 @@ def _order(atom: Atom) -> str:
     return atom if isinstance(atom, str) else f"~{atom[0]}//{atom[1]}"
 
 
+def _rank(monomial: Monomial) -> tuple[int, list[str]]:
+    """Sorts monomials: the highest degree first, then by their atoms."""
+    return -len(monomial), [_order(atom) for atom in monomial]
+
+
 class Expr:
     """A polynomial in normal form; never a plain number (arithmetic returns an ``int`` for those)."""
 
@@ -92,8 +97,7 @@ class Expr:
             names = [a if isinstance(a, str) else f"(({a[0]})//{a[1]})" for a in monomial]
             return "*".join(([str(factor)] if factor != 1 or not names else []) + names)
 
-        ordered = sorted(self.terms.items(), key=lambda item: (-len(item[0]), [_order(a) for a in item[0]]))
-        return " + ".join(show(monomial, factor) for monomial, factor in ordered)
+        return " + ".join(show(*term) for term in sorted(self.terms.items(), key=lambda term: _rank(term[0])))
 
     __repr__ = __str__
 
@@ -127,7 +131,7 @@ def _normal(terms: dict[Monomial, int]) -> Dim:
 
 
 def symbol(name: str) -> Expr:
-    """A named size."""
+    """A named size: an identifier, or anything in quotes."""
     return Expr({(name,): 1})
 
 
@@ -178,7 +182,7 @@ def symbols(dim: Dim) -> set[str]:
 
 
 def is_natural(dim: Dim) -> bool:
-    """Whether the dim is certainly not negative; named sizes are at least 1."""
+    """Whether the dim is certainly not negative; named sizes are at least 1, unknown ones at least 0."""
     bound = _least(dim)
     return bound is not None and bound >= 0
 
@@ -192,7 +196,7 @@ def _least(dim: Dim) -> int | None:
         if factor < 0 and monomial:
             return None
         for atom in monomial:
-            bound = 1 if isinstance(atom, str) else _least(atom[0])
+            bound = int(not atom.startswith("?")) if isinstance(atom, str) else _least(atom[0])
             if bound is None:
                 return None
             factor *= bound if isinstance(atom, str) else bound // atom[1]
@@ -220,24 +224,34 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def divide(total: Dim, part: Dim) -> Dim | None:
-    """``total / part`` where it is exact and ``part`` is a single term, else None."""
-    if isinstance(total, int) and isinstance(part, int):
-        return total // part if part and total % part == 0 else None
-    divisor = _terms(part)
-    if len(divisor) != 1:
-        return 1 if total == part else None
-    ((wanted, factor),) = divisor.items()
-    terms: dict[Monomial, int] = {}
-    for monomial, coefficient in _terms(total).items():
-        left = list(monomial)
-        for atom in wanted:
-            if atom not in left:
-                return None
-            left.remove(atom)
-        if coefficient % factor:
+    """``total / part`` where that is a polynomial with whole coefficients, else None."""
+    if part == 0:
+        return None
+    divisor, factor = _leading(part)
+    quotient: Dim = 0
+    while total != 0:  # long division: each round takes the leading term away
+        monomial, coefficient = _leading(total)
+        left = _without(monomial, divisor)
+        if left is None or coefficient % factor:
             return None
-        terms[tuple(left)] = coefficient // factor
-    return _normal(terms)
+        term = _normal({left: coefficient // factor})
+        quotient, total = quotient + term, total - term * part
+    return quotient
+
+
+def _leading(dim: Dim) -> tuple[Monomial, int]:
+    """The first term in graded lexicographic order, which products keep."""
+    return min(_terms(dim).items(), key=lambda term: _rank(term[0]))
+
+
+def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """``monomial / divisor``, or None if a factor is missing."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
 
 
 class Equalities:
