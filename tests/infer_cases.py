@@ -444,7 +444,7 @@ t = Add (s, one)
 a = Div (t, two)
 b = Div (a, two)
 c = Mul (b, four)
-== negative divisions | vague: a d
+== negative divisions | vague: d
 (float[B, 3, H, W] x) <int64 minus = {-1}, int64 two = {2}>
 s = Shape (x)
 m = Sub (minus, s)
@@ -453,7 +453,7 @@ n = Add (s, minus)
 b = Div (n, two)
 c = Sub (b, two)
 d = Div (c, two)
-== negative numbers | vague: a
+== negative numbers
 (float[5, 3] x) <int64 minus = {-2}, int64 two = {2}>
 s = Shape (x)
 m = Sub (minus, s)
@@ -464,13 +464,56 @@ s = Shape (x)
 t = Sub (s, many)
 a = Equal (t, minus)
 b = Equal (s, minus)
-== other arithmetic | vague: a b c d
+== other arithmetic | vague: a b c
 (float[B, 3, H, W] x) <int64 two = {2}>
 s = Shape (x)
 a = Mod (s, two)
 b = Min (s, two)
 c = Max (s, two)
 d = Div (s, s)
+== divisions by sizes | vague: f g
+(float[B, 3, H, W] x) <int64 zero = {0}, int64 two = {2}, int64 three = {3}, int64[1] last = {-1}>
+s = Shape (x)
+b = Gather (s, zero)
+h = Gather (s, two)
+w = Gather (s, three)
+area = Mul (h, w)
+n = Mul (area, b)
+a = Div (n, b)
+t = Sub (b, n)
+c = Div (t, b)
+u = Add (h, w)
+v = Mul (u, u)
+d = Div (v, u)
+m = Neg (d)
+f = Div (h, w)
+k = Add (n, two)
+g = Div (k, b)
+e = Div (zero, u)
+== bounds | vague: d e
+(float[B, 3, H, W] x) <int64 zero = {0}, int64 one = {1}, int64 three = {3}>
+s = Shape (x)
+a = Max (s, one)
+b = Min (zero, s)
+t = Add (s, three)
+c = Min (t, s)
+u = Mul (s, s)
+d = Max (s, three)
+v = Gather (s, three)
+e = Min (u, v)
+== order | vague: d h
+(float[B, 3, H, W] x, float[S] y) <int64 zero = {0}, int64 one = {1}>
+s = Shape (x)
+a = Less (zero, s)
+b = Less (s, s)
+t = Add (s, one)
+c = Equal (s, t)
+d = Less (one, s)
+e = Greater (t, s)
+f = LessOrEqual (one, s)
+g = GreaterOrEqual (s, t)
+n = Shape (y)
+h = LessOrEqual (s, n)
 == matrix | vague: b
 (float[B, 3] x) <int64[1] z = {0}, int64[1] flat = {-1}>
 s = Shape (x)

@@ -52,8 +52,7 @@ class Editor:
         """Order the nodes and compute all facts anew."""
         self._set_order(sort_nodes(self.graph.nodes, self.model.component))
         self.facts = Facts(self.graph.opset, self.model.component)
-        for tensor in self.graph.inputs:
-            self.facts.declare(tensor)
+        self.facts.declare(self.graph.inputs)
         for node in self.graph.nodes:
             self.facts.infer(node)
 

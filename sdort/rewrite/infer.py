@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from onnx import checker, defs, helper, shape_inference
 
 from sdort.errors import BadModelError
+from sdort.rewrite.size_names import read_names
 from sdort.rewrite.symbolic import (
     Atom,
     Dim,
@@ -32,7 +33,6 @@ from sdort.rewrite.symbolic import (
     numbers,
     preference,
     product,
-    symbol,
     unknown,
 )
 from sdort.weights import Array, Weight
@@ -125,16 +125,19 @@ class Facts:
             for atom in atoms(dim):
                 self._mentions.setdefault(atom, set()).add(tensor.name)
 
-    def declare(self, tensor: gs.Variable) -> None:
-        """Take a graph input's declared type; its symbolic dims become named sizes."""
-        dims = None
-        if tensor.shape is not None:
-            dims = tuple(
-                d if isinstance(d, int) and d >= 0 else symbol(d) if isinstance(d, str) and d else unknown()
-                for d in tensor.shape
-            )
-        (fact,) = _name_unknowns([tensor], [Fact(_dtype(tensor.dtype), dims)])
-        self.set(tensor, fact)
+    def declare(self, tensors: Sequence[gs.Variable]) -> None:
+        """Take the graph inputs' declared types; their symbolic dims become named sizes and what is made of them."""
+        spelled = [dim for tensor in tensors for dim in tensor.shape or () if _names_a_size(dim)]
+        sizes = read_names(spelled)
+        for tensor in tensors:
+            dims = None
+            if tensor.shape is not None:
+                dims = tuple(
+                    d if isinstance(d, int) and d >= 0 else sizes[d] if _names_a_size(d) else unknown()
+                    for d in tensor.shape
+                )
+            (fact,) = _name_unknowns([tensor], [Fact(_dtype(tensor.dtype), dims)])
+            self.set(tensor, fact)
 
     def infer(self, node: gs.Node) -> None:
         """Compute the facts of the node's outputs from those of its inputs.
@@ -265,6 +268,11 @@ def plain_attributes(node: gs.Node) -> dict[str, Any]:
     }
 
 
+def _names_a_size(dim: Any) -> bool:
+    """Tools write ``?`` or ``-1`` where they know no size: two of these need not be equal."""
+    return isinstance(dim, str) and any(map(str.isalpha, dim))
+
+
 def _dtype(dtype: Any) -> np.dtype[Any] | None:
     if isinstance(dtype, int):
         return np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
@@ -320,7 +328,13 @@ def _axes(node: gs.Node, facts: list[Fact], index: int = 1) -> list[int] | None:
     return None
 
 
-@rule("Identity", "Sigmoid", "Erf", "Tanh", "Sqrt", "Exp", "Neg", "Softmax", "Gelu", "Relu", "Sin", "Cos", "Abs")
+@rule("Neg")
+def _negative(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    value = facts[0].value
+    return [Fact(facts[0].dtype, facts[0].shape, None if value is None else tuple(-v for v in value))]
+
+
+@rule("Identity", "Sigmoid", "Erf", "Tanh", "Sqrt", "Exp", "Softmax", "Gelu", "Relu", "Sin", "Cos", "Abs")
 @rule("LayerNormalization", "GroupNormalization", "InstanceNormalization", "Reciprocal", "Dropout", "Clip")
 @rule("QuickGelu", "FastGelu", "BiasGelu", "Gelu", "BiasAdd", "GroupNorm", domain="com.microsoft")
 def _same(node: gs.Node, facts: list[Fact]) -> list[Fact]:
@@ -356,9 +370,20 @@ def _arithmetic(op: str, a: Dim, b: Dim) -> Dim | None:
         return a - b
     if op == "Mul":
         return a * b
-    if op == "Div" and isinstance(b, int) and b > 0 and is_natural(a):  # ONNX rounds towards 0, not down
-        return a // b
+    if op == "Div":
+        return _divide(a, b)
+    if op in ("Min", "Max"):
+        larger = a if is_natural(a - b) else b if is_natural(b - a) else None
+        return larger if larger is None or op == "Max" else a + b - larger
     return None
+
+
+def _divide(a: Dim, b: Dim) -> Dim | None:
+    """ONNX rounds towards 0, not down: a size that does not come out even must be known not to be negative."""
+    exact = divide(a, b)
+    if exact is not None or not isinstance(b, int) or b <= 0:
+        return exact
+    return a // b if is_natural(a) else -(-a // b) if is_natural(-a) else None
 
 
 def _zip_values(a: Fact, b: Fact, function: Callable[[Dim, Dim], Dim | None]) -> Value | None:
@@ -383,20 +408,21 @@ def _binary(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 
 
 def _compare(op: str, a: Dim, b: Dim) -> Dim | None:
-    if isinstance(a, int) and isinstance(b, int):
-        return int({"Equal": a == b, "Less": a < b, "Greater": a > b}[op])
-    if op == "Equal" and a == b:
-        return 1
-    # A size is never negative, so it never equals the -1 of an expand.
-    if op == "Equal" and any(isinstance(d, int) and d < 0 and is_natural(size) for d, size in ((a, b), (b, a))):
-        return 0
-    return None
+    """1 or 0 where that is so for all sizes, else None."""
+    if op in ("Greater", "GreaterOrEqual"):
+        return _compare(op.replace("Greater", "Less"), b, a)
+    below, above = is_natural(b - a - 1), is_natural(a - b - 1)
+    if op == "Equal":
+        return 1 if a == b else 0 if below or above else None
+    if op == "Less":
+        return 1 if below else 0 if is_natural(a - b) else None
+    return 1 if is_natural(b - a) else 0 if above else None
 
 
 @rule("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or")
 def _comparison(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     value = None
-    if node.op in ("Equal", "Less", "Greater"):
+    if node.op not in ("And", "Or"):
         value = _zip_values(facts[0], facts[1], lambda a, b: _compare(node.op, a, b))
     return [Fact(BOOL, broadcast(facts[0].shape, facts[1].shape), value)]
 

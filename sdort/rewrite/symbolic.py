@@ -9,6 +9,7 @@ equal exactly when ``==`` says so.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -20,13 +21,16 @@ _fresh = itertools.count()
 _NAMELESS = "?#"
 
 
-def _order(atom: Atom) -> str:
-    return atom if isinstance(atom, str) else f"~{atom[0]}//{atom[1]}"
+def _spell(atom: Atom) -> str:
+    """Different atoms are spelled differently, whatever a model calls its sizes."""
+    if isinstance(atom, str):
+        return atom if atom.isidentifier() else repr(atom)
+    return f"(({atom[0]})//{atom[1]})"
 
 
 def _rank(monomial: Monomial) -> tuple[int, list[str]]:
     """Sorts monomials: the highest degree first, then by their atoms."""
-    return -len(monomial), [_order(atom) for atom in monomial]
+    return -len(monomial), [_spell(atom) for atom in monomial]
 
 
 class Expr:
@@ -55,7 +59,7 @@ class Expr:
     def __mul__(self, other: Dim) -> Dim:
         terms: dict[Monomial, int] = {}
         for (left, f), (right, g) in itertools.product(self.terms.items(), _terms(other).items()):
-            monomial = tuple(sorted(left + right, key=_order))
+            monomial = tuple(sorted(left + right, key=_spell))
             terms[monomial] = terms.get(monomial, 0) + f * g
         return _normal(terms)
 
@@ -71,21 +75,21 @@ class Expr:
         return -self + other
 
     def __floordiv__(self, divisor: int) -> Dim:
-        """Floor division by a positive number: ``(k*a + r)//k == a + r//k``."""
+        """Floor division by a positive number: ``(k*a + r)//k == a + r//k``, ``(g*a + r)//(g*k) == (a + r//g)//k``."""
+        factors = {monomial: factor for monomial, factor in self.terms.items() if monomial}
+        if all(factor < 0 for factor in factors.values()):
+            return -((-self + (divisor - 1)) // divisor)
         whole: dict[Monomial, int] = {}
         rest: dict[Monomial, int] = {}
         for monomial, factor in self.terms.items():
-            quotient, remainder = divmod(factor, divisor)
-            if remainder and monomial:
-                rest[monomial] = factor
-            else:
-                whole[monomial] = quotient
-                if remainder:
-                    rest[monomial] = remainder
-        if not any(rest):  # only a constant below the divisor is left: it adds nothing
-            return _normal(whole)
+            split = factor > 0 or not monomial or factor % divisor == 0  # -h stays: it is no shorter as 7*h - 8*h
+            whole[monomial], rest[monomial] = divmod(factor, divisor) if split else (0, factor)
         numerator = _normal(rest)
-        assert isinstance(numerator, Expr)
+        if isinstance(numerator, int):  # only a constant below the divisor is left: it adds nothing
+            return _normal(whole)
+        shared = math.gcd(divisor, *(factor for monomial, factor in rest.items() if monomial))
+        if shared > 1:
+            return _normal({m: f // shared for m, f in rest.items()}) // (divisor // shared) + _normal(whole)
         inner = _single_division(numerator)
         if inner is not None:  # (n//d + c)//k == (n + c*d)//(d*k)
             (deeper, by), constant = inner
@@ -94,7 +98,7 @@ class Expr:
 
     def __str__(self) -> str:
         def show(monomial: Monomial, factor: int) -> str:
-            names = [a if isinstance(a, str) else f"(({a[0]})//{a[1]})" for a in monomial]
+            names = [_spell(atom) for atom in monomial]
             return "*".join(([str(factor)] if factor != 1 or not names else []) + names)
 
         return " + ".join(show(*term) for term in sorted(self.terms.items(), key=lambda term: _rank(term[0])))
@@ -131,7 +135,7 @@ def _normal(terms: dict[Monomial, int]) -> Dim:
 
 
 def symbol(name: str) -> Expr:
-    """A named size: an identifier, or anything in quotes."""
+    """A named size."""
     return Expr({(name,): 1})
 
 
