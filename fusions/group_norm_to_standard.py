@@ -38,7 +38,12 @@ EXAMPLE = {"N": 2, "H": 3, "W": 5, "C": 8, "epsilon": 1e-5, "groups": 8}
 
 
 def check(m: Match) -> Refusal | None:
-    return None if m.known("C") else refuse("the number of channels is not fixed", m.dims["C"])
+    groups, channels = m.attrs["groups"], m.known("C")
+    if channels is None:
+        return refuse("the number of channels is not fixed", m.dims["C"])
+    if isinstance(groups, int) and groups > 0 and channels % groups == 0:
+        return None
+    return refuse("the channels are no multiple of the groups", (channels, groups))
 
 
 def derive(m: Match) -> dict[str, Any]:

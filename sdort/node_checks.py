@@ -60,6 +60,7 @@ def check_nodes(
         check_attributes(node, component, in_function)
         if node.domain == "":
             _check_schema(node, context, component)
+            _check_split(node, component)
 
 
 def shorten_domains(model: onnx.ModelProto) -> None:
@@ -158,6 +159,14 @@ def _check_schema(node: onnx.NodeProto, context: onnx.checker.C.CheckerContext, 
     except onnx.checker.ValidationError as error:
         reason = str(error).strip().splitlines()[0]
         raise _bad(node, component, f"not a valid {node.op_type}: {reason}") from None
+
+
+def _check_split(node: onnx.NodeProto, component: str) -> None:
+    """Refuse a Split into another number of parts than it has outputs: onnx's shape inference aborts the process."""
+    for attribute in node.attribute if node.op_type == "Split" else ():
+        parts = {"num_outputs": attribute.i, "split": len(attribute.ints)}.get(attribute.name, len(node.output))
+        if parts != len(node.output):
+            raise _bad(node, component, f"a Split into {parts} parts has {len(node.output)} outputs")
 
 
 def _without_tensor_values(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -204,7 +204,11 @@ def _swap(stage: Path, out: Path, overwrite: bool) -> None:
         elif not exchange(stage, out):
             old = out.with_name(f"{_prefix(out)}old-{secrets.token_hex(4)}")
             out.rename(old)
-            stage.rename(out)
+            try:
+                stage.rename(out)
+            except OSError:
+                old.rename(out)
+                raise
             _remove(old)
     except OSError as error:
         _check_target(out, overwrite)

@@ -81,13 +81,16 @@ def read_metadata(path: Path) -> dict[str, str]:
 
     Raises:
         OSError: the file cannot be read.
-        DecodeError: it is no protobuf message.
+        DecodeError: it is no protobuf message, or one of more fields than a model has.
     """
     found = {}
     with open(path, "rb") as file:
-        for content in _Walker(file).only(_METADATA, os.fstat(file.fileno()).st_size):
-            entry = onnx.StringStringEntryProto.FromString(content)
-            found[entry.key] = entry.value
+        try:
+            for content in _Walker(file).only(_METADATA, os.fstat(file.fileno()).st_size):
+                entry = onnx.StringStringEntryProto.FromString(content)
+                found[entry.key] = entry.value
+        except _TooLargeError:
+            raise DecodeError("too many fields") from None
     return found
 
 

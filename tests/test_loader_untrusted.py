@@ -473,17 +473,56 @@ def test_values_inside_and_outside(folder: Path, read: list[str]) -> None:
         assert refusal(folder / "model.onnx", read).node == name
 
 
-def test_overlapping_tensors(folder: Path, read: list[str]) -> None:
-    """Otherwise a file of a few KB could claim thousands of different large tensors."""
+def regions(folder: Path, *places: tuple[int, int] | tuple[int, int, str]) -> Path:
+    """A model of bytes, as many tensors as there are places: (start, end), and the file where it is not ``data``."""
     proto = model()
-    for index, offset in enumerate((0, 4)):
-        tensor = proto.graph.initializer.add(name=f"t{index}", dims=[16, 32], data_type=1)
+    for index, (start, end, *location) in enumerate(places):
+        tensor = proto.graph.initializer.add(name=f"t{index}", dims=[end - start], data_type=TensorProto.UINT8)
         tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value="data")
-        tensor.external_data.add(key="offset", value=str(offset))
+        entries = {"location": (location or ["data"])[0], "offset": str(start)}
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=value)
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
-    error = refusal(folder / "model.onnx", read)
-    assert (error.node, "overlaps" in error.message) == ("t1", True)
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("places", "wrong"),
+    [
+        ([(0, 2000), (4, 2004)], "t1"),
+        ([(0, 2000), (1999, 4000)], "t1"),  # one byte
+        ([(1999, 4000), (0, 2000)], "t0"),  # whatever their order
+        ([(0, 4000), (100, 200)], "t1"),  # inside
+        ([(0, 2000), (0, 3000)], "t1"),  # of one start
+        ([(0, 3000), (1000, 3000)], "t1"),  # of one end
+        ([(0, 2000), (1000, 1000), (1500, 3000)], "t2"),  # nothing lies between
+        ([(0, 2000), (0, 2000), (1500, 3000)], "t2"),  # nor do tied weights
+        ([(0, 2000), (1500, 3000, "link")], "t1"),  # two names of one file
+    ],
+)
+def test_overlapping_tensors(
+    folder: Path, read: list[str], places: list[tuple[int, int]], wrong: str
+) -> None:
+    """Otherwise a file of a few KB could claim thousands of different large tensors."""
+    (folder / "link").symlink_to("data")
+    error = refusal(regions(folder, *places), read)
+    assert (error.node, "overlaps" in error.message) == (wrong, True)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [(0, 2000), (2000, 4096)],
+        [(2000, 4096), (0, 2000)],
+        [(0, 2000), (0, 2000)],  # one tied weight
+        [(0, 2000), (1000, 1000)],  # an empty tensor shares nothing
+        [(0, 2000), (0, 0), (2000, 2000), (4096, 4096)],
+        [(0, 2000), (0, 2000, "other")],
+    ],
+)
+def test_tensors_that_do_not_overlap(folder: Path, places: list[tuple[int, int]]) -> None:
+    (folder / "other").write_bytes(bytes(4096))
+    assert len(load_model(regions(folder, *places)).graph.nodes) == 3
 
 
 def test_external_data_without_a_file(read: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -9,12 +11,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sdort.staging
 from sdort.errors import OutputError
-from sdort.staging import staged_directory
+from sdort.staging import staged_directory, staged_file
 
 
 def make(out: Path, text: str, overwrite: bool = False) -> None:
@@ -144,6 +147,61 @@ def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert content(tmp_path / "empty") == "new"
 
 
+def test_where_one_works_and_what_is_mounted_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    make(out, "old")
+    with monkeypatch.context() as context:
+        context.chdir(out / "unet")
+        with pytest.raises(OutputError, match="so it is not replaced"):
+            make(out, "new", overwrite=True)
+    with monkeypatch.context() as context:
+        context.setattr(os.path, "ismount", lambda path: Path(path) == out)
+        with pytest.raises(OutputError, match="so it is not replaced"):
+            make(out, "new", overwrite=True)
+    assert content(out) == "old"
+    make(out, "new", overwrite=True)
+    assert content(out) == "new"
+
+
+@pytest.mark.parametrize("mark", ["model.onnx", "unet/model.onnx", "model_index.json"])
+def test_what_looks_like_a_pipeline_is_replaced(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "out" / "unet").mkdir(parents=True)
+    (tmp_path / "out" / mark).write_text("")
+    make(tmp_path / "out", "new", overwrite=True)
+    assert content(tmp_path / "out") == "new"
+
+
+def test_out_that_becomes_precious_meanwhile_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make(out, "old")
+
+    def race() -> None:
+        with staged_directory(out, True) as stage:
+            (stage / "model.onnx").write_text("new")
+            (out / "unet" / "model.onnx").rename(out / "unet" / "photo.jpg")
+
+    with pytest.raises(OutputError, match="holds no ONNX pipeline"):
+        race()
+    assert os.listdir(out / "unet") == ["photo.jpg"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_the_input_is_found_behind_links(tmp_path: Path) -> None:
+    make(tmp_path / "real", "in")
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(OutputError, match="is the input"), staged_directory(tmp_path / "real", True, [tmp_path / "link"]):
+        raise AssertionError("entered")
+    assert content(tmp_path / "real") == "in"
+
+
+def test_descriptors_are_given_back(tmp_path: Path) -> None:
+    make(tmp_path / "out", "0")
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        make(tmp_path / "out", str(number), overwrite=True)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_link_to_the_output_stays_a_link(tmp_path: Path) -> None:
     make(tmp_path / "real", "old")
     (tmp_path / "link").symlink_to("real")
@@ -169,6 +227,46 @@ def test_a_rename_that_fails_leaves_everything_as_it_was(tmp_path: Path, monkeyp
     with pytest.raises(OutputError, match=r"cannot put the result at .*Invalid cross-device link"):
         make(tmp_path / "out", "new")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_second_rename_that_fails_puts_the_old_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system cannot exchange folders, OUT is away for a moment."""
+    out = tmp_path / "out"
+    make(out, "old")
+    real, calls = Path.rename, []
+
+    def rename(source: Path, target: Path) -> Path:
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(source, target)
+
+    monkeypatch.setattr(sdort.staging, "exchange", lambda first, second: False)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputError, match="Input/output error"):
+        make(out, "new", overwrite=True)
+    assert content(out) == "old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EIO])
+def test_systems_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    class System:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def renameat2(self, *_: Any) -> int:
+            ctypes.set_errno(code)
+            return -1
+
+    make(tmp_path / "out", "old")
+    monkeypatch.setattr(ctypes, "CDLL", System)
+    if code == errno.EIO:  # it can, and failed
+        with pytest.raises(OutputError, match="Input/output error"):
+            make(tmp_path / "out", "new", overwrite=True)
+    else:
+        make(tmp_path / "out", "new", overwrite=True)
+    assert content(tmp_path / "out") == ("old" if code == errno.EIO else "new")
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_exchange(tmp_path: Path) -> None:
@@ -207,7 +305,7 @@ def test_a_new_folder_that_is_taken_for_a_leftover_is_made_again(
 WORK = """
 import sys
 from pathlib import Path
-from sdort.staging import staged_directory
+from sdort.staging import staged_directory, staged_file
 with staged_directory(Path(sys.argv[1]), True) as stage:
     (stage / "model.onnx").write_text("half")
     print(stage.name, flush=True)
@@ -277,3 +375,89 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
         make(out, "new")
     assert content(out) == "old"
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_what_was_renamed_away_is_no_more_than_that_once_out_is_there(tmp_path: Path) -> None:
+    """A kill right after the second rename leaves both."""
+    make(tmp_path / "out", "new")
+    make(tmp_path / ".out.sdort-old-1", "old")
+    with pytest.raises(OutputError, match="exists"):
+        make(tmp_path / "out", "newer")
+    assert content(tmp_path / "out") == "new"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_half_made_folder_never_becomes_out(tmp_path: Path) -> None:
+    make(tmp_path / ".out.sdort-new-1", "half")
+    with pytest.raises(ZeroDivisionError), staged_directory(tmp_path / "out", False):
+        assert not (tmp_path / ".out.sdort-new-1").exists()
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+# -------------------------------------------------------------------------------------------------------- files
+
+
+def put(path: Path, text: str, error: BaseException | None = None) -> None:
+    with staged_file(path) as file:
+        file.write(text.encode())
+        if error:
+            raise error
+
+
+def test_a_file_takes_its_place_when_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill at the rename must not leave a file that is cut off."""
+    real, seen = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        seen.append((Path(source).read_text(), target, target.exists()))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    put(tmp_path / "file", "new")
+    assert seen == [("new", tmp_path / "file", False)]
+    assert (tmp_path / "file").read_text() == "new"
+    assert os.listdir(tmp_path) == ["file"]
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~umask()
+
+
+@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt()])
+def test_a_failure_leaves_the_file_as_it_was(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        put(tmp_path / "file", "half", error)
+    assert os.listdir(tmp_path) == []
+    put(tmp_path / "file", "old")
+    with pytest.raises(type(error)):
+        put(tmp_path / "file", "half", error)
+    assert (tmp_path / "file").read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_half_written_files_of_killed_processes_go_and_living_ones_stay(tmp_path: Path) -> None:
+    for name in (".file.sdort-new-1", ".file2.sdort-new-2"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".file.sdort-new-3").mkdir()
+    with staged_file(tmp_path / "file") as living:
+        (name,) = {path.name for path in tmp_path.glob(".file.sdort-new-*")} - {".file.sdort-new-3"}
+        put(tmp_path / "file", "first")
+        assert (tmp_path / name).exists()
+        living.write(b"second")
+    assert (tmp_path / "file").read_text() == "second"
+    assert sorted(os.listdir(tmp_path)) == [".file.sdort-new-3", ".file2.sdort-new-2", "file"]
+
+
+def test_a_new_file_that_is_taken_for_a_leftover_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may lock and remove it in the instant between its making and its locking."""
+    real, removed = fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not removed:
+            (stage,) = tmp_path.iterdir()
+            removed.append(stage)
+            stage.unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    put(tmp_path / "file", "new")
+    assert len(removed) == 1
+    assert (tmp_path / "file").read_text() == "new"

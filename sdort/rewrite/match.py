@@ -141,7 +141,11 @@ def find(
         return None
     goal = (pattern.outputs[0], root.outputs[node.outputs.index(pattern.outputs[0])])
     for match in _solve(pattern, [goal], Match(editor, through_casts=through_casts), progress):
-        if _closed(pattern, match, progress) and _typed(pattern, match, progress):
+        if (
+            _apart(pattern, match, progress)
+            and _closed(pattern, match, progress)
+            and _typed(pattern, match, progress)
+        ):
             return match
     return None
 
@@ -324,6 +328,17 @@ def _input_orders(
     yield [(n, t) for n, t in zip(wanted.inputs, inputs, strict=True) if n]
     if wanted.op in COMMUTATIVE and not wanted.domain and len(inputs) == 2:
         yield [(n, t) for n, t in zip(wanted.inputs, reversed(inputs), strict=True)]
+
+
+def _apart(pattern: Pattern, match: Match, progress: Progress) -> bool:
+    """Whether what flows in comes from outside the match: ``Add (h, h)`` reads the ``h`` that would be removed twice."""
+    inside = {id(node) for node in match.nodes.values()}
+    for name in pattern.inputs:
+        tensor = match.tensors.get(name)
+        if tensor is not None and any(id(node) in inside for node in tensor.inputs):
+            progress.note(match, tensor, f"{name!r} is {tensor.name!r}, which the match itself computes")
+            return False
+    return True
 
 
 def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:

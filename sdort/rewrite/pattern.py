@@ -152,7 +152,9 @@ def default_attribute(op: str, domain: str, name: str) -> Any:
 CONVENTIONAL_DEFAULTS: dict[tuple[str, str], Any] = {("Attention", "scale"): None}
 MICROSOFT_DEFAULTS: dict[tuple[str, str], Any] = {
     ("GroupNorm", "channels_last"): 1,
+    ("GroupNorm", "epsilon"): 1e-5,
     ("SkipGroupNorm", "channels_last"): 1,
+    ("SkipGroupNorm", "epsilon"): 1e-5,
     ("QuickGelu", "alpha"): 1.702,
     **{("FusedMatMul", name): 0 for name in ("transA", "transB", "transBatchA", "transBatchB")},
     ("FusedMatMul", "alpha"): 1.0,

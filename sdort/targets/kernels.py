@@ -28,10 +28,14 @@ def group_norm(view: NodeView) -> str | None:
     channels = shape[-1] if shape and len(shape) == 4 else None
     if not isinstance(channels, int):
         return "GroupNorm needs a fixed number of channels"
-    return _even(channels // int(view.node.attrs["groups"]))
+    return _even_groups(view, channels)
 
 
-def _even(size: int) -> str | None:
+def _even_groups(view: NodeView, channels: int) -> str | None:
+    groups = view.node.attrs.get("groups", 0)
+    if groups < 1 or channels % groups:
+        return f"GroupNorm needs channels that are a multiple of its groups, these are {channels} in {groups}"
+    size = channels // groups
     return f"GroupNorm needs an even number of channels a group, this one has {size}" if size % 2 else None
 
 
@@ -41,7 +45,7 @@ def group_norm_of_two(view: NodeView) -> str | None:
     channels = sum(shape[-1] for shape in parts if isinstance(shape[-1], int))
     if not all(len(shape) == 4 and isinstance(shape[-1], int) for shape in parts):
         return "GroupNorm needs a fixed number of channels"
-    return _even(channels // int(view.node.attrs["groups"]))
+    return _even_groups(view, channels)
 
 
 def nhwc_conv(view: NodeView) -> str | None:

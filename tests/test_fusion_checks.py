@@ -1,0 +1,82 @@
+"""Every reason for which a fusion's check refuses a match has a graph that is refused for it, and for it alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fusion_models import before_model
+from onnx import numpy_helper
+
+from sdort.loader import from_proto
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.rewrite.match import Refusal
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def constant(name: str, values: Any) -> Change:
+    """Another value of a constant, of the same dtype."""
+
+    def change(model: onnx.ModelProto) -> None:
+        (tensor,) = [each for each in model.graph.initializer if each.name == name]
+        dtype = numpy_helper.to_array(tensor).dtype
+        tensor.CopyFrom(numpy_helper.from_array(np.array(values, dtype), name))
+
+    return change
+
+
+def open_axis(name: str, axis: int) -> Change:
+    """A size of an input that is not known before it comes."""
+
+    def change(model: onnx.ModelProto) -> None:
+        (info,) = [each for each in model.graph.input if each.name == name]
+        info.type.tensor_type.shape.dim[axis].dim_param = "open"
+
+    return change
+
+
+def attribute(name: str, value: Any) -> Change:
+    """Another value of an attribute, wherever it is."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for each in node.attribute:
+                if each.name == name:
+                    each.CopyFrom(onnx.helper.make_attribute(name, value))
+
+    return change
+
+
+REFUSED: list[tuple[str, int, Change, str]] = [
+    ("channels_last_sequence", 0, open_axis("x", 1), "the number of channels is not fixed"),
+    ("group_normalization", 0, constant("ones", [1, 1, 1, 2]), "the inner normalization's ones are not all 1"),
+    ("group_normalization", 1, constant("ones", [2, 1, 1, 1]), "the inner normalization's ones are not all 1"),
+    ("group_normalization", 0, constant("zeros", [0, 0, 0, 1]), "the inner normalization's zeros are not all 0"),
+    ("group_normalization", 1, constant("zeros", [-1, 0, 0, 0]), "the inner normalization's zeros are not all 0"),
+    ("group_norm_to_standard", 0, attribute("groups", 3), "the channels are no multiple of the groups"),
+    ("group_norm_to_standard", 0, attribute("groups", 0), "the channels are no multiple of the groups"),
+    ("group_norm_to_standard", 0, attribute("groups", -2), "the channels are no multiple of the groups"),
+    ("pooled_token", 0, constant("number", [1, 2]), "the prompts are not numbered 0, 1, 2"),
+    ("pooled_token", 2, constant("number", [[1], [0]]), "the prompts are not numbered 0, 1, 2"),
+    ("pooled_token", 0, constant("size", [4]), "the rows are not as long as the prompts"),
+    ("pooled_token", 1, constant("start", [0, 4]), "the rows do not begin at 0, S, 2 S"),
+    ("pooled_token", 1, constant("start", [5, 0]), "the rows do not begin at 0, S, 2 S"),
+]
+
+
+@pytest.mark.parametrize(("name", "index", "change", "reason"), REFUSED)
+def test_refused(name: str, index: int, change: Change, reason: str) -> None:
+    fusion = load_fusions()[name]
+    model = before_model(fusion, index, np.random.default_rng(0))
+    change(model)
+    editor = Editor(from_proto(model, None, "test"))
+    refused: dict[str, Refusal] = {}
+    assert apply_fusion(fusion, editor, refused=refused).matched == 0
+    assert {refusal.reason for refusal in refused.values()} == {reason}
