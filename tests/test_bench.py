@@ -138,6 +138,36 @@ def test_both_tolerances_are_relative_to_the_spread_of_the_reference(dtype: str,
         assert verdict.checked == "the original"
 
 
+MEASURED = [
+    # dtype, component, on a GPU, the largest and the mean error, whether the pipeline is right
+    ("float32", "unet", False, 6e-6, 1e-6, True),
+    ("float16", "unet", False, 1.2e-2, 2.0e-3, True),
+    ("float16", "vae_decoder", False, 1.2e-2, 1.5e-3, True),
+    ("float16", "text_encoder", False, 1.4e-2, 1.3e-3, True),
+    ("float16", "vae_decoder", True, 6.1e-2, 3.4e-3, True),
+    ("bfloat16", "unet", False, 2.4e-1, 4.7e-2, True),
+    ("bfloat16", "text_encoder", False, 1.8e-1, 1.8e-2, True),
+    ("float32", "unet", False, 1e-3, 1e-6, False),  # a wrong corner
+    ("float32", "unet", False, 6e-6, 1e-4, False),  # a small error everywhere
+    ("float16", "vae_decoder", True, 2.5, 0.36, False),
+    ("float16", "vae_decoder", True, 2e-2, 1.8e-2, False),  # its last weights off by 3 %
+    ("float16", "unet", True, 2e-2, 4.8e-2, False),  # a bias left out
+    ("bfloat16", "unet", False, 2e-1, 1e-1, False),
+]
+"""From the notes in sdort/verification/limits.py: what was measured of right pipelines, and of wrong ones."""
+
+
+@pytest.mark.parametrize(("dtype", "component", "on_gpu", "largest", "mean", "right"), MEASURED)
+def test_tolerances_tell_right_pipelines_from_wrong_ones(
+    dtype: str, component: str, on_gpu: bool, largest: float, mean: float, right: bool
+) -> None:
+    reference = np.tile([-1.0, 1.0], 5000)
+    output = reference + mean
+    output[500] = reference[500] + max(largest, mean)
+    verdict = check_outputs({"y": output}, {"y": reference}, "it", component, Precision(dtype, on_gpu))
+    assert (verdict.problem is None) is right, verdict
+
+
 def test_fp32_on_an_nvidia_gpu_is_rounded_to_11_bits() -> None:
     assert [precision("float32", each).dtype for each in (CPU, ROCM, CUDA)] == ["float32", "float32", "float16"]
     assert precision("float16", CPU) == Precision("float16", on_gpu=False)

@@ -117,6 +117,13 @@ def test_memory_decides_where_nothing_is_asked(tiny: Tiny) -> None:
     assert found.plan((1, 8, 8), None, None, None) == Plan()
 
 
+def test_a_fifth_of_the_free_memory_stays_free(tiny: Tiny) -> None:
+    found, shape = decoder(tiny), (1, 96, 128)
+    needed = found.bytes_for(shape, Plan())
+    assert found.plan(shape, None, None, int(needed * 1.26)) == Plan()
+    assert found.plan(shape, None, None, int(needed * 1.24)) == Plan(tile=64)
+
+
 def test_the_estimate_is_of_the_largest_tensors(tiny: Tiny) -> None:
     """By hand for Stable Diffusion 1.5 in fp16 at 512x512: 2 x 256 + 128 channels of 512 KiB, twice; 8 S^2 is less."""
     found = decoder(tiny)

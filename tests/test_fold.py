@@ -202,7 +202,7 @@ def test_what_does_nothing_is_removed(node: str) -> None:
 @pytest.mark.parametrize("node", SOMETHING.values(), ids=SOMETHING)
 def test_what_does_something_stays(node: tuple[str, str]) -> None:
     text = f"g (float[2, 4] x) => ({node[1]} y) {CONSTANTS} {{ y = {node[0]} }}"
-    assert check_step(text, fold.run) == {node[0].split()[0]: 1}
+    assert check_step(text, fold.run, constant=node[0] == "Mul (x, zero)") == {node[0].split()[0]: 1}
 
 
 def test_outputs_keep_their_names() -> None:
@@ -260,7 +260,7 @@ def test_a_bias_of_zeros_is_kept(shape: list[int]) -> None:
     ],
 )
 def test_what_may_not_be_zero_is_added(nodes: str) -> None:
-    body = f"n = Shape (x)  {nodes}  p = Neg (x)  y = Add (z, p)"
+    body = f"n = Shape (x)  {nodes}  p = Exp (x)  y = Add (z, p)"
     text = f"g (float[B, 4] x) => (float[B, 4] y) <float one = {{1.0}}> {{ {body} }}"
     assert "Add" in check_step(text, fold.run, {"B": 3})
 

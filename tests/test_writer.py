@@ -261,6 +261,16 @@ def test_overflow_is_counted_and_named(tmp_path: Path) -> None:
     assert report.overflowed == ["over", "third"]
 
 
+def test_overflow_is_counted_over_all_pieces(tmp_path: Path) -> None:
+    """A large tensor is evaluated piece by piece: one value in the first, two in the last."""
+    base = np.zeros((1024, 4096), np.float32)
+    base[0, 0] = base[-1, -1] = base[-1, -2] = 1e5
+    weight = Cast(stored(tmp_path, base), np.float16)
+    assert sum(1 for _ in weight.pieces()) > 2
+    report = save_model(chain(weight, names=["large"]), tmp_path / "model.onnx")
+    assert report.overflow_counts == {"large": 3}
+
+
 def test_other_types_do_not_overflow(tmp_path: Path) -> None:
     """Bits that are infinity in float16 are ordinary numbers in float32 and bfloat16."""
     bits = np.full((16, 64), 0x7C007C00, np.uint32).view(np.float32)
@@ -336,14 +346,58 @@ def test_an_interrupted_hash_leaves_no_thread(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
-def test_files_are_synced_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    model = chain(Inline(RNG.standard_normal((64, 64), np.float32)))
-    save_model(model, tmp_path / "model.onnx")
-    assert synced == []
-    save_model(model, tmp_path / "model.onnx", sync=True)
-    assert [".onnx.data." in name for name in synced] == [True, False]
+class Disk:
+    """What a crash would leave: the bytes of each file as they were when it was last synced, and every rename.
+
+    A rename is taken to survive a crash and what was not synced not to, which file systems are free to do.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: dict[int, bytes] = {}
+        self.places: list[dict[str, bytes]] = [{}]
+        """After each rename: the files in their places, and what is on the disk of each."""
+        replace = os.replace
+
+        def sync(descriptor: int) -> None:
+            self.synced[os.fstat(descriptor).st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+
+        def put(source: Path, target: Path) -> None:
+            self.places.append({**self.places[-1], target.name: self.synced.get(source.stat().st_ino, b"")})
+            replace(source, target)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "replace", put)
+
+
+def test_a_crash_leaves_no_model_without_all_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    arrays = [RNG.standard_normal((64, 64), np.float32) for _ in range(5)]
+    save_model(chain(*map(Inline, arrays)), tmp_path / "model.onnx", sync=True)
+    written = {name: (tmp_path / name).read_bytes() for name in ("model.onnx.data", "model.onnx")}
+    assert disk.places == [{}, {"model.onnx.data": written["model.onnx.data"]}, written]
+
+
+def test_nothing_waits_for_the_disk_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    save_model(chain(Inline(RNG.standard_normal((64, 64), np.float32))), tmp_path / "model.onnx")
+    assert disk.synced == {}
+    assert [list(files) for files in disk.places] == [[], ["model.onnx.data"], ["model.onnx.data", "model.onnx"]]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_rename_that_fails_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
+    real, done = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        if len(done) == renames:
+            raise OSError(5, "Input/output error")
+        done.append(target)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OutputError, match="Input/output error"):
+        save_model(chain(Inline(RNG.standard_normal((64, 64), np.float32))), tmp_path / "model.onnx")
+    assert os.listdir(tmp_path) == ["model.onnx.data"][:renames]
 
 
 def test_the_same_graph_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -370,6 +424,9 @@ def test_header(tmp_path: Path) -> None:
     model.graph.ir_version = None
     save_model(model, tmp_path / "model.onnx")
     assert onnx.load(tmp_path / "model.onnx").ir_version == 8  # what opset 17 asks for
+    model.graph.ir_version = 3  # in which every initializer had to be an input
+    save_model(model, tmp_path / "model.onnx")
+    assert onnx.load(tmp_path / "model.onnx").ir_version == 4
 
 
 def test_constants_as_graphsurgeon_makes_them(tmp_path: Path) -> None:
@@ -436,6 +493,13 @@ def test_missing_dtypes_and_absent_weights_leave_nothing(tmp_path: Path) -> None
     with pytest.raises(BadModelError, match="no dtype") as caught:
         save_model(model, tmp_path / "model.onnx")
     assert (caught.value.component, caught.value.node) == ("unet", "y")
+    assert os.listdir(tmp_path) == []
+
+
+def test_small_weights_without_values_leave_nothing_either(tmp_path: Path) -> None:
+    model = chain(Inline(np.ones((64, 64), np.float32)), Absent("conv_in.bias", (64,), np.float32))
+    with pytest.raises(BadModelError, match=r"conv_in\.bias"):
+        save_model(model, tmp_path / "model.onnx")
     assert os.listdir(tmp_path) == []
 
 
@@ -536,6 +600,29 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "model.onnx.data").read_bytes() == before
 
 
+def test_the_source_is_never_overwritten_whatever_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    array = np.ones((64, 64), np.float32)
+    stored(tmp_path / "real", array, "model.onnx.data")
+    behind = Stored(tmp_path / "link" / "model.onnx.data", 0, array.shape, np.float32)
+    for source, folder in ((behind, "real"), (behind, "link"), (Cast(Transposed(behind, (1, 0)), np.float16), "real")):
+        with pytest.raises(OutputError, match="reads its weights from it"):
+            save_model(chain(Inline(array), source), tmp_path / folder / "model.onnx")
+    assert os.listdir(tmp_path / "real") == ["model.onnx.data"]
+    # Weights that lie in the model file itself.
+    onnx.save(_whole(chain(Inline(array)), tmp_path), tmp_path / "whole.onnx")
+    before = (tmp_path / "whole.onnx").read_bytes()
+    with pytest.raises(OutputError, match=r"whole\.onnx cannot be written"):
+        save_model(load_model(tmp_path / "whole.onnx"), tmp_path / "whole.onnx")
+    assert (tmp_path / "whole.onnx").read_bytes() == before
+
+
+def _whole(model: Model, folder: Path) -> onnx.ModelProto:
+    save_model(model, folder / "parts.onnx")
+    return onnx.load(folder / "parts.onnx")
+
+
 class Broken(Weight):
     """Evaluates to what it is not, or to more than the memory holds."""
 
@@ -577,6 +664,40 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     model = chain(*[Inline(np.full((64, 64), i, np.float32)) for i in range(50)])
     with pytest.raises(KeyboardInterrupt):
         save_model(model, tmp_path / "model.onnx", advance=interrupt)
+    assert os.listdir(tmp_path) == []
+
+
+class Slow(Weight):
+    """Takes until the writing has failed, and then looks many times whether the file that it is for is still there."""
+
+    failed: ClassVar[threading.Event]
+    missing: ClassVar[list[int]]
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__((64, 64), np.float32)
+        self.folder, self.number = folder, number
+
+    def load(self) -> Array:
+        if self.number:
+            Slow.failed.wait()
+            Slow.missing += [1 for _ in range(200) if not os.listdir(self.folder)]
+        return np.full(self.shape, self.number, self.dtype)
+
+
+def test_no_thread_writes_when_the_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdort.writer, "WORKERS", 2)
+    monkeypatch.setattr(Slow, "failed", threading.Event(), raising=False)
+    monkeypatch.setattr(Slow, "missing", [], raising=False)
+
+    def interrupt(_: float) -> None:
+        Slow.failed.set()
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        save_model(chain(*[Slow(tmp_path, n) for n in range(8)]), tmp_path / "model.onnx", advance=interrupt)
+    assert threading.active_count() == before
+    assert Slow.missing == []
     assert os.listdir(tmp_path) == []
 
 
