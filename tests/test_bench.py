@@ -491,6 +491,35 @@ def test_outputs_that_do_not_repeat_have_no_timing(tiny: Tiny, monkeypatch: pyte
     assert rows[0].median_ms is None
 
 
+@pytest.mark.parametrize(("right", "timed"), [(1, False), (2, True), (3, True)])
+def test_an_output_that_changes_later_has_no_timing_either(
+    right: int, timed: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the warm-up, which is call 2, nothing is timed any more; in the timed calls, 3 and 4, what was is dropped."""
+    from sdort.bench import engines
+
+    run, calls = engines._OnnxComponent.__call__, []
+    real = engines._OnnxComponent.result
+
+    def counted(self: Any) -> None:
+        calls.append(1)
+        run(self)
+
+    def drifting(self: Any) -> Any:
+        found = real(self)
+        return found if len(calls) <= right else {name: value[..., ::-1] for name, value in found.items()}
+
+    monkeypatch.setattr(engines._OnnxComponent, "__call__", counted)
+    monkeypatch.setattr(engines._OnnxComponent, "result", drifting)
+    monkeypatch.setattr(bench_module, "find_reference", lambda *_: None)
+    [row] = bench(tiny.onnx, Options(**QUICK, components=("text_encoder",)))
+    assert "not repeatable: " in row.status
+    assert "differs from the first call" in row.status
+    assert len(calls) == (4 if timed else 2)
+    assert row.times_ms == []
+    assert all(getattr(row, name) is None for name in TIMES)
+
+
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     emptied: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch

@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import tiny_pipeline
 from tiny_pipeline import Tiny
 
+from sdort.bench.cases import Case
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.runtime import decode
-from sdort.runtime.decode import Decoder, Plan, decode_tiles, free_memory, ramp, starts
+from sdort.runtime.decode import Decoder, Plan, Planner, decode_tiles, free_memory, ramp, starts
 from sdort.runtime.pipeline import load_pipeline
-from sdort.runtime.providers import CPU, CUDA, ROCM, RuntimeOptions
+from sdort.runtime.providers import CPU, CUDA, ROCM, Provider, RuntimeOptions
 from sdort.runtime.request import Request
 from sdort.runtime.run import run
 from sdort.runtime.session import TensorSpec, run_error
@@ -66,6 +67,22 @@ def test_weights_rise_and_fall_only_towards_neighbours() -> None:
     assert (ramp(8, 3, before=False, after=False) == 1).all()
     np.testing.assert_allclose(ramp(8, 3, before=True, after=False), [0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
     np.testing.assert_allclose(ramp(8, 3, before=True, after=True), [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 56), (56, 32), (56, 56), (100, 40)])
+def test_no_seam_is_visible_where_tiles_differ(height: int, width: int) -> None:
+    """Each tile comes out in a grey of its own, which changes step by step into its neighbour's."""
+    greys: list[float] = []
+
+    def run(part: Array) -> Array:
+        greys.append(float(len(greys) % 2))
+        return np.full((1, 3, part.shape[2] * 4, part.shape[3] * 4), greys[-1], np.float32)
+
+    image = decode_tiles(run, np.zeros((1, 4, height, width), np.float32), 32, 4)[0, 0]
+    assert len(greys) > 1
+    assert (image.min(), image.max()) == (0, 1)
+    for axis in (0, 1):
+        assert np.abs(np.diff(image, axis=axis)).max() <= 1.5 / (8 * 4)  # a quarter of a tile, in pixels
 
 
 def pixels(tiny: Tiny, **options: Any) -> Array:
@@ -131,6 +148,84 @@ def test_the_estimate_is_of_the_largest_tensors(tiny: Tiny) -> None:
     element = found.session.inputs["latent_sample"].dtype.itemsize
     assert found.bytes_for((1, 64, 64), Plan()) == 2 * 640 * 512 * 512 * element
     assert found.bytes_for((1, 256, 256), Plan()) == 8 * 256**4  # the attention's scores
+
+
+def planner(*shape: int | str, dtype: Any = np.float32) -> Planner:
+    return Planner(TensorSpec("z", np.dtype(dtype), shape), {"block_out_channels": [128, 256, 512, 512]}, 8)
+
+
+OPEN = planner("N", 4, "H", "W")
+STATIC = planner(2, 4, 64, 64)
+
+
+def test_a_side_that_is_too_long_is_enough_for_tiles() -> None:
+    for size in ((1, 128, 32), (1, 32, 128), (1, 65, 64), (1, 64, 65)):
+        assert OPEN.plan(size, True, None, None) == Plan(tile=64)
+        assert OPEN.plan(size, None, None, 0) == Plan(tile=32)
+    assert OPEN.plan((1, 64, 64), True, None, None) == Plan()
+    assert OPEN.plan((1, 64, 33), None, None, 0) == Plan(tile=32)
+    assert OPEN.plan((1, 32, 32), None, None, 0) == Plan()
+
+
+def test_what_was_asked_holds_whatever_memory_says() -> None:
+    size = (3, 128, 128)
+    for free in (None, 0, 1 << 60):
+        assert OPEN.plan(size, False, False, free) == Plan()
+        assert OPEN.plan(size, True, True, free) == Plan(True, 64)
+        assert OPEN.plan(size, True, False, free) == Plan(False, 64)
+        assert OPEN.plan(size, False, True, free) == Plan(True)
+    assert OPEN.plan(size, None, True, 0) == Plan(True, 32)
+    assert OPEN.plan(size, False, None, 0) == Plan(True)
+
+
+def test_a_static_decoder_has_tiles_of_its_own_size_alone() -> None:
+    assert STATIC.plan((2, 128, 64), True, None, None) == Plan(tile=64)
+    assert STATIC.plan((2, 64, 64), True, None, None) == Plan()
+    # Other tiles than the one that it was made for it cannot take.
+    assert STATIC.plan((1, 64, 64), None, None, 0) == Plan()
+    assert STATIC.smaller((1, 64, 64), Plan()) is None
+    assert STATIC.part((5, 128, 96), Plan(True, 64)) == (2, 64, 64)
+
+
+def test_memory_grows_with_images_pixels_and_the_width_of_numbers() -> None:
+    one = OPEN.bytes_for((1, 64, 64), Plan())
+    assert OPEN.bytes_for((3, 64, 64), Plan()) == 3 * one
+    assert OPEN.bytes_for((1, 64, 128), Plan()) == 2 * one
+    assert planner("N", 4, "H", "W", dtype=np.float16).bytes_for((1, 64, 64), Plan()) == one // 2
+    assert OPEN.bytes_for((5, 128, 128), Plan(True, 64)) == one
+    # Where the attention's scores are the most, of all images.
+    assert OPEN.bytes_for((3, 256, 256), Plan()) == 3 * OPEN.bytes_for((1, 256, 256), Plan()) == 3 * 8 * 256**4
+
+
+def test_a_case_and_its_part_keep_height_and_width_apart() -> None:
+    case = Case("vae_decoder", 3, 1024, 768)
+    assert OPEN.size(case) == (3, 128, 96)
+    assert OPEN.part_of(case, Plan()) == case
+    assert OPEN.part_of(case, Plan(True)) == Case("vae_decoder", 1, 1024, 768)
+    assert OPEN.part_of(Case("vae_decoder", 3, 1024, 384), Plan(tile=64)) == Case("vae_decoder", 3, 512, 384)
+
+
+@pytest.mark.parametrize(("tiling", "slicing"), [(None, None), (True, None), (None, False), (False, True)])
+def test_memory_is_asked_for_where_something_is_left_to_decide(
+    tiling: bool | None, slicing: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def free(provider: Provider, device_id: int) -> int:
+        asked.append((provider.name, device_id))
+        return 0
+
+    class Opened:
+        provider, options = ROCM, RuntimeOptions("rocm", device_id=3)
+        inputs: ClassVar[dict[str, TensorSpec]] = {"z": OPEN.latents}
+        outputs: ClassVar[list[TensorSpec]] = [OPEN.latents]
+
+    monkeypatch.setattr(decode, "free_memory", free)
+    opened: Any = Opened()
+    plan = decode.choose(Decoder(opened, OPEN.config, 8), (2, 128, 128), tiling, slicing)
+    decided = tiling is None or slicing is None
+    assert asked == ([("rocm", 3)] if decided else [])
+    assert plan == OPEN.plan((2, 128, 128), tiling, slicing, 0 if decided else None)
 
 
 class Failing:

@@ -14,8 +14,10 @@ import tiny_pipeline
 from onnx import parser
 
 from sdort.errors import ParityError, UsageError
-from sdort.runtime.loop import Batch, Loop
-from sdort.runtime.providers import CPU, RuntimeOptions
+from sdort.runtime import loop as loop_module
+from sdort.runtime.loop import Batch, Loop, open_sum
+from sdort.runtime.probe import create_session
+from sdort.runtime.providers import CPU, CUDA, ROCM, Provider, RuntimeOptions
 from sdort.runtime.recurrence import Recurrence, find_recurrence
 from sdort.runtime.schedulers import SCHEDULERS
 from sdort.runtime.session import Session, open_session
@@ -179,6 +181,34 @@ def test_nan_is_found_at_its_step_and_does_not_stay(tmp_path: Path) -> None:
         loop.denoise(**bad, on_step=lambda _: None)
     assert caught.value.component == "unet"
     assert np.isfinite(loop.denoise(**given, on_step=lambda _: None)[0]).all()
+
+
+@pytest.mark.parametrize("asked", [{}, {"use_tf32": "1"}, {"arena_extend_strategy": "kSameAsRequested"}])
+@pytest.mark.parametrize("provider", [CUDA, ROCM], ids=lambda each: each.name)
+def test_sums_are_exact_on_every_gpu(
+    provider: Provider, asked: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler's factors are large and cancel: CUDA's TF32 would round them to 11 bits, whatever the UNet takes.
+
+    Its graph is its own: recorded with the UNet's it would replay one step's sum for all.
+    """
+    opened: list[tuple[Provider, RuntimeOptions]] = []
+
+    def create(model: bytes, where: Provider, options: RuntimeOptions) -> Any:
+        opened.append((where, options))
+        return create_session(model, CPU, RuntimeOptions("cpu"))
+
+    session = unet(tmp_path)
+    session.provider = provider
+    session.options = RuntimeOptions(provider.name, graph=True, device_id=1, custom_ops="on", provider_options=asked)
+    monkeypatch.setattr(loop_module, "create_session", create)
+    made = open_sum(session)
+    ((where, options),) = opened
+    exact = {"use_tf32": "0"} if provider is CUDA else {}
+    assert where is made.provider is provider
+    assert options.provider_options == {**asked, **exact}
+    assert (options.graph, options.device_id, options.custom_ops) == (False, 1, "off")
+    assert session.options.provider_options == asked
 
 
 def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
