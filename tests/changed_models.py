@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import AttributeProto, TensorProto, ValueInfoProto, defs, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto, defs, helper, numpy_helper
 
 Array = npt.NDArray[Any]
 Changed = tuple[str, onnx.ModelProto]
@@ -55,7 +55,10 @@ def _other_values(values: Array) -> Iterator[tuple[str, Array]]:
             yield f"with {step} added to its last element", last
         yield "in reverse", values[..., ::-1] if values.ndim else values - 2
         if values.size > 1:
-            yield "with its last two elements as one", np.append(values[..., :-2], values[..., -2:].prod()).astype(np.int64)
+            yield (
+                "with its last two elements as one",
+                np.append(values[..., :-2], values[..., -2:].prod()).astype(np.int64),
+            )
         return
     yield "larger by 1 %", (values * 1.01 + 0.01).astype(values.dtype)
     if values.size > 1:
@@ -129,7 +132,9 @@ def shapes(model: onnx.ModelProto) -> Iterator[Changed]:
     """Each input with an axis of size one, of twice the size, without its first axis, and with one more before it."""
     for index, info in enumerate(model.graph.input):
         sizes = [d.dim_value for d in info.type.tensor_type.shape.dim]
-        others = [[*sizes[:axis], size, *sizes[axis + 1 :]] for axis in range(len(sizes)) for size in (1, 2 * sizes[axis])]
+        others = [
+            [*sizes[:axis], size, *sizes[axis + 1 :]] for axis in range(len(sizes)) for size in (1, 2 * sizes[axis])
+        ]
         for dims in [*others, sizes[1:], [1, *sizes]]:
             if dims != sizes:
                 made = copy(model)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable
 from typing import Any
 

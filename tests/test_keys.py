@@ -129,7 +129,9 @@ def test_bf16_is_in_the_key(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sdort.runtime.bf16.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
     options = RuntimeOptions("migraphx")
     plain = make_key(model, "unet", MIGRAPHX, options, {})
-    proto = parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Neg (x) }')
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Neg (x) }'
+    )
     proto.metadata_props.add(key=BF16_KEY, value=BF16)
     model.write_bytes(proto.SerializeToString())
     made = make_key(model, "unet", MIGRAPHX, options, {})
@@ -166,19 +168,19 @@ def test_what_nvidias_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver:
         version, device = 13010, -1
 
-        def cuInit(self, flags: int) -> int:  # noqa: N802 - its name
+        def cuInit(self, flags: int) -> int:
             return flags
 
-        def cuDeviceGet(self, place: Any, number: int) -> int:  # noqa: N802
+        def cuDeviceGet(self, place: Any, number: int) -> int:
             place._obj.value = 40 + number
             return 0
 
-        def cuDeviceGetAttribute(self, place: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        def cuDeviceGetAttribute(self, place: Any, attribute: int, device: Any) -> int:
             self.device = device.value
             place._obj.value = numbers[attribute]
             return 0
 
-        def cuDriverGetVersion(self, place: Any) -> int:  # noqa: N802
+        def cuDriverGetVersion(self, place: Any) -> int:
             place._obj.value = self.version
             return 0
 

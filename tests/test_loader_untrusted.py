@@ -198,6 +198,21 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     ),
     "schema: inputs": (add_node("MatMul", ["x"], ["z"]), "not a valid MatMul", "extra"),
     "schema: attribute": (add_node("Neg", ["x"], ["z"], axis=1), "not a valid Neg", "extra"),
+    "split into fewer parts": (
+        lambda p: (set_opset(18)(p), add_node("Split", ["x"], ["s", "t"], axis=1, num_outputs=1)(p)),
+        "a Split into 1 parts has 2 outputs",  # onnx's shape inference aborts the process
+        "extra",
+    ),
+    "split into more parts": (
+        lambda p: (set_opset(18)(p), add_node("Split", ["x"], ["s", "t"], axis=1, num_outputs=3)(p)),
+        "a Split into 3 parts has 2 outputs",
+        "extra",
+    ),
+    "split by an attribute": (
+        lambda p: (set_opset(11)(p), add_node("Split", ["x"], ["s", "t"], axis=1, split=[8, 4, 4])(p)),
+        "a Split into 3 parts has 2 outputs",
+        "extra",
+    ),
     "schema: attribute type": (add_node("Softmax", ["x"], ["z"], axis=1.5), "not a valid Softmax", "extra"),
     "constant of strings": (add_node("Constant", [], ["z"], value_string="a"), "Constant with", "extra"),
     "constant of nothing": (add_node("Constant", [], ["z"]), "Constant with", "extra"),
@@ -500,9 +515,7 @@ def regions(folder: Path, *places: tuple[int, int] | tuple[int, int, str]) -> Pa
         ([(0, 2000), (1500, 3000, "link")], "t1"),  # two names of one file
     ],
 )
-def test_overlapping_tensors(
-    folder: Path, read: list[str], places: list[tuple[int, int]], wrong: str
-) -> None:
+def test_overlapping_tensors(folder: Path, read: list[str], places: list[tuple[int, int]], wrong: str) -> None:
     """Otherwise a file of a few KB could claim thousands of different large tensors."""
     (folder / "link").symlink_to("data")
     error = refusal(regions(folder, *places), read)

@@ -378,3 +378,16 @@ def test_a_node_out_of_reach_is_refused() -> None:
     pattern = parse_pattern("g (float x) => (float y) { y = Neg (x)  z = Relu (y) }")
     with pytest.raises(ValueError, match=r"Relu -> \('z',\) cannot be reached from 'y'"):
         check_connected(pattern)
+
+
+def test_what_the_match_computes_does_not_flow_into_it() -> None:
+    """``Add (s, s)``: as the pattern's skip it would be removed and read."""
+    pattern = """
+    g (float[B, C] x, float[B, C] skip) => (float[B, C] y) <float[C] bias> {
+        biased = Add (x, bias)
+        y = Add (biased, skip)
+    }"""
+    graph = "g (float[2, 8] t) => (float[2, 8] r) {{ s = Add (t, w)  r = Add ({}) }}"
+    assert refusal(pattern, graph.format("s, s"), W8) == (2, "'skip' is 's', which the match itself computes")
+    assert attempt(pattern, graph.format("s, t"), W8)[0] is not None
+    assert attempt(pattern, graph.format("t, s"), W8)[0] is not None

@@ -39,8 +39,9 @@ def check(body: str, inputs: str = "float[B, 4, H, W] x", result: str = "float[n
     return check_step(text, turn, SIZES, {k: v for k, v in WEIGHTS.items() if k in body}, rtol=TOLERANCE)
 
 
-CONSTANTS = """<float two = {2.0}, float low = {-0.5}, float[1, 1, 1] three = {3.0}, float[4] scales = {1.0, 1.0, 2.0, 3.0},
-int64[4] sizes = {2, 4, 12, 5}, int64[8] pads = {0, 0, 1, 0, 0, 0, 2, 1}, int64[8] deep = {0, 1, 0, 0, 0, 2, 0, 0}>"""
+CONSTANTS = """<float two = {2.0}, float low = {-0.5}, float[1, 1, 1] three = {3.0},
+float[4] scales = {1.0, 1.0, 2.0, 3.0}, int64[4] sizes = {2, 4, 12, 5},
+int64[8] pads = {0, 0, 1, 0, 0, 0, 2, 1}, int64[8] deep = {0, 1, 0, 0, 0, 2, 0, 0}>"""
 
 # --- kernels ---
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import defs
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from small_graphs import edit, parse
 
 from sdort.errors import ProviderError
@@ -182,8 +183,7 @@ def test_the_cpu_target_knows_what_the_cpu_provider_has(op: str) -> None:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[CPU.ep])
-    except Exception as error:
-        assert "NotImplemented" in type(error).__name__
+    except NoKernel:
         there = False
     else:
         shapes = {i.name: i.shape for i in session.get_inputs()}
@@ -193,12 +193,39 @@ def test_the_cpu_target_knows_what_the_cpu_provider_has(op: str) -> None:
 
 
 # What diffusion models compute with; none of it is arithmetic on sizes.
-COMPUTING = """
-ArgMax Conv Einsum Erf Exp GatherND Gemm InstanceNormalization LayerNormalization MatMul Pad Pow ReduceMean Resize
-Sigmoid Softmax Sqrt Tanh TopK Transpose
-BiasAdd BiasGelu BiasSplitGelu FastGelu Gelu GroupNorm MultiHeadAttention NhwcConv QuickGelu SkipGroupNorm
-SkipLayerNormalization
-""".split()
+COMPUTING = [
+    "ArgMax",
+    "Conv",
+    "Einsum",
+    "Erf",
+    "Exp",
+    "GatherND",
+    "Gemm",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "MatMul",
+    "Pad",
+    "Pow",
+    "ReduceMean",
+    "Resize",
+    "Sigmoid",
+    "Softmax",
+    "Sqrt",
+    "Tanh",
+    "TopK",
+    "Transpose",
+    "BiasAdd",
+    "BiasGelu",
+    "BiasSplitGelu",
+    "FastGelu",
+    "Gelu",
+    "GroupNorm",
+    "MultiHeadAttention",
+    "NhwcConv",
+    "QuickGelu",
+    "SkipGroupNorm",
+    "SkipLayerNormalization",
+]
 
 
 def log(op: str, provider: str = CPU.ep) -> str:

@@ -187,11 +187,29 @@ graph_ (float[size_, 2] input_) => (float[m, 2] output_) <float[k, 2] hidden_> {
     output_ = domain_.operator_ <attribute_ = 1> (hidden_)
 }
 <domain: "domain_", opset_import: ["" : 17, "elsewhere_" : 1]>
-operator_ <reference_> (parameter_) => (result_) { [inner_] result_ = Flatten <axis: int = @reference_> (parameter_) }"""
-NAMES = (
-    "graph_ size_ input_ output_ hidden_ node_ domain_ operator_ attribute_ reference_ parameter_ result_ inner_ "
-    "elsewhere_ constant_ key_ value_ tensor_"
-).split()
+operator_ <reference_> (parameter_) => (result_) {
+    [inner_] result_ = Flatten <axis: int = @reference_> (parameter_)
+}"""
+NAMES = [
+    "graph_",
+    "size_",
+    "input_",
+    "output_",
+    "hidden_",
+    "node_",
+    "domain_",
+    "operator_",
+    "attribute_",
+    "reference_",
+    "parameter_",
+    "result_",
+    "inner_",
+    "elsewhere_",
+    "constant_",
+    "key_",
+    "value_",
+    "tensor_",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

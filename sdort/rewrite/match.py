@@ -141,11 +141,7 @@ def find(
         return None
     goal = (pattern.outputs[0], root.outputs[node.outputs.index(pattern.outputs[0])])
     for match in _solve(pattern, [goal], Match(editor, through_casts=through_casts), progress):
-        if (
-            _apart(pattern, match, progress)
-            and _closed(pattern, match, progress)
-            and _typed(pattern, match, progress)
-        ):
+        if _apart(pattern, match, progress) and _closed(pattern, match, progress) and _typed(pattern, match, progress):
             return match
     return None
 
@@ -331,8 +327,8 @@ def _input_orders(
 
 
 def _apart(pattern: Pattern, match: Match, progress: Progress) -> bool:
-    """Whether what flows in comes from outside the match: ``Add (h, h)`` reads the ``h`` that would be removed twice."""
-    inside = {id(node) for node in match.nodes.values()}
+    """Whether what flows in comes from outside: ``Add (h, h)`` reads, as an input too, the ``h`` that would go."""
+    inside = {id(node) for node in match.removed}
     for name in pattern.inputs:
         tensor = match.tensors.get(name)
         if tensor is not None and any(id(node) in inside for node in tensor.inputs):
