@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from sdort.layout import find_components
+from sdort.layout import find_models
 from sdort.loader import load_model
 from sdort.model import Model
 from sdort.precision.bf16 import KEY
@@ -96,12 +96,12 @@ class Change:
 
 
 def inspect_path(path: Path, providers: Sequence[str] = PROVIDERS) -> list[Component]:
-    """Describe one ``.onnx`` file, or every component of a pipeline's folder.
+    """Describe one ``.onnx`` file, or every model of a folder, diffusion component or not.
 
     Raises:
         BadModelError: ``path`` holds no model, or a broken or unsafe one.
     """
-    return [describe(load_model(file, name), providers) for name, file in find_components(path).items()]
+    return [describe(load_model(file, name), providers) for name, file in find_models(path).items()]
 
 
 def describe(model: Model, providers: Sequence[str] = PROVIDERS) -> Component:

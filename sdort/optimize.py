@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdort import __version__
-from sdort.console import detail, progress
+from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, MissedFusionError, OutputError, ParityError, UsageError
 from sdort.expected import expected_operators
-from sdort.layout import find_components
+from sdort.layout import Survey, refuse_misfits, refuse_none, refuse_others, survey, walk
 from sdort.loader import load_model
 from sdort.passes.expand import NAME as EXPAND
 from sdort.pipeline import ComponentReport, Options, optimize_model
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 MANIFEST = "sdort.json"
 PASSES = ("nhwc", "group_norm")
 """Beside the fusions, what can be disabled: the channels-last region, and the target's GroupNorm kernels in it."""
+SAFETY_CHECKER = "safety_checker"
+"""No part of the generation, and no pass is made for it: only who asks for it gets it."""
+SHOWN = 5
+"""Files that are named where there are many."""
 COPIED = (".json", ".txt", ".jinja", ".model")
 """Configs, tokenizers and schedulers: everything of a pipeline folder that is no weight."""
 
@@ -56,6 +60,9 @@ class Request:
     sdort_ops: bool = False
     """Also fuse into sdort's own operators."""
     components: Collection[str] = ()
+    """By name, what to optimize; empty for every component of the pipeline."""
+    any_graph: bool = False
+    """Also take models that are no component of a pipeline, and one that is not in a component's folder as it is."""
     disable: Collection[str] = ()
     expect: Mapping[str, int] = field(default_factory=dict)
     """Operator -> count, summed over the components; ``component:operator`` for one of them."""
@@ -75,19 +82,21 @@ class Report:
     fp16: bool
     sdort: str = __version__
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Models that nobody asked for, and why they were not optimized."""
     misses: list[str] = field(default_factory=list)
     seconds: float = 0.0
     peak_rss_mb: int = 0
 
 
 def optimize(request: Request) -> Report:
-    """Optimize every component of a pipeline folder, or one ``.onnx`` file.
+    """Optimize every component of a pipeline folder, or one ``.onnx`` file; with ``any_graph`` any model at all.
 
     OUT is a folder; it appears complete or not at all.
 
     Raises:
         UsageError: ``disable`` or ``components`` names nothing.
-        BadModelError: a component cannot be read.
+        BadModelError: a component cannot be read, or a model is no component and was not asked for.
         MissedFusionError: something should have fused and did not, and ``allow_misses`` is off; or a count that
             ``expect`` names is another.
         ParityError: a weight overflows fp16.
@@ -95,18 +104,20 @@ def optimize(request: Request) -> Report:
     """
     start = time.perf_counter()
     _check_disable(request.disable)
-    found = _select(find_components(request.source), request.components)
+    found = survey(request.source, apart_from=request.out, recognise_lone=not request.any_graph)
+    chosen = _select(request, found)
     report = Report(str(request.source), str(request.out), request.provider, request.fp16)
-    with staged_directory(request.out, request.overwrite, [request.source, *found.values()]) as stage:
+    report.left_out.update(_left_out(request, found))
+    with staged_directory(request.out, request.overwrite, [request.source, *chosen.values()]) as stage:
         keeper = _keeper(request, stage)
-        for name, path in found.items():
-            _optimize_component(request, report, name, path, stage, keeper)
+        for name, path in chosen.items():
+            _optimize_component(request, report, name, path, stage, keeper, known=name in found.components)
         if keeper:
             keeper.write_plan(stage, request.provider)
         wrong = _wrong_counts(request, report)
         report.misses += wrong
         if request.source.is_dir():
-            _copy_configs(request.source, stage)
+            _copy_configs(request, stage)
         report.seconds = round(time.perf_counter() - start, 3)
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         _write_json(stage / MANIFEST, _manifest(request, report))
@@ -127,12 +138,40 @@ def _check_disable(names: Collection[str]) -> None:
             raise UsageError(f"--disable {name!r} names no fusion", hint=f"Known: {', '.join(sorted(known))}.")
 
 
-def _select(found: dict[str, Path], wanted: Collection[str]) -> dict[str, Path]:
-    for name in wanted:
-        if name not in found:
-            raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(found)}.")
-    # The safety checker is no part of the generation, and no pass is made for it: only who asks for it gets it.
-    return {name: path for name, path in found.items() if name in (wanted or set(found) - {"safety_checker"})}
+def _select(request: Request, found: Survey) -> dict[str, Path]:
+    """What to optimize: what is asked for by name, everything with ``any_graph``, else the components of a pipeline.
+
+    Raises:
+        UsageError: something is asked for that is not there.
+        BadModelError: something is there that sdort does not know, and that nobody asked for.
+    """
+    for name in request.components:
+        if name not in found.models:
+            raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(found.models)}.")
+    if not found.models:
+        refuse_none(found)
+    if request.any_graph:
+        return {name: path for name, path in found.models.items() if name in (request.components or found.models)}
+    asked = set(request.components)
+    refuse_misfits(found, asked)
+    if asked:
+        return {name: path for name, path in found.models.items() if name in asked}
+    refuse_others(found)
+    return {name: path for name, path in found.components.items() if name != SAFETY_CHECKER}
+
+
+def _left_out(request: Request, found: Survey) -> dict[str, str]:
+    """The models that nobody asked for and that are no error, with the reason; told."""
+    if request.components or request.any_graph:
+        return {}
+    reasons = {}
+    if SAFETY_CHECKER in found.components:
+        reasons[SAFETY_CHECKER] = "it has no part in drawing"
+    for name, path in found.spare.items():
+        reasons[name] = f"{path.with_name('model.onnx').relative_to(found.path)} is beside it"
+    for name, reason in reasons.items():
+        say(f"left out: {name}, as {reason} (--component {name} takes it)")
+    return reasons
 
 
 def _keeper(request: Request, stage: Path) -> Keeper | None:
@@ -146,8 +185,9 @@ def _keeper(request: Request, stage: Path) -> Keeper | None:
 
 
 def _optimize_component(
-    request: Request, report: Report, name: str, path: Path, stage: Path, keeper: Keeper | None
+    request: Request, report: Report, name: str, path: Path, stage: Path, keeper: Keeper | None, *, known: bool
 ) -> None:
+    """``known``: it is a component of a pipeline, so that its config says what has to be in it."""
     start = time.perf_counter()
     model = load_model(path, name)
     loaded = time.perf_counter() - start
@@ -167,14 +207,14 @@ def _optimize_component(
         f"{name}: {m['fusion']} left {m['node']!r}: {m['reason']} ({m['matched']} of {m['of']} nodes matched)"
         for m in done.misses
     )
-    report.misses.extend(f"{name}: {miss}" for miss in _config_misses(request, model, path, done))
-    # As IN is: one folder a component, or the files of the only one.
-    folder = stage / name if request.source.is_dir() and path.parent != request.source else stage
-    folder.mkdir(exist_ok=True)
+    if known:
+        report.misses.extend(f"{name}: {miss}" for miss in _config_misses(request, model, path, done))
+    target_file = _place(request, name, path, stage, known=known)
+    target_file.parent.mkdir(parents=True, exist_ok=True)
     if request.bf16:
         model.metadata[KEY] = BF16
     with progress(f"{name}: writing", total=float(_weight_bytes(model))) as advance:
-        written = save_model(model, folder / "model.onnx", advance=advance)
+        written = save_model(model, target_file, advance=advance)
     if written.overflowed:
         raise ParityError(
             f"fp16 cannot hold values of {len(written.overflowed)} weights: {', '.join(written.overflowed[:5])}",
@@ -186,6 +226,15 @@ def _optimize_component(
     report.components[name] = _component(done, seconds, written.bytes)
     if keeper and name in keeper.outcomes:
         report.components[name]["precision"] = keeper.outcomes[name].record()
+
+
+def _place(request: Request, name: str, path: Path, stage: Path, *, known: bool) -> Path:
+    """The file to write: laid out as IN is, with the names that a pipeline's components have."""
+    if not request.source.is_dir():
+        return stage / "model.onnx"
+    if not known:
+        return stage / path.relative_to(request.source)
+    return (stage if path.parent == request.source else stage / name) / "model.onnx"
 
 
 def _component(done: ComponentReport, seconds: dict[str, float], size: int) -> dict[str, Any]:
@@ -246,14 +295,24 @@ def _wrong_counts(request: Request, report: Report) -> list[str]:
     return wrong
 
 
-def _copy_configs(source: Path, stage: Path) -> None:
-    """Everything beside the models: configs, tokenizers, scheduler, model_index.json; links are not followed."""
-    for path in sorted(source.rglob("*")):
+def _copy_configs(request: Request, stage: Path) -> None:
+    """Everything beside the models: configs, tokenizers, scheduler, model_index.json.
+
+    Links are not followed. They are told, and so is what lies in folders without a model and is not copied either.
+    """
+    files = list(walk(request.source, request.out, follow=False))
+    with_models = {path.parent for path in files if path.suffix == ".onnx"}
+    left = []
+    for path in files:
+        place = path.relative_to(request.source)
         if path.is_symlink() or not path.is_file() or path.suffix not in COPIED:
+            left += [str(place)] if path.suffix in COPIED or path.parent not in with_models else []
             continue
-        target = stage / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        (stage / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, stage / place)
+    if left:
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:SHOWN])}{more}")
 
 
 def _manifest(request: Request, report: Report) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def test_two_files_are_compared_whatever_they_are(plain: Path, fused: Path) -> N
     for info, channels in ((encoder.graph.input[0], 3), (encoder.graph.output[0], 4)):
         info.type.tensor_type.shape.dim[1].dim_value = channels
     encoder.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(4, np.float32), "bias"))
-    (before,), (after,) = inspect_path(save(encoder, plain / "e")), inspect_path(plain)
+    (before,), (after,) = inspect_path(save(encoder, plain.parent / "e")), inspect_path(plain)
     assert (before.component, after.component) == ("vae_encoder", "vae_decoder")
     kinds = [(change.kind, change.name) for change in compare([before], [after])["vae_decoder"]]
     assert kinds == [("count", "parameters"), ("bytes", "float32"), ("input", "latent"), ("output", "image")]

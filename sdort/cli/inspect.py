@@ -43,8 +43,8 @@ Examples:
 def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], placement: bool, as_json: bool) -> None:
     """Show the operators, inputs, outputs and weights of a model.
 
-    PATH is an .onnx file or the folder of a pipeline. Operators that only ONNX Runtime or sdort has, the fused ones,
-    are marked with *. Weights are not read.
+    PATH is an .onnx file or a folder: a pipeline's components, and models that are none. Operators that only ONNX
+    Runtime or sdort has, the fused ones, are marked with *. Weights are not read.
     """
     if len(paths) != 1 + diff:
         raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")
@@ -78,7 +78,7 @@ def _show_placement(path: Path, name: str, as_json: bool) -> None:
     from sdort.cli.options import show_placement
     from sdort.console import emit_json
     from sdort.errors import ProviderError
-    from sdort.layout import find_components
+    from sdort.layout import find_models
     from sdort.runtime.probe import choose_provider
     from sdort.runtime.profile import measure_placement, remarks
     from sdort.runtime.providers import RuntimeOptions
@@ -87,7 +87,7 @@ def _show_placement(path: Path, name: str, as_json: bool) -> None:
     provider, reason = choose_provider(options)
     if reason:
         raise ProviderError(reason, hint="Without --placement nothing is opened: it tells what lacks a kernel there.")
-    found = [measure_placement(file, each, provider, options) for each, file in find_components(path).items()]
+    found = [measure_placement(file, each, provider, options) for each, file in find_models(path).items()]
     if as_json:
         emit_json({"placement": found})
     else:

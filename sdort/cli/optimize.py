@@ -20,6 +20,7 @@ Examples:
   sdort optimize model fast --expect unet:MultiHeadAttention=32
   sdort optimize model fast --fp16 auto                fp32 where fp16 would overflow
   sdort optimize model fast --explain --allow-misses   why something did not fuse
+  sdort optimize cut.onnx out --any-graph --explain    a graph that is no diffusion component
 """
 SHOWN = 4
 """Kinds of fp32 nodes that are named without --explain."""
@@ -83,6 +84,12 @@ def _spelled_out(args: list[str]) -> list[str]:
     help="Also fuse into sdort's own operators; where sdort ops build made the library, its kernels run them.",
 )
 @click.option("--component", "components", multiple=True, metavar="C", help="Only this component (repeatable).")
+@click.option(
+    "--any-graph",
+    is_flag=True,
+    help="Take any model, diffusion component or not: every .onnx file of a folder, or the one given. No config.json "
+    "is held against it; what should have fused and did not is an error all the same, unless --allow-misses.",
+)
 @click.option("--disable", multiple=True, metavar="FUSION", help="Leave a fusion out (repeatable).")
 @click.option(
     "--expect",
@@ -111,7 +118,8 @@ def command(
     """Fuse the operators of a model for an execution provider.
 
     IN is a folder from sdort export, optimum or diffusers' converter, or one .onnx file. OUT is a folder; it appears
-    complete or not at all. Something that should have fused and did not is an error.
+    complete or not at all. Something that should have fused and did not is an error, and so is a model in IN that is
+    no component sdort knows, unless --component names it or --any-graph takes it.
     """
     if io_fp16 and not fp16:
         raise click.UsageError("--io-fp16 needs --fp16")
