@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
 from sdort.ops.library import register, resolve
+from sdort.ops.opening import import_domain, unserved
 from sdort.precision.bf16 import says_bf16
 from sdort.reference import expand
 from sdort.samples import Array, Sample, declared_inputs, fixed_batch, make_inputs
@@ -197,7 +198,8 @@ def open_session(
     """A session on a model whose external data lies in ``folder``.
 
     Args:
-        model: belongs to this function now: for the CPU provider without a library it is expanded in place.
+        model: belongs to this function now, which expands it for the CPU provider without a library, and imports
+            com.microsoft with one.
         folder: where the external data is.
         component: for messages.
         provider: where to run; None is the CPU provider without ONNX Runtime's own fusions, for references.
@@ -216,7 +218,8 @@ def open_session(
     options.log_severity_level = 4  # failures are reported once, by us
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     if library:
-        register(options, library, provider or "cpu")
+        register(options, library, provider or "cpu", unserved(model))
+        import_domain(model)
     if provider is None:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     try:

@@ -6,6 +6,8 @@ import ctypes
 import hashlib
 import json
 import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,6 +19,8 @@ from sdort.errors import ProviderError, UsageError
 NAME = "libsdort_ops.so"
 AUTO, ON, OFF = "auto", "on", "off"
 _BUILD = "sdort ops build"
+_NAMES = "SDORT_OPS"
+"""The variable that tells the library what to register (``custom_ops/ops/register.cpp``)."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,16 @@ def library_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def register(session_options: Any, path: Path, provider: str) -> None:
-    """Let a session of ONNX Runtime on ``provider`` use the library, with what was tuned on this machine."""
+def register(session_options: Any, path: Path, provider: str, left_out: Collection[str] = ()) -> None:
+    """Let a session of ONNX Runtime on ``provider`` use the library, with what was tuned on this machine.
+
+    Args:
+        left_out: operators that are not registered (:func:`sdort.ops.opening.unserved`), even if ``SDORT_OPS`` names
+            them.
+
+    Raises:
+        ProviderError: ONNX Runtime cannot load the library.
+    """
     os.environ["SDORT_OPS_PROVIDER"] = provider if provider in ("rocm", "cuda") else "cpu"
     if tuning_table().is_file():
         # Read by the library when a kernel first runs.
@@ -145,9 +157,29 @@ def register(session_options: Any, path: Path, provider: str) -> None:
     if provider not in ("rocm", "cuda"):
         # On the CPU ONNX Runtime makes a NhwcFusedConv, which has no kernel, of a NhwcConv and any activation behind it.
         session_options.add_session_config_entry("optimization.disable_specified_optimizers", "ConvActivationFusion")
+    with _narrowed(path, provider, left_out):
+        try:
+            session_options.register_custom_ops_library(str(path))
+        except Exception as error:  # ONNX Runtime's classes share no base but Exception
+            raise ProviderError(
+                f"ONNX Runtime cannot load {path}: {error}", hint=f"Build it again: {_BUILD} --force"
+            ) from error
+
+
+@contextmanager
+def _narrowed(path: Path, provider: str, left_out: Collection[str]) -> Iterator[None]:
+    """The environment in which the library registers all that it otherwise would but ``left_out``."""
+    asked = os.environ.get(_NAMES)
+    if not left_out:
+        yield
+        return
+    named = None if asked in (None, "all") else str(asked).split(",")
+    usual = [each.name for each in describe(path).operators if provider != "cuda" or each.by_default_on_cuda or asked]
+    os.environ[_NAMES] = ",".join({*(usual if named is None else named)} - {*left_out}) or "none"
     try:
-        session_options.register_custom_ops_library(str(path))
-    except Exception as error:  # ONNX Runtime's classes share no base but Exception
-        raise ProviderError(
-            f"ONNX Runtime cannot load {path}: {error}", hint=f"Build it again: {_BUILD} --force"
-        ) from error
+        yield
+    finally:
+        if asked is None:
+            del os.environ[_NAMES]
+        else:
+            os.environ[_NAMES] = asked

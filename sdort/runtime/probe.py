@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+from collections.abc import Collection
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy as np
 
 from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
+from sdort.ops.library import resolve
+from sdort.ops.opening import prepare
 from sdort.runtime.availability import Problem, architecture, find_problems
 from sdort.runtime.flavours import flavour, import_onnxruntime
 from sdort.runtime.providers import (
@@ -61,7 +64,11 @@ def create_session(
     chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
     # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
     onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
-    settings = session_options(onnxruntime, provider, options, severity)
+    left_out: Collection[str] = ()
+    if resolve(options.custom_ops):
+        model, folder, left_out = prepare(model)
+        data_folder = data_folder or folder
+    settings = session_options(onnxruntime, provider, options, severity, left_out)
     if data_folder:
         settings.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
     # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.

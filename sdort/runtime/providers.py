@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +112,12 @@ def _check_option(ep: str, known: Options, name: str, value: str) -> None:
         raise UsageError(f"--provider-option {name}={value}: the value is {option.words}")
 
 
-def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int) -> Any:
+def session_options(
+    onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int, left_out: Collection[str] = ()
+) -> Any:
     """ONNX Runtime's ``SessionOptions`` for ``provider``, logging from ``severity`` (0 verbose ... 4 fatal) on.
+
+    ``left_out`` names operators of sdort's library that are not registered.
 
     Raises:
         ProviderError: the custom operators are asked for and not built, or cannot be loaded.
@@ -129,7 +133,7 @@ def session_options(onnxruntime: Any, provider: Provider, options: RuntimeOption
         result.profile_file_prefix = options.profile
     library = resolve(options.custom_ops)
     if library:
-        register(result, library, provider.name)
+        register(result, library, provider.name, left_out)
     return result
 
 

@@ -1,0 +1,101 @@
+"""What has to be done so that a model opens with the library as it opens without it.
+
+A library that registers operators in com.microsoft changes two things for every model, whether it has such operators
+or not:
+
+- ONNX Runtime takes a domain that a model does not import at the newest version that is registered. For libraries that
+  is 1000, at which ONNX Runtime finds none of its own operators, so that its own fusions (FusedMatMul, QuickGelu,
+  FusedConv) end in "not a registered function/op". Importing version 1, the only one there is, makes up for it.
+- An operator of the library stands in for ONNX Runtime's own wherever that stands, in forms that the library has no
+  kernel for too: the operator is not registered for a model that has, or may be given, such a form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import onnx
+
+from sdort.console import say
+from sdort.wire import read_graph
+
+DOMAIN, VERSION = "com.microsoft", 1
+
+UNSERVED: Mapping[str, tuple[tuple[str, range, range], ...]] = {
+    # ONNX Runtime itself fuses an Add and the LayerNormalization behind it, the outputs of which it keeps.
+    "SkipLayerNormalization": (
+        ("SkipLayerNormalization", range(0), range(1, 3)),
+        ("LayerNormalization", range(0), range(1, 3)),
+    ),
+    "MultiHeadAttention": (("MultiHeadAttention", range(4, 10), range(1, 4)),),
+}
+"""Operator of the library -> operators, and which of their inputs and outputs, if there, it has no kernel for.
+
+They are what ``custom_ops/ops`` refuses when a kernel is made or runs: means and variances, masks, past and present.
+"""
+
+
+def prepare(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str]]:
+    """A model as it is opened with the library.
+
+    Args:
+        model: the path of an ``.onnx`` file, or a serialized model.
+
+    Returns:
+        The path or serialized model to open; the folder of its external data if it was a path and is none any more;
+        and :func:`unserved`.
+
+    Raises:
+        BadModelError: the file is no ONNX model.
+    """
+    path = Path(model) if isinstance(model, str) else None
+    proto = read_graph(path, path.stem) if path else onnx.ModelProto.FromString(model)
+    left_out = unserved(proto)
+    if not lacks_domain(proto):
+        return model, None, left_out
+    content = path.read_bytes() if path else bytes(model)  # type: ignore[arg-type]
+    # Two messages in a row are one to protobuf: what repeats, as imports do, is appended.
+    return content + import_domain(onnx.ModelProto()).SerializeToString(), path.parent if path else None, left_out
+
+
+def lacks_domain(proto: onnx.ModelProto) -> bool:
+    """Whether the model does not say which version of com.microsoft it takes."""
+    return all(entry.domain != DOMAIN for entry in proto.opset_import)
+
+
+def import_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, which now imports com.microsoft."""
+    if lacks_domain(proto):
+        proto.opset_import.add(domain=DOMAIN, version=VERSION)
+    return proto
+
+
+def unserved(proto: onnx.ModelProto) -> dict[str, str]:
+    """The library's operators that have no kernel for a form of theirs in this model -> what it is; each is told."""
+    found: dict[str, str] = {}
+    for node in _nodes(proto):
+        for operator, forms in UNSERVED.items():
+            for name, inputs, outputs in forms:
+                reads, writes = _given(node.input, inputs), _given(node.output, outputs)
+                if node.op_type == name and (reads or writes) and operator not in found:
+                    found[operator] = f"{node.op_type} {node.name!r} has {', '.join([*reads, *writes])}"
+    for operator, form in found.items():
+        _tell(f"ONNX Runtime's own {operator} runs, sdort's has no kernel for it: {form}")
+    return found
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    yield from proto.graph.node
+    for function in proto.functions:
+        yield from function.node
+
+
+def _given(names: Iterable[str], places: range) -> list[str]:
+    return [name for place, name in enumerate(names) if name and place in places]
+
+
+@cache  # a model is opened again and again
+def _tell(message: str) -> None:
+    say(message)
