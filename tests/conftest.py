@@ -1,15 +1,50 @@
-"""Fixtures that several test modules share. Torch is imported only by the tests that export."""
+"""Fixtures that several test modules share, and homes of the tests' own.
+
+Torch is imported only by the tests that export.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import homes
 import pytest
 
 if TYPE_CHECKING:
     from exports import Case
+
+_HOME, _WATCH = pytest.StashKey[Path](), pytest.StashKey[homes.Watch]()
+_numbers = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported: libraries look for their folders once."""
+    config.stash[_WATCH] = homes.Watch(homes.users_homes(), homes.own_folders(config.rootpath))
+    config.stash[_HOME] = Path(tempfile.mkdtemp(prefix="sdort-tests-"))
+    homes.move_in(config.stash[_HOME])
+    config.stash[_WATCH].start()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_HOME], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test finds what another left in a cache, and none touches the user's."""
+    home = request.config.stash[_HOME] / str(next(_numbers))
+    home.mkdir()
+    for name, value in homes.settings(home).items():
+        monkeypatch.setenv(name, value)
+    yield
+    touched = request.config.stash[_WATCH].touched
+    found, touched[:] = list(touched), []
+    assert not found, f"touched the user's home: {found}"
 
 
 @pytest.fixture(scope="session")
