@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from drawn import Generator, chance, name_of, near
 from kernel_cases import aligned, pointer
+from native import MACHINES
 
 Array = npt.NDArray[Any]
 
 FORMS = ("apart", "packed_kv", "packed_qkv", "heads_first")
+HEAD_SIZES = (40, 64, 80, 96, 128, 160)
+"""Of the kernels with matrix instructions."""
 
 
 class Tensor(ctypes.Structure):
@@ -116,9 +120,10 @@ def make(
     bias: bool = False,
     scale: float | None = None,
     causal: bool = False,
+    seed: int | None = None,
 ) -> Case:
     """Random queries and keys of standard deviation ``spread``, values of 1."""
-    rng = np.random.default_rng(queries * 1000 + keys)
+    rng = np.random.default_rng(queries * 1000 + keys if seed is None else [seed, 1])
 
     def normal(*shape: int, spread: float = 1.0) -> Array:
         return aligned((spread * rng.normal(size=shape)).astype(dtype))
@@ -132,6 +137,51 @@ def make(
         scale,
         causal,
     )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Sizes and options of :func:`make`, and a form that can hold them."""
+
+    seed: int
+    machine: str
+    dtype: Any
+    sizes: tuple[int, int, int, int, int]
+    options: dict[str, Any]
+    form: str
+
+    def __str__(self) -> str:
+        options = "-".join(f"{name}{value:.3g}" for name, value in self.options.items() if value is not None)
+        sizes = "x".join(map(str, self.sizes))
+        return f"{self.machine}-{name_of(self.dtype)}-{self.form}-{sizes}-{options}"
+
+    def make(self) -> Case:
+        return make(self.dtype, *self.sizes, **self.options, seed=self.seed)
+
+
+def draw_case(rng: Generator, seed: int) -> Drawn:
+    """Sizes around whole tiles of every kernel; every second case is one that the matrix kernels take in float16."""
+    matrix = seed // (2 * len(MACHINES)) % 2 == 0
+    size = int(rng.choice(HEAD_SIZES)) if matrix else near(rng, (1, 8, 32, 64), int(rng.choice([40, 200])))
+    queries, keys = near(rng, (1, 16, 32, 64), 140), near(rng, (1, 16, 32, 64, 80, 128), 260)
+    options: dict[str, Any] = {"spread": 10.0 ** rng.uniform(-1, 0.7)}
+    form = str(rng.choice(FORMS))
+    if not matrix:
+        options |= {"bias": chance(rng), "causal": chance(rng)}
+        if chance(rng):
+            options["value_size"] = near(rng, (1, 16, 64), 200)
+    if chance(rng):
+        options["scale"] = float(rng.uniform(0.02, 0.5) * (1 if chance(rng, 0.8) else -1))
+    if "value_size" in options and form.startswith("packed"):
+        form = "heads_first"
+    if form == "packed_qkv":
+        queries = keys
+    heads, batches = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    if heads * batches * queries * keys > 60000:
+        heads, batches = 2, 1
+    machine = MACHINES[seed % len(MACHINES)]
+    dtype = (np.float16, np.float32)[seed // len(MACHINES) % 2]
+    return Drawn(seed, machine, dtype, (batches, queries, keys, heads, size), options, form)
 
 
 def close(actual: Array, case: Case, rounded_weights: bool = False) -> None:

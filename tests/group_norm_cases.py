@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import native
 import numpy as np
+from drawn import Generator, chance, epsilon_and_spread, grid, near, unit_of
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -56,10 +58,15 @@ class Case:
     sum: bool = False
     mean: float = 0.0
     units: int | None = None
+    epsilon: float = 1e-5
+    spread: float = 1.0
 
     def __str__(self) -> str:
         flags = "".join("-" + name for name in ("silu", "skip", "bias", "embedding", "sum") if getattr(self, name))
-        return f"{self.images}x{self.hw}x{self.channels}+{self.x2}/{self.groups}{flags}-{self.mean:g}-{self.units}"
+        values = (
+            f"-{self.mean:g}" if self.spread == 1 else f"-e{self.epsilon:.0e}-mean{self.mean:.0e}-std{self.spread:.0e}"
+        )
+        return f"{self.images}x{self.hw}x{self.channels}+{self.x2}/{self.groups}{flags}{values}-{self.units}"
 
 
 @dataclass
@@ -89,6 +96,51 @@ def make_tensors(case: Case, dtype: Any, seed: int = 0) -> Tensors:
     )
 
 
+def draw_case(rng: Generator, most: int, most_channels: int) -> Case:
+    """Any shape of up to ``most`` elements, with any optional tensors; see :func:`drawn.epsilon_and_spread`.
+
+    Half of the cases have whole vectors of channels; so has a second input of theirs more often than not.
+    """
+    size = near(rng, (1, 2, 4, 8, 10, 16, 20, 32), 81)
+    groups = int(rng.integers(1, max(1, min(64, most_channels // size)) + 1))
+    if chance(rng):
+        groups = -(-groups // (8 // math.gcd(8, size))) * (8 // math.gcd(8, size))
+    channels = size * groups
+    images = int(rng.integers(1, 4))
+    hw = near(rng, (1, 2, 3, 8, 16, 25, 32, 64, 100, 128), max(1, most // (images * channels)))
+    x2 = int(rng.integers(1, channels)) if channels > 1 and chance(rng, 0.3) else 0
+    if channels % 8 == 0 and chance(rng, 0.7):
+        x2 = x2 // 8 * 8
+    epsilon, spread = epsilon_and_spread(rng)
+    mean = spread * float(rng.choice([0.0, 1.0, -30.0]))
+    flags = {name: chance(rng) for name in ("silu", "bias", "embedding", "sum")}
+    skip = chance(rng)
+    units = int(rng.choice([1, 2, 3, 8, 24, 64]))
+    return Case(
+        images, hw, channels, groups, x2=x2, skip=skip, mean=mean, units=units, epsilon=epsilon, spread=spread, **flags
+    )
+
+
+def draw_tensors(case: Case, dtype: Any, seed: int) -> Tensors:
+    """Values of :func:`drawn.grid`, of which the last pixel's first and last channel of each group lie far off.
+
+    Leaving out any one of those, or counting it for another group, changes a group's statistics by far more than
+    rounding does.
+    """
+    rng = np.random.default_rng([seed, 1])
+    full, size = (case.images, case.hw, case.channels), case.channels // case.groups
+
+    def draw(there: bool, *shape: int) -> Array | None:
+        return grid(rng, shape, dtype, case.spread) if there else None
+
+    x = grid(rng, full, dtype, case.spread, case.mean)
+    x[:, -1, ::size] -= dtype(8 * unit_of(case.spread))
+    x[:, -1, size - 1 :: size] += dtype(16 * unit_of(case.spread))
+    gamma, beta = (rng.normal(size=case.channels).astype(np.float32) for _ in range(2))
+    skip, bias = draw(case.skip, *full), draw(case.bias, case.channels)
+    return Tensors(x, gamma, beta, skip, bias, draw(case.embedding, case.images, case.channels))
+
+
 def exact_sum(tensors: Tensors) -> Array:
     """X + skip + bias + embedding in float64, (N, H*W, C)."""
     total = tensors.x.astype(np.float64)
@@ -101,7 +153,9 @@ def exact_sum(tensors: Tensors) -> Array:
     return total
 
 
-def exact(total: Array, gamma: Array, beta: Array, groups: int, silu: bool) -> tuple[Array, Array]:
+def exact(
+    total: Array, gamma: Array, beta: Array, groups: int, silu: bool, epsilon: float = 1e-5
+) -> tuple[Array, Array]:
     """Y in float64 for S = ``total`` (N, H*W, C), and the error that float32 arithmetic may make on the way.
 
     Rounding what is multiplied and added costs some 2^-24 of each term. Every lane and block holds its mean in float32
@@ -111,7 +165,7 @@ def exact(total: Array, gamma: Array, beta: Array, groups: int, silu: bool) -> t
     grouped = total.astype(np.float64).reshape(images, -1, groups, channels // groups)
     mean = grouped.mean((1, 3), keepdims=True)
     distance = grouped - mean
-    deviation = np.sqrt((distance**2).mean((1, 3), keepdims=True) + 1e-5)
+    deviation = np.sqrt((distance**2).mean((1, 3), keepdims=True) + epsilon)
     scaled = (distance / deviation).reshape(total.shape) * gamma
     largest = np.abs(mean) + np.abs(distance).max((1, 3), keepdims=True) / 2
     lost = np.broadcast_to(largest / deviation, grouped.shape).reshape(total.shape) * np.abs(gamma)
@@ -171,7 +225,7 @@ class Simulation:
             *map(address, (tensors.skip, tensors.bias, tensors.embedding, tensors.gamma, tensors.beta, self.y.array)),
             address(self.sum.array if self.sum else None),
             None,
-            1e-5,
+            case.epsilon,
             int(case.silu),
             case.images,
             case.hw,

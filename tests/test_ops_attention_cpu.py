@@ -6,11 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_cases import FORMS, close, make
+from attention_cases import FORMS, Drawn, close, draw_case, make
+from drawn import drawn
 from kernel_cases import run, session
 
 DTYPES = [np.float32, np.float16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+@drawn(128, draw_case)
+def test_any_problem(case: Drawn) -> None:
+    made = case.make()
+    [y] = run("MultiHeadAttention", made.inputs(case.form), **made.attributes)
+    close(y, made)
 
 
 @dtypes

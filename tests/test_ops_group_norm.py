@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import native
 import numpy as np
 import pytest
+from drawn import Generator, drawn, name_of
 from group_norm_cases import (
     DEVICES,
     Case,
     Simulation,
     Tensors,
+    draw_case,
+    draw_tensors,
     exact,
     exact_sum,
     make_tensors,
@@ -76,6 +80,36 @@ def test_every_variant_is_exact(case: Case, machine: str, dtype: Any) -> None:
             source = stored
         expected, error = exact(source, tensors.gamma, tensors.beta, case.groups, case.silu)
         assert (np.abs(y - expected) <= tolerance(expected, error, dtype)).all(), variant
+
+
+@dataclass(frozen=True)
+class Drawn:
+    seed: int
+    machine: str
+    dtype: Any
+    case: Case
+
+    def __str__(self) -> str:
+        return f"{self.machine}-{name_of(self.dtype)}-{self.case}"
+
+
+def draw(rng: Generator, seed: int) -> Drawn:
+    dtype = (np.float16, np.float32)[seed // len(native.MACHINES) % 2]
+    return Drawn(seed, native.MACHINES[seed % len(native.MACHINES)], dtype, draw_case(rng, 30000, 1280))
+
+
+@drawn(160, draw)
+def test_any_problem(case: Drawn) -> None:
+    """Any sizes and epsilon, by every variant and by the general one, on one workspace. The sum is exact."""
+    tensors, problem = draw_tensors(case.case, case.dtype, case.seed), case.case
+    simulation = Simulation(case.machine, problem, case.dtype, tensors)
+    source = exact_sum(tensors).astype(case.dtype)
+    expected, error = exact(source, tensors.gamma, tensors.beta, problem.groups, problem.silu, problem.epsilon)
+    allowed = tolerance(expected, error, case.dtype)
+    for variant in dict.fromkeys([*simulation.variants(), "general"]):
+        y, stored = simulation.run(variant)
+        assert stored is None or np.array_equal(stored, source), variant
+        assert (np.abs(y - expected) <= allowed).all(), variant
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=["fp16", "fp32"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import native
@@ -9,7 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from group_norm_cases import Array, exact, tolerance
+from drawn import Generator, drawn, grid, name_of
+from group_norm_cases import Array, Case, draw_case, draw_tensors, exact, tolerance
 from onnx import TensorProto, helper
 
 from sdort import reference
@@ -65,11 +67,11 @@ def draw(dtype: Any, shapes: dict[str, tuple[int, ...]], mean: float = 0.0) -> d
     }
 
 
-def check(y: Array, source: Array, feeds: dict[str, Array], groups: int, silu: bool) -> None:
+def check(y: Array, source: Array, feeds: dict[str, Array], groups: int, silu: bool, epsilon: float = 1e-5) -> None:
     """Y against float64 of S = ``source`` (N, H, W, C)."""
     images, channels = source.shape[0], source.shape[-1]
     flat = source.reshape(images, -1, channels)
-    expected, error = exact(flat, feeds["gamma"], feeds["beta"], groups, silu)
+    expected, error = exact(flat, feeds["gamma"], feeds["beta"], groups, silu, epsilon)
     assert y.shape == source.shape
     assert (np.abs(y.reshape(flat.shape) - expected) <= tolerance(expected, error, y.dtype)).all()
 
@@ -136,6 +138,74 @@ def test_extended_group_norm(given: str, stored: bool, dtype: Any) -> None:
         total = total + feeds.get(name, np.zeros(channels))
     total = total + feeds.get("embedding", np.zeros(pixel))[:, None, None]
     check_sum(total, results, feeds, 8)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    seed: int
+    operator: str
+    dtype: Any
+    case: Case
+    channels_last: bool
+    skip: str
+    height: int
+
+    def __str__(self) -> str:
+        order = "" if self.channels_last else "-planes"
+        return f"{self.operator}{order}-{name_of(self.dtype)}-{self.height}-{self.skip}-{self.case}"
+
+    def feeds(self) -> dict[str, Array]:
+        """X as (N, H, W, C), the parts that the operator takes."""
+        case, tensors = self.case, draw_tensors(self.case, self.dtype, self.seed)
+        pixels, own = (case.images, self.height, case.hw // self.height), case.channels - case.x2
+        x = tensors.x.reshape(*pixels, case.channels)
+        feeds = {"X": np.ascontiguousarray(x[..., :own]), "gamma": tensors.gamma, "beta": tensors.beta}
+        if case.x2:
+            feeds["X2"] = np.ascontiguousarray(x[..., own:])
+        if tensors.skip is not None:
+            feeds["skip"] = tensors.skip.reshape(x.shape)
+        if self.skip != "full":  # the same for every pixel: SkipGroupNorm's skip, the extended form's embedding
+            name = "skip" if self.operator == SKIP else "embedding"
+            vector = grid(np.random.default_rng([self.seed, 2]), (case.images, case.channels), self.dtype, case.spread)
+            feeds[name] = vector if self.skip == "flat" else vector[:, None, None]
+        if tensors.bias is not None:
+            feeds["bias"] = tensors.bias
+        return feeds
+
+
+def draw_operator(rng: Generator, seed: int) -> Drawn:
+    """Any operator and form of its inputs. Where the attribute epsilon is left out, it is 1e-5."""
+    operator = (PLAIN, SKIP, EXTENDED, PLAIN)[seed % 4]
+    case = draw_case(rng, 120000, 640)
+    skip = str(rng.choice(["full", "flat", "pixel"]))
+    if operator == PLAIN:
+        case, skip = replace(case, bias=False, sum=False, x2=0, skip=False), "full"
+    elif operator == SKIP:
+        case = replace(case, x2=0, skip=skip == "full")
+    if seed // 4 % 4 == 3:
+        case = replace(case, epsilon=1e-5, spread=2.0**-8, mean=0.0)
+    height = max(n for n in range(1, 20) if case.hw % n == 0)
+    case = replace(case, embedding=False)
+    return Drawn(seed, operator, (np.float16, np.float32)[seed // 4 % 2], case, seed % 4 != 3, skip, height)
+
+
+@drawn(160, draw_operator)
+def test_any_problem(case: Drawn) -> None:
+    problem, feeds = case.case, case.feeds()
+    attributes: dict[str, Any] = {"groups": problem.groups, "activation": int(problem.silu)}
+    if problem.epsilon != 1e-5:
+        attributes["epsilon"] = problem.epsilon
+    total = np.concatenate([feeds["X"], *([feeds["X2"]] if "X2" in feeds else [])], -1).astype(np.float64)
+    for name in {"skip", "bias", "embedding"} & set(feeds):
+        part = feeds[name].astype(np.float64)
+        total = total + (part[:, None, None] if part.ndim == 2 else part)
+    source = total.astype(case.dtype)
+    if not case.channels_last:
+        feeds["X"], attributes["channels_last"] = np.ascontiguousarray(feeds["X"].transpose(0, 3, 1, 2)), 0
+    y, *stored = run(make_model(case.operator, feeds, ("Y", "S") if problem.sum else ("Y",), **attributes), feeds)
+    assert all(np.array_equal(s, source) for s in stored)
+    y = y if case.channels_last else y.transpose(0, 2, 3, 1)
+    check(y, source, feeds, problem.groups, problem.silu, problem.epsilon)
 
 
 @pytest.mark.parametrize("operator", [PLAIN, SKIP])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from drawn import Generator, chance, drawn, name_of, near
 from kernel_cases import run, session
 
 Array = npt.NDArray[Any]
@@ -51,6 +53,50 @@ def test_convolutions(
     defaults: dict[str, Any] = {"pads": [0, 0, 0, 0], "strides": [1, 1], "dilations": [1, 1], "group": 1}
     exact = convolve(x, w, **(defaults | attributes)) + (0 if bias is None else bias.astype(np.float64))
     np.testing.assert_allclose(y, exact, rtol=np.finfo(dtype).eps * 0.51 + 1e-6, atol=2e-5)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    seed: int
+    dtype: Any
+    shape: tuple[int, ...]
+    weights: tuple[int, ...]
+    bias: bool
+    attributes: dict[str, Any]
+
+    def __str__(self) -> str:
+        values = "-".join(f"{name}{value}".replace(" ", "") for name, value in self.attributes.items())
+        sizes = "-".join("x".join(map(str, sizes)) for sizes in (self.shape, self.weights))
+        return f"{name_of(self.dtype)}-{sizes}-{'bias-' if self.bias else ''}{values}"
+
+
+def draw(rng: Generator, seed: int) -> Drawn:
+    """Attributes of their own for height, width and both ends of the padding; channels around whole tiles."""
+    group = int(rng.choice([1, 1, 2, 3]))
+    channels, outputs = (-(-near(rng, (1, 8, 32), 70) // group) * group for _ in range(2))
+    kernel, strides, dilations = (rng.integers(1, most + 1, 2).tolist() for most in (4, 3, 3))
+    pads = rng.integers(0, 4, 4).tolist()
+    reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    images, height, width = int(rng.integers(1, 4)), *(r + int(rng.integers(0, 14)) for r in reach)
+    attributes = {"pads": pads, "strides": strides, "dilations": dilations, "group": group}
+    weights = (outputs, *kernel, channels // group)
+    dtype = (np.float16, np.float32)[seed % 2]
+    return Drawn(seed, dtype, (images, height, width, channels), weights, chance(rng), attributes)
+
+
+@drawn(64, draw)
+def test_any_convolution(case: Drawn) -> None:
+    """Within 2^-20 of the sum of the products' sizes: up to 1,000 additions lose half a unit each, at random."""
+    rng = np.random.default_rng([case.seed, 1])
+    x, w = (rng.normal(size=shape).astype(case.dtype) for shape in (case.shape, case.weights))
+    bias = rng.normal(size=case.weights[0]).astype(case.dtype) if case.bias else None
+    [y] = run("NhwcConv", {"X": x, "W": w, "B": bias}, **case.attributes)
+    exact = convolve(x, w, **case.attributes) + (0 if bias is None else bias.astype(np.float64))
+    error = 2.0**-20 * (convolve(np.abs(x), np.abs(w), **case.attributes) + 1)
+    if case.dtype is np.float16:
+        error += 0.5 * np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
+    assert y.shape == exact.shape
+    assert (np.abs(y - exact) <= error).all()
 
 
 @pytest.mark.parametrize(

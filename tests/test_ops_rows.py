@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
+import group_norm_cases
 import numpy as np
 import numpy.typing as npt
 import pytest
+from drawn import Generator, chance, drawn, epsilon_and_spread, grid, name_of, near, unit_of
 from kernel_cases import Guarded, aligned, pointer, run, session, simulate, ulps
 from native import MACHINES
 
@@ -53,6 +56,83 @@ def split_gelu(x: Array, bias: Array) -> Array:
     wide = x.astype(np.float64) + bias
     half = x.shape[-1] // 2
     return np.asarray(wide[..., :half] * gelu(wide[..., half:]))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A drawn problem of rows, for one machine and for the CPU."""
+
+    seed: int
+    machine: str
+    dtype: Any
+    rows: int
+    width: int
+    skip_rows: int
+    spread: float
+    mean: float
+    epsilon: float
+    optional: frozenset[str]
+
+    def __str__(self) -> str:
+        values = f"e{self.epsilon:.0e}-mean{self.mean:.0e}-std{self.spread:.0e}"
+        shape = f"{self.rows}x{self.width}-{self.skip_rows}"
+        return "-".join([self.machine, name_of(self.dtype), shape, values, *sorted(self.optional)])
+
+    def grid(self, part: int, *shape: int, mean: float = 0.0) -> Array:
+        return aligned(grid(np.random.default_rng([self.seed, part]), shape, self.dtype, self.spread, mean))
+
+
+def draw_rows(rng: Generator, seed: int) -> Rows:
+    """Widths around whole vectors, waves and blocks, and rows around whole blocks, of every machine."""
+    width = near(rng, (1, 4, 8, 64, 128, 256, 512, 768), int(rng.choice([40, 400, 3200])))
+    rows = near(rng, (1, 2, 4, 8), max(1, min(40, 12000 // width)))
+    skip_rows = int(rng.choice([n for n in range(1, rows + 1) if rows % n == 0]))
+    epsilon, spread = epsilon_and_spread(rng)
+    dtype = (np.float16, np.float32)[seed // len(MACHINES) % 2]
+    mean = spread * float(rng.choice([0.0, 1.0, -30.0]))
+    optional = frozenset(name for name in ("beta", "bias", "sum") if chance(rng))
+    return Rows(seed, MACHINES[seed % len(MACHINES)], dtype, rows, width, skip_rows, spread, mean, epsilon, optional)
+
+
+def split_gelu_error(x: Array, bias: Array, dtype: Any) -> Array:
+    """What float32 arithmetic loses, and half a unit of float16.
+
+    The exponent of exp(-r^2 / 2) is rounded three times, each 2^-24 of it; all else loses some units in the last place.
+    """
+    exact, right = split_gelu(x, bias), (x.astype(np.float64) + bias)[..., x.shape[-1] // 2 :]
+    error = np.abs(exact) * 2.0**-24 * (16 + 3 * np.minimum(right**2, 400) / 2) + np.abs(x).max() * 1e-30
+    return error + (0.5 * np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64) if dtype is np.float16 else 0)
+
+
+@drawn(64, draw_rows)
+def test_any_bias_split_gelu(case: Rows) -> None:
+    """Of any width, on a machine by every variant, and on the CPU."""
+    case = replace(case, spread=3.0)
+    x, bias = case.grid(0, case.rows, 2 * case.width), case.grid(1, 2 * case.width)
+    exact, error = split_gelu(x, bias), split_gelu_error(x, bias, case.dtype)
+    for variant in range(8):
+        y = Guarded((case.rows, case.width), case.dtype)
+        problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, case.rows, case.width)
+        if not simulate(case.machine, "simulate_bias_split_gelu", problem, case.dtype, variant):
+            assert variant > 0
+            break
+        assert (np.abs(y.check() - exact) <= error).all()
+    [y_cpu] = run("BiasSplitGelu", {"X": x[None], "bias": bias})
+    assert (np.abs(y_cpu[0] - exact) <= error).all()
+
+
+@drawn(64, draw_rows)
+def test_any_bias_add(case: Rows) -> None:
+    """The sums are exact, so the result is, too: rounded once."""
+    x, skip = (case.grid(i, case.rows, case.width, mean=case.mean) for i in (0, 1))
+    bias = case.grid(2, case.width)
+    exact = (x.astype(np.float64) + bias + skip).astype(case.dtype)
+    y = Guarded(x.shape, case.dtype)
+    problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, case.rows, case.width)
+    assert simulate(case.machine, "simulate_bias_add", problem, case.dtype)
+    assert np.array_equal(y.check(), exact)
+    [y_cpu] = run("BiasAdd", {"X": x[None], "bias": bias, "skip": skip[None]})
+    assert np.array_equal(y_cpu[0], exact)
 
 
 @machines
@@ -130,10 +210,12 @@ def test_bias_add_on_the_cpu(dtype: Any) -> None:
     np.testing.assert_allclose(y, x.astype(np.float64) + bias + skip, rtol=np.finfo(dtype).eps, atol=1e-6)
 
 
-def layer_norm(x: Array, skip: Array, gamma: Array, beta: Array | None, bias: Array | None) -> tuple[Array, Array]:
+def layer_norm(
+    x: Array, skip: Array, gamma: Array, beta: Array | None, bias: Array | None, epsilon: float = 1e-5
+) -> tuple[Array, Array]:
     total = x.astype(np.float64) + skip.astype(np.float64) + (0.0 if bias is None else bias.astype(np.float64))
     centred = total - total.mean(-1, keepdims=True)
-    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     return scaled * gamma + (0.0 if beta is None else beta.astype(np.float64)), total
 
 
@@ -181,6 +263,82 @@ def test_skip_layer_norm_on_machines(
             close(total.check(), exact_sum)
         else:
             assert np.isnan(total.check()).all()
+
+
+@dataclass(frozen=True)
+class NormInputs:
+    """SkipLayerNormalization's inputs; the row's last element lies far off, so that no sum may leave it out."""
+
+    x: Array
+    skip: Array
+    gamma: Array
+    beta: Array | None
+    bias: Array | None
+
+
+def norm_inputs(case: Rows) -> NormInputs:
+    x, skip = case.grid(0, case.rows, case.width, mean=case.mean), case.grid(1, case.skip_rows, case.width)
+    x[:, -1] += case.dtype(16 * unit_of(case.spread))
+    rng = np.random.default_rng([case.seed, 2])
+    gamma, beta = (normal(rng, case.width, dtype=case.dtype) for _ in range(2))
+    bias = case.grid(3, case.width) if "bias" in case.optional else None
+    return NormInputs(x, skip, gamma, beta if "beta" in case.optional else None, bias)
+
+
+def check_norm(case: Rows, inputs: NormInputs, y: Array, total: Array | None) -> None:
+    """The sum is exact. Y: see group_norm_cases.exact; but nothing is kept of what rounding took from the mean.
+
+    That is at most half a unit of the mean in the last place, and of every addition on the way to it: of up to 100 in a
+    row, each half a unit of a part of the sum, at random.
+    """
+    skip = np.tile(inputs.skip, (case.rows // case.skip_rows, 1))
+    _, exact_sum = layer_norm(inputs.x, skip, inputs.gamma, None, inputs.bias)
+    if total is not None:
+        assert np.array_equal(total, exact_sum.astype(case.dtype))
+    gamma = inputs.gamma.astype(np.float64)
+    beta = np.zeros(case.width) if inputs.beta is None else inputs.beta.astype(np.float64)
+    exact, error = group_norm_cases.exact(exact_sum[:, None], gamma, beta, 1, False, case.epsilon)
+    deviation = np.sqrt(exact_sum.var(-1, keepdims=True) + case.epsilon)
+    lost = 2.0**-23 * np.abs(exact_sum).mean(-1, keepdims=True) / deviation * np.abs(gamma)
+    allowed = group_norm_cases.tolerance(exact[:, 0], error[:, 0] + lost, case.dtype)
+    assert (np.abs(y - exact[:, 0]) <= allowed).all()
+
+
+@drawn(128, draw_rows)
+def test_any_skip_layer_norm_on_machines(case: Rows) -> None:
+    inputs = norm_inputs(case)
+    given = [pointer(value) for value in (inputs.x, inputs.skip, inputs.gamma, inputs.beta, inputs.bias)]
+    sizes = (case.rows, case.skip_rows, case.width, case.epsilon)
+    for variant in range(10):
+        y, total = Guarded(inputs.x.shape, case.dtype), Guarded(inputs.x.shape, case.dtype)
+        problem = SkipLayerNorm(*given, y.pointer, total.pointer if "sum" in case.optional else None, *sizes)
+        if not simulate(case.machine, "simulate_skip_layer_norm", problem, case.dtype, variant):
+            assert variant > 0
+            break
+        stored = total.check() if "sum" in case.optional else None
+        check_norm(case, inputs, y.check(), stored)
+
+
+@drawn(64, draw_rows)
+def test_any_skip_layer_norm_on_the_cpu(case: Rows) -> None:
+    """Every form of skip; epsilon is 1e-5 where the attribute is left out."""
+    if case.seed % 4 == 3:
+        case = replace(case, epsilon=1e-5, spread=2.0**-8, mean=0.0)
+    inputs = norm_inputs(case)
+    shape = (case.rows // case.skip_rows, case.skip_rows, case.width)
+    skip_shape = [(1, *shape[1:]), shape[1:], shape[2:] if case.skip_rows == 1 else shape[1:]][case.seed // 4 % 3]
+    values = {
+        "X": inputs.x.reshape(shape),
+        "skip": inputs.skip.reshape(skip_shape),
+        "gamma": inputs.gamma,
+        "beta": inputs.beta,
+        "bias": inputs.bias,
+    }
+    attributes = {} if case.epsilon == 1e-5 else {"epsilon": case.epsilon}
+    y, *total = run(
+        "SkipLayerNormalization", values, ["Y", "", "", "S"] if "sum" in case.optional else ["Y"], **attributes
+    )
+    check_norm(case, inputs, y.reshape(inputs.x.shape), total[0].reshape(inputs.x.shape) if total else None)
 
 
 @machines
