@@ -347,6 +347,9 @@ a = Shape (x)
 b = Shape <start = 1> (x)
 c = Shape <start = -2> (x)
 d = Shape <start = 1, end = -1> (x)
+== Size
+(float[B, 3, H, W] x)
+a = Size (x)
 == Gather
 (float[B, 3, H, W] x) <int64 i = {2}, int64[2] j = {3, 0}, int64 last = {-1}>
 s = Shape (x)

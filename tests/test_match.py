@@ -391,3 +391,14 @@ def test_what_the_match_computes_does_not_flow_into_it() -> None:
     assert refusal(pattern, graph.format("s, s"), W8) == (2, "'skip' is 's', which the match itself computes")
     assert attempt(pattern, graph.format("s, t"), W8)[0] is not None
     assert attempt(pattern, graph.format("t, s"), W8)[0] is not None
+
+
+def test_what_one_order_of_inputs_binds_does_not_hinder_the_other() -> None:
+    """Taken as ``column``, the row names A before it is found to be none."""
+    pattern = parse_pattern("g (float[A, 1] column, float[1, B] row) => (float[A, B] y) { y = Add (column, row) }")
+    for inputs in ("c, r", "r, c"):
+        editor = edit(f"g (float[3, 1] c, float[1, 4] r) => (float[3, 4] y) {{ y = Add ({inputs}) }}")
+        match = find(editor, pattern, editor.graph.nodes[0], Progress())
+        assert match is not None
+        assert (match["column"].name, match["row"].name) == ("c", "r")
+        assert match.dims == {"A": 3, "B": 4}

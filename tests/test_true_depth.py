@@ -23,7 +23,7 @@ STATIC = StaticSize(2, 64, 96)
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")
 # Half of the targets in fp16 where sizes are dynamic, the others where they are static.
 HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx")}
-SAMPLES = {
+SAMPLES: dict[str, dict[str, tuple[Sample, ...]]] = {
     # Latents of other sizes than those that are traced, one that no power of two divides.
     "dynamic": {"unet": (Sample(1, 16, 8, 77), Sample(3, 9, 13, 5)), "vae": (Sample(1, 5, 3), Sample(2, 4, 6))},
     "static": {"unet": (Sample(2, 8, 12, 77),), "vae": (Sample(2, 8, 12),)},

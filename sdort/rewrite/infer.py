@@ -33,7 +33,9 @@ from sdort.rewrite.symbolic import (
     numbers,
     preference,
     product,
+    symbol,
     unknown,
+    unknowns_made,
 )
 from sdort.weights import Array, Weight
 
@@ -145,6 +147,7 @@ class Facts:
         Raises:
             BadModelError: the node's inputs and attributes contradict each other.
         """
+        before = unknowns_made()
         try:
             facts = self._by_rule(node)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -155,8 +158,9 @@ class Facts:
             ) from error
         if facts is None:
             facts = self._by_onnx(node)
-        # A rule states the outputs it knows.
-        for tensor, fact in zip(node.outputs, _name_unknowns(node.outputs, facts), strict=False):
+        if unknowns_made() > before:
+            facts = _name_unknowns(node.outputs, facts)
+        for tensor, fact in zip(node.outputs, facts, strict=False):  # a rule states the outputs it knows
             if tensor.name:
                 self.set(tensor, fact)
 
@@ -247,17 +251,18 @@ class Facts:
         return Fact(dtype, dims)
 
 
-def _name_unknowns(tensors: Sequence[gs.Tensor], facts: Sequence[Fact]) -> list[Fact]:
+def _name_unknowns(tensors: Sequence[gs.Tensor], facts: Sequence[Fact]) -> Sequence[Fact]:
     """A size that nobody could tell is called after its place, so that it is the same size when inferred again."""
     named: dict[Atom, Expr] = {}
-
-    def call(dims: Shape | None, what: str) -> Shape | None:
-        return None if dims is None else tuple(name_unknown(d, f"{what}.{i}", named) for i, d in enumerate(dims))
-
-    return [
-        Fact(f.dtype, call(f.shape, f"{t.name}"), call(f.value, f"{t.name}.value"))
-        for t, f in zip(tensors, facts, strict=False)
-    ]
+    out = []
+    for tensor, fact in zip(tensors, facts, strict=False):
+        shape, value = fact.shape, fact.value
+        if shape is not None:
+            shape = tuple(name_unknown(d, f"{tensor.name}.{i}", named) for i, d in enumerate(shape))
+        if value is not None:
+            value = tuple(name_unknown(d, f"{tensor.name}[{i}]", named) for i, d in enumerate(value))
+        out.append(Fact(fact.dtype, shape, value))
+    return out
 
 
 def plain_attributes(node: gs.Node) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,14 +55,14 @@ class Match:
     attrs: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, gs.Node] = field(default_factory=dict)
     dims: dict[str, Dim] = field(default_factory=dict)
-    casts: tuple[gs.Node, ...] = ()
+    casts: dict[int, gs.Node] = field(default_factory=dict)
     through_casts: bool = False
     """Whether its nodes and tensors may be of several floating-point types."""
 
     @property
     def removed(self) -> list[gs.Node]:
         """What goes when the match is rewritten."""
-        return [*self.nodes.values(), *self.casts]
+        return [*self.nodes.values(), *self.casts.values()]
 
     def precision(self) -> np.dtype[Any] | None:
         """The widest type that any of the nodes computes floats in; None if there is none, or one is not known."""
@@ -153,7 +153,8 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
         if match.through_casts:
             inner = name in pattern.producers
             tensor, casts = behind_casts(match.editor, tensor, exactly=not inner)
-            match = replace(match, casts=tuple({id(c): c for c in (*match.casts, *casts)}.values())) if inner else match
+            if inner:
+                match.casts.update((id(cast), cast) for cast in casts)
         bound = match.tensors.get(name)
         if bound is not None:
             if not same_tensor(bound, tensor):
@@ -170,12 +171,9 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
         attrs = None if node is None else _attributes(pattern.nodes[index], node, match, progress)
         if node is None or attrs is None:
             return
-        match = replace(
-            match,
-            tensors={**match.tensors, **_outputs(pattern.nodes[index], node)},
-            attrs={**match.attrs, **attrs},
-            nodes={**match.nodes, index: node},
-        )
+        match.tensors.update(_outputs(pattern.nodes[index], node))
+        match.attrs.update(attrs)
+        match.nodes[index] = node
         orders = list(_input_orders(pattern.nodes[index], node, match, progress))
         if len(orders) != 1:
             for order in orders:
@@ -186,7 +184,16 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
 
 
 def _copy(match: Match) -> Match:
-    return replace(match, tensors=dict(match.tensors), attrs=dict(match.attrs), nodes=dict(match.nodes))
+    """A match that goes on by itself: what one order of inputs binds is not bound in the other."""
+    return Match(
+        match.editor,
+        dict(match.tensors),
+        dict(match.attrs),
+        dict(match.nodes),
+        dict(match.dims),
+        dict(match.casts),
+        match.through_casts,
+    )
 
 
 def behind_casts(editor: Editor, tensor: gs.Tensor, *, exactly: bool = False) -> tuple[gs.Tensor, list[gs.Node]]:

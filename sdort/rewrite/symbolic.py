@@ -17,7 +17,7 @@ Atom: TypeAlias = "str | tuple[Expr, int]"
 """A named size, or ``(numerator, divisor)`` for a floor division that does not come out even."""
 Monomial: TypeAlias = "tuple[Atom, ...]"
 
-_fresh = itertools.count()
+_made = 0
 _NAMELESS = "?#"
 
 
@@ -141,7 +141,14 @@ def symbol(name: str) -> Expr:
 
 def unknown() -> Expr:
     """A size about which nothing is known: equal to itself only."""
-    return symbol(f"{_NAMELESS}{next(_fresh)}")
+    global _made
+    _made += 1
+    return symbol(f"{_NAMELESS}{_made}")
+
+
+def unknowns_made() -> int:
+    """How many sizes :func:`unknown` has made so far."""
+    return _made
 
 
 def name_unknown(dim: Dim, name: str, named: dict[Atom, Expr]) -> Dim:
