@@ -4,9 +4,11 @@
 Everything is checked against torch in fp32 before it is timed; both sides of every ratio come from one run.
 
     python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2] [--size 512x512] [--checkpoint DIR]
-        [--engines sdort,torch,compile,ort] [--ort-optimized FILE] [--custom-ops FILE] [--json FILE]
+        [--family sd15|sdxl|sdxl-refiner] [--engines sdort,torch,compile,ort] [--ort-optimized FILE] [--custom-ops FILE]
+        [--json FILE]
 
-Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR.
+Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR;
+with --family another one's UNet, to be run with --components unet, SDXL's at --size 1024x1024.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ WARMUP, REPEAT = 5, 30
 def main() -> int:
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
-    checkpoint = args.checkpoint or make_pipeline(args.work / "checkpoint")
+    checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
     rows: list[dict[str, Any]] = []
     for component in args.components.split(","):
         rows += benchmark(component, checkpoint, args)
@@ -47,12 +49,59 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--size", default="512x512")
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--family", default="sd15", choices=["sd15", *UNETS])
     parser.add_argument("--components", default="unet,vae_decoder")
     parser.add_argument("--engines", default="sdort,torch,compile")
     parser.add_argument("--ort-optimized", type=Path, help="a UNet made by ONNX Runtime's own optimizer")
     parser.add_argument("--custom-ops", type=Path, help="libsdort_ops.so: sdort's rows with and without it")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+SDXL: dict[str, Any] = {
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+}
+UNETS: dict[str, dict[str, Any]] = {
+    "sdxl": {
+        **SDXL,
+        "sample_size": 128,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": [1, 2, 10],
+        "attention_head_dim": [5, 10, 20],
+        "cross_attention_dim": 2048,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+    "sdxl-refiner": {
+        **SDXL,
+        "sample_size": 128,
+        "block_out_channels": (384, 768, 1536, 1536),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": 4,
+        "attention_head_dim": [6, 12, 24, 24],
+        "cross_attention_dim": 1280,
+        "projection_class_embeddings_input_dim": 2560,
+    },
+}
+"""The released configs of UNets that are made alone."""
+
+
+def make_checkpoint(family: str, folder: Path) -> Path:
+    """A diffusers directory of the family's full architecture with seeded random weights."""
+    if family == "sd15":
+        return make_pipeline(folder)
+    if not (folder / "model_index.json").exists():
+        import diffusers
+
+        torch.manual_seed(15)
+        diffusers.UNet2DConditionModel(**UNETS[family]).save_pretrained(folder / "unet")
+        index = {"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+        (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
 
 
 def make_pipeline(folder: Path) -> Path:
@@ -121,8 +170,9 @@ def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.
                 super().__init__()
                 self.model = model
 
-            def forward(self, sample: Any, timestep: Any, encoder_hidden_states: Any) -> Any:
-                return self.model(sample, timestep, encoder_hidden_states, return_dict=False)[0]
+            def forward(self, sample: Any, timestep: Any, states: Any, text_embeds: Any = None, ids: Any = None) -> Any:
+                added = None if text_embeds is None else {"text_embeds": text_embeds, "time_ids": ids}
+                return self.model(sample, timestep, states, added_cond_kwargs=added, return_dict=False)[0]
 
         return Step().to("cuda").eval()
     vae = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae", torch_dtype=dtype)
@@ -138,14 +188,22 @@ def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.
     return Decode().to("cuda").eval()
 
 
-def inputs(component: str, args: argparse.Namespace) -> dict[str, torch.Tensor]:
+def inputs(component: str, args: argparse.Namespace, checkpoint: Path) -> dict[str, torch.Tensor]:
     height, width = (int(d) // 8 for d in args.size.split("x"))
     generator = torch.Generator("cuda").manual_seed(int(time.time()))
     latent = torch.randn(args.batch, 4, height, width, device="cuda", generator=generator)
     if component == "vae_decoder":
         return {"latent_sample": latent}
-    states = torch.randn(args.batch, 77, 768, device="cuda", generator=generator)
-    return {"sample": latent, "timestep": torch.tensor([481], device="cuda"), "encoder_hidden_states": states}
+    config = json.loads((checkpoint / "unet" / "config.json").read_text())
+    states = torch.randn(args.batch, 77, config["cross_attention_dim"], device="cuda", generator=generator)
+    feeds = {"sample": latent, "timestep": torch.tensor([481], device="cuda"), "encoder_hidden_states": states}
+    if config.get("addition_embed_type") == "text_time":
+        # Six sizes and crops beside the text, as the export of a UNet without text encoders takes them.
+        pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+        sizes = [height * 8, width * 8, 0, 0, height * 8, width * 8]
+        feeds["text_embeds"] = torch.randn(args.batch, pooled, device="cuda", generator=generator)
+        feeds["time_ids"] = torch.tensor([sizes] * args.batch, device="cuda", dtype=torch.float32)
+    return feeds
 
 
 class OrtRunner:
@@ -205,7 +263,7 @@ class OrtRunner:
 
 
 def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    feeds = inputs(component, args)
+    feeds = inputs(component, args, checkpoint)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     with torch.inference_mode():
