@@ -173,7 +173,8 @@ def _count_raised(run: Run) -> None:
 def _lacks(run: Run, node: gs.Node) -> str | None:
     """Why the target cannot run a node; None if it can."""
     reason = run.target.unsupported(node, run.editor) or upgrade.inexpressible(node, run.target.opset)
-    return reason or types.unfit(node, run.editor, run.target.opset)
+    untaken = None if reason or node.domain else types.untaken(node, run.editor, run.target.opset)
+    return reason or (untaken and f"{untaken} in opset {run.target.opset}, the newest the target loads")
 
 
 def _expand(run: Run) -> None:

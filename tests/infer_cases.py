@@ -119,6 +119,10 @@ c, d = TopK <axis = 1> (y, two)
 (float[B, 1, S, 1] x) <int64[2] a = {1, 3}, int64[1] b = {-1}>
 y = Squeeze (x, a)
 z = Squeeze (x, b)
+== Squeeze of computed axes | vague: y
+(float[1, 4, 1, 1] x, int64[2] v)
+k = Abs (v)
+y = Squeeze (x, k)
 == Squeeze all
 (float[1, 4, 1] x)
 y = Squeeze (x)
@@ -350,6 +354,13 @@ d = Shape <start = 1, end = -1> (x)
 == Size
 (float[B, 3, H, W] x)
 a = Size (x)
+== ScatterND | vague: c
+(float[B, 3, H, W] x, int64[1] v) <int64[2, 1] places = {3, -4}, int64[2] new = {7, 9}, int64[1, 1] second = {1}>
+s = Shape (x)
+a = ScatterND (s, places, new)
+t = Shape <start = 2, end = 3> (x)
+b = ScatterND (s, second, t)
+c = ScatterND <reduction = "add"> (s, second, t)
 == Gather
 (float[B, 3, H, W] x) <int64 i = {2}, int64[2] j = {3, 0}, int64 last = {-1}>
 s = Shape (x)

@@ -157,6 +157,7 @@ def test_shape_arithmetic_of_named_sizes_stays() -> None:
 NOTHING = {
     "Identity": "Identity (x)",
     "Dropout": "Dropout (x)",
+    "Dropout that says it is not training": "Dropout (x, zero, false)",
     "Concat of one": "Concat <axis = 0> (x)",
     "Cast to its own type": "Cast <to = 1> (x)",
     "Reshape to its own shape": "Reshape (x, shape)",
@@ -186,10 +187,11 @@ SOMETHING = {
     "Add 0 of a larger shape": ("Add (x, many)", "float[3, 2, 4]"),
     "Mul by 1 of a larger shape": ("Mul (x, wide)", "float[1, 2, 4]"),
     "Neg": ("Neg (x)", "float[2, 4]"),
+    "Dropout in training": ("Dropout <seed = 1> (x, zero, true)", "float[2, 4]"),
 }
 CONSTANTS = """<int64[2] shape = {2, 4}, int64[1] four = {4}, int64[2] zeros = {0, 0}, int64[2] axes = {0, 1},
 int64[2] ones = {1, 1}, int64[2] turned = {4, 2}, int64[2] part = {2, 3}, int64[1] last = {-1}, int64[1] low = {-9},
-int64[1] axis1 = {1}, int64[1] minus = {-1},
+int64[1] axis1 = {1}, int64[1] minus = {-1}, bool true = {1}, bool false = {0},
 float zero = {0.0}, float one = {1.0}, float[3, 1, 1] many = {0.0, 0.0, 0.0}, float[1, 1, 1] wide = {1.0}>"""
 
 

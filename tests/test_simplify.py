@@ -47,6 +47,36 @@ def test_the_last_axis_is_called_minus_one(case: tuple[str, str]) -> None:
     assert simplify.run(editor) == 0
 
 
+RESIZES = {
+    "scales": ("axes = [3, 1]", "(x, , scales)", {}),
+    "scales, the axes from behind": ("axes = [-1, 1]", "(x, , scales)", {}),
+    "sizes": ('axes = [-1, 2], mode = "linear"', "(x, , , sizes)", {"ScatterND": 1, "Shape": 1}),
+}
+RESIZE = "<float[2] scales = {2.0, 3.0}, int64[2] sizes = {7, 4}, float[4] roi = {0.0, 0.1, 0.9, 0.8}>"
+
+
+@pytest.mark.parametrize("case", RESIZES.values(), ids=RESIZES)
+def test_a_resize_of_named_axes_is_one_of_all(case: tuple[str, str, dict[str, int]]) -> None:
+    text = f"g (float[B, 2, H, W] x) => (float[a, b, c, d] y) {RESIZE} {{ y = Resize <{case[0]}> {case[1]} }}"
+    assert check_step(text, rounds, SIZES) == {"Resize": 1, **case[2]}
+    editor = edit(text)
+    rounds(editor)
+    assert "axes" not in attributes(editor, "Resize")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'coordinate_transformation_mode = "tf_crop_and_resize"> (x, roi, , sizes)',
+        'keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)',
+        'keep_aspect_ratio_policy = "not_smaller"> (x, , , sizes)',
+    ],
+)
+def test_a_resize_of_a_region_or_in_proportion_keeps_its_axes(settings: str) -> None:
+    editor = edit(f"g (float[B, 2, H, W] x) => (float[] y) {RESIZE} {{ y = Resize <axes = [2, 3], {settings} }}")
+    assert simplify.run(editor) == 0
+
+
 @pytest.mark.parametrize("node", ["Concat <axis = 1> (x, x)", "Softmax <axis = 0> (x)", "Softmax <axis = -1> (x)"])
 def test_other_axes_keep_their_numbers(node: str) -> None:
     editor = edit(f"g (float[B, H, 4] x) => (float[] y) {{ y = {node} }}")

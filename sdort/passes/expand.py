@@ -64,7 +64,8 @@ def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
     outputs = [f"y{i}" if t.name else "" for i, t in enumerate(node.outputs)]
     call = helper.make_node(node.op, inputs, outputs, **plain_attributes(node))
     # The inliner forgets the defaults of attributes that a body refers to.
-    call.attribute.extend(a.default_value for n, a in schema.attributes.items() if n not in node.attrs and _has_default(a))
+    absent = [each for name, each in schema.attributes.items() if name not in node.attrs]
+    call.attribute.extend(a.default_value for a in absent if a.default_value.type != AttributeProto.UNDEFINED)
     graph = helper.make_graph(
         [call],
         node.op,
@@ -77,10 +78,6 @@ def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
     if any(each.op_type == node.op or _has_subgraph(each) for each in body.graph.node):
         return None
     return _parsed(editor, node, body)
-
-
-def _has_default(attribute: defs.OpSchema.Attribute) -> bool:
-    return attribute.default_value.type != AttributeProto.UNDEFINED
 
 
 def _has_subgraph(node: onnx.NodeProto) -> bool:

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.passes.fold import RANDOM
-from sdort.rewrite.editor import Editor, producer, scalar
+from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.infer import plain_attributes
 from sdort.rewrite.symbolic import Shape, numbers
 from sdort.rewrite.worklist import Rule, apply_rules
@@ -50,6 +50,30 @@ def _plain_resize(editor: Editor, node: gs.Node) -> bool:
     if node.op != "Resize" or node.attrs.get("keep_aspect_ratio_policy") != "stretch":
         return False
     del node.attrs["keep_aspect_ratio_policy"]
+    return True
+
+
+def _all_axes(editor: Editor, node: gs.Node) -> bool:
+    """A Resize of named axes is one of all: the others keep their sizes. Not where it crops, or keeps proportions."""
+    shape = editor.shape(node.inputs[0]) if node.op == "Resize" and "axes" in node.attrs else None
+    crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if shape is None or crops or node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return False
+    axes = [axis % len(shape) for axis in node.attrs["axes"]]
+    x, empty = node.inputs[0], gs.Variable.empty()
+    attrs = {key: value for key, value in node.attrs.items() if key != "axes"}
+    if len(node.inputs) > 3 and node.inputs[3].name:
+        places = editor.ints([[axis] for axis in axes], "axes")
+        sizes = editor.op("ScatterND", [editor.op("Shape", [x]), places, node.inputs[3]])
+        inputs = [x, empty, empty, sizes]
+    else:
+        scales = array(node.inputs[2])
+        if scales is None or scales.size != len(axes):
+            return False
+        every = np.ones(len(shape), np.float32)
+        every[axes] = scales
+        inputs = [x, empty, editor.constant(every, "scales")]
+    _rebuild(editor, node, "Resize", inputs, attrs)
     return True
 
 
@@ -277,6 +301,7 @@ RULES: tuple[Rule, ...] = (
     _last_axis,
     _allow_zero,
     _plain_resize,
+    _all_axes,
     _explicit_pads,
     _cast_like,
     _divide_to_multiply,

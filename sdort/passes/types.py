@@ -28,7 +28,7 @@ def check(editor: Editor, opset: int, hint: str) -> None:
         BadModelError: naming the node, its input and the types.
     """
     for node in editor.graph.nodes:
-        problem = unfit(node, editor, opset)
+        problem = _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
         if problem:
             raise BadModelError(problem, component=editor.model.component, node=node.name, hint=hint)
     for output in editor.graph.outputs:
@@ -36,11 +36,6 @@ def check(editor: Editor, opset: int, hint: str) -> None:
         if dtype is not None and output.dtype is not None and dtype != np.dtype(output.dtype):
             problem = f"output {output.name!r} is declared {np.dtype(output.dtype)} and computed as {dtype}"
             raise BadModelError(problem, component=editor.model.component, node=output.name, hint=hint)
-
-
-def unfit(node: gs.Node, editor: Editor, opset: int) -> str | None:
-    """Which input of a node is of a type that ``opset`` does not take, or does not take together with the others'."""
-    return _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
 
 
 QUANTIZED = re.compile(r"[Qq]uantize|^Q[A-Z]|Integer|^MatMul(NBits|Bnb4|FpQ4)")
@@ -88,22 +83,31 @@ def _parameters(op: str, opset: int) -> tuple[tuple[tuple[str, frozenset[str]], 
     return tuple((i.type_str, allowed.get(i.type_str, frozenset({i.type_str}))) for i in schema.inputs), variadic
 
 
-def _standard(node: gs.Node, editor: Editor, opset: int) -> str | None:
-    found = _parameters(node.op, opset)
-    if found is None:
-        return None
-    parameters, variadic = found
-    bound: dict[str, np.dtype[Any]] = {}
-    for index, tensor in enumerate(node.inputs):
-        dtype = editor.dtype(tensor) if tensor.name else None
-        if dtype is None or (index >= len(parameters) and not variadic):
-            continue
-        name, allowed = parameters[min(index, len(parameters) - 1)]
+def untaken(node: gs.Node, editor: Editor, opset: int) -> str | None:
+    """Which input of a standard node is of a type that its operator does not take in ``opset``; None if none is."""
+    for index, tensor, dtype, _, allowed in _typed(node, editor, opset):
         if _text(dtype) not in allowed:
             return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, which it does not take"
+    return None
+
+
+def _standard(node: gs.Node, editor: Editor, opset: int) -> str | None:
+    bound: dict[str, np.dtype[Any]] = {}
+    for index, tensor, dtype, name, _ in _typed(node, editor, opset):
         if bound.setdefault(name, dtype) != dtype:
             return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, another is {bound[name]}"
-    return None
+    return untaken(node, editor, opset)
+
+
+def _typed(
+    node: gs.Node, editor: Editor, opset: int
+) -> Iterator[tuple[int, gs.Tensor, np.dtype[Any], str, frozenset[str]]]:
+    """Of each input whose type is known: index, tensor, type, the operator's type parameter and what that may be."""
+    parameters, variadic = _parameters(node.op, opset) or ((), False)
+    for index, tensor in enumerate(node.inputs):
+        dtype = editor.dtype(tensor) if tensor.name else None
+        if dtype is not None and (index < len(parameters) or variadic):
+            yield index, tensor, dtype, *parameters[min(index, len(parameters) - 1)]
 
 
 def _text(dtype: np.dtype[Any]) -> str:

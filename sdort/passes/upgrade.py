@@ -8,6 +8,7 @@ anything else is refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -86,11 +87,10 @@ def _upgrade(model: Model, node: gs.Node, opset: int) -> None:
 
 def _restate(node: gs.Node, opset: int, wanted: int) -> bool:
     """Whether the node means the same in another opset, by its operator's schemas; it may lose a stated default."""
-    if not defs.has(node.op, opset) or not defs.has(node.op, wanted):
-        return False
+    since = _since(node.op, opset), _since(node.op, wanted)
+    if None in since or since[0] == since[1]:
+        return None not in since
     before, after = (defs.get_schema(node.op, version) for version in (opset, wanted))
-    if before.since_version == after.since_version:
-        return True
     if before.deprecated or after.deprecated:
         return False
     stated = {name for name in node.attrs if name not in after.attributes}
@@ -104,6 +104,12 @@ def _restate(node: gs.Node, opset: int, wanted: int) -> bool:
     for name in stated:
         del node.attrs[name]
     return True
+
+
+@lru_cache(maxsize=512)
+def _since(op: str, opset: int) -> int | None:
+    """The opset in which the operator became what it is in ``opset``; None if that does not have it."""
+    return int(defs.get_schema(op, opset).since_version) if defs.has(op, opset) else None
 
 
 def _default(schema: defs.OpSchema, name: str) -> object:

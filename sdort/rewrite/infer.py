@@ -493,6 +493,20 @@ def _gather_nd(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     return [Fact(data.dtype, index.shape[:-1] + data.shape[indexed:])]
 
 
+@rule("ScatterND")
+def _scatter_nd(node: gs.Node, facts: list[Fact]) -> list[Fact]:
+    data, index, updates = facts
+    value = None
+    if data.value is not None and index.value is not None and updates.value is not None and data.rank == 1:
+        elements = list(data.value)
+        for place, element in zip(index.value, updates.value, strict=True):
+            if not isinstance(place, int) or node.attrs.get("reduction", "none") != "none":
+                return [Fact(data.dtype, data.shape)]
+            elements[place] = element
+        value = tuple(elements)
+    return [Fact(data.dtype, data.shape, value)]
+
+
 @rule("TopK")
 def _top_k(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     data, count = facts
@@ -538,8 +552,11 @@ def _squeeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
         return [Fact(facts[0].dtype)]
     rank = len(facts[0].shape)
     axes = _axes(node, facts)
-    computed = axes is None and len(node.inputs) > 1 and bool(node.inputs[1].name)
-    if computed or (axes is None and any(not isinstance(d, int) for d in facts[0].shape)):
+    if axes is None and len(node.inputs) > 1 and node.inputs[1].name:  # computed
+        count = (facts[1].shape or (None,))[0]
+        shape = tuple(unknown() for _ in range(rank - count)) if isinstance(count, int) else None
+        return [Fact(facts[0].dtype, shape)]
+    if axes is None and any(not isinstance(d, int) for d in facts[0].shape):
         return [Fact(facts[0].dtype)]
     drop = {i for i, d in enumerate(facts[0].shape) if d == 1} if axes is None else {a % rank for a in axes}
     shape = tuple(d for i, d in enumerate(facts[0].shape) if i not in drop)
