@@ -107,7 +107,7 @@ PLAIN = Variant()
 
 def model_of(test: NodeTest, variant: Variant = PLAIN) -> onnx.ModelProto:
     """The test's model, as a variant has it."""
-    model = onnx.ModelProto.FromString(test.model.SerializeToString())
+    model: onnx.ModelProto = onnx.ModelProto.FromString(test.model.SerializeToString())
     if variant.constants or variant.convolved:
         for info, value in zip(list(model.graph.input)[1:], test.inputs[1:], strict=True):
             model.graph.initializer.append(numpy_helper.from_array(value, info.name))

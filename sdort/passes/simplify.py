@@ -63,7 +63,7 @@ def _all_axes(editor: Editor, node: gs.Node) -> bool:
     x, empty = node.inputs[0], gs.Variable.empty()
     attrs = {key: value for key, value in node.attrs.items() if key != "axes"}
     if len(node.inputs) > 3 and node.inputs[3].name:
-        places = editor.ints([[axis] for axis in axes], "axes")
+        places = editor.constant(np.array(axes, np.int64).reshape(-1, 1), "axes")
         sizes = editor.op("ScatterND", [editor.op("Shape", [x]), places, node.inputs[3]])
         inputs = [x, empty, empty, sizes]
     else:

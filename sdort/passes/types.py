@@ -84,11 +84,21 @@ def _parameters(op: str, opset: int) -> tuple[tuple[tuple[str, frozenset[str]], 
 
 
 def untaken(node: gs.Node, editor: Editor, opset: int) -> str | None:
-    """Which input of a standard node is of a type that its operator does not take in ``opset``; None if none is."""
+    """Which input or output of a standard node is of a type that its operator has not in ``opset``; None if none is."""
     for index, tensor, dtype, _, allowed in _typed(node, editor, opset):
         if _text(dtype) not in allowed:
             return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, which it does not take"
+    for index, (tensor, types) in enumerate(zip(node.outputs, _results(node.op, opset), strict=False)):
+        result = editor.dtype(tensor) if tensor.name else None
+        if result is not None and _text(result) not in types:
+            return f"output {index} of this {node.op} ({tensor.name!r}) is {result}, which it does not give"
     return None
+
+
+@lru_cache(maxsize=512)
+def _results(op: str, opset: int) -> tuple[frozenset[str], ...]:
+    """The types that each output may have."""
+    return tuple(frozenset(o.types) for o in defs.get_schema(op, opset).outputs) if defs.has(op, opset) else ()
 
 
 def _standard(node: gs.Node, editor: Editor, opset: int) -> str | None:

@@ -554,8 +554,7 @@ def _squeeze(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     axes = _axes(node, facts)
     if axes is None and len(node.inputs) > 1 and node.inputs[1].name:  # computed
         count = (facts[1].shape or (None,))[0]
-        shape = tuple(unknown() for _ in range(rank - count)) if isinstance(count, int) else None
-        return [Fact(facts[0].dtype, shape)]
+        return [Fact(facts[0].dtype, tuple(unknown() for _ in range(rank - count)) if isinstance(count, int) else None)]
     if axes is None and any(not isinstance(d, int) for d in facts[0].shape):
         return [Fact(facts[0].dtype)]
     drop = {i for i, d in enumerate(facts[0].shape) if d == 1} if axes is None else {a % rank for a in axes}
