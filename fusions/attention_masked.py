@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-
 from sdort.fusions.attention import check as check_sizes
 from sdort.fusions.attention import derive as derive_scale
 
@@ -64,7 +63,8 @@ def check(m: Match) -> Refusal | None:
         return decline("one element of the mask is for all keys alike", list(shape))
     if name == "open" and not m.scalar("low") <= ABSORBING:
         return decline("a row of such scores alone would not be a row of equal ones", m.scalar("low"))
-    return check_sizes(m)
+    refusal: Refusal | None = check_sizes(m)
+    return refusal
 
 
 def derive(m: Match) -> dict[str, Any]:

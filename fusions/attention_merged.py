@@ -42,7 +42,8 @@ def check(m: Match) -> Refusal | None:
             return refuse("the mask has not three axes", m["mask"].name)
         if shape[-1] != m.dims["L"]:
             return decline("one element of the mask is added to all keys alike", list(shape))
-    return check_sizes(m)
+    refusal: Refusal | None = check_sizes(m)
+    return refusal
 
 
 def derive(m: Match) -> dict[str, Any]:

@@ -40,7 +40,11 @@ _CAUSAL = """
 # Each: what the node says beside heads and scale, its mask, and the lines from {0} to the name after them.
 _CAPS = (
     ("", "", ""),
-    (", softcap: float = @softcap", "ratio = Mul ({0}, inverse)  bent = Tanh (ratio)  capped = Mul (bent, cap)", "capped"),
+    (
+        ", softcap: float = @softcap",
+        "ratio = Mul ({0}, inverse)  bent = Tanh (ratio)  capped = Mul (bent, cap)",
+        "capped",
+    ),
 )
 _MASKS = (("", "", "", ""), ("", ", float[] mask", "masked = Add ({0}, mask)", "masked"),
           (", is_causal = 1", "", _CAUSAL, "masked"))  # fmt: skip
@@ -48,7 +52,8 @@ _SOFTMAXES = (
     ("", "p = Softmax <axis = -1> ({0})"),
     (
         ", softmax_precision: int = @precision",
-        "wide = Cast <to: int = @precision> ({0})  shares = Softmax <axis = -1> (wide)  p = Cast <to: int = @own> (shares)",
+        "wide = Cast <to: int = @precision> ({0})  shares = Softmax <axis = -1> (wide)\n"
+        "p = Cast <to: int = @own> (shares)",
     ),
 )
 

@@ -48,7 +48,9 @@ def check(m: Match) -> Refusal | None:
         return _without_kernel("no kernel of MultiHeadAttention widens its softmax")
     # In fp16 such a number would be an infinity, and a row of them would have no largest one.
     if "mask" in m.tensors and extremes(m.editor, m["mask"]).beyond_half:
-        return _without_kernel("MultiHeadAttention has its mask in the precision of its inputs, and fp16 cannot hold it")
+        return _without_kernel(
+            "MultiHeadAttention has its mask in the precision of its inputs, and fp16 cannot hold it"
+        )
     return None
 
 

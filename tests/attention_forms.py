@@ -114,7 +114,9 @@ def model_of(form: Form, inputs: dict[str, Array], dtype: int = FLOAT) -> onnx.M
     outputs.append("" if form.mode is None else "scores")
     while not outputs[-1]:
         outputs.pop()
-    node = helper.make_node("Attention", names, outputs, "attention", **{k: v for k, v in attrs.items() if v is not None})
+    node = helper.make_node(
+        "Attention", names, outputs, "attention", **{k: v for k, v in attrs.items() if v is not None}
+    )
     infos = [_info(form, name, value, dtype) for name, value in inputs.items()]
     results = [helper.make_tensor_value_info(name, dtype, None) for name in outputs if name]
     graph = helper.make_graph([node], "attention", infos, results)
@@ -125,12 +127,16 @@ def _info(form: Form, name: str, value: Array, dtype: int) -> onnx.ValueInfoProt
     shape: list[int | str] = list(value.shape)
     if form.dynamic:
         rows = 2 if form.apart or name.startswith("past") else 1
-        names = {"Q": {0: "batch", rows: "rows"}, "past_key": {0: "batch", 2: "past"}, "past_value": {0: "batch", 2: "past"}}
+        names = {
+            "Q": {0: "batch", rows: "rows"},
+            "past_key": {0: "batch", 2: "past"},
+            "past_value": {0: "batch", 2: "past"},
+        }
         shape = [names.get(name, {0: "batch", rows: "keys"}).get(axis, size) for axis, size in enumerate(shape)]
         if name == "mask":
-            shape = list(value.shape[:-1])  # its keys are those of past and present together
-            sizes = {"b": "batch", "n": HEADS, "r": "rows", "1": 1}
+            sizes: dict[str, int | str] = {"b": "batch", "n": HEADS, "r": "rows", "1": 1}
             shape = [sizes[axis] for axis in form.axes[:-1]]
+            # Its keys are those of past and present together.
             shape.append(value.shape[-1] if form.short else "total" if form.past else "keys")
     return helper.make_tensor_value_info(name, TensorProto.BOOL if value.dtype == np.bool_ else dtype, shape)
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,12 @@ def _ip_adapter(kind: str) -> Traceable:
 
 def _added(kind: str) -> Traceable:
     """The prompt's keys and values go before the image's own."""
-    settings = {"added_kv_proj_dim": TEXT, "norm_num_groups": 8, "bias": True, "residual_connection": True}
+    settings: dict[str, Any] = {
+        "added_kv_proj_dim": TEXT,
+        "norm_num_groups": 8,
+        "bias": True,
+        "residual_connection": True,
+    }
     block = Block(getattr(processors, kind)(), **settings, only_cross_attention=False)
     inputs = {"states": torch.randn(2, WIDTH, 4, 6), "text": _text()}
     return Traceable(block, inputs, {"states": {0: "batch", 2: "height", 3: "width"}, "text": _KEYS})
@@ -139,7 +145,7 @@ def _text_encoder(kind: str) -> Traceable:
     config = CLIPTextConfig(**{**TEXT_CONFIG, "num_hidden_layers": 2}, attn_implementation=kind)
     inputs = {"input_ids": torch.randint(0, 900, (2, 12)), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
     inputs["attention_mask"][1, 7:] = 0
-    axes = dict.fromkeys(inputs, {0: "batch", 1: "sequence"})
+    axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
     return Traceable(MaskedText(CLIPTextModel(config)), inputs, axes)
 
 
@@ -157,15 +163,20 @@ class MaskedUNet(torch.nn.Module):  # type: ignore[misc]
 
 
 def _unet() -> Traceable:
-    blocks = {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}
+    blocks = {
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
     model = UNet2DConditionModel(**{**UNET_SD1, **blocks, "block_out_channels": (32, 48)})
     inputs = {
-        "sample": torch.randn(2, 4, 16, 16), "timestep": torch.tensor(7), "encoder_hidden_states": torch.randn(2, 7, 40),
-        "encoder_attention_mask": torch.ones(2, 7, dtype=torch.int64),
+        "sample": torch.randn(2, 4, 16, 16), "timestep": torch.tensor(7),
+        "encoder_hidden_states": torch.randn(2, 7, 40), "encoder_attention_mask": torch.ones(2, 7, dtype=torch.int64),
     }  # fmt: skip
     inputs["encoder_attention_mask"][1, 4:] = 0
     axes = {"sample": {0: "batch", 2: "height", 3: "width"}, "timestep": {}}
-    return Traceable(MaskedUNet(model), inputs, {**axes, "encoder_hidden_states": _KEYS, "encoder_attention_mask": _KEYS})
+    return Traceable(
+        MaskedUNet(model), inputs, {**axes, "encoder_hidden_states": _KEYS, "encoder_attention_mask": _KEYS}
+    )
 
 
 MODELS: dict[str, Callable[[], Traceable]] = {
@@ -176,8 +187,8 @@ MODELS: dict[str, Callable[[], Traceable]] = {
     "sliced": lambda: _crossed(processors.SlicedAttnProcessor(2)),
     "masked": lambda: _masked(processors.AttnProcessor2_0()),
     "masked_old": lambda: _masked(processors.AttnProcessor()),
-    **{f"plain_{kind}": lambda kind=kind: _plain(kind) for kind in ("open", "filled", "window", "slopes")},
-    **{f"text_{kind}": lambda kind=kind: _text_encoder(kind) for kind in ("sdpa", "eager")},
+    **{f"plain_{kind}": partial(_plain, kind) for kind in ("open", "filled", "window", "slopes")},
+    **{f"text_{kind}": partial(_text_encoder, kind) for kind in ("sdpa", "eager")},
     "unet": _unet,
 }
 

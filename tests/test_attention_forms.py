@@ -5,21 +5,22 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from attention_forms import DOUBLE, FLOAT, HALF, HEADS, Array, Form, expected, inputs_of, model_of, random_form
+from attention_forms import DOUBLE, FLOAT, HALF, Form, expected, inputs_of, model_of, random_form
 from onnx.reference import ReferenceEvaluator
-from small_graphs import run
+from small_graphs import run, to_proto
 
 from sdort.loader import from_proto
 from sdort.pipeline import ComponentReport, Options, optimize_model
 from sdort.targets import NAMES, load_target
 
+MASKS = ("float", "bool", "infinite")
 SINGLE = (
     Form(), Form(apart=True), Form(kv_heads=2), Form(apart=True, kv_heads=1), Form(value_size=6), Form(past=3),
     Form(apart=True, past=3, causal=True), Form(causal=True), Form(causal=True, rows=7, keys=5),
     Form(causal=True, keys=5), Form(causal=True, keys=5, past=2, kv_heads=2), Form(scale=0.3), Form(softcap=1.5),
     Form(precision=FLOAT), Form(precision=HALF), Form(precision=DOUBLE),
     *(Form(mode=mode, softcap=1.5, causal=True, keys=5) for mode in range(4)),
-    *(Form(mask=mask, axes=axes) for mask in ("float", "bool", "infinite") for axes in ("rk", "nrk", "b1rk", "bnrk", "b11k")),
+    *(Form(mask=mask, axes=axes) for mask in MASKS for axes in ("rk", "nrk", "b1rk", "bnrk", "b11k")),
     Form(mask="bool", short=2), Form(mask="infinite", axes="1k"), Form(mask="bool", causal=True, keys=5),
     Form(mask="bool", mode=3), Form(mask="infinite", mode=2, causal=True),
 )  # fmt: skip
@@ -34,8 +35,6 @@ def drawn(index: int) -> Form:
 
 
 def optimized(model: onnx.ModelProto, target: str, fp16: bool = False) -> tuple[onnx.ModelProto, ComponentReport]:
-    from small_graphs import to_proto
-
     loaded = from_proto(onnx.ModelProto.FromString(model.SerializeToString()), None, "unet")
     report = optimize_model(loaded, Options(load_target(target), fp16))
     return to_proto(loaded), report
@@ -79,10 +78,9 @@ def test_every_form_on_every_target(form: Form, target: str, precision: str) -> 
     check(form, target, precision)
 
 
-@pytest.mark.parametrize("index", range(DRAWN))
+@pytest.mark.parametrize("index", range(DRAWN), ids=lambda index: f"{index}-{drawn(index)}")
 def test_drawn_forms(index: int) -> None:
     """Any properties together; the targets and precisions take turns."""
     form = drawn(index)
-    print(form)
     for number, target in enumerate(NAMES):
         check(form, target, ("fp32", "fp16", "half")[(index + number) % 3], index)

@@ -57,7 +57,9 @@ class _Rewrite:
         self.outputs = list(node.outputs)  # the node loses them one by one
         self.dtype = editor.dtype(node.inputs[0]) or np.dtype(np.float32)
         self._check_known()
-        shapes = [self._shape(tensor, name) for tensor, name in zip(node.inputs, ("query", "key", "value"), strict=False)]
+        shapes = [
+            self._shape(tensor, name) for tensor, name in zip(node.inputs, ("query", "key", "value"), strict=False)
+        ]
         self.apart = len(shapes[0]) == 4
         if {len(shape) for shape in shapes} not in ({3}, {4}):
             raise self._error(f"its inputs are {', '.join(map(_show, shapes))}; three or four axes are expected")
@@ -81,7 +83,9 @@ class _Rewrite:
         )
 
     def _check_known(self) -> None:
-        strange = [k for k, v in self.node.attrs.items() if k not in _KNOWN and not (k.endswith("_window_size") and v == -1)]
+        strange = [
+            k for k, v in self.node.attrs.items() if k not in _KNOWN and not (k.endswith("_window_size") and v == -1)
+        ]
         if strange or any(t.name for t in self.node.inputs[6:]):
             raise self._error(f"sdort does not know its {strange[0] if strange else 'input nonpad_kv_seqlen'}")
         if (self._input(PAST_KEY) is None) != (self._input(PAST_VALUE) is None):
@@ -203,9 +207,7 @@ class _Rewrite:
 
     # --- masks ---
 
-    def _is_causal(
-        self, query: gs.Tensor, key: gs.Tensor, given: gs.Tensor | None, offset: gs.Tensor | int
-    ) -> bool:
+    def _is_causal(self, query: gs.Tensor, key: gs.Tensor, given: gs.Tensor | None, offset: gs.Tensor | int) -> bool:
         """Whether the attribute alone says what is open: no kernel agrees with another on what is not square."""
         rows, keys = self._shape(query, "query")[1], self._shape(key, "key")[1]
         if rows != keys or not isinstance(offset, int):

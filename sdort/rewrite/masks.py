@@ -19,6 +19,8 @@ LARGEST_HALF = 65504.0
 """The largest finite number of fp16."""
 _LIMIT = 1 << 24
 """Constants of more elements are not looked at, and may hold anything."""
+_HALF_OF_ALL = float(np.finfo(np.float32).max) / 2
+"""Two larger numbers make an infinity."""
 _MOVES = frozenset(
     {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Expand", "Tile", "Slice", "Gather", "GatherND",
      "GatherElements", "Transpose", "Concat", "Cast", "CastLike", "Pad", "Trilu", "ScatterND", "ScatterElements",
@@ -41,8 +43,7 @@ class Extremes:
 
 def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
     """What the elements of a floating-point tensor may be; a graph input may be infinite."""
-    found = Extremes()
-    largest, added = 0.0, False
+    largest, added, infinite = 0.0, False, False
     stack, seen = [(tensor, True)], set[tuple[int, bool]]()
     while stack:
         current, moved = stack.pop()
@@ -54,17 +55,16 @@ def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
         if values is not None:
             finite = np.abs(values[np.isfinite(values)])
             largest = max(largest, float(finite.max(initial=0.0)))
-            found.infinite |= not np.isfinite(values).all()
+            infinite = infinite or bool(np.isinf(values).any())
         elif node is None or isinstance(current, gs.Constant):
-            found.infinite |= moved
+            infinite |= moved
         elif node.op in _MOVES | _SCALES and not node.domain:
             added |= node.op in ("Add", "Sub", "Sum")
             stack.extend((t, moved and node.op in _MOVES) for t in node.inputs if t.name)
         else:
-            found.infinite |= node.op in ("Log", "Loop", "If", "Scan")
-    found.beyond_half = largest > LARGEST_HALF
-    found.infinite |= added and largest > np.finfo(np.float32).max / 2  # two of them make an infinity
-    return found
+            infinite |= node.op in ("Log", "Loop", "If", "Scan")
+    infinite |= added and largest > _HALF_OF_ALL
+    return Extremes(infinite, largest > LARGEST_HALF)
 
 
 def cone(editor: Editor, tensor: gs.Tensor) -> list[gs.Node]:

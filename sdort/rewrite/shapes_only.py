@@ -46,8 +46,8 @@ def is_causal(editor: Editor, mask: gs.Tensor, rows: Dim) -> bool:
     for length in lengths if isinstance(rows, Expr) else (1,):
         # Sizes that are none of the queries' may be anything: a mask that follows them is not causal.
         for others in (length, length + 3, 1):
-            sizes = {name: others for name in _names(editor, nodes)} | _batch(editor, 3)
-            sizes |= {name: length for name in symbols(rows)}
+            sizes = dict.fromkeys(_names(editor, nodes), others) | _batch(editor, 3)
+            sizes |= dict.fromkeys(symbols(rows), length)
             value = _at(editor, mask, nodes, sizes, length)
             if value is None or not _lower_triangle(value, _size(rows, sizes, length)):
                 return False
@@ -105,9 +105,7 @@ def _cone(tensor: gs.Tensor) -> list[gs.Node] | None:
     return list(order.values())
 
 
-def _at(
-    editor: Editor, tensor: gs.Tensor, nodes: list[gs.Node], sizes: dict[str, int], length: int
-) -> Array | None:
+def _at(editor: Editor, tensor: gs.Tensor, nodes: list[gs.Node], sizes: dict[str, int], length: int) -> Array | None:
     """The tensor's values at these sizes; sizes without a name are ``length``."""
     feeds: dict[str, Any] = {}
     protos: list[onnx.NodeProto] = []
