@@ -118,8 +118,8 @@ def raised(**settings: Any) -> tuple[dict[str, int], Outcome, Model]:
 _ADDED = {"masking": "sum = Add (scaled, m)", "last": "sum"}
 _FILLED = {"masking": "sum = Where (m, scaled, low)", "last": "sum", "more": ", bool[S, L] m"}
 RAISED = {
-    "plain": {}, "a scale of its own": {"scale": 0.55}, "filled": _FILLED, "mask": {**_ADDED, "more": ", float[S, L] m"},
-    "one row for all": {**_ADDED, "more": ", float[2, 1, 1, L] m"},
+    "plain": {}, "a scale of its own": {"scale": 0.55}, "filled": _FILLED,
+    "mask": {**_ADDED, "more": ", float[S, L] m"}, "one row for all": {**_ADDED, "more": ", float[2, 1, 1, L] m"},
 }  # fmt: skip
 LEFT = {
     "size not fixed": ({"D": "D"}, "the head size is not fixed ((D, D))", 1),
@@ -220,11 +220,11 @@ def optimized(
 
 FUSED = {
     "plain": ({}, {"rocm", "cuda", "cpu", "migraphx"}),
-    "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, {"cuda", "cpu"}),
+    "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, set()),
     "softcap": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softcap = 2.0"}, set()),
     "softmax in float64": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 11"}, set()),
     "softmax in float32": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 1"}, set(NAMES)),
-    "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, {"cuda", "cpu"}),
+    "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, set()),
 }
 
 
@@ -237,6 +237,16 @@ def test_kernels_get_what_they_take(settings: dict[str, Any], targets: set[str],
     assert report.misses == []
     assert all(attribute.name != "unidirectional" for node in nodes for attribute in node.attribute)
     assert bool(report.declined) is (target not in targets)
+
+
+@pytest.mark.parametrize(("low", "fused"), [(-65504.0, True), (-np.inf, True), (-65520.0, False)])
+def test_a_kernel_gets_no_mask_that_fp16_cannot_hold(low: float, fused: bool) -> None:
+    """Where a target's kernel takes masks: the model may be converted to fp16 afterwards."""
+    text = attention(more=", bool[1, 1, 5, 7] c", inputs="q, k, v, m").replace("{", "{ m = Where (c, open, low) ", 1)
+    editor = edit(text, {"open": np.zeros((), np.float32), "low": np.array(low, np.float32)})
+    (outcome,) = apply_stage([load_fusions()["multi_head_attention"]], editor)
+    assert (outcome.matched, outcome.misses) == (int(fused), [])
+    assert bool(outcome.declined) is not fused
 
 
 @pytest.mark.parametrize("target", NAMES)

@@ -54,17 +54,17 @@ def nhwc_conv(view: NodeView) -> str | None:
 
 
 def multi_head_attention(view: NodeView) -> str | None:
-    """Every form; causal only as an attribute that CUDA and the CPU read."""
+    """Causal only as an attribute that CUDA and the CPU read; ONNX Runtime's kernels take masks, sdort's own do not."""
     dtype = view.editor.dtype(view.node.inputs[0])
     if dtype is not None and dtype.name not in ("float32", "float16"):
         return f"MultiHeadAttention takes float32 and float16, these are {dtype}"
+    if view.has(5):
+        return "MultiHeadAttention of sdort's library takes no mask"
     return None
 
 
 def attention_on_rocm(view: NodeView) -> str | None:
-    """The ROCm kernel ignores ``unidirectional`` and refuses a bias; of a mask no GPU has shown what it makes."""
-    if view.has(5):
-        return "MultiHeadAttention with a mask is not known to be right there"
+    """The ROCm kernel ignores ``unidirectional`` and refuses a bias."""
     if view.node.attrs.get("unidirectional"):
         return "MultiHeadAttention has no causal form on ROCm"
     if view.has(3):
