@@ -312,6 +312,41 @@ def test_rows_without_an_open_key(lines: str, low: float, guarded: bool, target:
     np.testing.assert_allclose(found[:, 3], _shorter(feeds, 4)[:, 3], rtol=0, atol=5e-3 if fp16 else 1e-5)
 
 
+@pytest.mark.parametrize("target", NAMES)
+def test_a_row_of_low_numbers_and_infinities_has_an_open_key_in_fp16_too(target: str) -> None:
+    text = """
+    g (float[2, 5, 12] q, float[2, 7, 12] k, float[2, 7, 12] v, bool[1, 1, 5, 7] a, bool[7] b) => (float[2, 5, 12] y)
+    <float open = {0.0}> {
+        c = Where (a, open, much)
+        mask = Where (b, c, infinite)
+        y = Attention <q_num_heads = 4, kv_num_heads = 4> (q, k, v, mask)
+    }"""
+    weights = {"much": np.array(-3.4e38, np.float32), "infinite": np.array(-np.inf, np.float32)}
+    proto, _ = optimized(text, target, True, weights)
+    rng = np.random.default_rng(5)
+    feeds: dict[str, Any] = {
+        n: rng.standard_normal((2, r, 12)).astype(np.float32) for n, r in (("q", 5), ("k", 7), ("v", 7))
+    }
+    feeds |= {"a": np.zeros((1, 1, 5, 7), bool), "b": np.arange(7) < 4}
+    wanted = np.broadcast_to(feeds["v"][:, :4].mean(1, keepdims=True), (2, 5, 12))
+    np.testing.assert_allclose(run(proto, feeds)[0], wanted, rtol=0, atol=2e-3)
+
+
+def test_outputs_and_inputs_that_are_left_out_are_nothing_to_each_other() -> None:
+    """To fp16: a Resize without a region comes before a sum of which no statistics are wanted."""
+    text = """g (float[1, 4, 2, 2] x, float[1, 4, 16] skip) => (float[1, 4, 16] y, float[1, 4, 16] s)
+    <float[4] scales = {1.0, 1.0, 2.0, 2.0}, int64[3] flat = {1, 4, 16}> {
+        large = Resize (x, "", scales)
+        rows = Reshape (large, flat)
+        s = Add (rows, skip)
+        y = LayerNormalization (s, gamma, beta)
+    }"""
+    ones = np.ones(16, np.float32)
+    proto, _ = optimized(text, "cuda", True, {"gamma": ones, "beta": ones})
+    (node,) = (n for n in proto.graph.node if n.op_type == "SkipLayerNormalization")
+    assert [bool(name) for name in node.output] == [True, False, False, True]
+
+
 def _shorter(feeds: dict[str, Any], keys: int) -> Any:
     """The same with the first keys only."""
     text = "g (float[2, 5, 12] q, float[2, 4, 12] k, float[2, 4, 12] v) => (float[2, 5, 12] y) {"

@@ -17,7 +17,8 @@ MASKS = ("float", "bool", "infinite")
 SINGLE = (
     Form(), Form(apart=True), Form(kv_heads=2), Form(apart=True, kv_heads=1), Form(value_size=6), Form(past=3),
     Form(apart=True, past=3, causal=True), Form(causal=True), Form(causal=True, rows=7, keys=5),
-    Form(causal=True, keys=5), Form(causal=True, keys=5, past=2, kv_heads=2), Form(scale=0.3), Form(softcap=1.5),
+    Form(causal=True, keys=5), Form(causal=True, keys=5, past=2, kv_heads=2), Form(causal=True, keys=2, past=3),
+    Form(scale=0.3), Form(softcap=1.5),
     Form(precision=FLOAT), Form(precision=HALF), Form(precision=DOUBLE),
     *(Form(mode=mode, softcap=1.5, causal=True, keys=5) for mode in range(4)),
     *(Form(mask=mask, axes=axes) for mask in MASKS for axes in ("rk", "nrk", "b1rk", "bnrk", "b11k")),

@@ -361,7 +361,7 @@ def _before_merge(editor: Editor, tensor: gs.Tensor) -> gs.Tensor | None:
     before = None if node is None else editor.shape(node.inputs[0])
     if node is None or shape is None or before is None or len(before) != 4 or len(shape) != 3:
         return None
-    return node.inputs[0] if before[2:] == shape[1:] and before[0] * before[1] == shape[0] else None
+    return node.inputs[0] if before[2:] == shape[1:] else None
 
 
 def _mask_before_merge(editor: Editor, mask: gs.Tensor, heads: int) -> gs.Tensor | None:
