@@ -352,8 +352,9 @@ b = Shape <start = 1> (x)
 c = Shape <start = -2> (x)
 d = Shape <start = 1, end = -1> (x)
 == Size
-(float[B, 3, H, W] x)
+(float[B, 3, H, W] x, float z)
 a = Size (x)
+b = Size (z)
 == ScatterND | vague: c
 (float[B, 3, H, W] x, int64[1] v) <int64[2, 1] places = {3, -4}, int64[2] new = {7, 9}, int64[1, 1] second = {1}>
 s = Shape (x)
