@@ -81,6 +81,13 @@ SPELLINGS: list[tuple[Dim, Dim]] = [
     ((H * W) * B, B * (W * H)),
     (product([B, 3, H, 2, W]), 6 * B * H * W),
     (H - 2 * (H - H) - H + 7, 7),
+    ((2 * H - 1) // 4 + 1, (H + 1) // 2),
+    ((6 * H + 7) // 4, (3 * H + 3) // 2),
+    ((6 * H + 4 * W + 3) // 10, (3 * H + 2 * W + 1) // 5),
+    ((3 * H) // 2, H + H // 2),
+    (-(-H // 8), (H + 7) // 8),
+    ((5 - 3 * H) // 2, 2 - H - H // 2),
+    ((H + W) * (H - W), H * H - W * W),
 ]
 
 
@@ -106,7 +113,7 @@ def test_numbers_stay_numbers() -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_divide_is_exact(seed: int) -> None:
     rng = random.Random(seed)
-    part = product(rng.choices([B, H, W, 2, 3, (H + 1) // 2], k=rng.randint(1, 3)))
+    part = product(rng.choices([B, H, W, 2, 3, (H + 1) // 2, H + W, 2 * H - 3, B * H - W + 1], k=rng.randint(1, 3)))
     rest, _ = expression(rng, 2)
     assert divide(part * rest, part) == rest
     other, _ = expression(rng, 3)
@@ -124,6 +131,32 @@ def test_divide_refuses_what_does_not_come_out_even(total: Dim, part: Dim) -> No
 
 def test_divide_by_a_sum() -> None:
     assert divide(H + W, H + W) == 1
+    assert divide(H * H - W * W, H + W) == H - W
+    assert divide(B * H * H + B * H * W + 2 * H + 2 * W, H + W) == B * H + 2
+    assert divide(H * H + 2 * H + 1, H + 1) == H + 1
+    assert divide(0, H + W) == 0
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_division_by_sums_is_exact_or_refused(seed: int) -> None:
+    """Sums with any leading coefficient, and names that sort before and after divisions."""
+    rng = random.Random(seed)
+    atoms = [H, W, H // 2, (W + 1) // 3, symbol("two words"), symbol("~"), 1]
+
+    def poly() -> Dim:
+        return sum((rng.randint(-3, 3) * product(rng.choices(atoms, k=2)) for _ in range(4)), start=2 * H)
+
+    part, whole, rest = poly(), poly(), poly()
+    if part != 0:
+        assert divide(part * whole, part) == whole
+        quotient = divide(part * whole + rest, part)
+        assert quotient is None or quotient * part == part * whole + rest
+
+
+def test_different_sizes_are_spelled_differently() -> None:
+    """Names are a model's own; what a name spells is no sum."""
+    sizes: list[Dim] = [H + 1, symbol("height + 1"), symbol("'height + 1'"), H // 2, symbol("((height)//2)"), 2 * H]
+    assert len({str(size) for size in [*sizes, symbol("2*height")]}) == len(sizes) + 1
 
 
 LESSONS: list[tuple[list[tuple[Dim, Dim]], Callable[[dict[str, int]], dict[str, int]]]] = [
@@ -173,7 +206,19 @@ def test_what_cannot_be_solved_is_left() -> None:
     assert equal.apply(H * W) == H * W
 
 
-NATURAL: list[Dim] = [0, 5, H, H - 1, H * W - 1, (H - 1) // 2, 3 * (H // 2), H + (W // 8) - 1, H * ((W + 1) // 2)]
+NATURAL: list[Dim] = [
+    0,
+    5,
+    H,
+    unknown(),
+    unknown() * H,
+    H - 1,
+    H * W - 1,
+    (H - 1) // 2,
+    3 * (H // 2),
+    H + (W // 8) - 1,
+    H * ((W + 1) // 2),
+]
 NOT_NATURAL: list[Dim] = [
     -1,
     -H,
@@ -184,6 +229,8 @@ NOT_NATURAL: list[Dim] = [
     H * ((W - 9) // 2),
     H - (W // 8),
     ((H - 9) // 2) * ((W - 9) // 2),
+    unknown() - 1,
+    H * unknown() - 1,
 ]
 
 
