@@ -516,7 +516,7 @@ u = Mul (s, s)
 d = Max (s, three)
 v = Gather (s, three)
 e = Min (u, v)
-== order | vague: d h
+== order | vague: d h i j
 (float[B, 3, H, W] x, float[S] y) <int64 zero = {0}, int64 one = {1}>
 s = Shape (x)
 a = Less (zero, s)
@@ -529,6 +529,8 @@ f = LessOrEqual (one, s)
 g = GreaterOrEqual (s, t)
 n = Shape (y)
 h = LessOrEqual (s, n)
+i = Equal (s, one)
+j = LessOrEqual (s, one)
 == matrix | vague: b
 (float[B, 3] x) <int64[1] z = {0}, int64[1] flat = {-1}>
 s = Shape (x)

@@ -132,9 +132,11 @@ NAMES = [
 def test_what_is_no_arithmetic_is_a_name(name: str) -> None:
     found = read_names([name, *PARTS])
     size = found[name]
-    assert len(size.terms) == 1  # type: ignore[union-attr]
+    ((monomial, factor),) = size.terms.items()  # type: ignore[union-attr]
+    assert (len(monomial), factor) == (1, 1)
+    assert isinstance(monomial[0], str)
+    assert monomial[0] not in PARTS
     assert is_natural(size - 1)
-    assert size not in (B, H, W)
     assert {part: found[part] for part in PARTS} == {"b": B, "h": H, "w": W}
 
 
