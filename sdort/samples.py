@@ -51,6 +51,8 @@ class Input:
     shape: tuple[Dim, ...]
     rows: int | None = None
     """For token ids, the rows of the embedding they index."""
+    per_sample: bool = False
+    """For a timestep, whether it is declared as long as the batch."""
 
 
 def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
@@ -65,6 +67,8 @@ def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     inputs = []
+    shapes = [value.type.tensor_type.shape.dim for value in model.graph.input if value.name not in weights]
+    batches = {dims[0].dim_param for dims in shapes if len(dims) > 1} - {""}
     for value in model.graph.input:
         if value.name in weights:
             continue
@@ -78,7 +82,8 @@ def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
             shape[axis] = shape[axis] or _channels(*first)
         rows = first[1].dims[0] if first and first[0].op_type == "Gather" else None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        inputs.append(Input(value.name, dtype, tuple(shape), rows))
+        per_sample = len(shape) == 1 and kind.shape.dim[0].dim_param in batches
+        inputs.append(Input(value.name, dtype, tuple(shape), rows, per_sample))
     return inputs
 
 
@@ -148,7 +153,7 @@ def _sizes(item: Input, sample: Sample, batch: int, component: str) -> tuple[int
         4: [batch, None, sample.height, sample.width],
         3: [batch, sample.sequence, None],
         2: [batch, sample.sequence if ids else None],
-        1: [1],
+        1: [batch if item.per_sample else 1],
         0: [],
     }
     wanted = by_rank.get(len(item.shape))

@@ -164,6 +164,7 @@ LESSONS: list[tuple[list[tuple[Dim, Dim]], Callable[[dict[str, int]], dict[str, 
     ([(symbol("number_of_tokens"), H * W)], lambda s: {**s, "number_of_tokens": s["height"] * s["width"]}),
     ([(3 * symbol("third"), B)], lambda s: {**s, "batch": 3 * s["batch"], "third": s["batch"]}),
     ([(symbol("sequence"), 77), (symbol("tokens"), symbol("sequence"))], lambda s: {**s, "sequence": 77, "tokens": 77}),
+    ([(2 * ((H + 1) // 4) + 2, (H + 1) // 2 + 1)], lambda s: {**s, "height": 4 * s["height"] + 1}),
     ([(8 * (H // 8), H), (8 * (W // 8), W)], lambda s: {**s, "height": 8 * s["height"], "width": 8 * s["width"]}),
 ]
 

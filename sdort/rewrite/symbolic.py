@@ -279,13 +279,14 @@ class Equalities:
             What is written otherwise from now on; None if nothing is.
         """
         better, worse = sorted((self.apply(a), self.apply(b)), key=preference)
-        terms = _terms(worse)
-        if not isinstance(worse, Expr) or len(terms) != 1 or worse == better:
+        terms = dict(_terms(worse))
+        constant = terms.pop((), 0)
+        if len(terms) != 1 or worse == better:
             return None
         ((monomial, factor),) = terms.items()
-        if len(monomial) != 1:
+        if len(monomial) != 1 or monomial[0] in atoms(better):
             return None
-        self._rules[monomial[0]] = (factor, better)
+        self._rules[monomial[0]] = (factor, better - constant)
         self._rules = {atom: (factor, self._rewrite(value)) for atom, (factor, value) in self._rules.items()}
         self._known.clear()
         return monomial[0]
