@@ -9,10 +9,11 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from moments import Clock
 
 PRELOADED = (
     "onnxruntime",
@@ -45,48 +46,54 @@ class Command:
 
     def finish(self) -> int:
         """Its exit status; minus the signal that ended it."""
-        self.process.join(120)
-        assert self.process.exitcode is not None, "it did not end"
+        self.process.join()
         return int(self.process.exitcode)
 
-    def signal_after(self, after: float, how: signal.Signals) -> int:
-        """Send it a signal after some seconds, if it still runs then; its exit status."""
-        self.process.join(after)
+    def send(self, how: signal.Signals) -> int:
+        """Send it a signal, if it still runs; its exit status."""
         if self.process.is_alive():
             os.kill(self.process.pid, how)
         return self.finish()
-
-    def wait_until_begun(self) -> None:
-        """Until the command itself runs."""
-        while not self.log.exists() and self.process.is_alive():
-            time.sleep(0.001)
 
     def said(self) -> str:
         return self.log.read_text()
 
 
-def start(folder: Path, *args: str, dies_at: int | None = None, log: str = "log") -> Command:
+def start(
+    folder: Path,
+    *args: str,
+    dies_at: int | None = None,
+    moment: int | None = None,
+    how: signal.Signals = signal.SIGKILL,
+    log: str = "log",
+) -> Command:
     """Run ``sdort ARGS`` in ``folder``, whose ``cache`` is its cache.
 
     Args:
         dies_at: the number of the change of the file system, from 1 on, before which it kills itself.
+        moment: the number of the call (:mod:`moments`) at which it sends itself the signal ``how``.
     """
     path = folder / log
     path.unlink(missing_ok=True)
-    process = _context.Process(target=_main, args=(folder, args, path, dies_at))
+    process = _context.Process(target=_main, args=(folder, args, path, dies_at, moment, how))
     process.start()
     return Command(process, path)
 
 
-def timed(folder: Path, *args: str) -> float:
-    """The seconds that a command takes, which has to succeed."""
-    started = time.monotonic()
+def counted(folder: Path, *args: str) -> int:
+    """The calls that a command makes, which has to succeed."""
     command = start(folder, *args)
     assert command.finish() == 0, command.said()
-    return time.monotonic() - started
+    return int(_calls(command.log).read_text())
 
 
-def _main(folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None) -> None:
+def _calls(log: Path) -> Path:
+    return log.with_name(f"{log.name}.calls")
+
+
+def _main(
+    folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None, moment: int | None, how: signal.Signals
+) -> None:
     os.environ.update(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder), HF_HUB_OFFLINE="1")
     os.chdir(folder)
     with open(log, "wb") as file:
@@ -96,7 +103,13 @@ def _main(folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None) -
         _count_changes(folder, dies_at)
     from sdort.cli import cli
 
-    cli.main(list(args), prog_name="sdort")
+    clock = Clock(moment, how)
+    clock.start()
+    try:
+        cli.main(list(args), prog_name="sdort")
+    finally:
+        sys.setprofile(None)
+        _calls(log).write_text(str(clock.calls))
 
 
 def _count_changes(folder: Path, dies_at: int) -> None:

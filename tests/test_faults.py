@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import signal
 import subprocess
@@ -19,10 +18,11 @@ import forked
 import pipelines
 import pytest
 import tiny_pipeline
+from moments import spread
 from PIL import Image
 
 ROUNDS = 14
-"""Kills of each command by the clock."""
+"""Kills of each command, spread over all that it does."""
 RUN = ("--height", "64", "--width", "64", "--provider", "cpu", "--seed", "1", "-o", "out/image.png")
 OLD = {"old.onnx": b"what was there before"}
 
@@ -50,7 +50,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, demo: pipelines.Exported) -> Path:
     """Where commands run, with a cache that knows the demo's traces."""
     shutil.copytree(demo.traces, tmp_path / "cache" / "sdort" / "traces")
-    forked.timed(tmp_path, "--version")  # the first one waits for all imports
     return tmp_path
 
 
@@ -73,12 +72,6 @@ def hidden(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(".*sdort-*"))
 
 
-def moments(seconds: float, count: int, seed: int) -> list[float]:
-    """Spread over the time that a command takes, each somewhere in its part of it."""
-    draw = random.Random(seed)
-    return [(index + draw.random()) / count * seconds for index in range(count)]
-
-
 def making(command: str, demo: pipelines.Exported) -> tuple[str, ...]:
     """The command line that makes ``out``."""
     if command == "export":
@@ -89,20 +82,20 @@ def making(command: str, demo: pipelines.Exported) -> tuple[str, ...]:
 @pytest.mark.parametrize("command", ["export", "optimize"])
 def test_a_kill_leaves_a_whole_folder_or_what_was_there(command: str, folder: Path, demo: pipelines.Exported) -> None:
     out, args = folder / "out", (*making(command, demo), "--overwrite")
-    seconds = forked.timed(folder, *args)
+    calls = forked.counted(folder, *args)
     new, traces = tree(out), tree(folder / "cache")
     kills = 0
-    for number, moment in enumerate(moments(seconds, ROUNDS, seed=len(command))):
+    for number, moment in enumerate(spread(calls, ROUNDS, seed=len(command))):
         shutil.rmtree(out, ignore_errors=True)
         before = OLD if number % 2 else {}
         if before:
             place_old(out)
-        kills += forked.start(folder, *args).signal_after(moment, signal.SIGKILL) == -signal.SIGKILL
+        kills += forked.start(folder, *args, moment=moment).finish() == -signal.SIGKILL
         assert out.exists() or not before
         assert tree(out) in (before, new)
         assert len(hidden(folder)) <= 1  # each run removes what the one before left behind
     assert kills > ROUNDS / 2
-    forked.timed(folder, *args)
+    forked.counted(folder, *args)
     assert tree(out) == new
     assert tree(folder / "cache") == traces
     assert hidden(folder) == []
@@ -111,7 +104,7 @@ def test_a_kill_leaves_a_whole_folder_or_what_was_there(command: str, folder: Pa
 def test_a_kill_before_any_change_of_the_file_system(folder: Path, demo: pipelines.Exported) -> None:
     """Of a folder that is being replaced: every instant at which the disk could hold half of something."""
     out, args = folder / "out", (*making("optimize", demo), "--component", "vae_decoder", "--overwrite")
-    forked.timed(folder, *args)
+    forked.counted(folder, *args)
     new = tree(out)
     assert len(new) > 3
     seen = []
@@ -146,19 +139,19 @@ def images(folder: Path) -> list[Path]:
 def test_a_kill_leaves_whole_images(folder: Path, tiny: Path) -> None:
     (folder / "out").mkdir()
     args = ("run", str(tiny), "--prompt", "a", *RUN, "--steps", "2", "--num-images", "6", "--overwrite")
-    seconds = forked.timed(folder, *args)
+    calls = forked.counted(folder, *args)
     paths = images(folder)
     assert len(paths) == 6
     kills, kept = 0, 0
-    for moment in moments(seconds, ROUNDS, seed=3):
+    for moment in spread(calls, ROUNDS, seed=3):
         for path in paths:
             path.write_bytes(OLD["old.onnx"])
-        kills += forked.start(folder, *args).signal_after(moment, signal.SIGKILL) == -signal.SIGKILL
+        kills += forked.start(folder, *args, moment=moment).finish() == -signal.SIGKILL
         assert images(folder) == paths
         kept += sum(path.read_bytes() == OLD["old.onnx"] for path in paths)
     assert kills > ROUNDS / 2
     assert kept > 0
-    forked.timed(folder, *args)
+    forked.counted(folder, *args)
     assert all(path.read_bytes() != OLD["old.onnx"] for path in images(folder))
     assert hidden(folder / "out") == []
 
@@ -185,14 +178,13 @@ def test_a_kill_before_any_change_leaves_an_image_or_what_was_there(folder: Path
 @pytest.mark.parametrize("command", ["export", "optimize"])
 def test_an_interrupted_command_cleans_up(command: str, folder: Path, demo: pipelines.Exported) -> None:
     out, args = folder / "out", (*making(command, demo), "--overwrite")
-    seconds = forked.timed(folder, *args)
+    calls = forked.counted(folder, *args)
     new = tree(out)
     statuses = []
-    for moment in moments(seconds, 4, seed=1):
+    for moment in spread(calls, 4, seed=1):
         place_old(out)
-        running = forked.start(folder, *args)
-        running.wait_until_begun()
-        statuses.append(running.signal_after(moment, signal.SIGINT))
+        running = forked.start(folder, *args, moment=moment, how=signal.SIGINT)
+        statuses.append(running.finish())
         assert tree(out) == (OLD if statuses[-1] else new)
         assert hidden(folder) == []
         if statuses[-1]:
@@ -208,7 +200,7 @@ def test_images_that_are_done_stay_after_ctrl_c(folder: Path, tiny: Path) -> Non
     running = forked.start(folder, *args)
     while not images(folder) and running.process.is_alive():
         time.sleep(0.005)
-    assert running.signal_after(0, signal.SIGINT) == 130
+    assert running.send(signal.SIGINT) == 130
     done = images(folder)
     assert 0 < len(done) < 40
     lines = running.said().splitlines()
@@ -244,7 +236,7 @@ def test_two_at_once_do_not_mix(overwrite: bool, folder: Path, demo: pipelines.E
     both = [(*making("optimize", demo), "--component", each) for each in ("vae_decoder", "vae_encoder")]
     whole = []
     for args in both:
-        forked.timed(folder, *args)
+        forked.counted(folder, *args)
         whole.append(tree(out))
         shutil.rmtree(out)
     assert whole[0] != whole[1]

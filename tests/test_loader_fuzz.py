@@ -33,6 +33,7 @@ CASES = 1500
 MEMORY = 3 * 2**30
 """Address space of the process. Importing onnx and numpy takes most of it; the models are a few KB."""
 SECONDS_PER_CASE = 20
+"""Of the processor's time: no damage of a few KB may take that long, however busy the machine is."""
 
 NUMBERS = [0, 1, 2, 3, 7, 255, -1, -2, 2**15, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]
 TEXTS = ["", "x", "y", "w", "h", "../x", "/etc/passwd", "0", "-1", "99999999999999999999", " 4", "1e3", "é", "\0", "."]
@@ -41,7 +42,7 @@ TEXTS = ["", "x", "y", "w", "h", "../x", "/etc/passwd", "0", "-1", "999999999999
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damaged_models_are_refused_or_loaded(seed: int) -> None:
     command = [sys.executable, __file__, str(seed), str(CASES)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr[-3000:]
     outcome = json.loads(process.stdout.splitlines()[-1])
     assert outcome["failures"] == []
@@ -248,12 +249,12 @@ def run_cases(seed: int, count: int, folder: Path) -> dict[str, Any]:
     for case in range(count):
         data = damage(rng.choice(seeds), rng)
         (folder / "case.onnx").write_bytes(data)
-        signal.alarm(SECONDS_PER_CASE)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_CASE)
         try:
             outcome[try_case(folder, reasons)] += 1
         except BaseException as error:  # MemoryError and the alarm too: the case is to be named
             failures.append(f"case {case}: {type(error).__name__}: {error}"[:500])
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return {**outcome, "reasons": len(reasons), "failures": failures[:10]}
 
 
@@ -291,7 +292,7 @@ def on_alarm(*_: object) -> None:
 
 def main(seed: int, count: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.signal(signal.SIGALRM, on_alarm)
+    signal.signal(signal.SIGPROF, on_alarm)
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write(json.dumps(run_cases(seed, count, Path(folder))) + "\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,16 +24,18 @@ def looked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     exact = request.param == "the kernel's peak" and memory._reset_peak()
     monkeypatch.setattr(memory, "_reset_peak", memory._reset_peak if exact else lambda: False)
     looks: list[int] = []
+    looked_again = threading.Condition()
 
     def look() -> int:
-        looks.append(resident())
-        return looks[-1]
+        with looked_again:
+            looks.append(resident())
+            looked_again.notify_all()
+            return looks[-1]
 
     def wait() -> None:
-        wanted = len(looks) + 2  # one may have begun before
-        deadline = time.monotonic() + 60
-        while not exact and len(looks) < wanted and time.monotonic() < deadline:
-            time.sleep(0.001)
+        with looked_again:
+            wanted = len(looks) + 2  # one may have begun before
+            looked_again.wait_for(lambda: exact or len(looks) >= wanted)
 
     monkeypatch.setattr(memory, "resident", look)
     return wait

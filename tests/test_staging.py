@@ -326,7 +326,7 @@ def start(out: Path) -> tuple[subprocess.Popen[str], str]:
 def stop(process: subprocess.Popen[str], how: int | None = None) -> None:
     if how is not None:
         process.send_signal(how)
-    process.communicate("go on\n" if how is None else None, timeout=30)
+    process.communicate("go on\n" if how is None else None)
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -457,9 +457,11 @@ import os, sys
 from pathlib import Path
 from sdort.tuning.key import parse_key
 from sdort.tuning.store import Store
+from moments import Clock
 import json
 key = parse_key(json.loads(sys.argv[1]))
 print("ready", flush=True)
+Clock(int(sys.argv[2])).start()
 for round in range(1_000_000):
     with Store().filling(key) as made:
         for name in ("programs/a", "programs/b", "miopen/db/c"):
@@ -467,16 +469,24 @@ for round in range(1_000_000):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(f"{os.getpid()} {round} ".encode() * 2000)
 """
+CALLS = 3000
+"""About as many as one round makes."""
 
 
 @pytest.fixture
-def writer(key: Key) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Starts processes that store one bundle again and again, each time with the same text in all its files."""
+def writer(key: Key) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """Starts processes that store one bundle again and again, each time with the same text in all its files.
+
+    They kill themselves at the moment (:mod:`moments`) that is given, if it is not 0.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[str]:
+    def start(moment: int) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, json.dumps(key.to_json())], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER, json.dumps(key.to_json()), str(moment)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         )
         started.append(process)
         assert process.stdout is not None
@@ -493,14 +503,11 @@ def texts(bundle: Bundle) -> set[bytes]:
     return {(bundle.folder / name).read_bytes() for name in bundle.files}
 
 
-def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[], subprocess.Popen[str]]) -> None:
+def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[int], subprocess.Popen[str]]) -> None:
     draw, store = random.Random(7), Store()
     fill(store, key)
     for _ in range(50):
-        process = writer()
-        time.sleep(draw.uniform(0, 0.03))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert writer(draw.randrange(1, 3 * CALLS)).wait() == -signal.SIGKILL
         assert store.names() == [key.name]
         found = store.find(key)  # whole, by every hash
         assert found is not None
@@ -510,13 +517,11 @@ def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[], 
         assert len(list(store.folder.glob(".new-*"))) == 1
 
 
-def test_processes_that_write_at_once_never_mix(key: Key, writer: Callable[[], subprocess.Popen[str]]) -> None:
+def test_processes_that_write_at_once_never_mix(key: Key, writer: Callable[[int], subprocess.Popen[str]]) -> None:
     store = Store()
     seen: set[bytes] = set()
-    processes = [writer(), writer()]
-    deadline = time.monotonic() + 60
+    processes = [writer(0), writer(0)]
     while len(seen) < 40 or len({text.split()[0] for text in seen}) < 2:
-        assert time.monotonic() < deadline, "one of the writers does not get its turn"
         with store.reading():
             if store.names():
                 bundle = store.read(key.name)

@@ -61,7 +61,7 @@ def run_script(folder: Path, script: str, *arguments: str, **variables: str) -> 
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SDORT_OPS_PROVIDER")}
     environment = {**kept, **variables}
     command = [str(python_of(folder)), "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def run_command(command: list[str]) -> str:
