@@ -332,6 +332,13 @@ def test_a_pipeline_runs_beside_other_models_and_says_so(source: Path, capsys: p
     assert said.strip().endswith("as no component of a pipeline that sdort knows: controlnet, text_encoder/model_fp16")
 
 
+def test_a_component_of_which_there_are_several_is_none_to_run(source: Path) -> None:
+    for name in ("fp16", "fp32"):
+        write(source / "unet" / f"{name}.onnx")
+    with pytest.raises(BadModelError, match=r"unet holds several models \(fp16.onnx, fp32.onnx\) and no model.onnx"):
+        find_components(source)
+
+
 def test_names_are_told_apart(tmp_path: Path) -> None:
     for place in ("a.onnx", "a/model.onnx", "a/b.onnx", "a/b/model.onnx", "c/x.onnx", ".git/model.onnx"):
         write(tmp_path / place)

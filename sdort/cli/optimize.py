@@ -87,8 +87,9 @@ def _spelled_out(args: list[str]) -> list[str]:
 @click.option(
     "--any-graph",
     is_flag=True,
-    help="Take any model, diffusion component or not: every .onnx file of a folder, or the one given. No config.json "
-    "is held against it; what should have fused and did not is an error all the same, unless --allow-misses.",
+    help="Take any model, diffusion component or not: every .onnx file of a folder, or the one given. Outside of the "
+    "components' folders no config.json is held against it; what should have fused and did not is an error all the "
+    "same, unless --allow-misses.",
 )
 @click.option("--disable", multiple=True, metavar="FUSION", help="Leave a fusion out (repeatable).")
 @click.option(
