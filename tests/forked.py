@@ -9,11 +9,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moments import Clock
+from moments import strike
 
 PRELOADED = (
     "onnxruntime",
@@ -63,7 +64,7 @@ def start(
     folder: Path,
     *args: str,
     dies_at: int | None = None,
-    moment: int | None = None,
+    moment: float | None = None,
     how: signal.Signals = signal.SIGKILL,
     log: str = "log",
 ) -> Command:
@@ -71,7 +72,7 @@ def start(
 
     Args:
         dies_at: the number of the change of the file system, from 1 on, before which it kills itself.
-        moment: the number of the call (:mod:`moments`) at which it sends itself the signal ``how``.
+        moment: the processor's seconds (:mod:`moments`) after which it sends itself the signal ``how``.
     """
     path = folder / log
     path.unlink(missing_ok=True)
@@ -80,19 +81,19 @@ def start(
     return Command(process, path)
 
 
-def counted(folder: Path, *args: str) -> int:
-    """The calls that a command makes, which has to succeed."""
+def work(folder: Path, *args: str) -> float:
+    """The seconds of the processor that a command takes, which has to succeed."""
     command = start(folder, *args)
     assert command.finish() == 0, command.said()
-    return int(_calls(command.log).read_text())
+    return float(_seconds(command.log).read_text())
 
 
-def _calls(log: Path) -> Path:
-    return log.with_name(f"{log.name}.calls")
+def _seconds(log: Path) -> Path:
+    return log.with_name(f"{log.name}.seconds")
 
 
 def _main(
-    folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None, moment: int | None, how: signal.Signals
+    folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None, moment: float | None, how: signal.Signals
 ) -> None:
     os.environ.update(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder), HF_HUB_OFFLINE="1")
     os.chdir(folder)
@@ -103,13 +104,13 @@ def _main(
         _count_changes(folder, dies_at)
     from sdort.cli import cli
 
-    clock = Clock(moment, how)
-    clock.start()
+    began = time.process_time()
+    if moment is not None:
+        strike(moment, how)
     try:
         cli.main(list(args), prog_name="sdort")
     finally:
-        sys.setprofile(None)
-        _calls(log).write_text(str(clock.calls))
+        _seconds(log).write_text(str(time.process_time() - began))
 
 
 def _count_changes(folder: Path, dies_at: int) -> None:

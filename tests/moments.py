@@ -1,7 +1,8 @@
-"""Signals at a moment that is counted, not timed: a process hits itself when it makes its n-th call.
+"""Signals at a moment of a process's own work: when it has used so much of the processor's time.
 
-The moments of a run are the calls of functions in its main thread. However slow a machine is and whatever else it does,
-the same share of them is the same share of the work.
+However busy the machine is, and however long the process waits for others, the same share of that time is about the
+same share of the work. What a test says may not hang on the share: each moment is as good as another, and early ones
+come before the end in any case.
 """
 
 from __future__ import annotations
@@ -9,30 +10,20 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
-from types import FrameType
-from typing import Any
+
+KILLED = -signal.SIGPROF
+"""The exit status of a process that :func:`strike` ended; no code of its own runs then, as after SIGKILL."""
 
 
-class Clock:
-    """Counts the calls of this thread from now on."""
-
-    def __init__(self, strike_at: int | None = None, how: signal.Signals = signal.SIGKILL) -> None:
-        self.calls = 0
-        self.strike_at = strike_at
-        self.how = how
-
-    def start(self) -> None:
-        sys.setprofile(self._call)
-
-    def _call(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event in ("call", "c_call"):
-            self.calls += 1
-            if self.calls == self.strike_at:
-                os.kill(os.getpid(), self.how)
+def strike(moment: float, how: signal.Signals = signal.SIGKILL) -> None:
+    """Send this process a signal when it has used so many more seconds of the processor."""
+    # Left alone, the timer's signal ends a process on the spot, in the middle of whatever it does.
+    action = signal.SIG_DFL if how == signal.SIGKILL else lambda *_: os.kill(os.getpid(), how)
+    signal.signal(signal.SIGPROF, action)
+    signal.setitimer(signal.ITIMER_PROF, moment)
 
 
-def spread(calls: int, count: int, seed: int) -> list[int]:
-    """Moments over a run of so many calls, each somewhere in its part of it."""
+def spread(seconds: float, count: int, seed: int) -> list[float]:
+    """Moments over the work of a process, each somewhere in its part of it."""
     draw = random.Random(seed)
-    return [1 + int((index + draw.random()) / count * calls) for index in range(count)]
+    return [(index + draw.uniform(0.01, 1)) / count * seconds for index in range(count)]

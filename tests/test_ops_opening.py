@@ -46,16 +46,18 @@ def write(folder: Path, body: str, imports: str = "", *, external: bool = False)
         "gammas": rng.standard_normal(16).astype(np.float32),
         "mask": rng.standard_normal((1, 1, 3, 3)).astype(np.float32),
         "filters": rng.standard_normal((2, 2, 1, 1)).astype(np.float32),
-        "one": np.float32(1), "half": np.float32(0.5), "root": np.float32(np.sqrt(2)), "zero": np.array([0]),
-    }  # fmt: skip
+        "one": np.array(1, np.float32),
+        "half": np.array(0.5, np.float32),
+        "root": np.array(np.sqrt(2), np.float32),
+        "zero": np.array([0]),
+    }
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18{imports}]> {SIGNATURE} {{ {body} }}')
     used = {name for node in proto.graph.node for name in node.input}
     proto.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(weights[n]), n) for n in sorted(used & {*weights})
     )
     folder.mkdir(exist_ok=True)
-    saved = {"save_as_external_data": True, "size_threshold": 48, "location": "weights.bin"} if external else {}
-    onnx.save(proto, folder / "model.onnx", **saved)
+    onnx.save(proto, folder / "model.onnx", save_as_external_data=external, size_threshold=48, location="weights.bin")
     return folder / "model.onnx"
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from moments import KILLED
 
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
@@ -457,11 +457,11 @@ import os, sys
 from pathlib import Path
 from sdort.tuning.key import parse_key
 from sdort.tuning.store import Store
-from moments import Clock
+from moments import strike
 import json
 key = parse_key(json.loads(sys.argv[1]))
 print("ready", flush=True)
-Clock(int(sys.argv[2])).start()
+strike(float(sys.argv[2]))
 for round in range(1_000_000):
     with Store().filling(key) as made:
         for name in ("programs/a", "programs/b", "miopen/db/c"):
@@ -469,19 +469,17 @@ for round in range(1_000_000):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(f"{os.getpid()} {round} ".encode() * 2000)
 """
-CALLS = 3000
-"""About as many as one round makes."""
 
 
 @pytest.fixture
-def writer(key: Key) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+def writer(key: Key) -> Iterator[Callable[[float], subprocess.Popen[str]]]:
     """Starts processes that store one bundle again and again, each time with the same text in all its files.
 
-    They kill themselves at the moment (:mod:`moments`) that is given, if it is not 0.
+    They end at the moment of their work (:mod:`moments`) that is given, if it is not 0.
     """
     started: list[subprocess.Popen[str]] = []
 
-    def start(moment: int) -> subprocess.Popen[str]:
+    def start(moment: float) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, json.dumps(key.to_json()), str(moment)],
             stdout=subprocess.PIPE,
@@ -503,11 +501,11 @@ def texts(bundle: Bundle) -> set[bytes]:
     return {(bundle.folder / name).read_bytes() for name in bundle.files}
 
 
-def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[int], subprocess.Popen[str]]) -> None:
+def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[float], subprocess.Popen[str]]) -> None:
     draw, store = random.Random(7), Store()
     fill(store, key)
     for _ in range(50):
-        assert writer(draw.randrange(1, 3 * CALLS)).wait() == -signal.SIGKILL
+        assert writer(draw.uniform(1e-4, 0.03)).wait() == KILLED
         assert store.names() == [key.name]
         found = store.find(key)  # whole, by every hash
         assert found is not None
@@ -517,7 +515,7 @@ def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[int
         assert len(list(store.folder.glob(".new-*"))) == 1
 
 
-def test_processes_that_write_at_once_never_mix(key: Key, writer: Callable[[int], subprocess.Popen[str]]) -> None:
+def test_processes_that_write_at_once_never_mix(key: Key, writer: Callable[[float], subprocess.Popen[str]]) -> None:
     store = Store()
     seen: set[bytes] = set()
     processes = [writer(0), writer(0)]
