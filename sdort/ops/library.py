@@ -155,7 +155,7 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
         # Read by the library when a kernel first runs.
         os.environ.setdefault("SDORT_OPS_TUNING", str(tuning_table()))
     if provider not in ("rocm", "cuda"):
-        # On the CPU ONNX Runtime makes a NhwcFusedConv, which has no kernel, of a NhwcConv and any activation behind it.
+        # On the CPU ONNX Runtime makes a NhwcFusedConv, which has no kernel, of a NhwcConv and an activation behind it.
         session_options.add_session_config_entry("optimization.disable_specified_optimizers", "ConvActivationFusion")
     with _narrowed(path, provider, left_out):
         try:
