@@ -60,7 +60,7 @@ def check_nodes(
         check_attributes(node, component, in_function)
         if node.domain == "":
             _check_schema(node, context, component)
-            _check_split(node, component)
+            _check_counts(node, component)
 
 
 def shorten_domains(model: onnx.ModelProto) -> None:
@@ -161,12 +161,15 @@ def _check_schema(node: onnx.NodeProto, context: onnx.checker.C.CheckerContext, 
         raise _bad(node, component, f"not a valid {node.op_type}: {reason}") from None
 
 
-def _check_split(node: onnx.NodeProto, component: str) -> None:
-    """Refuse a Split into another number of parts than it has outputs: onnx's shape inference aborts the process."""
-    for attribute in node.attribute if node.op_type == "Split" else ():
-        parts = {"num_outputs": attribute.i, "split": len(attribute.ints)}.get(attribute.name, len(node.output))
-        if parts != len(node.output):
-            raise _bad(node, component, f"a Split into {parts} parts has {len(node.output)} outputs")
+def _check_counts(node: onnx.NodeProto, component: str) -> None:
+    """Refuse what ends the process instead of raising: onnx's shape inference on parts, ONNX Runtime on heads."""
+    counts = {a.name: len(a.ints) if a.type == AttributeProto.INTS else a.i for a in node.attribute}
+    for name in ("num_outputs", "split") if node.op_type == "Split" else ():
+        if counts.get(name, len(node.output)) != len(node.output):
+            raise _bad(node, component, f"a Split into {counts[name]} parts has {len(node.output)} outputs")
+    for name in ("q_num_heads", "kv_num_heads") if node.op_type == "Attention" else ():
+        if counts.get(name, 1) < 1:
+            raise _bad(node, component, f"an Attention with {name} = {counts[name]}")
 
 
 def _without_tensor_values(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -213,6 +213,11 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         "a Split into 3 parts has 2 outputs",
         "extra",
     ),
+    "attention without heads": (
+        lambda p: (set_opset(23)(p), add_node("Attention", ["x", "x", "x"], ["z"], q_num_heads=1, kv_num_heads=0)(p)),
+        "an Attention with kv_num_heads = 0",  # ONNX Runtime divides by it
+        "extra",
+    ),
     "schema: attribute type": (add_node("Softmax", ["x"], ["z"], axis=1.5), "not a valid Softmax", "extra"),
     "constant of strings": (add_node("Constant", [], ["z"], value_string="a"), "Constant with", "extra"),
     "constant of nothing": (add_node("Constant", [], ["z"]), "Constant with", "extra"),
