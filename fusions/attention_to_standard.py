@@ -4,9 +4,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
-from sdort.rewrite.match import Match
+from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "lower"
 ANCHOR = "Attention"
@@ -76,6 +76,18 @@ EXAMPLE = {
 }  # fmt: skip
 LOWEST = -10000.0
 """Closed scores: exp underflows to 0 in fp32 and fp16, and fp16 can hold it."""
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def check(m: Match) -> Refusal | None:
+    widths, heads = (m.known("C"), m.known("V")), m.attrs["heads"]
+    if None in widths:
+        return refuse("the width is not fixed", (m.dims["C"], m.dims["V"]))
+    if not isinstance(heads, int) or any(width % heads for width in widths if width):
+        return refuse("the width is no multiple of the heads", (*widths, heads))
+    if m.attrs.get("precision", TensorProto.FLOAT) not in FLOATS:
+        return refuse("a softmax is computed in floating point only", m.attrs["precision"])
+    return None
 
 
 def derive(m: Match) -> dict[str, Any]:

@@ -162,7 +162,9 @@ def _check_schema(node: onnx.NodeProto, context: onnx.checker.C.CheckerContext, 
 
 
 def _check_counts(node: onnx.NodeProto, component: str) -> None:
-    """Refuse what ends the process instead of raising: onnx's shape inference on parts, ONNX Runtime on heads."""
+    """Refuse numbers that no schema forbids: parts and heads that end the process in onnx's or ONNX Runtime's code,
+    and what implementations read differently.
+    """
     counts = {a.name: len(a.ints) if a.type == AttributeProto.INTS else a.i for a in node.attribute}
     for name in ("num_outputs", "split") if node.op_type == "Split" else ():
         if counts.get(name, len(node.output)) != len(node.output):
@@ -170,6 +172,8 @@ def _check_counts(node: onnx.NodeProto, component: str) -> None:
     for name in ("q_num_heads", "kv_num_heads") if node.op_type == "Attention" else ():
         if counts.get(name, 1) < 1:
             raise _bad(node, component, f"an Attention with {name} = {counts[name]}")
+    if node.op_type == "Attention" and counts.get("is_causal", 0) not in (0, 1):
+        raise _bad(node, component, f"an Attention with is_causal = {counts['is_causal']}, which is 0 or 1")
 
 
 def _without_tensor_values(node: onnx.NodeProto) -> onnx.NodeProto:

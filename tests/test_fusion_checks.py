@@ -63,6 +63,16 @@ def both(*changes: Change) -> Change:
     return change
 
 
+def shape(name: str, dims: list[int] | None) -> Change:
+    """Another shape of an input; None for none at all."""
+
+    def change(model: onnx.ModelProto) -> None:
+        (info,) = [each for each in model.graph.input if each.name == name]
+        info.CopyFrom(onnx.helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, dims))
+
+    return change
+
+
 REFUSED: list[tuple[str, int, Change, str]] = [
     (
         "channels_last_sequence",
@@ -74,6 +84,25 @@ REFUSED: list[tuple[str, int, Change, str]] = [
     ("group_normalization", 1, constant("ones", [2, 1, 1, 1]), "the inner normalization's ones are not all 1"),
     ("group_normalization", 0, constant("zeros", [0, 0, 0, 1]), "the inner normalization's zeros are not all 0"),
     ("group_normalization", 1, constant("zeros", [-1, 0, 0, 0]), "the inner normalization's zeros are not all 0"),
+    ("attention_to_standard", 0, both(open_axis("q", 2), open_axis("k", 2)), "the width is not fixed"),
+    ("attention_to_standard", 0, open_axis("v", 2), "the width is not fixed"),
+    (
+        "attention_to_standard",
+        0,
+        both(attribute("q_num_heads", 5), attribute("kv_num_heads", 5)),
+        "the width is no multiple of the heads",
+    ),
+    ("attention_to_standard", 0, shape("v", [2, 5, 13]), "the width is no multiple of the heads"),
+    ("attention_to_standard", 1, attribute("softmax_precision", 12), "a softmax is computed in floating point only"),
+    (
+        "group_norm_to_standard",
+        0,
+        both(open_axis("x", 3), open_axis("gamma", 0), open_axis("beta", 0)),
+        "the number of channels is not fixed",
+    ),
+    ("group_normalization_to_standard", 0, shape("x", None), "the image's rank is not known"),
+    ("restore_fused_mat_mul", 0, shape("a", None), "the number of axes is not known, or one"),
+    ("restore_fused_mat_mul", 0, shape("b", [5]), "the number of axes is not known, or one"),
     ("group_norm_to_standard", 0, attribute("groups", 3), "the channels are no multiple of the groups"),
     ("group_norm_to_standard", 0, attribute("groups", 0), "the channels are no multiple of the groups"),
     ("group_norm_to_standard", 0, attribute("groups", -2), "the channels are no multiple of the groups"),

@@ -18,6 +18,7 @@ from test_fusions import CASES, TOLERANCE
 from sdort.errors import SdortError
 from sdort.loader import from_proto
 from sdort.model import Model
+from sdort.passes import attention
 from sdort.reference import expand
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Fusion, apply_fusion, load_fusions
@@ -29,15 +30,14 @@ Array = npt.NDArray[Any]
 def test_a_changed_graph_is_left_or_computed_right(name: str, index: int) -> None:
     fusion = load_fusions()[name]
     rng = np.random.default_rng([*name.encode(), index])
-    wrong, left = [], 0
+    wrong, tried = [], 0
     for what, changed in changed_models(before_model(fusion, index, rng)):
+        tried += 1
         fused = fuse(fusion, changed)
-        if fused is None:
-            left += 1
-        elif problem := difference(changed, fused, rng):
+        if fused is not None and (problem := difference(changed, fused, rng)):
             wrong.append(f"{what}: {problem}")
     assert wrong == []
-    assert left > 0
+    assert tried > 5
 
 
 def fuse(fusion: Fusion, proto: onnx.ModelProto) -> Model | None:
@@ -45,6 +45,8 @@ def fuse(fusion: Fusion, proto: onnx.ModelProto) -> Model | None:
     try:
         model = from_proto(copy(proto), None, "test")
         editor = Editor(model)
+        if fusion.stage in ("fuse", "lower"):
+            attention.run(editor)  # what comes after it takes an Attention to be in the form that it leaves
         matched = apply_fusion(fusion, editor).matched
     except SdortError:
         return None
@@ -59,7 +61,10 @@ def difference(before: onnx.ModelProto, after: Model, rng: np.random.Generator) 
         wanted = run(before, inputs)
     except Exception:  # a change that makes no sense, which ONNX Runtime says in many ways
         return None
-    found = compute(after, inputs)
+    try:
+        found = compute(after, inputs)
+    except Exception as error:
+        return f"does not run: {error}"
     for one, other in zip(wanted, found, strict=True):
         if one.shape != other.shape:
             return f"shape {other.shape}, not {one.shape}"

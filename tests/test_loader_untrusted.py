@@ -213,6 +213,11 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         "a Split into 3 parts has 2 outputs",
         "extra",
     ),
+    "causal in another way": (
+        lambda p: (set_opset(23)(p), add_node("Attention", ["x", "x", "x"], ["z"], is_causal=2)(p)),
+        "an Attention with is_causal = 2",  # ONNX Runtime's is not, onnx's own is
+        "extra",
+    ),
     "attention without heads": (
         lambda p: (set_opset(23)(p), add_node("Attention", ["x", "x", "x"], ["z"], q_num_heads=1, kv_num_heads=0)(p)),
         "an Attention with kv_num_heads = 0",  # ONNX Runtime divides by it
