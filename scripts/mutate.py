@@ -79,8 +79,8 @@ def tool(name: str) -> Path:
     """A command of cosmic-ray, which is installed by the first call."""
     if not (TOOL / "bin" / name).exists():
         venv.create(TOOL, clear=True, with_pip=True)
-        pip = [TOOL / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-c", ROOT / "constraints.txt", "cosmic-ray"], check=True)
+        pip = [str(TOOL / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), "cosmic-ray"], check=True)
     return TOOL / "bin" / name
 
 

@@ -29,7 +29,8 @@ def changed_models(model: onnx.ModelProto) -> Iterator[Changed]:
 
 
 def copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(model.SerializeToString())
+    made: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
+    return made
 
 
 def constants(model: onnx.ModelProto) -> Iterator[Changed]:

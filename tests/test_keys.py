@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,7 +186,7 @@ def test_what_nvidias_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0
 
     driver = Driver()
-    ort = type("Module", (), {"cuda_version": "13.0"})
+    ort = SimpleNamespace(cuda_version="13.0")
     monkeypatch.setattr(machines, "_load", lambda *names: driver)
     monkeypatch.setattr(machines, "import_onnxruntime", lambda: ort)
     assert machines._device("cuda", 1) == ("sm_90", 132, "CUDA 13.0, driver for 13.1")
@@ -249,7 +250,8 @@ def test_every_field_of_a_component_is_in_the_key_of_its_trace(field: str) -> No
 @pytest.mark.parametrize("field", [field.name for field in fields(TensorSpec)])
 def test_every_field_of_a_tensor_is_in_the_key(side: str, field: str) -> None:
     spec = replace(SPEC, **{field: others(getattr(SPEC, field))})
-    assert trace_key(replace(COMPONENT, **{side: (spec,)}), 23) != trace_key(COMPONENT, 23)
+    change: dict[str, Any] = {side: (spec,)}
+    assert trace_key(replace(COMPONENT, **change), 23) != trace_key(COMPONENT, 23)
 
 
 def test_settings_inside_a_config_are_in_the_key() -> None:

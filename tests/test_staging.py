@@ -451,7 +451,8 @@ def test_half_written_files_of_killed_processes_go_and_living_ones_stay(tmp_path
 
 def test_a_new_file_that_is_taken_for_a_leftover_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may lock and remove it in the instant between its making and its locking."""
-    real, removed = fcntl.flock, []
+    real = fcntl.flock
+    removed: list[Path] = []
 
     def flock(descriptor: int, operation: int) -> None:
         if not removed:

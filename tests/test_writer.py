@@ -386,7 +386,8 @@ def test_nothing_waits_for_the_disk_unless_asked(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("renames", [0, 1])
 def test_a_rename_that_fails_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
-    real, done = os.replace, []
+    real = os.replace
+    done: list[Path] = []
 
     def replace(source: Path, target: Path) -> None:
         if len(done) == renames:
