@@ -439,6 +439,19 @@ def test_a_hub_link_of_another_repository(tmp_path: Path, read: list[str]) -> No
     assert "outside" in refuse_external(folder, read, location="data").message
 
 
+def test_a_hub_link_to_something_else_of_its_repository(tmp_path: Path, read: list[str]) -> None:
+    """The cache names its blobs by their hashes; whoever wrote another file there was not the hub's library."""
+    folder = tmp_path / "models--a--b" / "snapshots" / "1" / "unet"
+    folder.mkdir(parents=True)
+    for name in ("blobs/secret", "blobs/" + "a" * 41, "blobs/" + "A" * 40, "other/" + "a" * 40):
+        target = tmp_path / "models--a--b" / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(LARGE.tobytes())
+        (folder / "data").symlink_to(target)
+        assert "outside" in refuse_external(folder, read, location="data").message
+        (folder / "data").unlink()
+
+
 def test_a_link_inside_the_folder_is_fine(folder: Path) -> None:
     (folder / "link").symlink_to("data")
     proto = model()

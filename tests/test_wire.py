@@ -115,8 +115,9 @@ def test_a_tensor_with_two_values_is_refused(tmp_path: Path) -> None:
 def test_no_field_reads_beyond_its_message(tmp_path: Path, last: bytes) -> None:
     """In a graph that is large enough to be walked; what follows it would complete the field."""
     graph = field(NODE, helper.make_node("Neg", ["x"], ["y"]).SerializeToString()) + field(DOC, b"d" * 2000)
-    assert len(read(tmp_path, field(GRAPH, graph) + b"\x08\x08").graph.node) == 1
-    assert "not an ONNX model" in refused(tmp_path, field(GRAPH, graph + last) + b"\x08\x08" * 8)
+    follows = b"\x01\x08\x08"  # one byte more, and a model goes on soundly
+    assert len(read(tmp_path, field(GRAPH, graph) + follows[1:]).graph.node) == 1
+    assert "not an ONNX model" in refused(tmp_path, field(GRAPH, graph + last) + follows)
 
 
 def test_numbers_of_64_bits_pass_and_longer_ones_do_not(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ graph_ (float[size_, 2] input_) => (float[m, 2] output_) <float[k, 2] hidden_> {
     output_ = domain_.operator_ <attribute_ = 1> (hidden_)
 }
 <domain: "domain_", opset_import: ["" : 17, "elsewhere_" : 1]>
-operator_ <reference_> (parameter_) => (result_) {
+operator_ <reference_> (parameter_, unused_) => (result_) {
     [inner_] result_ = Flatten <axis: int = @reference_> (parameter_)
 }"""
 NAMES = [
@@ -202,6 +203,8 @@ NAMES = [
     "attribute_",
     "reference_",
     "parameter_",
+    "unused_",
+    "overload_",
     "result_",
     "inner_",
     "elsewhere_",
@@ -215,6 +218,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_has_to_be_text(tmp_path: Path, name: str) -> None:
     model = parser.parse_model(TEXT)
+    model.functions[0].overload = "overload_"
     model.metadata_props.add(key="key_", value="value_")
     model.graph.initializer.append(tensor(8, "constant_"))
     model.graph.node[0].attribute.append(helper.make_attribute("t", tensor(8, "tensor_")))
