@@ -363,6 +363,7 @@ def test_leftovers_of_other_outputs_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".out.sdort-new-4").write_text("a file")
     make(tmp_path / "o?t", "new")
     assert not (tmp_path / ".o?t.sdort-new-2").exists()
+    assert (tmp_path / ".out.sdort-new-1").exists()  # a ? is a letter here, not any letter
     make(tmp_path / "out", "new")
     assert not (tmp_path / ".out.sdort-new-1").exists()
     kept = {".out", ".out2.sdort-new-0", ".out.sdort-new-3", ".out.sdort-new-4", "o?t", "out"}
