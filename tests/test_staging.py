@@ -391,6 +391,16 @@ def test_what_was_renamed_away_is_no_more_than_that_once_out_is_there(tmp_path: 
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_a_link_is_no_leftover(tmp_path: Path) -> None:
+    """Who can write here could otherwise have any folder put in OUT's place."""
+    make(tmp_path / "elsewhere", "theirs")
+    (tmp_path / ".out.sdort-old-1").symlink_to("elsewhere")
+    make(tmp_path / "out", "mine")
+    assert content(tmp_path / "out") == "mine"
+    assert content(tmp_path / "elsewhere") == "theirs"
+    assert not (tmp_path / "out").is_symlink()
+
+
 def test_a_half_made_folder_never_becomes_out(tmp_path: Path) -> None:
     make(tmp_path / ".out.sdort-new-1", "half")
     with staged_directory(tmp_path / "out", False) as stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -58,6 +59,19 @@ def test_arithmetic_is_that_of_integers(seed: int) -> None:
     for _ in range(20):
         sizes = random_sizes(rng)
         assert evaluate(dim, sizes) == value(sizes)
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 4, 6, 12])
+def test_division_is_that_of_integers(divisor: int) -> None:
+    """Every way that factors, rest and divisor can share a part, or not: each takes a branch of its own."""
+    sizes = [{"batch": 1, "height": h, "width": w} for h, w in ((1, 1), (5, 7), (8, 3), (13, 40))]
+    for a, b, c in itertools.product((-6, -3, -1, 0, 2, 6, 9), (-4, 0, 1, 4), (-3, 0, 5)):
+        once = (a * H + b * W + c) // divisor
+        twice = (once + a * W + c) // 4
+        for each in sizes:
+            number = (a * each["height"] + b * each["width"] + c) // divisor
+            assert evaluate(once, each) == number, (a, b, c)
+            assert evaluate(twice, each) == (number + a * each["width"] + c) // 4, (a, b, c)
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -120,6 +120,13 @@ def test_no_field_reads_beyond_its_message(tmp_path: Path, last: bytes) -> None:
     assert "not an ONNX model" in refused(tmp_path, field(GRAPH, graph + last) + follows)
 
 
+@pytest.mark.parametrize(("wire", "size"), [(FIXED64, 8), (FIXED32, 4)])
+def test_numbers_of_fixed_size_pass_up_to_the_last_byte(tmp_path: Path, wire: int, size: int) -> None:
+    unknown = encode_varint(99 << 3 | wire) + bytes(range(1, size + 1))
+    content = field(GRAPH, field(DOC, b"d" * 2000) + unknown)
+    assert read(tmp_path, content).SerializeToString() == onnx.ModelProto.FromString(content).SerializeToString()
+
+
 def test_numbers_of_64_bits_pass_and_longer_ones_do_not(tmp_path: Path) -> None:
     """A negative number takes ten bytes."""
     number = encode_varint(99 << 3) + b"\xff" * 9 + b"\x01"
