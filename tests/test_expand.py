@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from small_graphs import Array, edit, feeds_for, load, operators, parse, run
@@ -76,6 +78,25 @@ def test_an_operator_of_a_newer_opset_is_expanded_before_everything_else() -> No
     np.testing.assert_allclose(run(model, feeds)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+DEFAULTS: dict[str, Callable[[Array], Array]] = {
+    "Elu": lambda x: np.where(x < 0, np.exp(x) - 1, x),
+    "HardSigmoid": lambda x: np.clip(0.2 * x + 0.5, 0, 1),
+    "LeakyRelu": lambda x: np.where(x < 0, 0.01 * x, x),
+    "Shrink": lambda x: np.where(np.abs(x) > 0.5, x, 0),
+    "ThresholdedRelu": lambda x: np.where(x > 1, x, 0),
+}
+
+
+@pytest.mark.parametrize("operator", DEFAULTS)
+def test_bodies_that_refer_to_an_attribute_have_its_default(operator: str) -> None:
+    text = f"g (float[S, 8] x) => (float[S, 8] y) {{ y = {operator} (x) }}"
+    editor = edit(text)
+    expand.run(editor, lambda node: "no" if node.op == operator else None)
+    assert operator not in operators(editor)
+    feeds = feeds_for(parse(text), {"S": 50})
+    np.testing.assert_allclose(run(editor.model, feeds)[0], DEFAULTS[operator](feeds["x"]), rtol=1e-5, atol=1e-6)
+
+
 LEFT = {
     "a body with branches": "g (float[1, 2, 3] x, int64[4] n) => (float[a, b, c, d] y) { y = AffineGrid (x, n) }",
     "no body": "g (float[1, 2, 4, 4] x, float[1, 3, 3, 2] z) => (float[a, b, c, d] y) { y = GridSample (x, z) }",
@@ -121,6 +142,16 @@ def test_what_sdort_raised_itself_and_no_lowering_took_is_missed(
     assert "GroupNormalization" not in report.operators
     assert report.declined == {"cpu has no kernel for GroupNormalization": 1}
     assert [miss["reason"] for miss in report.misses] == ["not this one"] * misses
+
+
+def test_group_normalization_of_a_symbolic_number_of_channels() -> None:
+    """The kernels ask for a number; gamma has as many elements as the image has channels, whatever that is."""
+    inputs = "float[B, C, H, W] x, float[C] w, float[C] b"
+    text = f"g ({inputs}) => (float[B, C, H, W] y) {{ y = GroupNormalization <num_groups = 2> (x, w, b) }}"
+    model = load(text)
+    optimize_model(model, Options(load_target("cuda")))
+    feeds = feeds_for(parse(text), {"B": 2, "C": 6, "H": 3, "W": 5})
+    np.testing.assert_allclose(run(model, feeds)[0], run(parse(text), feeds)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (2, 8, 5), (2, 8, 3, 5), (2, 8, 2, 3, 5)], ids=str)
