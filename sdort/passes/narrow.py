@@ -77,7 +77,7 @@ def _rebuild(editor: Editor, node: gs.Node, inputs: list[gs.Tensor]) -> gs.Tenso
 def _sink(editor: Editor, node: gs.Node) -> bool:
     """Elements are moved before they are widened: fewer bytes, and the cast stands beside what it is for."""
     source = _widened(editor, node.inputs[0]) if node.op in MOVING else None
-    if source is None:
+    if source is None or len(node.inputs[0].outputs) != 1:
         return False
     output, dtype = node.outputs[0], editor.dtype(node.outputs[0])
     moved = _rebuild(editor, node, [source, *node.inputs[1:]])
