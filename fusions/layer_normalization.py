@@ -38,7 +38,7 @@ def derive(m: Match) -> dict[str, Any]:
 
 
 def concerns(editor: Editor, anchor: gs.Node) -> bool:
-    """Whether a mean is subtracted from what it is of, or is of such differences; an RMSNorm or a pooling has neither."""
+    """Whether a mean is subtracted from what it is of, or is of such differences; an RMSNorm has neither."""
     source, _ = behind_casts(editor, anchor.inputs[0])
     square = producer(source)
     difference = producer(behind_casts(editor, square.inputs[0])[0], "Sub") if square is not None else None

@@ -1,4 +1,4 @@
-"""Whether the types of a graph fit together, by the operators' schemas: ONNX Runtime does not load a graph otherwise."""
+"""Whether the types of a graph fit together, by the operators' schemas: ONNX Runtime loads no other graph."""
 
 from __future__ import annotations
 
