@@ -341,7 +341,7 @@ def test_types_that_do_not_fit_are_told(name: str) -> None:
 
 @pytest.mark.parametrize("inputs", ["x, g16, g", "x, g, g16", "x, g16, g16"])
 def test_a_group_norm_with_weights_in_half_is_never_handed_out(inputs: str) -> None:
-    values = {"g": np.ones(4, np.float32), "g16": np.ones(4, np.float16)}
+    values: dict[str, Array] = {"g": np.ones(4, np.float32), "g16": np.ones(4, np.float16)}
     text = f"""g (float16[1, 2, 2, 4] x) => (float16[a, b, c, d] y) {{
         y = com.microsoft.GroupNorm <groups = 2, activation = 1> ({inputs}) }}"""
     editor = edit(text, {k: v for k, v in values.items() if k in inputs.replace(",", " ").split()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
@@ -197,7 +199,7 @@ def test_a_constant_of_the_value_matches_at_any_rank(value: object) -> None:
 
 ROOT = 0.5**0.5
 BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
-ROUNDED = {
+ROUNDED: dict[str, tuple[Any, Any]] = {
     "float64": (np.float64, ROOT),
     "float32": (np.float32, ROOT),
     "float32, rounded to the other side": (np.float32, np.nextafter(np.float32(ROOT), np.float32(1))),
@@ -206,7 +208,7 @@ ROUNDED = {
     "bfloat16": (BFLOAT16, ROOT),
     "float16 of a half": (np.float16, 0.5),
 }
-OTHER = {
+OTHER: dict[str, tuple[Any, Any]] = {
     "float32 two units off": (np.float32, ROOT + 2.1 * 2.0**-24),
     "float16, the one after": (np.float16, np.nextafter(np.float16(ROOT), np.float16(0))),
     "float16 two units off": (np.float16, ROOT + 2.1 * 2.0**-11),

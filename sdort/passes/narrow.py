@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.casts import convert
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float, widest
 from sdort.rewrite.worklist import apply_rules
@@ -134,9 +135,7 @@ def _in_half(editor: Editor, node: gs.Node, index: int, dtype: np.dtype[Any]) ->
         source = _widened(editor, tensor)
         return source if source is not None and editor.dtype(source) == dtype else None
     values = array(tensor)
-    if values is None and node.op not in NORMALIZING:
-        return None  # it may hold what half cannot
-    narrow = cast_values(tensor._values if values is None else values, dtype)
-    if isinstance(narrow, np.ndarray) and not np.array_equal(np.isfinite(narrow), np.isfinite(values)):
-        return None
-    return editor.constant(narrow, tensor.name)
+    if values is None:  # it may hold what half cannot, unless it weighs channels
+        return editor.constant(cast_values(tensor._values, dtype), tensor.name) if node.op in NORMALIZING else None
+    narrow = convert(values, dtype)
+    return editor.constant(narrow, tensor.name) if np.array_equal(np.isfinite(narrow), np.isfinite(values)) else None

@@ -257,8 +257,10 @@ def _bring_to_precision(editor: Editor, after: Pattern, match: Match, tensors: d
     """Give After's numbers, and where the match is of several types all that it reads, the precision of the match."""
     precision = match.precision()
     casts: list[gs.Node] = []
+    if precision is None:
+        return casts
     used = {n for node in after.nodes for n in node.inputs if n in tensors} if match.through_casts else {*after.values}
-    for name in sorted(used) if precision is not None else ():
+    for name in sorted(used):
         tensor, dtype = tensors[name], editor.dtype(tensors[name])
         if dtype is None or dtype == precision or not is_float(dtype):
             continue

@@ -702,12 +702,11 @@ def _fused_matmul(node: gs.Node, facts: list[Fact]) -> list[Fact]:
 def _windows(node: gs.Node, sizes: Shape, kernel: Shape) -> Shape:
     """The spatial sizes that a convolution leaves of ``sizes``."""
     axes, mode = len(sizes), node.attrs.get("auto_pad", "NOTSET")
+    strides: list[int] = node.attrs.get("strides", [1] * axes)
     if mode.startswith("SAME"):
-        strides = node.attrs.get("strides", [1] * axes)
         return tuple((size + stride - 1) // stride for size, stride in zip(sizes, strides, strict=True))
     pads: list[int] = node.attrs.get("pads", [0] * (2 * axes)) if mode == "NOTSET" else [0] * (2 * axes)
     dilations: list[int] = node.attrs.get("dilations", [1] * axes)
-    strides: list[int] = node.attrs.get("strides", [1] * axes)
     reach = [dilations[i] * (kernel[i] - 1) + 1 for i in range(axes)]
     return tuple((sizes[i] + pads[i] + pads[i + axes] - reach[i]) // strides[i] + 1 for i in range(axes))
 
