@@ -172,7 +172,7 @@ def test_what_needs_no_casts_loses_them(name: str) -> None:
 
 
 WRAPPED = {
-    "a matrix product": "t = Transpose (a)  b = MatMul (a, t)",
+    "a matrix product": "o = Cast <to = 1> (other)  t = Transpose (o)  b = MatMul (a, t)",
     "a sum": "b = ReduceSum <keepdims = 1> (a)",
     "a power": "b = Pow (a, two)",
     "sines": "b = Sin (a)",
@@ -272,6 +272,17 @@ def test_chains_with_casts_are_one_operator(name: str, target: str) -> None:
     (found,), (wanted,) = run(model, feeds), run(proto, feeds)
     assert found.dtype == HALF
     assert np.abs(found.astype(float) - wanted).max() <= 4e-3 * np.abs(wanted.astype(float)).max()
+
+
+def test_what_was_rounded_before_stays_rounded() -> None:
+    """Casts that round count for nothing inside a pattern only, not before it."""
+    values = {k: CHAIN_VALUES[k] for k in ("half", "r16", "o16")}
+    text = f"g (float[B, 8] z) => (float16[n, m] y) {{ x = Cast <to = 10> (z)  {CHAINS['a Gelu in half'][1]} }}"
+    editor = edit(text, values)
+    assert apply_fusion(load_fusions()["gelu_erf"], editor).matched == 1
+    editor.finish()
+    assert operators(editor) == {"Cast": 1, "Gelu": 1}
+    assert editor.dtype(editor.graph.nodes[-1].inputs[0]) == HALF
 
 
 def test_scores_that_are_cast_up_stay_in_single() -> None:

@@ -118,11 +118,18 @@ def test_operators_of_onnx_runtime_are_restored(name: str, target: str) -> None:
     assert "FusedMatMul" not in {node.op for node in model.graph.nodes}
 
 
-def test_turned_batches_are_refused_in_words() -> None:
-    text = """g (float[2, 4, 8] x) => (float[a, b, c] y) {
-        y = com.microsoft.FusedMatMul <transBatchA = 1> (x, x) }"""
+@pytest.mark.parametrize(
+    "call",
+    ["<transBatchA = 1> (x, x)", "<transBatchB = 1> (x, x)", "(x, any)", "<transB = 1> (any, x)", "(x, row)"],
+)
+def test_other_forms_of_fused_mat_mul_are_refused_in_words(call: str) -> None:
+    text = f"""g (float[2, 4, 8] x, float[] any, float[8] row) => (float[] y) {{
+        y = com.microsoft.FusedMatMul {call} }}"""
+    model = load(text, opset=18)
+    for tensor in model.graph.inputs:
+        tensor.shape = None if tensor.name == "any" else tensor.shape
     with pytest.raises(BadModelError, match="no kernel for FusedMatMul"):
-        optimize_model(load(text, opset=18), Options(load_target("cpu")))
+        optimize_model(model, Options(load_target("cpu")))
 
 
 # --- norms that are no LayerNormalization ---
