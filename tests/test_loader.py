@@ -283,6 +283,8 @@ def test_resolve_may_not_bring_another_shape() -> None:
     with pytest.raises(BadModelError, match=r"shape \(3,\) for an initializer of shape \(16, 32\)") as caught:
         from_proto(linear(), lambda t: Absent(t.name, [3], np.float32), "unet")
     assert caught.value.node == "w"
+    with pytest.raises(BadModelError, match=r"shape \(17, 32\) for an initializer of shape \(16, 32\)"):
+        from_proto(linear(), lambda t: Absent(t.name, [17, 32], np.float32), "unet")
 
 
 def test_metadata_versions_and_component_are_kept(tmp_path: Path) -> None:
