@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
+from hardware import execution_provider, provider_of
 from onnx import numpy_helper
 
 from sdort.errors import SdortError
@@ -187,7 +188,7 @@ def _session(model: onnx.ModelProto, folder: Path, target: str) -> onnxruntime.I
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     if target != "cpu":
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[execution_provider(target)])
 
 
 def _check_kernels(model: onnx.ModelProto, folder: Path, target: str) -> None:
@@ -213,7 +214,8 @@ def _described(tensor: onnx.TensorProto) -> Weight | None:
 
 def _run(model: onnx.ModelProto, folder: Path, test: NodeTest, target: str) -> list[Array]:
     feeds = dict(zip((info.name for info in test.model.graph.input), test.inputs, strict=True))
-    expand(model)
+    if provider_of(target) == "cpu":
+        expand(model)
     try:
         session = _session(model, folder, target)
     except Exception as error:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
+from hardware import execution_provider, provider_of
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from sdort.loader import from_proto
@@ -78,14 +79,17 @@ def to_proto(model: Model) -> onnx.ModelProto:
         return onnx.load(Path(folder) / "model.onnx")
 
 
-def run(model: onnx.ModelProto | Model, feeds: Mapping[str, Array]) -> list[Array]:
-    """The outputs on ONNX Runtime's CPU provider, without its own optimizations."""
+def run(model: onnx.ModelProto | Model, feeds: Mapping[str, Array], target: str = "cpu") -> list[Array]:
+    """The outputs, without ONNX Runtime's own optimizations, on its CPU provider or where :mod:`hardware` says."""
     proto = to_proto(model) if isinstance(model, Model) else onnx.ModelProto.FromString(model.SerializeToString())
-    expand(proto)
+    if provider_of(target) == "cpu":
+        expand(proto)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    providers = [execution_provider(target)]
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=providers)
+    assert session.get_providers()[0] == providers[0]
     return [np.asarray(value) for value in session.run(None, dict(feeds))]
 
 

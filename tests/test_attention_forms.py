@@ -49,7 +49,7 @@ def check(form: Form, target: str, precision: str, seed: int = 0) -> ComponentRe
     assert report.misses == []
     assert all(node.op_type != "Attention" or node.domain for node in proto.graph.node)
     feeds = {n: v.astype(np.float16) if dtype == HALF and v.dtype == np.float32 else v for n, v in inputs.items()}
-    found = dict(zip([o.name for o in proto.graph.output], run(proto, feeds), strict=True))
+    found = dict(zip([o.name for o in proto.graph.output], run(proto, feeds, target), strict=True))
     wanted = expected(form, feeds)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():

@@ -89,6 +89,6 @@ def test_attention(request: pytest.FixtureRequest, tmp_path: Path, name: str, ex
         causal = name == "plain_filled" and target in ("cuda", "cpu")
         assert apart == (0 if causal else MASKED.get(name, 0))
         for each, expected in zip(feeds, wanted, strict=True):
-            (found,) = run(proto, each)
+            (found,) = run(proto, each, target)
             assert found.shape == expected.shape
             assert np.abs(found.astype(np.float64) - expected).max() <= TOLERANCE[fp16] * expected.std()

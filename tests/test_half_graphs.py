@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from exports import Case
+from hardware import provider_of
 from small_graphs import Array, Described, edit, feeds_for, load, operators, parse, run
 
 from sdort.errors import BadModelError
@@ -62,12 +63,14 @@ def refuses(path: Path) -> str:
     return ""
 
 
-def check_parity(original: Path, model: Model, folder: Path) -> None:
+def check_parity(original: Path, target: str, model: Model, folder: Path) -> None:
     save_model(model, folder / "model.onnx")
     assert not refuses(folder / "model.onnx")
     text = model.component.startswith("text")
     samples = [Sample(1, 16, 24, 77 if text else 7), Sample(2, 24, 8, 13 if text else 5)]
-    parity = compare(original, folder / "model.onnx", component=model.component, samples=samples)
+    parity = compare(
+        original, folder / "model.onnx", component=model.component, samples=samples, provider=provider_of(target)
+    )
     assert parity.dtype == "float16"
     parity.check()
 
@@ -94,7 +97,7 @@ def test_exports_in_half_precision(
     norms = [n for n in model.graph.nodes if n.op in ("GroupNorm", "SkipGroupNorm")]
     assert bool(norms) == (family != "openclip" and target in ("rocm", "cuda"))
     assert {t.dtype for n in norms for t in n.inputs[1:3]} <= {np.dtype(np.float32)}
-    check_parity(half(family), model, tmp_path)
+    check_parity(half(family), target, model, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_converted_graphs(exported: Exported, tmp_path: Path, name: str, target:
     component = models.build(family).component
     wanted = optimize_model(load_model(source, component), Options(load_target(target), True))
     assert counts(report) == counts(wanted)
-    check_parity(path, model, tmp_path)
+    check_parity(path, target, model, tmp_path)
 
 
 # --- casts around single operators ---

@@ -12,6 +12,7 @@ import exports
 import models
 import pytest
 from exports import Case
+from hardware import provider_of
 
 from sdort.architecture import architecture
 from sdort.expected import expected_operators
@@ -100,11 +101,12 @@ def check_structure(case: Case, target: str, model: Model, report: ComponentRepo
         assert residue - ({"Gather", "Slice"} if model.component.startswith("text") else set()) == set()
 
 
-def check_parity(exported: Exported, case: Case, model: Model, folder: Path) -> None:
+def check_parity(exported: Exported, case: Case, target: str, model: Model, folder: Path) -> None:
     out = folder / "model.onnx"
     save_model(model, out)
     samples = samples_of(case, model.component)
-    parity = compare(exported(case), out, component=model.component, samples=samples)
+    provider = provider_of(target)
+    parity = compare(exported(case), out, component=model.component, samples=samples, provider=provider)
     assert len({output.sample for output in parity.outputs}) == (2 if case.dynamic else 1)
     parity.check()
 
@@ -114,7 +116,7 @@ def check_parity(exported: Exported, case: Case, model: Model, folder: Path) -> 
 def test_gpu(exported: Exported, tmp_path: Path, case: Case, target: str, fp16: bool) -> None:
     model, report = optimized(exported, case, target, fp16)
     check_structure(case, target, model, report)
-    check_parity(exported, case, model, tmp_path)
+    check_parity(exported, case, target, model, tmp_path)
 
 
 @pytest.mark.parametrize(("target", "fp16"), [("cpu", False), ("cpu", True), ("migraphx", True)])
@@ -123,7 +125,7 @@ def test_other_providers(exported: Exported, tmp_path: Path, family: str, target
     case = Case(family, "ts17")
     model, report = optimized(exported, case, target, fp16)
     check_structure(case, target, model, report)
-    check_parity(exported, case, model, tmp_path)
+    check_parity(exported, case, target, model, tmp_path)
 
 
 def image_operators(exported: Exported, case: Case) -> dict[str, int]:

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from exports import Case, quiet
+from hardware import provider_of
 from onnx import helper, numpy_helper
 from small_graphs import Array, feeds_for, load, operators, parse, run, to_proto
 from test_half_graphs import counts
@@ -38,11 +39,13 @@ def optimized(path: Path, component: str, target: str, fp16: bool = False) -> tu
     return model, optimize_model(model, Options(load_target(target), fp16))
 
 
-def check_parity(original: Path, model: Model, folder: Path) -> None:
+def check_parity(original: Path, target: str, model: Model, folder: Path) -> None:
     save_model(model, folder / "model.onnx")
     sequence = 77 if model.component.startswith("text") else 7
     samples = [Sample(1, 16, 24, sequence), Sample(2, 9, 13, sequence)]
-    compare(original, folder / "model.onnx", component=model.component, samples=samples).check()
+    compare(
+        original, folder / "model.onnx", component=model.component, samples=samples, provider=provider_of(target)
+    ).check()
 
 
 def small(text: str, weights: dict[str, Array] | None, target: str, sizes: dict[str, int], *, opset: int = 18) -> Model:
@@ -89,7 +92,7 @@ def test_what_onnx_runtime_fused_fuses_as_if_it_had_not(
     wanted = optimized(exported(Case(family, "ts17")), component, target)[1]
     assert _fused(report) == _fused(wanted)
     assert report.operators.get("Transpose", 0) <= wanted.operators.get("Transpose", 0)
-    check_parity(path, model, tmp_path)
+    check_parity(path, target, model, tmp_path)
 
 
 def _fused(report: ComponentReport) -> dict[str, int]:
@@ -181,7 +184,7 @@ def test_opsets_that_export_offers(exported: Exported, tmp_path: Path, opset: in
         report.operators
         == optimized(exported(Case("clip", "dy23", dynamic=False)), "text_encoder", target)[1].operators
     )
-    check_parity(path, model, tmp_path)
+    check_parity(path, target, model, tmp_path)
 
 
 # --- quantized ---
@@ -219,7 +222,7 @@ def test_weights_that_are_stored_in_8_bits(exported: Exported, tmp_path: Path, p
     model, report = optimized(path, "vae_decoder", target, fp16=target == "rocm")
     assert report.misses == []
     assert counts(report) == counts(optimized(source, "vae_decoder", target, fp16=target == "rocm")[1])
-    check_parity(path, model, tmp_path)
+    check_parity(path, target, model, tmp_path)
 
 
 QUANTIZED = {
@@ -344,7 +347,7 @@ def test_a_tiny_autoencoder(tmp_path: Path, target: str) -> None:
     assert report.operators.get("Transpose", 0) <= 2
     assert ("Relu" in report.operators) == (target not in GPUS)
     (tmp_path / "out").mkdir()
-    check_parity(path, model, tmp_path / "out")
+    check_parity(path, target, model, tmp_path / "out")
     if target in GPUS:
         proto = onnx.load(tmp_path / "out" / "model.onnx")
         expand_free = open_session(proto, tmp_path / "out", "vae_decoder", "cpu", native.library())

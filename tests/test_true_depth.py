@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 import true_depth
+from hardware import provider_of
 from pipelines import trace_folder
 
 from sdort.export.pipeline import Options, StaticSize, export
@@ -51,7 +52,7 @@ def test_every_target_computes_what_torch_does(
         assert report.misses == []
         for component, cases in expected.items():
             check_attention(parts, component, report.components[component]["operators"])
-            check_parity(component, out / component / "model.onnx", cases, "float16" if fp16 else "float32")
+            check_parity(component, target, out / component / "model.onnx", cases, "float16" if fp16 else "float32")
 
 
 def components(parts: dict[str, Any]) -> list[str]:
@@ -101,8 +102,8 @@ def check_attention(parts: dict[str, Any], component: str, operators: dict[str, 
     assert "Softmax" not in operators
 
 
-def check_parity(component: str, path: Path, cases: list[Case], dtype: str) -> None:
-    session = open_session(onnx.load(path, load_external_data=False), path.parent, component, "cpu")
+def check_parity(component: str, target: str, path: Path, cases: list[Case], dtype: str) -> None:
+    session = open_session(onnx.load(path, load_external_data=False), path.parent, component, provider_of(target))
     names = [output.name for output in session.get_outputs()]
     limit = TOLERANCES[dtype, component]
     for feeds, expected in cases:
