@@ -208,10 +208,22 @@ class Guarded:
 
 
 class Simulation:
-    """A case on one machine: tensors bound to a Problem, launched as often as wanted on one workspace."""
+    """A case on one machine: tensors bound to a Problem, launched as often as wanted on one workspace.
 
-    def __init__(self, machine: str, case: Case, dtype: Any, tensors: Tensors, workspace: Array | None = None) -> None:
+    ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step.
+    """
+
+    def __init__(
+        self,
+        machine: str,
+        case: Case,
+        dtype: Any,
+        tensors: Tensors,
+        workspace: Array | None = None,
+        order: int = 0,
+    ) -> None:
         self.library = simulator(machine)
+        self.order = ctypes.c_uint64(order)
         architecture, units = DEVICES[machine]
         self.device = (architecture.encode(), case.units or units)
         self.half = int(dtype == np.float16)
@@ -251,6 +263,7 @@ class Simulation:
         return [(name, int(x), int(y), int(threads)) for name, x, y, threads in rows]
 
     def launch(self, variant: str) -> None:
+        self.library.sdort_body_order(self.order)
         failed = self.library.simulate_group_norm(ctypes.byref(self.problem), self.half, *self.device, variant.encode())
         assert not failed, self.library.simulated_error().decode()
 

@@ -55,14 +55,19 @@ def pointer(values: Array | None) -> int | None:
     return None if values is None else values.ctypes.data
 
 
-def simulate(machine: str, function: str, problem: ctypes.Structure, dtype: npt.DTypeLike, variant: int = 0) -> bool:
+def simulate(
+    machine: str, function: str, problem: ctypes.Structure, dtype: npt.DTypeLike, variant: int = 0, order: int = 0
+) -> bool:
     """Run a kernel's geometry and body; False if the problem has no such variant.
+
+    ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step.
 
     Raises:
         RuntimeError: the geometry refused, or the kernel deadlocked; the library's text.
     """
     library = native.simulated(machine)
     half = np.dtype(dtype) == np.float16
+    library.sdort_body_order(ctypes.c_uint64(order))
     code = library[function](
         ctypes.byref(problem), int(half), ARCHITECTURES[machine].encode(), 4, WAVES[machine], variant
     )

@@ -312,7 +312,7 @@ def test_any_skip_layer_norm_on_machines(case: Rows) -> None:
     for variant in range(10):
         y, total = Guarded(inputs.x.shape, case.dtype), Guarded(inputs.x.shape, case.dtype)
         problem = SkipLayerNorm(*given, y.pointer, total.pointer if "sum" in case.optional else None, *sizes)
-        if not simulate(case.machine, "simulate_skip_layer_norm", problem, case.dtype, variant):
+        if not simulate(case.machine, "simulate_skip_layer_norm", problem, case.dtype, variant, case.seed):
             assert variant > 0
             break
         stored = total.check() if "sum" in case.optional else None

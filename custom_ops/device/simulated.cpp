@@ -103,6 +103,7 @@ void* scheduler = nullptr;
 const Kernel* kernel = nullptr;
 const void* kernel_args = nullptr;
 size_t most_blocks = 0;
+uint64_t order = 0;  // see sdort_body_order
 
 void yield(State state) {
     current->state = state;
@@ -141,10 +142,12 @@ std::unique_ptr<Block> make_block(int index, int index_y, int threads) {
     return block;
 }
 
-// Lets every thread that can go on do so. Returns whether anything but spinning happened.
-bool pass(Block& block) {
+// Lets every thread of a wave that can go on do so. Returns whether anything but spinning happened.
+bool step(Block& block, size_t wave) {
     bool progress = false;
-    for (Thread& thread : block.threads) {
+    const size_t end = std::min(block.threads.size(), (wave + 1) * kWave);
+    for (size_t i = wave * kWave; i < end; ++i) {
+        Thread& thread = block.threads[i];
         if (thread.state != State::kReady && thread.state != State::kSpinning) continue;
         const bool spinning = thread.state == State::kSpinning;
         current = &thread;
@@ -156,6 +159,21 @@ bool pass(Block& block) {
             block.running -= 1;
         }
     }
+    return progress;
+}
+
+// Lets every wave go on, by a step or as far as it gets. Returns whether anything but spinning happened.
+bool pass(Block& block) {
+    const size_t waves = block.waves.size();
+    bool progress = false;
+    if (order == 0) {
+        for (size_t wave = 0; wave < waves; ++wave) progress |= step(block, wave);
+        return progress;
+    }
+    order = order * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX; its high bits are random
+    const size_t first = (order >> 33) % waves, stride = order >> 63 ? 1 : waves - 1;
+    for (size_t i = 0; i < waves; ++i)
+        while (step(block, (first + i * stride) % waves)) progress = true;
     return progress;
 }
 
@@ -266,6 +284,10 @@ extern "C" int sdort_body_launch(const char* name, const unsigned grid[3], const
 }
 
 extern "C" const char* sdort_body_error() { return last_error.c_str(); }
+
+// 0: the waves of a block go on in step, the first one first. Else each goes as far as it gets before another does, from a
+// wave and in a direction that this number decides: what lies between two barriers must give the same result in any order.
+extern "C" void sdort_body_order(uint64_t seed) { sdort::simulator::order = seed; }
 
 // Blocks that had to be on the device at a time in the last launch, started in order.
 extern "C" size_t sdort_body_most_blocks() { return sdort::simulator::most_blocks; }
