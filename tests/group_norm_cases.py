@@ -99,15 +99,18 @@ def make_tensors(case: Case, dtype: Any, seed: int = 0) -> Tensors:
 def draw_case(rng: Generator, most: int, most_channels: int) -> Case:
     """Any shape of up to ``most`` elements, with any optional tensors; see :func:`drawn.epsilon_and_spread`.
 
-    Half of the cases have whole vectors of channels; so has a second input of theirs more often than not.
+    Half of the cases have whole vectors of channels; so has a second input of theirs more often than not. Some have
+    groups of an element more or less than a block of elements, of the general kernel and of the CPU's.
     """
-    size = near(rng, (1, 2, 4, 8, 10, 16, 20, 32), 81)
-    groups = int(rng.integers(1, max(1, min(64, most_channels // size)) + 1))
-    if chance(rng):
+    blocks = chance(rng, 0.15)
+    size = 1 if blocks else near(rng, (1, 2, 4, 8, 10, 16, 20, 32), 81)
+    groups = int(rng.integers(1, 5)) if blocks else int(rng.integers(1, max(1, min(64, most_channels // size)) + 1))
+    if not blocks and chance(rng):
         groups = -(-groups // (8 // math.gcd(8, size))) * (8 // math.gcd(8, size))
     channels = size * groups
     images = int(rng.integers(1, 4))
-    hw = near(rng, (1, 2, 3, 8, 16, 25, 32, 64, 100, 128), max(1, most // (images * channels)))
+    rows = (256, 1024, 4096) if blocks else (1, 2, 3, 8, 16, 25, 32, 64, 100, 128)
+    hw = near(rng, rows, max(1, most // (images * channels)))
     x2 = int(rng.integers(1, channels)) if channels > 1 and chance(rng, 0.3) else 0
     if channels % 8 == 0 and chance(rng, 0.7):
         x2 = x2 // 8 * 8

@@ -56,11 +56,18 @@ def pointer(values: Array | None) -> int | None:
 
 
 def simulate(
-    machine: str, function: str, problem: ctypes.Structure, dtype: npt.DTypeLike, variant: int = 0, order: int = 0
+    machine: str,
+    function: str,
+    problem: ctypes.Structure,
+    dtype: npt.DTypeLike,
+    variant: int = 0,
+    order: int = 0,
+    units: int = 4,
 ) -> bool:
     """Run a kernel's geometry and body; False if the problem has no such variant.
 
-    ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step.
+    ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step. With few
+    compute ``units`` a grid has few blocks, which walk on over the rows.
 
     Raises:
         RuntimeError: the geometry refused, or the kernel deadlocked; the library's text.
@@ -69,7 +76,7 @@ def simulate(
     half = np.dtype(dtype) == np.float16
     library.sdort_body_order(ctypes.c_uint64(order))
     code = library[function](
-        ctypes.byref(problem), int(half), ARCHITECTURES[machine].encode(), 4, WAVES[machine], variant
+        ctypes.byref(problem), int(half), ARCHITECTURES[machine].encode(), units, WAVES[machine], variant
     )
     if code == 1:
         raise RuntimeError(library.simulated_error().decode())

@@ -82,16 +82,21 @@ class Rows:
         return aligned(grid(np.random.default_rng([self.seed, part]), shape, self.dtype, self.spread, mean))
 
 
-def draw_rows(rng: Generator, seed: int) -> Rows:
+def draw_rows(rng: Generator, seed: int, most: int = 12000, most_rows: int = 40) -> Rows:
     """Widths around whole vectors, waves and blocks, and rows around whole blocks, of every machine."""
     width = near(rng, (1, 4, 8, 64, 128, 256, 512, 768), int(rng.choice([40, 400, 3200])))
-    rows = near(rng, (1, 2, 4, 8), max(1, min(40, 12000 // width)))
+    rows = near(rng, (1, 2, 4, 8), max(1, min(most_rows, most // width)))
     skip_rows = int(rng.choice([n for n in range(1, rows + 1) if rows % n == 0]))
     epsilon, spread = epsilon_and_spread(rng)
     dtype = (np.float16, np.float32)[seed // len(MACHINES) % 2]
     mean = spread * float(rng.choice([0.0, 1.0, -30.0]))
     optional = frozenset(name for name in ("beta", "bias", "sum") if chance(rng))
     return Rows(seed, MACHINES[seed % len(MACHINES)], dtype, rows, width, skip_rows, spread, mean, epsilon, optional)
+
+
+def draw_many_rows(rng: Generator, seed: int) -> Rows:
+    """Every second time more elements than one compute unit's threads take at once, as vectors too."""
+    return draw_rows(rng, seed, *((12000, 40), (60000, 2000))[int(rng.integers(2))])
 
 
 def split_gelu_error(x: Array, bias: Array, dtype: Any) -> Array:
@@ -104,7 +109,7 @@ def split_gelu_error(x: Array, bias: Array, dtype: Any) -> Array:
     return error + (0.5 * np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64) if dtype is np.float16 else 0)
 
 
-@drawn(64, draw_rows)
+@drawn(64, draw_many_rows)
 def test_any_bias_split_gelu(case: Rows) -> None:
     """Of any width, on a machine by every variant, and on the CPU."""
     case = replace(case, spread=3.0)
@@ -113,7 +118,7 @@ def test_any_bias_split_gelu(case: Rows) -> None:
     for variant in range(8):
         y = Guarded((case.rows, case.width), case.dtype)
         problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, case.rows, case.width)
-        if not simulate(case.machine, "simulate_bias_split_gelu", problem, case.dtype, variant):
+        if not simulate(case.machine, "simulate_bias_split_gelu", problem, case.dtype, variant, units=1):
             assert variant > 0
             break
         assert (np.abs(y.check() - exact) <= error).all()
@@ -121,7 +126,7 @@ def test_any_bias_split_gelu(case: Rows) -> None:
     assert (np.abs(y_cpu[0] - exact) <= error).all()
 
 
-@drawn(64, draw_rows)
+@drawn(64, draw_many_rows)
 def test_any_bias_add(case: Rows) -> None:
     """The sums are exact, so the result is, too: rounded once."""
     x, skip = (case.grid(i, case.rows, case.width, mean=case.mean) for i in (0, 1))
@@ -129,7 +134,7 @@ def test_any_bias_add(case: Rows) -> None:
     exact = (x.astype(np.float64) + bias + skip).astype(case.dtype)
     y = Guarded(x.shape, case.dtype)
     problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, case.rows, case.width)
-    assert simulate(case.machine, "simulate_bias_add", problem, case.dtype)
+    assert simulate(case.machine, "simulate_bias_add", problem, case.dtype, units=1)
     assert np.array_equal(y.check(), exact)
     [y_cpu] = run("BiasAdd", {"X": x[None], "bias": bias, "skip": skip[None]})
     assert np.array_equal(y_cpu[0], exact)
