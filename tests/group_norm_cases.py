@@ -179,7 +179,9 @@ def exact(
 
 def tolerance(y: Array, error: Array, dtype: Any) -> Array:
     """``error`` and the rounding of the result: half a unit in float16's last place; float32's is within ``error``."""
-    return error + (0.5 * np.spacing(np.abs(y).astype(np.float16)).astype(np.float64) if dtype == np.float16 else 0.0)
+    if dtype != np.float16:
+        return error
+    return error + 0.5 * np.spacing(np.abs(y).astype(np.float16)).astype(np.float64)
 
 
 @cache

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from drawn import Generator, chance, drawn, name_of, near
+from group_norm_cases import tolerance
 from kernel_cases import run, session
 
 Array = npt.NDArray[Any]
@@ -93,10 +94,8 @@ def test_any_convolution(case: Drawn) -> None:
     [y] = run("NhwcConv", {"X": x, "W": w, "B": bias}, **case.attributes)
     exact = convolve(x, w, **case.attributes) + (0 if bias is None else bias.astype(np.float64))
     error = 2.0**-20 * (convolve(np.abs(x), np.abs(w), **case.attributes) + 1)
-    if case.dtype is np.float16:
-        error += 0.5 * np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
     assert y.shape == exact.shape
-    assert (np.abs(y - exact) <= error).all()
+    assert (np.abs(y - exact) <= tolerance(exact, error, case.dtype)).all()
 
 
 @pytest.mark.parametrize(

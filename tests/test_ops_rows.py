@@ -106,7 +106,7 @@ def split_gelu_error(x: Array, bias: Array, dtype: Any) -> Array:
     """
     exact, right = split_gelu(x, bias), (x.astype(np.float64) + bias)[..., x.shape[-1] // 2 :]
     error = np.abs(exact) * 2.0**-24 * (16 + 3 * np.minimum(right**2, 400) / 2) + np.abs(x).max() * 1e-30
-    return error + (0.5 * np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64) if dtype is np.float16 else 0)
+    return group_norm_cases.tolerance(exact, error, dtype)
 
 
 @drawn(64, draw_many_rows)
