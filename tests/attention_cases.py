@@ -178,7 +178,7 @@ def draw_case(rng: Generator, seed: int) -> Drawn:
         queries = keys
     if chance(rng, 0.2):  # products that float16 cannot hold, which the scale makes moderate
         options |= {"spread": 100.0, "scale": 10.0 ** rng.uniform(-5, -4)}
-    heads, batches = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    heads, batches = int(rng.integers(1, 7)), int(rng.integers(1, 3))
     if heads * batches * queries * keys > 60000:
         heads, batches = 2, 1
     machine = MACHINES[seed % len(MACHINES)]

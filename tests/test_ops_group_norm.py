@@ -129,6 +129,27 @@ def test_mean_far_above_deviation(machine: str, dtype: Any) -> None:
             assert (np.abs(y - expected) <= tolerance(expected, error, dtype)).all(), variant
 
 
+@pytest.mark.parametrize("machine", ["mfma", "mma_sync"])
+def test_what_rounding_takes_from_a_mean_is_not_lost(machine: str) -> None:
+    """Float32 holds a mean of 1000 within 2^-15; where one block has a group, its values are together off by less.
+
+    Lanes' means are rounded, too, but independently. A group has 24 of them or more: their mean's error has a standard
+    deviation of 2^-15 / sqrt(3 * 24), four of which are half of 2^-15.
+    """
+    case = Case(1, 400, 320, silu=False, mean=1000, units=1)
+    simulation = simulate(machine, case, np.float32)
+    tensors = simulation.tensors
+    expected, _ = exact(tensors.x, tensors.gamma, tensors.beta, case.groups, case.silu)
+    grouped = tensors.x.astype(np.float64).reshape(-1, case.groups, 10)
+    mean, deviation = grouped.mean((0, 2)), grouped.std((0, 2))
+    assert np.abs(mean - mean.astype(np.float32)).max() > 0.8 * 2.0**-15
+    alone = [name for name in simulation.variants() if name.endswith("splits=1")]
+    for variant in [*alone, "general"]:
+        y, _ = simulation.run(variant)
+        off = ((y - expected) / tensors.gamma).reshape(-1, case.groups, 10).mean((0, 2)) * deviation
+        assert np.abs(off).max() < 0.5 * 2.0**-15, variant
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=["fp16", "fp32"])
 @pytest.mark.parametrize("machine", ["mfma", "mma_sync"])
 def test_outlier_first(machine: str, dtype: Any) -> None:
