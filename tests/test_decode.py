@@ -287,6 +287,43 @@ def test_a_static_batch_is_sliced_in_its_own_size(tiny: Tiny) -> None:
     assert counted.runs == [(2, 4, 8, 8), (2, 4, 8, 8)]
 
 
+class Drawn:
+    """A session of fp16 whose pixels each are their own latent; of its calls, those in ``fails`` run out of memory."""
+
+    component = "vae_decoder"
+
+    def __init__(self, batch: int | str, *fails: int) -> None:
+        self.inputs = {"z": TensorSpec("z", np.dtype("float32"), (batch, 4, "h", "w"))}
+        self.outputs = [TensorSpec("y", np.dtype("float16"), (batch, 3, "8h", "8w"))]
+        self.fails, self.sizes = fails, list[int]()
+
+    def run(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        self.sizes.append(len(feeds["z"]))
+        if len(self.sizes) in self.fails:
+            raise MemoryShortageError("out of memory", component=self.component)
+        return {"y": pointwise(feeds["z"]).astype(np.float16)}
+
+
+@pytest.mark.parametrize(
+    ("session", "plan", "sizes"),
+    [
+        (Drawn("n"), Plan(), [4]),
+        (Drawn("n"), Plan(slicing=True), [1, 1, 1, 1]),
+        (Drawn(2), Plan(), [2, 2]),
+        (Drawn(2), Plan(slicing=True), [2, 2]),
+        (Drawn(1), Plan(), [1, 1, 1, 1]),
+        # What was decoded before memory ran out is not decoded again: the last two images have two tiles each.
+        (Drawn("n", 3), Plan(slicing=True), [1, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_each_image_comes_once_and_in_order_and_in_fp32(session: Any, plan: Plan, sizes: list[int]) -> None:
+    latents = np.random.default_rng(0).normal(size=(4, 4, 72, 8)).astype(np.float32)
+    images = list(Decoder(session, OPEN.config, 4).decode(latents, plan))
+    assert {image.dtype for image in images} == {np.dtype("float32")}
+    np.testing.assert_allclose(images, pointwise(latents), rtol=2e-3, atol=2e-3)  # fp16 has 11 bits
+    assert session.sizes == sizes
+
+
 def test_what_the_smallest_tile_does_not_fit_is_an_error(tiny: Tiny) -> None:
     found = decoder(tiny)
     found.session = Failing(found.session, 10)  # type: ignore[assignment]

@@ -18,6 +18,7 @@ from sdort.importing import tensors_of
 from sdort.loader import from_proto, load_model
 from sdort.model import Model
 from sdort.operators import MICROSOFT_OPERATORS
+from sdort.untrusted import topological_order
 from sdort.weights import Absent, Inline, Stored, Weight
 from sdort.writer import save_model
 
@@ -67,6 +68,17 @@ def test_large_external_tensors_are_described_and_small_ones_read(tmp_path: Path
     np.testing.assert_array_equal(values["w"].load(), LARGE)
     assert isinstance(values["b"], np.ndarray)
     np.testing.assert_array_equal(values["b"], SMALL)
+
+
+def test_a_kibibyte_is_the_most_that_is_read(tmp_path: Path) -> None:
+    model = linear()
+    for name, nbytes in (("kept", 1024), ("described", 1025)):
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(nbytes, np.uint8), name))
+        model.graph.node.append(helper.make_node("Neg", [name], [f"-{name}"]))
+    path = save(model, tmp_path, save_as_external_data=True, location="weights.pb", size_threshold=0)
+    values = constants(load_model(path))
+    assert isinstance(values["kept"], np.ndarray)
+    assert isinstance(values["described"], Stored)
 
 
 def test_one_external_file_per_tensor_in_a_subfolder(tmp_path: Path) -> None:
@@ -220,6 +232,12 @@ def test_unsorted_nodes_are_sorted_and_compute_the_same(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(tmp_path / "again.onnx", x)[0], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_sorting_moves_no_more_than_it_must() -> None:
+    assert topological_order([set(), {0}, set(), {1, 2}]) == ([0, 1, 2, 3], None)
+    assert topological_order([{1, 2, 3}, set(), {3}, set()]) == ([1, 3, 2, 0], None)  # each right before its consumer
+    assert topological_order([set(), {3}, {1}, {2}])[1] in (1, 2, 3)
+
+
 FUNCTIONS = """
 <ir_version: 8, opset_import: ["" : 17, "local" : 1, "sdort" : 1]>
 f (float[N] x) => (float[N] y) { a = local.scale <by = 3.0> (x)  b = local.scale (a)  y = sdort.keep (b) }
@@ -267,6 +285,25 @@ def test_value_info_without_a_type_or_twice_or_for_an_output_is_ignored(tmp_path
     assert (graph.outputs[0].dtype, graph.outputs[0].shape) == (np.float32, ["N", 32])
     hidden = graph.nodes[0].outputs[0]
     assert (hidden.dtype, hidden.shape) == (np.float32, ["N", 32])
+
+
+def test_two_entries_for_one_value_are_not_mixed() -> None:
+    model = linear()
+    model.graph.value_info.extend(
+        [
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("h", TensorProto.INT64, [7]),
+        ]
+    )
+    hidden = from_proto(model, None, "unet").graph.nodes[0].outputs[0]
+    assert (hidden.dtype, hidden.shape) == (np.float32, None)
+
+
+def test_the_default_domain_has_a_long_name_in_functions_too() -> None:
+    text = FUNCTIONS.replace("y = sdort.keep (b)", "y = Abs (b)").replace("r = Neg", "r = ai.onnx.Neg")
+    graph = from_proto(parser.parse_model(text), None, "unet").graph
+    assert [n.op for n in graph.nodes] == ["Neg", "Mul", "Neg", "Mul", "Abs"]
+    assert {n.domain or "" for n in graph.nodes} == {""}
 
 
 def test_resolve_brings_the_weights_of_an_architecture() -> None:

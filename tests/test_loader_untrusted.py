@@ -146,6 +146,21 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "typed count": (typed("float_data", 31), "needs 128 bytes, the file has 124", "b"),
     "typed in the wrong field": (typed("int64_data", 32), "FLOAT values stand in int64_data", "b"),
     "given twice": (lambda p: weight(p, "b").float_data.extend([1] * 32), "given twice", "b"),
+    "given in two fields": (
+        lambda p: (typed("float_data", 32)(p), weight(p, "b").int32_data.extend([1] * 32)),
+        "given twice",
+        "b",
+    ),
+    "given beside no bytes": (
+        lambda p: (typed("float_data", 32)(p), setattr(weight(p, "b"), "raw_data", b"")),
+        "given twice",  # readers differ in which of the two they take
+        "b",
+    ),
+    "typed and external": (
+        lambda p: (typed("float_data", 32)(p), setattr(weight(p, "b"), "data_location", TensorProto.EXTERNAL)),
+        "both inside and outside",
+        "b",
+    ),
     "not marked as external": (
         lambda p: weight(p, "b").external_data.add(key="location", value="data"),
         "not marked as such",
@@ -166,6 +181,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "node writes an initializer": (add_node("Neg", ["h"], ["w"]), "writes an input or initializer", "w"),
     "nameless initializer": (lambda p: p.graph.initializer.add(data_type=1, dims=[0]), "without a name", None),
     "nonsense version": (lambda p: p.opset_import.add(domain="a.b", version=2**40), "in version 1099511627776", None),
+    "version 0 of a domain": (lambda p: p.opset_import.add(domain="a.b", version=0), "in version 0", None),
     "undefined input": (add_node("Neg", ["nowhere"], ["z"]), "nothing defines it", "nowhere"),
     "undefined output": (lambda p: setattr(p.graph.output[0], "name", "nowhere"), "nothing defines it", "nowhere"),
     "cycle": (cycle, "cycle", "add"),
@@ -223,11 +239,22 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         "an Attention with kv_num_heads = 0",  # ONNX Runtime divides by it
         "extra",
     ),
+    "attention without query heads": (
+        lambda p: (set_opset(23)(p), add_node("Attention", ["x", "x", "x"], ["z"], q_num_heads=0, kv_num_heads=1)(p)),
+        "an Attention with q_num_heads = 0",
+        "extra",
+    ),
     "schema: attribute type": (add_node("Softmax", ["x"], ["z"], axis=1.5), "not a valid Softmax", "extra"),
     "constant of strings": (add_node("Constant", [], ["z"], value_string="a"), "Constant with", "extra"),
     "constant of nothing": (add_node("Constant", [], ["z"]), "Constant with", "extra"),
+    "constant of two values": (add_node("Constant", [], ["z"], value_int=1, value_float=2.0), "Constant with", "extra"),
     "attribute twice": (attribute_twice, "the name of another", "reshape"),
     "attribute that is no text": (bad_text, "not text", "matmul"),
+    "attribute of a list that is no text": (
+        lambda p: p.graph.node[0].attribute.add(name="n", type=AttributeProto.STRINGS, strings=[b"a", b"\xff\xfe"]),
+        "not text",
+        "matmul",
+    ),
     "attribute that refers": (
         lambda p: p.graph.node[2].attribute.add(name="allowzero", type=AttributeProto.INT, ref_attr_name="a"),
         "refers to an attribute of a function",
@@ -243,6 +270,21 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         "impossible shape",
         "x",
     ),
+    "rank of an input": (
+        lambda p: p.graph.input.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [1] * 33)),
+        "impossible shape",
+        "t",
+    ),
+    "negative value": (
+        lambda p: p.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [-4])),
+        "impossible shape",
+        "h",
+    ),
+    "value that is a sequence": (
+        lambda p: p.graph.value_info.append(helper.make_tensor_sequence_value_info("h", TensorProto.FLOAT, None)),
+        "kind sequence_type",
+        "h",
+    ),
     "no outputs": (lambda p: p.graph.ClearField("output"), "no outputs", None),
     "no graph": (lambda p: p.ClearField("graph"), "no graph", None),
     "no opset": (set_opset(1, "com.microsoft"), "no opset of the default domain", None),
@@ -250,6 +292,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "future opset": (set_opset(99), "opset 99 is not supported", None),
     "two opsets": (lambda p: p.opset_import.add(domain="ai.onnx", version=18), "two versions", None),
     "future IR": (lambda p: setattr(p, "ir_version", 99), "IR version 99", None),
+    "old IR": (lambda p: setattr(p, "ir_version", 2), "IR version 2", None),
     "no IR": (lambda p: p.ClearField("ir_version"), "IR version 0", None),
     "function that calls itself": (function_in(FUNCTION.format("a", "r = f.a (t)")), "calls itself", "a"),
     "functions in a ring": (
@@ -318,10 +361,32 @@ def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdort.node_checks.MAX_NODES", 2)
     with pytest.raises(BadModelError, match="3 nodes are too many"):
         from_proto(model(), None, "unet")
+    monkeypatch.setattr("sdort.node_checks.MAX_NODES", 3)
+    assert len(from_proto(model(), None, "unet").graph.nodes) == 3
 
 
 def test_the_model_without_damage_loads() -> None:
     assert len(from_proto(model(), None, "unet").graph.nodes) == 3
+
+
+@pytest.mark.parametrize("ir_version", [3, onnx.IR_VERSION])
+@pytest.mark.parametrize("opset", [11, onnx.defs.onnx_opset_version()])
+def test_the_oldest_and_the_newest_versions_load(ir_version: int, opset: int) -> None:
+    proto = model()
+    proto.ir_version = ir_version
+    set_opset(opset)(proto)
+    assert from_proto(proto, None, "unet").graph.opset == opset
+
+
+def test_versions_just_beyond_are_refused() -> None:
+    for change, words in (
+        (set_opset(onnx.defs.onnx_opset_version() + 1), "opset .* is not supported"),
+        (lambda p: setattr(p, "ir_version", onnx.IR_VERSION + 1), "IR version"),
+    ):
+        proto = model()
+        change(proto)
+        with pytest.raises(BadModelError, match=words):
+            from_proto(proto, None, "unet")
 
 
 # ------------------------------------------------------------------------------------------------- broken files
