@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tiny_pipeline import Tiny, edit_weights
 
 from sdort import console
 from sdort.bench import bench as bench_module
+from sdort.bench import timing
 from sdort.bench.bench import bench
 from sdort.bench.cases import Case, cases, make_feeds
 from sdort.bench.check import (
@@ -35,10 +37,11 @@ from sdort.bench.check import (
     relative_errors,
 )
 from sdort.bench.engines import OnnxEngine, weights_dtype
+from sdort.bench.memory import Peak
 from sdort.bench.plan import Options
 from sdort.bench.reference import checkpoint_of, original_of
 from sdort.bench.rows import Row, as_text, caption
-from sdort.bench.timing import interleave, ratio, statistics
+from sdort.bench.timing import clock, interleave, ratio, statistics
 from sdort.cli import cli
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
 from sdort.optimize import Request, optimize
@@ -108,6 +111,11 @@ def test_ratios_are_of_calls_that_followed_each_other() -> None:
     assert found.high == pytest.approx(3.6)
 
 
+def test_a_clock_tells_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=iter([1.0, 1.25]).__next__))
+    assert clock(lambda: None) == 250
+
+
 def test_calls_are_interleaved_in_alternating_order() -> None:
     order: list[str] = []
     times = interleave([lambda: order.append("a"), lambda: order.append("b")], 3)
@@ -174,6 +182,7 @@ def test_fp32_on_an_nvidia_gpu_is_rounded_to_11_bits() -> None:
     assert precision("float32", ROCM) == Precision("float32", on_gpu=True)
     assert FP32.coarser(Precision("float16")) == Precision("float16").coarser(FP32) == Precision("float16")
     assert Precision("float16").coarser(Precision("float32", on_gpu=True)) == Precision("float16", on_gpu=True)
+    assert Precision("float32", on_gpu=True).coarser(Precision("float16")) == Precision("float16", on_gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +214,19 @@ def test_outputs_are_compared_by_name_and_else_by_order() -> None:
     assert check_outputs({"sample": a}, {"image": b}, "it", "unet", FP32).problem is not None
 
 
+@pytest.mark.parametrize("wrong", ["a", "b"])
+def test_the_worst_of_the_outputs_counts(wrong: str) -> None:
+    reference = {name: np.array([-1.0, 1.0, -1.0, 1.0]) for name in ("a", "b")}
+    outputs = {**reference, wrong: np.array([-1.0, 1.0, -1.0, 3.0])}
+    verdict = check_outputs(outputs, reference, "it", "unet", FP32)
+    assert verdict.problem is not None
+    assert (verdict.error, verdict.mean_error) == (2.0, 0.5)
+
+
+def test_one_number_is_not_constant() -> None:
+    assert check_outputs({"y": np.array([3.0])}, None, "", "unet", FP32).problem is None
+
+
 def test_psnr_is_that_of_the_definition() -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     assert psnr(image, image) == math.inf
@@ -215,6 +237,8 @@ def test_psnr_is_that_of_the_definition() -> None:
 def test_relative_errors_are_shares_of_the_standard_deviation() -> None:
     # The reference's deviation is 2; the differences are 0 and 3.
     assert relative_errors(np.array([0.0, 1.0]), np.array([0.0, 4.0])) == (1.5, 0.75)
+    # Where it has no spread, the differences themselves.
+    assert relative_errors(np.array([1.0, 1.5]), np.array([1.0, 1.0])) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize(("difference", "fp16", "bf16"), [(2, True, True), (3, False, True), (33, False, False)])
@@ -355,6 +379,31 @@ def test_a_failed_row_has_no_times() -> None:
     failed = row(**dict.fromkeys(TIMES, 1.0), speedup_low=1.0, speedup_high=1.0)
     failed.fail("it is wrong")
     assert all(getattr(failed, name) is None for name in (*TIMES, "speedup_low", "speedup_high"))
+    assert failed.times_ms == []
+
+
+def test_memory_is_that_of_the_first_call_and_of_the_later_ones() -> None:
+    mebibyte, found = 1 << 20, row()
+    bench_module._fill_memory(found, Peak(mebibyte, 2 * mebibyte), Peak(3 * mebibyte, 4 * mebibyte))
+    assert (found.host_first_mb, found.device_first_mb, found.host_later_mb, found.device_later_mb) == (1, 2, 3, 4)
+    found = row()
+    bench_module._fill_memory(found, Peak(mebibyte), None)
+    assert (found.host_first_mb, found.device_first_mb, found.host_later_mb, found.device_later_mb) == (1, *[None] * 3)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float16"), ("float16", "float32"), ("float32", "float32")])
+def test_a_baseline_is_held_to_the_coarser_of_two_precisions(dtypes: tuple[str, str]) -> None:
+    """An error that fp16 may have and fp32 may not, whichever of the two is the baseline."""
+    reference = np.tile([-1.0, 1.0], 500)
+    output = reference + TOLERANCES["float16", "unet"].mean / 2
+    ready = []
+    for dtype, value in zip(dtypes, (reference, output), strict=True):
+        runner: Any = SimpleNamespace(result=lambda value=value: {"y": value})
+        engine: Any = None
+        ready.append(bench_module._Ready(engine, runner, row(dtype=dtype), runner.result(), Precision(dtype)))
+    bench_module._check(ready, Case("unet", 1, 64, 64), None, Options())
+    assert [each.row.failed for each in ready] == [False, "float16" not in dtypes]
+    assert ready[1].row.mean_error == pytest.approx(TOLERANCES["float16", "unet"].mean / 2)
 
 
 # The whole benchmark
@@ -525,7 +574,7 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     emptied: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sdort.bench import bench as module
-    from sdort.bench import engines, timing
+    from sdort.bench import engines
 
     calls: list[str] = []
     run = engines._OnnxComponent.__call__
@@ -546,8 +595,18 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     )
     [row] = bench(tiny.onnx, options)
     assert row.status == "ok"
+    assert row.host_later_mb is not None
     # The reference's, the first, the warm-up's, and the one that fills the cache.
     assert calls == ["run"] * (4 if emptied else 3) + ["timed", "run"]
+
+
+def test_without_warm_up_nothing_is_told_of_later_calls(tiny: Tiny) -> None:
+    options = Options(runtime=RuntimeOptions("cpu"), components=("text_encoder",), warmup=0, repeat=3)
+    [row] = bench(tiny.onnx, options)
+    assert (row.status, row.warmup, row.repeat, len(row.times_ms)) == ("ok", 0, 3, 3)
+    assert row.host_first_mb is not None
+    assert row.host_later_mb is None
+    assert row.device_later_mb is None
 
 
 def test_one_size_that_fails_does_not_lose_the_others(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,24 @@ def test_steady_times_are_judged_by_the_margin(factor: float, margin: float, ver
     assert found.before_ms == pytest.approx(100.05)
 
 
+def test_faster_is_the_inverse_of_slower() -> None:
+    """A margin of 10 % is 1.1 times as long, or as long when the two change places."""
+    steady = row([110.5] * 8), row([100.0] * 8)
+    assert compare_rows(steady[1], steady[0], 0.1).verdict == "slower"
+    assert compare_rows(steady[0], steady[1], 0.1).verdict == "faster"
+
+
+def test_the_ratio_is_of_the_medians() -> None:
+    """One call that took a hundred times as long says nothing."""
+    ratio, low, high = interval([10.0] * 9, [20.0] * 8 + [2000.0])
+    assert ratio == low == high == 2
+
+
+def test_five_calls_are_enough() -> None:
+    assert compare_rows(row(STEADY[:5]), row(STEADY[:5]), 0.1).verdict == "same"
+    assert compare_rows(row(STEADY[:4]), row(STEADY[:5]), 0.1).reason == "4 timed calls, and 5 are needed"
+
+
 def test_noise_is_no_regression() -> None:
     """The median is a quarter longer, and every second call was as short as before."""
     noisy = [100.0, 150.0] * 4
@@ -66,6 +84,10 @@ def test_noise_is_no_regression() -> None:
     assert found.ratio == pytest.approx(1.25)
     assert found.verdict == "same"
     assert "more --repeat" in found.reason
+    found = compare_rows(row([1.25 * each for each in noisy]), row(noisy), 0.5)
+    assert found.high is not None
+    assert found.high < 1.5
+    assert "more --repeat" in found.reason  # it may be much faster
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -111,6 +133,18 @@ def test_rows_are_found_by_what_they_measure() -> None:
     assert now[3].compared == Compared("not comparable", reason="it was not measured then")
 
 
+@pytest.mark.parametrize("change", [{"step": "fp16"}, {"height": 96}, {"width": 96}, {"engine": "torch"}])
+def test_rows_of_other_things_are_not_compared(change: dict[str, Any]) -> None:
+    saved = [row(), row(times_scaled(2), **change)]
+    now = [row(times_scaled(2), **change), row()]
+    compare(now, saved, 0.1)
+    assert [each.compared.ratio if each.compared else None for each in now] == [1, 1]
+
+
+def test_a_row_that_failed_when_it_was_saved_is_said_to_have() -> None:
+    assert compare_rows(row([], status="it is wrong"), row(), 0.1).reason == "its check failed then"
+
+
 def test_only_a_slowdown_is_an_error() -> None:
     now = [row(times_scaled(0.5)), row(device="other", times=times_scaled(9)), row(times_scaled(1.5), batch_size=4)]
     compare(now[:2], [row(), row()], 0.1)
@@ -141,6 +175,8 @@ def test_a_saved_benchmark_comes_back(tmp_path: Path) -> None:
         ('{"sdort_bench": 9, "rows": []}', "format 9, not 1"),
         ('{"sdort_bench": 1, "rows": [{"times_ms": [1]}]}', "no saved benchmark: its parts"),
         (as_saved([row([1, -1])]), "times that are no times"),
+        (as_saved([row([1, 0])]), "times that are no times"),
+        (as_saved([row([1, float("inf")])]), "times that are no times"),
     ],
 )
 def test_another_file_is_a_usage_error(text: str, words: str, tmp_path: Path) -> None:
