@@ -78,6 +78,17 @@ def typed(field: str, count: int, kind: int = TensorProto.FLOAT) -> Change:
     return change
 
 
+def typed_beside_no_bytes(proto: ModelProto) -> None:
+    """Readers differ in which of the two they take."""
+    typed("float_data", 32)(proto)
+    weight(proto, "b").raw_data = b""
+
+
+def typed_and_external(proto: ModelProto) -> None:
+    typed("float_data", 32)(proto)
+    weight(proto, "b").data_location = TensorProto.EXTERNAL
+
+
 def cycle(proto: ModelProto) -> None:
     proto.graph.node[0].input[0] = "i"
 
@@ -151,16 +162,8 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         "given twice",
         "b",
     ),
-    "given beside no bytes": (
-        lambda p: (typed("float_data", 32)(p), setattr(weight(p, "b"), "raw_data", b"")),
-        "given twice",  # readers differ in which of the two they take
-        "b",
-    ),
-    "typed and external": (
-        lambda p: (typed("float_data", 32)(p), setattr(weight(p, "b"), "data_location", TensorProto.EXTERNAL)),
-        "both inside and outside",
-        "b",
-    ),
+    "given beside no bytes": (typed_beside_no_bytes, "given twice", "b"),
+    "typed and external": (typed_and_external, "both inside and outside", "b"),
     "not marked as external": (
         lambda p: weight(p, "b").external_data.add(key="location", value="data"),
         "not marked as such",
