@@ -36,10 +36,11 @@ def _rank(monomial: Monomial) -> tuple[int, list[str]]:
 class Expr:
     """A polynomial in normal form; never a plain number (arithmetic returns an ``int`` for those)."""
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_text", "terms")
 
     def __init__(self, terms: dict[Monomial, int]) -> None:
         self.terms = terms
+        self._text = ""
         self._hash = hash(frozenset(terms.items()))
 
     def __hash__(self) -> int:
@@ -101,7 +102,10 @@ class Expr:
             names = [_spell(atom) for atom in monomial]
             return "*".join(([str(factor)] if factor != 1 or not names else []) + names)
 
-        return " + ".join(show(*term) for term in sorted(self.terms.items(), key=lambda term: _rank(term[0])))
+        if not self._text:
+            terms = sorted(self.terms.items(), key=lambda term: _rank(term[0]))
+            self._text = " + ".join(show(*term) for term in terms)
+        return self._text
 
     __repr__ = __str__
 

@@ -48,17 +48,22 @@ class _Worklist:
         self._heap: list[tuple[int, int]] = []
         self._waiting: dict[int, gs.Node] = {}
         self._left = PER_NODE * (len(editor.graph.nodes) + 1)
+        self._settled: set[int] = set()
+        """Nodes that look as they did when their outputs were inferred."""
 
     def sweep(self) -> int:
         """Look at every node, and at whatever is to be looked at for it."""
-        self._push(self.editor.graph.nodes)
+        for node in self.editor.graph.nodes:
+            self._queue(node)
         self.editor.facts.changed.clear()
         changes = 0
         while self._heap:
             _, key = heapq.heappop(self._heap)
             node = self._waiting.pop(key)
             if node.outputs:
-                self.editor.facts.infer(node)
+                if key not in self._settled:
+                    self.editor.facts.infer(node)
+                    self._settled.add(key)
                 changes += self._visit(node)
                 self._push_changed()
         return changes
@@ -88,10 +93,15 @@ class _Worklist:
             raise RuntimeError(f"simplifications undo each other, {name} at {node.op} {node.name!r} among them")
 
     def _push(self, nodes: Iterable[gs.Node]) -> None:
+        """Nodes that look different than before: to be inferred anew."""
         for node in nodes:
-            if node.outputs and id(node) not in self._waiting:
-                self._waiting[id(node)] = node
-                heapq.heappush(self._heap, (self.editor.position(node), id(node)))
+            self._settled.discard(id(node))
+            self._queue(node)
+
+    def _queue(self, node: gs.Node) -> None:
+        if node.outputs and id(node) not in self._waiting:
+            self._waiting[id(node)] = node
+            heapq.heappush(self._heap, (self.editor.position(node), id(node)))
 
     def _push_changed(self) -> None:
         """Whoever reads or writes a tensor of which something else is known now."""
