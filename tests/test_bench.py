@@ -40,7 +40,7 @@ from sdort.bench.engines import OnnxEngine, weights_dtype
 from sdort.bench.memory import Peak
 from sdort.bench.plan import Options
 from sdort.bench.reference import checkpoint_of, original_of
-from sdort.bench.rows import Row, as_text, caption
+from sdort.bench.rows import Row, as_text, caption, cells
 from sdort.bench.timing import clock, interleave, ratio, statistics
 from sdort.cli import cli
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
@@ -380,6 +380,16 @@ def test_a_failed_row_has_no_times() -> None:
     failed.fail("it is wrong")
     assert all(getattr(failed, name) is None for name in (*TIMES, "speedup_low", "speedup_high"))
     assert failed.times_ms == []
+
+
+def test_a_row_says_what_was_found() -> None:
+    alike = row(psnr_db=61.62, lowest_psnr_db=41.17, checked_against="it")
+    assert alike.parity() == "61.6 dB (lowest 41.2) vs it"
+    assert row(psnr_db=50.0, lowest_psnr_db=50.0, checked_against="it").parity() == "50.0 dB vs it"
+    alike.fail("it is wrong")
+    assert alike.parity() == "FAILED: it is wrong"
+    titles, [line] = cells([row(speedup=1.5, speedup_low=1.25, speedup_high=2.0)])
+    assert line[titles.index("vs baseline")] == "1.50x (1.25 to 2.00)"
 
 
 def test_memory_is_that_of_the_first_call_and_of_the_later_ones() -> None:

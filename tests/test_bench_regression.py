@@ -72,6 +72,10 @@ def test_the_ratio_is_of_the_medians() -> None:
     assert ratio == low == high == 2
 
 
+def test_every_call_is_drawn() -> None:
+    assert interval([10.0], [10.0, 20.0]) == interval([10.0], [20.0, 10.0]) == (1.5, 1, 2)
+
+
 def test_five_calls_are_enough() -> None:
     assert compare_rows(row(STEADY[:5]), row(STEADY[:5]), 0.1).verdict == "same"
     assert compare_rows(row(STEADY[:4]), row(STEADY[:5]), 0.1).reason == "4 timed calls, and 5 are needed"

@@ -335,6 +335,16 @@ def test_metadata_versions_and_component_are_kept(tmp_path: Path) -> None:
     assert [entry.domain for entry in loaded.graph.import_domains] == [""]  # nothing uses com.microsoft
 
 
+def test_a_component_is_called_what_its_graph_is_and_else_what_its_file_is(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[N, 77] ids) => (float[N, 77, 32] y) { y = Gather (w, ids) }"""
+    encoder = parser.parse_model(text)
+    encoder.graph.initializer.append(numpy_helper.from_array(LARGE, "w"))
+    assert load_model(save(encoder, tmp_path)).component == "text_encoder"
+    assert load_model(save(encoder, tmp_path), "mine").component == "mine"
+    assert load_model(save(linear(), tmp_path)).component == "model"
+
+
 def test_contrib_operators_load() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "unused.domain" : 7]>
     g (float[N] x) => (float[N] y) { y = com.microsoft.QuickGelu <alpha = 1.702> (x) }"""

@@ -145,7 +145,9 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "claims 2**40 elements": (set_dims(2**20, 2**20), r"needs 4398046511104 bytes", "w"),
     "overflows 64 bits": (set_dims(2**62, 2**62), "impossible shape", "w"),
     "overflows with a zero": (set_dims(0, 2**62, 2**62), "impossible shape", "w"),
+    "overflows numpy with a zero": (set_dims(0, 2**61), "impossible shape", "w"),
     "negative dimension": (set_dims(-16, -32), "negative dimension", "w"),
+    "negative last dimension": (set_dims(16, -32), "negative dimension", "w"),
     "too few values": (set_dims(16, 33), "needs 2112 bytes", "w"),
     "too many values": (set_dims(16, 31), "needs 1984 bytes", "w"),
     "small tensor's size": (set_dims(31, name="b"), "needs 124 bytes, the file has 128", "b"),
@@ -215,6 +217,16 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         r"unknown operator sdort\.C",
         "extra",
     ),
+    "standard operator of a function's name": (
+        lambda p: (
+            function_in('<domain: "sdort", opset_import: ["" : 17]> keep (t) => (r) { r = Abs (t) }')(p),
+            set_opset(17)(p),
+            p.opset_import.add(domain="sdort", version=1),
+            p.graph.node[0].CopyFrom(helper.make_node("keep", ["x"], ["y"], "extra")),
+        ),
+        r"unknown operator keep \(opset 17\)",
+        "extra",
+    ),
     "schema: inputs": (add_node("MatMul", ["x"], ["z"]), "not a valid MatMul", "extra"),
     "schema: attribute": (add_node("Neg", ["x"], ["z"], axis=1), "not a valid Neg", "extra"),
     "split into fewer parts": (
@@ -252,6 +264,11 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "constant of nothing": (add_node("Constant", [], ["z"]), "Constant with", "extra"),
     "constant of two values": (add_node("Constant", [], ["z"], value_int=1, value_float=2.0), "Constant with", "extra"),
     "attribute twice": (attribute_twice, "the name of another", "reshape"),
+    "nameless attribute": (
+        lambda p: p.graph.node[0].attribute.add(type=AttributeProto.INT, i=1),
+        "an attribute has no name",
+        "matmul",
+    ),
     "attribute that is no text": (bad_text, "not text", "matmul"),
     "attribute of a list that is no text": (
         lambda p: p.graph.node[0].attribute.add(name="n", type=AttributeProto.STRINGS, strings=[b"a", b"\xff\xfe"]),
@@ -272,6 +289,13 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
         lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", -4),
         "impossible shape",
         "x",
+    ),
+    "input without a type": (lambda p: p.graph.input.add(name="t"), "kind unknown", "t"),
+    "output without a type": (lambda p: p.graph.output[0].ClearField("type"), "kind unknown", "y"),
+    "input without an element type": (
+        lambda p: p.graph.input.append(helper.make_tensor_value_info("t", TensorProto.UNDEFINED, [1])),
+        "element type UNDEFINED",
+        "t",
     ),
     "rank of an input": (
         lambda p: p.graph.input.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [1] * 33)),
@@ -379,6 +403,17 @@ def test_the_oldest_and_the_newest_versions_load(ir_version: int, opset: int) ->
     proto.ir_version = ir_version
     set_opset(opset)(proto)
     assert from_proto(proto, None, "unet").graph.opset == opset
+
+
+def test_a_rank_of_32_is_the_most() -> None:
+    proto = model()
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros([1] * 32, np.float32), "r"))
+    proto.graph.input.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [1] * 32))
+    assert len(from_proto(proto, None, "unet").graph.inputs) == 2
+    proto = model()
+    set_dims(*[1] * 33, name="b")(proto)
+    with pytest.raises(BadModelError, match="rank 33"):
+        from_proto(proto, None, "unet")
 
 
 def test_versions_just_beyond_are_refused() -> None:
