@@ -8,7 +8,7 @@ from sdort.rewrite.match import Match, Refusal, decline, refuse
 STAGE = "raise"
 ANCHOR = "Softmax"
 MUST_FUSE = True
-RUN_AFTER = ("transpose_last_two",)
+RUN_AFTER = ("transpose_last_two", "finite_softmax")
 _HEAD = """
 g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) <float scale> {
     kt = Transpose <perm = [0, 1, 3, 2]> (k)

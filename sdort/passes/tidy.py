@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sdort.passes import fold, reshape, simplify
+from sdort.passes import fold, products, reshape, simplify
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.worklist import apply_rules
 
-RULES = (fold.fold, reshape.constant_view, *simplify.RULES)
+RULES = (fold.fold, reshape.constant_view, *simplify.RULES, *products.RULES)
 
 
 def run(editor: Editor) -> int:
