@@ -11,7 +11,7 @@ from onnx import helper
 from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.infer import plain_attributes
-from sdort.rewrite.symbolic import Shape, numbers
+from sdort.rewrite.symbolic import Dim, Shape, numbers
 from sdort.rewrite.worklist import Rule, apply_rules
 from sdort.weights import Weight
 
@@ -276,12 +276,10 @@ def _split_sequence(editor: Editor, node: gs.Node) -> bool:
         return False
     readers = list(node.outputs[0].outputs)
     picks = [editor.integer(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
-    size, shape = editor.integer(node.inputs[1]), editor.shape(node.inputs[0])
-    axis = node.attrs.get("axis", 0)
-    length = None if shape is None else shape[axis]
-    if not size or not isinstance(length, int) or None in picks:
+    shape, axis = editor.shape(node.inputs[0]), node.attrs.get("axis", 0)
+    sizes = None if shape is None else _piece_sizes(editor, node.inputs[1], shape[axis])
+    if sizes is None or None in picks:
         return False
-    sizes = [min(size, length - start) for start in range(0, length, size)]
     attrs = {"axis": axis, "num_outputs": len(sizes)} if len(set(sizes)) == 1 else {"axis": axis}
     inputs = [node.inputs[0]] if "num_outputs" in attrs else [node.inputs[0], editor.ints(sizes)]
     parts = editor.node("Split", inputs, attrs, outputs=len(sizes)).outputs
@@ -289,6 +287,16 @@ def _split_sequence(editor: Editor, node: gs.Node) -> bool:
         editor.replace(reader.outputs[0], parts[pick])
         _discard(reader)
     return True
+
+
+def _piece_sizes(editor: Editor, split: gs.Tensor, length: Dim) -> list[int] | None:
+    """The pieces' sizes: ``split`` is a list of them, or the one of all but the last."""
+    given = numbers(editor.dims(split) or ())
+    if not given or not isinstance(length, int) or min(given) < 1:
+        return None
+    if len(given) > 1:
+        return given if sum(given) == length else None
+    return [min(given[0], length - start) for start in range(0, length, given[0])]
 
 
 def _discard(node: gs.Node) -> None:
