@@ -1,6 +1,10 @@
-"""Scaled dot-product attention without a mask: softmax(scale * Q K^T) V (https://arxiv.org/abs/1706.03762)."""
+"""Scaled dot-product attention without a mask: softmax(scale * Q K^T) V (https://arxiv.org/abs/1706.03762).
+
+torch writes 0 where softmax gives NaN, masked or not: scores that no mask has closed are finite.
+"""
 
 import math
+from itertools import product
 from typing import Any
 
 from sdort.rewrite.match import Match, Refusal, decline, refuse
@@ -8,26 +12,24 @@ from sdort.rewrite.match import Match, Refusal, decline, refuse
 STAGE = "raise"
 ANCHOR = "Softmax"
 MUST_FUSE = True
-RUN_AFTER = ("transpose_last_two", "finite_softmax")
+RUN_AFTER = ("transpose_last_two", "safe_softmax")
 _HEAD = """
-g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) <float scale> {
+g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y)
+<float scale, float zero = {0.0}> {
     kt = Transpose <perm = [0, 1, 3, 2]> (k)
     score = MatMul (q, kt)
 """
 _TURNED = """
-g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) <float scale> {
+g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y)
+<float scale, float zero = {0.0}> {
     kt = Transpose <perm = [0, 2, 3, 1]> (k)
     score = MatMul (q, kt)
 """
-_SCALED = """
-    logits = Mul (score, scale)
-    p = Softmax <axis = -1> (logits)
-    y = MatMul (p, v)
-}"""
-_PLAIN = """
-    p = Softmax <axis = -1> (score)
-    y = MatMul (p, v)
-}"""
+_SCORES = (
+    "logits = Mul (score, scale)  p = Softmax <axis = -1> (logits)",
+    "p = Softmax <axis = -1> (score)",
+)
+_ENDS = ("y = MatMul (p, v) }", "bad = IsNaN (p)  safe = Where (bad, zero, p)  y = MatMul (safe, v) }")
 _AFTER = """
 g (float[B, N, S, D] q, float[B, N, L, D] k, float[B, N, L, E] v) => (float[B, N, S, E] y) {
     y = Attention <scale: float = @factor> (q, k, v)
@@ -37,8 +39,9 @@ g (float[B, N, S, D] q, float[B, L, N, D] k, float[B, N, L, E] v) => (float[B, N
     heads = Transpose <perm = [0, 2, 1, 3]> (k)
     y = Attention <scale: float = @factor> (q, heads, v)
 }"""
-BEFORE = (_HEAD + _SCALED, _HEAD + _PLAIN, _TURNED + _SCALED, _TURNED + _PLAIN)
-AFTER = (_AFTER, _AFTER, _AFTER_TURNED, _AFTER_TURNED)
+_FORMS = tuple(product(((_HEAD, _AFTER), (_TURNED, _AFTER_TURNED)), _SCORES, _ENDS))
+BEFORE = tuple(head + scores + "\n" + end for (head, _), scores, end in _FORMS)
+AFTER = tuple(after for (_, after), _, _ in _FORMS)
 EXAMPLE = {"B": 2, "N": 3, "S": 5, "L": 7, "D": 4, "E": 4, "scale": [0.3]}
 
 

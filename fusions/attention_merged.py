@@ -9,7 +9,6 @@ from sdort.rewrite.match import Match, Refusal, decline, refuse
 
 STAGE = "raise"
 ANCHOR = "Softmax"
-RUN_AFTER = ("finite_softmax",)
 _BEFORE = """
 g (float[M, S, D] q, float[M, L, D] k, float[M, L, E] v{mask}) => (float[M, S, E] y) <float scale> {{
     kt = Transpose <perm = [0, 2, 1]> (k)

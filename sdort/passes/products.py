@@ -184,7 +184,7 @@ def _plain_addend(editor: Editor, node: gs.Node) -> bool:
     if node.op not in BROADCASTING:
         return False
     for index, tensor in enumerate(node.inputs):
-        plain = _unrepeated(tensor) if node.op == "Where" else None
+        plain: gs.Tensor | None = _element(editor, tensor) if node.op == "Where" else None
         expand = producer(tensor, "Expand")
         if expand is not None:
             plain = expand.inputs[0]
@@ -202,14 +202,14 @@ def _plain_addend(editor: Editor, node: gs.Node) -> bool:
     return False
 
 
-def _unrepeated(tensor: gs.Tensor) -> gs.Constant | None:
+def _element(editor: Editor, tensor: gs.Tensor) -> gs.Constant | None:
     """The element of a large constant that holds nothing else: exporters fold an Expand to the scores' size."""
     if not isinstance(tensor, gs.Constant) or len(tensor.shape) < 3 or math.prod(tensor.shape) < 2:
         return None
     values = _loaded(tensor)
-    if values is None or not (values == values.flat[0]).all():
+    if values is None or not (values == values.reshape(-1)[0]).all():
         return None
-    return gs.Constant(f"{tensor.name}_element", values.flat[0:1].reshape(()).copy())
+    return editor.constant(values.reshape(-1)[:1].reshape(()).copy(), "element")
 
 
 RULES: tuple[Rule, ...] = (_rows_apart, _batches_apart, _plain_operand, _plain_addend)

@@ -289,6 +289,18 @@ def _split_sequence(editor: Editor, node: gs.Node) -> bool:
     return True
 
 
+def _even_split(editor: Editor, node: gs.Node) -> bool:
+    """A Split into pieces of listed sizes that are all alike is one into so many."""
+    if node.op != "Split" or len(node.inputs) < 2:
+        return False
+    sizes = numbers(editor.dims(node.inputs[1]) or ())
+    if not sizes or len(set(sizes)) > 1 or len(sizes) != len(node.outputs):
+        return False
+    del node.inputs[1]
+    node.attrs["num_outputs"] = len(sizes)
+    return True
+
+
 def _piece_sizes(editor: Editor, split: gs.Tensor, length: Dim) -> list[int] | None:
     """The pieces' sizes: ``split`` is a list of them, or the one of all but the last."""
     given = numbers(editor.dims(split) or ())
@@ -319,6 +331,7 @@ RULES: tuple[Rule, ...] = (
     _slice_of_concat,
     _split_slices,
     _split_sequence,
+    _even_split,
 )
 
 
