@@ -306,6 +306,39 @@ def test_chunks_are_a_split(length: int, size: int, last: int) -> None:
     assert check_step(text, simplify.run, SIZES) == {"Abs": 1, "Neg": 1, "Split": 1}
 
 
+LISTED = """
+g (float[B, 6, H] x) => (float[B, a, H] y, float[B, b, H] z)
+<int64[2] sizes = {{{sizes}}}, int64 i = {{0}}, int64 j = {{1}}> {{
+    {lines}
+    y = Neg (a)  z = Abs (b)
+}}"""
+_SEQUENCE = "parts = SplitToSequence <axis = 1> (x, sizes)  a = SequenceAt (parts, i)  b = SequenceAt (parts, j)"
+_SPLIT = "a, b = Split <axis = 1> (x, sizes)"
+
+
+@pytest.mark.parametrize("lines", [_SEQUENCE, _SPLIT])
+@pytest.mark.parametrize(("sizes", "even"), [("3, 3", True), ("2, 4", False), ("4, 2", False)])
+def test_pieces_of_listed_sizes_are_a_split(lines: str, sizes: str, even: bool) -> None:
+    """With as many pieces as there are where all are alike."""
+    text = LISTED.format(sizes=sizes, lines=lines)
+    assert check_step(text, simplify.run, SIZES) == {"Abs": 1, "Neg": 1, "Split": 1}
+    editor = edit(text)
+    simplify.run(editor)
+    assert attributes(editor, "Split") == ({"axis": 1, "num_outputs": 2} if even else {"axis": 1})
+
+
+@pytest.mark.parametrize("sizes", ["3, 4", "2, 2", "6, 0"])
+def test_pieces_that_are_not_the_whole_stay_a_sequence(sizes: str) -> None:
+    editor = edit(LISTED.format(sizes=sizes, lines=_SEQUENCE))
+    simplify.run(editor)
+    assert operators(editor)["SplitToSequence"] == 1
+
+
+def test_a_split_that_hands_on_fewer_pieces_stays() -> None:
+    editor = edit("g (float[B, 6, H] x) => (float[] y) <int64[3] s = {2, 2, 2}> { y, z = Split <axis = 1> (x, s) }")
+    assert simplify.run(editor) == 0
+
+
 def test_other_sequences_stay() -> None:
     for text in (
         SEQUENCE.format(length="N", size=3, last=1),
