@@ -11,7 +11,7 @@ STAGE = "fuse"
 ANCHOR = "Attention"
 RUN_AFTER = ("packed_qkv",)
 _BEFORE = """
-g (float[B, S, C] q, float[B, L, I] x) => (float[B, S, C] y) <{0}, float[B, L, C] k> {{
+g (float[B, S, C] q, float[B, L, I] x) => (float[B, S, C] y) <{0}> {{
     {1}
     y = Attention <q_num_heads: int = @heads, kv_num_heads: int = @heads, scale: float = @scale> (q, k, v)
 }}"""

@@ -10,6 +10,7 @@ from small_graphs import Described, check_step, edit, feeds_for, operators, pars
 
 from sdort.passes import tidy
 from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.weights import Absent, Weight
 
 SIZES = {"B": 2, "S": 5, "H": 3, "M": 10, "O": 8}
 CLOSE = 1e-5
@@ -80,7 +81,7 @@ def test_other_linears_stay(settings: dict[str, str]) -> None:
 
 
 def test_a_transposed_left_operand_stays() -> None:
-    text = """g (float[2, 3, 10] x) => (float[2, 5, 8] y) <int64[2] merge = {6, 10}, int64[3] split = {2, 5, 8}> {
+    text = """g (float[2, 3, 6] x) => (float[2, 3, 8] y) <int64[2] merge = {6, 6}, int64[3] split = {2, 3, 8}> {
         rows = Reshape (x, merge)
         z = Gemm <transA = 1> (rows, w, b)
         y = Reshape (z, split)
@@ -90,13 +91,32 @@ def test_a_transposed_left_operand_stays() -> None:
     assert operators(editor) == {"Gemm": 1, "Reshape": 2}
 
 
-def test_a_target_that_copies_a_size_of_merged_rows_is_written_anew() -> None:
-    """Its 0 would be another axis: the first one of what is no longer merged."""
-    text = """g (float[2, 5, 6] x) => (float[2, 5, 8, 1] y)
-    <int64[2] merge = {-1, 6}, int64[4] split = {2, 0, 8, 1}, int64[4] given = {2, 5, -1, 1}> {
+def test_a_row_that_was_no_stack_of_rows_stays() -> None:
+    text = """g (float[6] x) => (float[8] y) <int64[2] up = {1, 6}, int64[1] down = {8}> {
+        row = Reshape (x, up)
+        z = Gemm (row, w, b)
+        y = Reshape (z, down)
+    }"""
+    editor = edit(text, weights(w=(6, 8), b=(8,)))
+    tidy.run(editor)
+    assert operators(editor) == {"Gemm": 1, "Reshape": 2}
+
+
+def test_a_reader_that_is_no_view_keeps_the_rows_merged() -> None:
+    text = """g (float[1, 2, 6] x, float[1, 2, 8] t) => (float[1, 2, 8] y) <int64[2] merge = {2, 6}> {
+        rows = Reshape (x, merge)
+        z = Gemm (rows, w, b)
+        y = Add (z, t)
+    }"""
+    assert check_step(text, tidy.run, {}, weights(w=(6, 8), b=(8,))) == {"Add": 1, "Gemm": 1, "Reshape": 1}
+
+
+def test_some_rows_may_stay_merged() -> None:
+    text = """g (float[2, 3, 5, 6] x) => (float[2, 3, 5, 8, 1] y)
+    <int64[3] merge = {6, 5, 6}, int64[5] split = {2, 3, 5, -1, 1}> {
         rows = Reshape (x, merge)
         z = MatMul (rows, w)
-        y = Reshape (z, given)
+        y = Reshape (z, split)
     }"""
     assert check_step(text, tidy.run, {}, weights(w=(6, 8)), rtol=CLOSE) == {"MatMul": 1, "Reshape": 1}
 
@@ -149,6 +169,7 @@ REPEATED = {
     "a weight on the left": ("e = Expand (w, to)  y = MatMul (e, x)", {"w": (6, 6)}, {"MatMul": 1}),
     "a weight with a batch of 1": ("e = Expand (w, to)  y = MatMul (x, e)", {"w": (1, 6, 6)}, {"MatMul": 1}),
     "columns too": ("e = Expand (w, to)  y = MatMul (x, e)", {"w": (6, 1)}, {"Expand": 1, "MatMul": 1}),
+    "rows too": ("e = Expand (w, to)  y = MatMul (x, e)", {"w": (1, 6)}, {"Expand": 1, "MatMul": 1}),
     "an addend": ("e = Expand (w, to)  y = Add (x, e)", {"w": (6,)}, {"Add": 1}),
     "a choice": ("e = Expand (w, to)  c = IsNaN (x)  y = Where (c, e, x)", {"w": ()}, {"IsNaN": 1, "Where": 1}),
     "more than the other": ("e = Expand (x, w4)  y = Add (w, e)", {"w": (6,)}, {"Add": 1, "Expand": 1}),
@@ -198,10 +219,14 @@ def test_a_weight_that_was_repeated_and_folded_is_one(stack: Any, rank: int) -> 
     assert len(editor.graph.nodes[0].inputs[1].shape) == rank
 
 
-@pytest.mark.parametrize("shape", [(2, 600, 600)])
-def test_a_large_weight_is_not_looked_at(shape: tuple[int, ...]) -> None:
-    text = "g (float[2, 5, 600] x) => (float[2, 5, 600] y) { y = MatMul (x, w) }"
-    editor = edit(text, {"w": Described(shape, np.float32)})
+@pytest.mark.parametrize(
+    ("size", "weight"),
+    [(600, Described((2, 600, 600), np.float32)), (6, Absent("w", (2, 6, 6), np.float32))],
+    ids=["large", "not there yet"],
+)
+def test_a_weight_that_is_large_or_not_there_is_not_looked_at(size: int, weight: Weight) -> None:
+    text = f"g (float[2, 5, {size}] x) => (float[2, 5, {size}] y) {{ y = MatMul (x, w) }}"
+    shape, editor = weight.shape, edit(text, {"w": weight})
     tidy.run(editor)
     assert editor.graph.nodes[0].inputs[1].shape == shape
 
@@ -215,6 +240,12 @@ def test_a_tensor_of_one_number_is_the_number(values: Any, rank: int) -> None:
     tidy.run(editor)
     (node,) = (n for n in editor.graph.nodes if n.op == "Where")
     assert len(node.inputs[1].shape) == rank
+
+
+def test_a_row_of_one_number_stays() -> None:
+    text = "g (float[4] x) => (float[4] y) <float[4] w = {1.0, 1.0, 1.0, 1.0}> { c = IsNaN (x)  y = Where (c, w, x) }"
+    editor = edit(text)
+    assert tidy.run(editor) == 0
 
 
 # --- softmax of closed rows ---

@@ -12,7 +12,6 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.passes.reshape import constant_target
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.infer import broadcast
 from sdort.rewrite.symbolic import Shape
@@ -48,7 +47,7 @@ def _rows_apart(editor: Editor, node: gs.Node) -> bool:
 def _is_linear(editor: Editor, node: gs.Node) -> bool:
     """Whether the node is x W, or x W + b with one b for all rows."""
     left, right = (editor.shape(t) for t in node.inputs[:2]) if node.op in ("MatMul", "Gemm") else (None, None)
-    if left is None or right is None or len(left) != 2 or len(right) != 2:
+    if left is None or right is None or len(right) != 2:
         return False
     if node.op == "MatMul":
         return True
@@ -75,41 +74,32 @@ def _batches_apart(editor: Editor, node: gs.Node) -> bool:
 
 
 def _unmerged(editor: Editor, tensor: gs.Tensor, kept: int) -> gs.Tensor | None:
-    """What a Reshape made the tensor of by merging several axes into the one before the ``kept`` last."""
+    """What a Reshape made the tensor of by merging axes, of which the ``kept`` last are none."""
     node, shape = producer(tensor, "Reshape"), editor.shape(tensor)
     before = None if node is None else editor.shape(node.inputs[0])
-    if node is None or shape is None or before is None or len(shape) != kept + 1 or len(before) <= len(shape):
+    if node is None or shape is None or before is None or len(before) <= len(shape):
         return None
     return node.inputs[0] if before[-kept:] == shape[-kept:] else None
 
 
-View = tuple[gs.Node, gs.Tensor]
-"""A Reshape, and the target that says the same of a tensor whose first axes are not merged."""
-
-
-def _views(editor: Editor, node: gs.Node, axes: Shape) -> list[View] | None:
+def _views(editor: Editor, node: gs.Node, axes: Shape) -> list[gs.Node] | None:
     """The readers of a product, if all of them are views that give it these first axes again."""
     (result,) = node.outputs
-    width, views = (editor.shape(result) or ())[-1:], []
-    if not result.outputs or not width or editor.is_output(result):
+    if not result.outputs or editor.is_output(result):
         return None
     for reader in result.outputs:
         shape = editor.shape(reader.outputs[0]) if reader.op == "Reshape" and not reader.domain else None
         if shape is None or shape[: len(axes)] != axes:
             return None
-        spec = constant_target(shape, (*axes, *width))
-        given = editor.dims(reader.inputs[1])
-        if spec is None and (given is None or 0 in given):  # a 0 would stand for another axis
-            return None
-        views.append((reader, reader.inputs[1] if spec is None else editor.ints(spec, "shape")))
-    return views
+    return list(result.outputs)
 
 
-def _view_again(editor: Editor, node: gs.Node, views: list[View], result: gs.Tensor) -> None:
-    for view, target in views:
-        outputs = list(view.outputs)
+def _view_again(editor: Editor, node: gs.Node, views: list[gs.Node], result: gs.Tensor) -> None:
+    """Their targets stay: where one copies a size of what was merged, it copies the same of what begins as they do."""
+    for view in views:
+        target, outputs = view.inputs[1], list(view.outputs)
         view.inputs.clear()
-        editor.node("Reshape", [result, target], outputs=outputs)
+        editor.node("Reshape", [result, target], dict(view.attrs), outputs=outputs)
     node.inputs.clear()
 
 
