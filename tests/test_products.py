@@ -313,7 +313,7 @@ g (float[2, 5, 12] x{more}) => (float[2, 5, {values}] y) {{
 _QKV = "m = MatMul (x, w)  q, k, v = Split <axis = -1, num_outputs = 3> (m)"
 _KV = "m = MatMul (x, w)  k, v = Split <axis = -1, num_outputs = 2> (m)"
 _BIASED = "m = MatMul (x, w)  n = Add (m, b)  q, k, v = Split <axis = -1, num_outputs = 3> (n)"
-PACKED = {
+PACKED: dict[str, list[tuple[str, dict[str, str]]]] = {
     "packed_qkv": [(_QKV, {}), (f"q = MatMul (x, u)  {_KV}", {})],
     "packed_kv": [(_KV, {"more": ", float[2, 5, 12] q"})],
     "packed_attention": [(_BIASED, {"causal": ", is_causal = 1"})],
