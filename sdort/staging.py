@@ -117,9 +117,20 @@ def _replaceable(out: Path) -> bool:
     precious = [Path(os.path.expanduser("~")), Path.cwd()]
     if any(path.is_relative_to(out.resolve()) for path in precious) or os.path.ismount(out):
         return False
-    entries = list(out.iterdir())
-    marks = ("*.onnx", "*/*.onnx", "model_index.json")
-    return not entries or any(next(out.glob(mark), None) for mark in marks)
+    while True:
+        looked_at = _identity(out)
+        if not any(out.iterdir()) or any(
+            next(out.glob(mark), None) for mark in ("*.onnx", "*/*.onnx", "model_index.json")
+        ):
+            return True
+        if _identity(out) == looked_at:
+            return False
+        # Another run put its result there meanwhile, and what was looked for in the one folder is not in the other.
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
 
 
 def _make_parents(out: Path) -> list[Path]:

@@ -147,6 +147,29 @@ def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert content(tmp_path / "empty") == "new"
 
 
+def test_a_folder_that_another_run_replaces_while_it_is_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``*/*.onnx`` is listed in one folder and looked for in the other, where the components have other names."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    make(out, "old")
+    (other / "vae_decoder").mkdir(parents=True)
+    (other / "vae_decoder" / "model.onnx").touch()
+    real, swaps = Path.glob, [True]
+
+    def glob(self: Path, mark: str) -> Any:
+        if self == out and mark == "*/*.onnx" and swaps:
+            swaps.pop()
+            assert sdort.staging.exchange(out, other)
+            return iter(())
+        return real(self, mark)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    make(out, "new", overwrite=True)
+    assert content(out) == "new"
+    assert swaps == []
+
+
 def test_where_one_works_and_what_is_mounted_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     make(out, "old")
