@@ -292,11 +292,12 @@ def _reads_removed(editor: Editor, before: Pattern, after: Pattern, match: Match
 
 
 def _discard(editor: Editor, nodes: list[gs.Node]) -> None:
-    for node in nodes:
+    """Take out nodes that were appended last; the graph is not searched for them."""
+    for node in reversed(nodes):
         node.inputs.clear()
         node.outputs.clear()
-    gone = {id(n) for n in nodes}
-    editor.graph.nodes = [n for n in editor.graph.nodes if id(n) not in gone]
+        last = editor.graph.nodes.pop()
+        assert last is node
 
 
 def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> list[gs.Node]:
