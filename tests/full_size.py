@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from gpu_benchmark import UNETS as RELEASED
 from models import Built, TextEncoder, UNet, VaeDecoder, VaeEncoder
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -14,35 +15,12 @@ SD2_UNET: dict[str, Any] = {
     "attention_head_dim": [5, 10, 20, 20],
     "use_linear_projection": True,
 }
-SDXL_BLOCKS: dict[str, Any] = {
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-}
 UNETS: dict[str, dict[str, Any]] = {
     "sd15": {"cross_attention_dim": 768},
     "sd15_inpaint": {"cross_attention_dim": 768, "in_channels": 9},
     "sd21": SD2_UNET,
-    "sdxl": {
-        **SDXL_BLOCKS,
-        "block_out_channels": (320, 640, 1280),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": [1, 2, 10],
-        "attention_head_dim": [5, 10, 20],
-        "cross_attention_dim": 2048,
-        "projection_class_embeddings_input_dim": 2816,
-    },
-    "sdxl_refiner": {
-        **SDXL_BLOCKS,
-        "block_out_channels": (384, 768, 1536, 1536),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
-        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": 4,
-        "attention_head_dim": [6, 12, 24, 24],
-        "cross_attention_dim": 1280,
-        "projection_class_embeddings_input_dim": 2560,
-    },
+    "sdxl": RELEASED["sdxl"],
+    "sdxl_refiner": RELEASED["sdxl-refiner"],
 }
 VAE: dict[str, Any] = {
     "block_out_channels": (128, 256, 512, 512),
@@ -81,7 +59,7 @@ def build_full(name: str) -> Built:
 
 
 def _unet(name: str) -> Built:
-    model = UNet2DConditionModel(sample_size=64, **UNETS[name]).eval()
+    model = UNet2DConditionModel(**{"sample_size": 64, **UNETS[name]}).eval()
     config = dict(model.config)
     inputs = {
         "sample": torch.empty(2, config["in_channels"], 64, 64),

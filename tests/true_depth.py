@@ -30,7 +30,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pipeline": "StableDiffusionXLPipeline",
         "texts": {"text_encoder": "clip_l", "text_encoder_2": "openclip_bigg"},
     },
-    "sdxl_refiner": {"pipeline": "StableDiffusionXLImg2ImgPipeline", "texts": {"text_encoder_2": "openclip_bigg"}},
+    # Its text encoder is the base's second one.
+    "sdxl_refiner": {"pipeline": "StableDiffusionXLImg2ImgPipeline", "texts": {}},
 }
 WITH_VAE = ("sd15", "sdxl")
 
