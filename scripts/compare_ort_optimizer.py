@@ -88,7 +88,9 @@ def main() -> int:
     if not source.exists():
         source.parent.mkdir(parents=True, exist_ok=True)
         measured([sys.executable, "-c", EXPORT, str(source), args.exporter])
-        pack(source)
+        # In a process of its own: one that is started later would begin with this one's peak memory as its own.
+        code = f"import compare_ort_optimizer as this, pathlib; this.pack(pathlib.Path({str(source)!r}))"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parent)
     result = {
         "exporter": args.exporter,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
