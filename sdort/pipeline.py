@@ -161,8 +161,11 @@ def _check_types(run: Run) -> None:
     types.check(run.editor, run.model.graph.opset, hint)
 
 
-def _narrow(run: Run) -> None:
+def _refuse(run: Run) -> None:
     types.refuse(run.editor)
+
+
+def _narrow(run: Run) -> None:
     narrow.run(run.editor)
 
 
@@ -231,6 +234,11 @@ PIPELINE: list[Step] = [
     ("types", _check_types, "what does not fit together no runtime loads, before or after"),
     ("restore", _stage("restore"), "operators of ONNX Runtime that another tool put in are standard ones again"),
     ("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
+    (
+        "refuse",
+        _refuse,
+        "stored weights are dequantized now: what is left computes in types that sdort does not",
+    ),
     ("narrow", _narrow, "unwraps what half-precision exporters cast up and down for nothing"),
     ("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
     ("attention", _attention, "one form of ONNX's Attention, whoever wrote it; the rest of it is said around it"),

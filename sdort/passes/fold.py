@@ -18,12 +18,11 @@ import onnx_graphsurgeon as gs
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 
-from sdort.rewrite.editor import Editor, producer, scalar, weight
+from sdort.rewrite.editor import Editor, array, producer, scalar, weight
 from sdort.rewrite.infer import plain_attributes
 from sdort.rewrite.symbolic import numbers
 from sdort.rewrite.worklist import apply_rules
 from sdort.weights import (
-    Absent,
     Array,
     Cast,
     Concatenated,
@@ -227,12 +226,8 @@ def _score_sized(tensor: gs.Constant) -> bool:
 
 def _holds_zeros(tensor: gs.Constant) -> bool:
     """Whether a large constant is all zeros: the one case in which a pass looks at a weight's values."""
-    values = tensor._values
-    if isinstance(values, Weight):
-        if any(isinstance(leaf, Absent) for leaf in values.leaves()):
-            return False
-        values = values.load()
-    return not np.any(values)
+    values = array(tensor, math.inf)
+    return values is not None and not np.any(values)
 
 
 def is_zero(tensor: gs.Tensor) -> bool:

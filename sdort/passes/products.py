@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.rewrite.editor import Editor, producer
+from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.infer import broadcast
 from sdort.rewrite.symbolic import Shape
 from sdort.rewrite.worklist import Rule
-from sdort.weights import Absent, Array, Inline, Reshaped, Weight, as_weight
+from sdort.weights import Inline, Reshaped, as_weight
 
 BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Equal", "Less", "LessOrEqual",
                           "Greater", "GreaterOrEqual", "Min", "Max"})  # fmt: skip
@@ -136,21 +135,11 @@ def _repeats(tensor: gs.Constant) -> bool:
     """Whether a stack of matrices is one matrix again and again: exporters fold an Expand of small weights."""
     if math.prod(tensor.shape[:-2]) == 1:
         return True
-    values = _loaded(tensor)
+    values = array(tensor, LIMIT)
     if values is None:
         return False
     matrices = values.reshape(-1, *tensor.shape[-2:])
     return bool((matrices == matrices[:1]).all())
-
-
-def _loaded(tensor: gs.Constant) -> Array | None:
-    """The values of a constant that an exporter may have folded; None of one that is too large for that."""
-    values = tensor._values
-    if math.prod(tensor.shape) > LIMIT:
-        return None
-    if isinstance(values, Weight):
-        return None if any(isinstance(leaf, Absent) for leaf in values.leaves()) else values.load()
-    return np.asarray(values)
 
 
 def _taken_once(editor: Editor, tensor: gs.Tensor, shape: Shape) -> gs.Tensor:
@@ -196,7 +185,7 @@ def _element(editor: Editor, tensor: gs.Tensor) -> gs.Constant | None:
     """The element of a large constant that holds nothing else: exporters fold an Expand to the scores' size."""
     if not isinstance(tensor, gs.Constant) or len(tensor.shape) < 3 or math.prod(tensor.shape) < 2:
         return None
-    values = _loaded(tensor)
+    values = array(tensor, LIMIT)
     if values is None or not (values == values.reshape(-1)[0]).all():
         return None
     return editor.constant(values.reshape(-1)[:1].reshape(()).copy(), "element")

@@ -233,9 +233,9 @@ def consumers(tensor: gs.Tensor) -> Iterator[gs.Node]:
     yield from tensor.outputs
 
 
-def array(tensor: gs.Tensor) -> Array | None:
-    """The values of a small constant; None for variables and for weights."""
-    if not isinstance(tensor, gs.Constant) or math.prod(tensor.shape) > SMALL:
+def array(tensor: gs.Tensor, limit: float = SMALL) -> Array | None:
+    """The values of a constant of up to ``limit`` elements; None of others, of variables and of absent weights."""
+    if not isinstance(tensor, gs.Constant) or math.prod(tensor.shape) > limit:
         return None
     values = tensor._values
     if isinstance(values, Weight):

@@ -6,14 +6,13 @@ whether it may be minus infinity, which closes whole rows, and whether a constan
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.rewrite.editor import Editor, producer
-from sdort.weights import Absent, Array, Weight
+from sdort.rewrite.editor import Editor, array, producer
+from sdort.weights import Array
 
 LARGEST_HALF = 65504.0
 """The largest finite number of fp16."""
@@ -91,11 +90,5 @@ def _constant(tensor: gs.Tensor) -> Array | None:
     node = producer(tensor)
     if node is not None and node.op == "ConstantOfShape":
         return np.asarray(node.attrs["value"].values, np.float64) if "value" in node.attrs else np.zeros(1)
-    if not isinstance(tensor, gs.Constant) or math.prod(tensor.shape) > _LIMIT:
-        return None
-    values = tensor._values
-    if isinstance(values, Weight):
-        if any(isinstance(leaf, Absent) for leaf in values.leaves()):
-            return None
-        values = values.load()
-    return np.asarray(values).astype(np.float64)
+    values = array(tensor, _LIMIT)
+    return None if values is None else values.astype(np.float64)
