@@ -6,7 +6,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import native
 import numpy as np
@@ -212,6 +212,16 @@ class Guarded:
         assert (around == 0xFF).all(), "written beyond the output"
 
 
+class Launch(NamedTuple):
+    """One of a variant's, of a grid of (x, y) blocks."""
+
+    kernel: str
+    x: int
+    y: int
+    threads: int
+    cooperative: bool
+
+
 class Simulation:
     """A case on one machine: tensors bound to a Problem, launched as often as wanted on one workspace.
 
@@ -260,17 +270,25 @@ class Simulation:
         text = self.library.simulated_group_norm_variants(ctypes.byref(self.problem), self.half, *self.device)
         return str(text.decode()).split()
 
-    def launches(self, variant: str) -> list[tuple[str, int, int, int]]:
+    def launches(self, variant: str) -> list[Launch]:
         text = self.library.simulated_group_norm_launches(
             ctypes.byref(self.problem), self.half, *self.device, variant.encode()
         )
         rows = [line.split() for line in text.decode().splitlines()]
-        return [(name, int(x), int(y), int(threads)) for name, x, y, threads in rows]
+        return [Launch(name, int(x), int(y), int(threads), bool(int(together))) for name, x, y, threads, together in rows]
+
+    def together(self, variant: str) -> bool:
+        """Whether blocks of this variant wait for each other."""
+        return any(launch.cooperative for launch in self.launches(variant))
 
     def launch(self, variant: str) -> None:
         self.library.sdort_body_order(self.order)
         failed = self.library.simulate_group_norm(ctypes.byref(self.problem), self.half, *self.device, variant.encode())
         assert not failed, self.library.simulated_error().decode()
+
+    def most_blocks(self) -> int:
+        """Blocks that had to be on the device together since this was last asked, of any simulation on this machine."""
+        return int(self.library.sdort_body_most_blocks())
 
     def run(self, variant: str) -> tuple[Array, Array | None]:
         """Y and S of one launch, whose memory was NaN before."""

@@ -98,11 +98,13 @@ def launch_bounds(architecture: str) -> dict[str, int]:
     """Kernel -> the blocks that its source names: for GroupNorm, and for attention on NVIDIA."""
     folder = native.SOURCE / "kernels"
     found: dict[str, int] = {}
-    norm = re.findall(
-        r"^SDORT_GROUP_NORM\((\d+), (\d+), (\d+), (\d+)\)", (folder / "group_norm_kernel.h").read_text(), re.M
-    )
-    for threads, rows, kept, blocks in norm:
-        found |= {f"group_norm_{dtype}_{threads}_{rows}_{kept}": int(blocks) for dtype in ("f16", "f32")}
+    for form, path in (("alone", "group_norm_kernel.h"), ("together", "group_norm_together_kernel.h")):
+        text = (folder / path).read_text()
+        for instance, blocks in re.findall(rf"^SDORT_GROUP_NORM_{form.upper()}\(([\d, ]+), (\d+)\)", text, re.M):
+            name = f"{form}_{instance.replace(', ', '_')}"
+            found |= {f"group_norm_{dtype}_{name}": int(blocks) for dtype in ("f16", "f32")}
+    [blocks] = re.findall(r"kTwoBlocks = (\d+);", (folder / "group_norm.h").read_text())
+    found |= {f"group_norm_{dtype}_{name}": int(blocks) for dtype in ("f16", "f32") for name in ("measure", "apply")}
     text = (folder / "attention_general_kernel.h").read_text()
     for columns, blocks in re.findall(r"^SDORT_ATTENTION_GENERAL\((\d+), (\d+)\)", text, re.M):
         found |= {f"attention_general_{dtype}_{columns}": int(blocks) for dtype in ("f16", "f32")}
@@ -117,7 +119,7 @@ def launch_bounds(architecture: str) -> dict[str, int]:
 
 def test_launch_bounds_are_found_in_the_source() -> None:
     bounds = launch_bounds("sm_90")
-    assert bounds["group_norm_f16_128_12_20"] == 4
+    assert bounds["group_norm_f16_together_128_12_20"] == 4
     flash = {name for name in kernel_names("sm_90") if re.search(r"attention.*(_k\d|general)", name)}
     assert flash == {name for name in bounds if name.startswith("attention")}
     assert {name for name, blocks in launch_bounds("sm_80").items() if blocks != bounds[name]} == {
@@ -133,7 +135,7 @@ def test_as_many_blocks_as_headers_count_on() -> None:
         assert kernel.blocks >= min(room, stated_blocks(kernel)), kernel
 
 
-def vectors_in_flight(name: str, nvidia: bool) -> int | None:
+def vectors_in_flight(name: str) -> int | None:
     """16-byte loads that a lane has on their way at a time, of tensors; None of what goes by elements or computes."""
     if re.fullmatch(r"bias_add_f\d\d_vector", name):
         return 2
@@ -141,16 +143,16 @@ def vectors_in_flight(name: str, nvidia: bool) -> int | None:
         return 2 * int(found[1])
     if found := re.fullmatch(r"skip_layer_norm_f\d\d_w\dv(\d)", name):
         return 2 * int(found[1])
-    if found := re.fullmatch(r"group_norm_f\d\d_\d+_(\d+)_(\d+)", name):
-        # The one that keeps rows in shared memory too is for what NVIDIA has of it.
-        return None if int(found[2]) and not nvidia else int(found[1])
+    if found := re.fullmatch(r"group_norm_f\d\d_(?:alone|together)_\d+_(\d+)(?:_\d+)?", name):
+        return int(found[1])
+    if re.fullmatch(r"group_norm_f\d\d_(measure|apply)", name):
+        return 8
     return None
 
 
 def test_enough_loads_are_on_their_way_to_fill_the_memory() -> None:
-    for path, kernel in all_kernels():
-        vectors = vectors_in_flight(kernel.name, path.suffix == ".cubin")
-        if vectors:
+    for _, kernel in all_kernels():
+        if vectors := vectors_in_flight(kernel.name):
             assert kernel.blocks * kernel.threads * vectors * 16 >= IN_FLIGHT, kernel
 
 

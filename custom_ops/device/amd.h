@@ -8,6 +8,8 @@
         const Args args) {                                                                                        \
         body(args);                                                                                               \
     }
+// HIP launches a cooperative grid through a queue of its own, with a kernel before it and waits of the host around it.
+#define SDORT_COOPERATIVE 0
 // Compute units and, since RDNA, work-group processors have four SIMDs each.
 #define SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)                                                  \
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads)))             \

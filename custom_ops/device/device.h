@@ -26,7 +26,10 @@
 //   SDORT_KERNEL(name, threads, Args, body)         the entry point `name`: a block of `threads` runs body(args)
 //   SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)
 //                                                   the same, with few enough registers that `blocks` of them are on a
-//                                                   compute unit at a time: for blocks that wait for each other
+//                                                   compute unit at a time
+//   SDORT_COOPERATIVE                               1 where drivers launch a grid so that all of its blocks are resident, at
+//                                                   little cost: only then may blocks wait for each other, and only in
+//                                                   kernels that are launched so (Launch::cooperative)
 //
 // A kernel's arguments are one struct, passed by value: what the host packs is what the kernel reads.
 #pragma once

@@ -14,6 +14,7 @@
         body(args);                                                                        \
     }
 #define SDORT_MATRIX_MMA_SYNC 1
+#define SDORT_COOPERATIVE 1
 
 namespace sdort {
 

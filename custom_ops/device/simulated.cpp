@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device.h"
@@ -183,7 +184,6 @@ void run(const unsigned grid[2]) {
     std::vector<std::unique_ptr<Block>> active;
     const uint64_t total = static_cast<uint64_t>(grid[0]) * grid[1];
     uint64_t next = 0;
-    most_blocks = 0;
     while (next < total || !active.empty()) {
         bool progress = false;
         for (auto& block : active) progress |= pass(*block);
@@ -289,8 +289,8 @@ extern "C" const char* sdort_body_error() { return last_error.c_str(); }
 // wave and in a direction that this number decides: what lies between two barriers must give the same result in any order.
 extern "C" void sdort_body_order(uint64_t seed) { sdort::simulator::order = seed; }
 
-// Blocks that had to be on the device at a time in the last launch, started in order.
-extern "C" size_t sdort_body_most_blocks() { return sdort::simulator::most_blocks; }
+// Blocks that had to be on the device at a time, started in order: the most of any launch since this was last asked.
+extern "C" size_t sdort_body_most_blocks() { return std::exchange(sdort::simulator::most_blocks, 0); }
 
 // The kernels' names, one a line.
 extern "C" const char* sdort_body_names() {

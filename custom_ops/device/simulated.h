@@ -21,6 +21,13 @@
 // Every block is resident here.
 #define SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body) SDORT_KERNEL(name, threads, Args, body)
 
+// As on the machine whose matrix instruction it has.
+#if defined(SDORT_MATRIX_MMA_SYNC)
+#define SDORT_COOPERATIVE 1
+#else
+#define SDORT_COOPERATIVE 0
+#endif
+
 #ifndef SDORT_SIMULATED_WAVE
 #define SDORT_SIMULATED_WAVE 32
 #endif

@@ -22,6 +22,9 @@ struct Driver {
     int (*function)(void** function, void* module, const char* name);
     int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned lds, void* stream,
                   void** params, void** extra);
+    int (*launch_together)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned lds,
+                           void* stream, void** params);          // CUDA
+    int (*blocks_per_unit)(int*, void* function, int threads, size_t lds);  // CUDA
     int (*error_name)(int, const char**);             // CUDA
     const char* (*hip_error_name)(int);               // HIP
     int (*hip_properties)(void* properties, int device);
@@ -44,6 +47,7 @@ constexpr int kHipWarpSize = 87;
 constexpr int kCudaMultiprocessorCount = 16;
 constexpr int kCudaMajor = 75;
 constexpr int kCudaMinor = 76;
+constexpr int kCudaCooperativeLaunch = 95;
 
 void* open_library(Vendor vendor) {
     static const char* const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", nullptr};
@@ -96,6 +100,8 @@ std::unique_ptr<Driver> make_driver(Vendor vendor) {
                    find(library, "cuModuleLoadData", driver->load) &&
                    find(library, "cuModuleGetFunction", driver->function) &&
                    find(library, "cuLaunchKernel", driver->launch) &&
+                   find(library, "cuLaunchCooperativeKernel", driver->launch_together) &&
+                   find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver->blocks_per_unit) &&
                    find(library, "cuGetErrorName", driver->error_name) &&
                    find(library, "cuMemAlloc_v2", driver->allocate) &&
                    find(library, "cuMemsetD8_v2", driver->cuda_clear) &&
@@ -161,6 +167,7 @@ Device describe(const Driver& driver, int device) {
         const int major = attribute(kCudaMajor);
         result.architecture = "sm_" + std::to_string(10 * major + attribute(kCudaMinor));
         result.compute_units = attribute(kCudaMultiprocessorCount);
+        result.cooperative = attribute(kCudaCooperativeLaunch) != 0;
     }
     return result;
 }
@@ -215,6 +222,7 @@ struct Gpu::State {
     void* module = nullptr;
     std::mutex mutex;
     std::map<std::string, void*> functions;
+    std::map<void*, int> blocks_per_unit;  // of kernels that are launched cooperatively
 };
 
 Gpu::Gpu(Vendor vendor, int device) : state_(std::make_shared<State>()) {
@@ -257,20 +265,37 @@ void Gpu::prepare(const std::string& kernel) {
     check(*state_->driver, code, "finding kernel " + kernel + " in the code object for " + device_.architecture);
 }
 
-void Gpu::launch(void* stream, const Launch& launch) {
+void* Gpu::function_of(const Launch& launch) {
     prepare(launch.kernel);
-    void* function;
-    {
-        const std::lock_guard lock(state_->mutex);
-        function = state_->functions.at(launch.kernel);
-    }
+    const std::lock_guard lock(state_->mutex);
+    return state_->functions.at(launch.kernel);
+}
+
+bool Gpu::fits(const Launch& launch) {
+    if (!launch.cooperative) return true;
+    if (!device_.cooperative) return false;
+    void* const function = function_of(launch);
+    const std::lock_guard lock(state_->mutex);
+    const auto [found, is_new] = state_->blocks_per_unit.emplace(function, 0);
+    if (is_new)
+        check(*state_->driver, state_->driver->blocks_per_unit(&found->second, function, launch.threads, 0),
+              "asking how many blocks of " + launch.kernel + " are resident");
+    return static_cast<int64_t>(launch.grid[0]) * launch.grid[1] <= static_cast<int64_t>(found->second) * device_.compute_units;
+}
+
+void Gpu::launch(void* stream, const Launch& launch) {
+    void* const function = function_of(launch);
     // Both drivers number these alike but for the end mark: CU_LAUNCH_PARAM_END is 0, HIP_LAUNCH_PARAM_END is 3.
     size_t size = launch.args_size;
     void* const end = reinterpret_cast<void*>(state_->driver->vendor == Vendor::kHip ? 3 : 0);
     void* extra[] = {reinterpret_cast<void*>(1), const_cast<unsigned char*>(launch.args.data()),
                      reinterpret_cast<void*>(2), &size, end};
-    const int code = state_->driver->launch(function, launch.grid[0], launch.grid[1], 1, launch.threads, 1, 1, 0, stream,
-                                            nullptr, extra);
+    void* params[] = {const_cast<unsigned char*>(launch.args.data())};  // a kernel has one parameter, a struct
+    const int code = launch.cooperative
+                         ? state_->driver->launch_together(function, launch.grid[0], launch.grid[1], 1, launch.threads, 1, 1,
+                                                           0, stream, params)
+                         : state_->driver->launch(function, launch.grid[0], launch.grid[1], 1, launch.threads, 1, 1, 0, stream,
+                                                  nullptr, extra);
     if (code != 0)
         throw Error("launching " + launch.kernel + " on " + device_.architecture + " with a grid of " +
                     std::to_string(launch.grid[0]) + " x " + std::to_string(launch.grid[1]) + " blocks of " +

@@ -26,6 +26,9 @@ public:
 
     // Loads the function if it is new. Call it when a kernel is created: while a graph is captured nothing may load.
     void prepare(const std::string& kernel);
+    // Whether the driver can launch it: a cooperative grid must be resident as a whole, on what this process has of the
+    // device.
+    bool fits(const Launch& launch);
     // Queues the launch on `stream`. Throws Error with the driver's text and the launch's numbers.
     void launch(void* stream, const Launch& launch);
     // Microseconds that the launches take together: the median of several batches between two events.
@@ -36,6 +39,7 @@ public:
 private:
     struct State;
     Gpu(Vendor vendor, int device);
+    void* function_of(const Launch& launch);
     std::shared_ptr<State> state_;
     Device device_;
 };

@@ -19,12 +19,15 @@ struct Device {
     std::string architecture;  // "gfx1100", "sm_90"
     int compute_units = 0;     // as the driver counts them: work-group processors on RDNA, multiprocessors on NVIDIA
     int wave = 32;
+    bool cooperative = false;  // whether the driver can launch a grid so that all of its blocks are resident together
 };
 
 struct Launch {
     std::string kernel;
     uint32_t grid[2] = {1, 1};
     uint32_t threads = 0;
+    // Blocks wait for each other: the driver must have all of them on the device together, or refuse.
+    bool cooperative = false;
     alignas(16) std::array<unsigned char, 512> args{};
     size_t args_size = 0;
 };

@@ -1,4 +1,4 @@
-// GroupNorm, in one launch: S = X + skip + bias + embedding, Y = act((S - mean) / sqrt(variance + epsilon) * gamma + beta).
+// GroupNorm: S = X + skip + bias + embedding, Y = act((S - mean) / sqrt(variance + epsilon) * gamma + beta).
 //
 // Shapes      X (N, H*W, C), or X and X2 side by side, C = C1 + C2, as if concatenated; Y, S, skip as (N, H*W, C); bias (C);
 //             embedding (N, C); gamma, beta (C) in fp32. mean and variance over a group's H*W x C / groups elements. fp16
@@ -11,19 +11,24 @@
 //             and groups meet only when lanes' sums are merged. Idle are threads % lanes, 2 of 512 for the UNet's tiles.
 //             A block keeps its rows in registers: 512 threads with 4, 8 or 16 rows each, whichever suffices (up to 128 KiB a
 //             compute unit, 64 of 128 registers), as half of the threads have nothing else to hide latency behind.
-//             UNets have 8 to 64 slabs and GPUs 32 to 304 compute units: above 24 KiB a slab is split over as many blocks as
-//             are resident together, which exchange statistics once (group_norm_exchange.h); below, one block is sooner done.
-//             A slab has no more blocks than there are compute units, so that it needs but one on each.
-//             Images too large for that (the VAE's from 256 x 256 on) go through blocks of 128 threads, four a compute unit,
-//             which keep 12 rows a lane in registers and 20 in shared memory, 256 KiB a compute unit of an H100. A slab of
-//             the VAE, 128 bytes of every pixel, fits 132 or all 528 of them, and slabs follow each other in one launch:
-//             while one waits for its statistics and is written, the next ones are read, their first rows into the cache.
+//             UNets have 8 to 64 slabs and GPUs 32 to 304 compute units, so a slab is split over several blocks, which
+//             need each other's statistics. Blocks of a plain launch must not wait for each other: beside another stream's or
+//             process's blocks, under a mask of compute units, they may never be on the device together, and hang it.
+//             NVIDIA: one cooperative launch, whose blocks the driver has on the device together, exchanges statistics
+//             (group_norm_exchange.h), above 24 KiB a slab; below, one block is sooner done. A slab has no more blocks than
+//             there are multiprocessors. Images too large for that (the VAE's from 256 x 256 on) go through blocks of 128
+//             threads, four a multiprocessor, which keep 12 rows a lane in registers and 20 in shared memory, 256 KiB a
+//             multiprocessor of an H100. A slab of the VAE, 128 bytes of every pixel, fits 132 or all 528 of them, and a launch
+//             has as many slabs as fit; while its blocks wait, they fetch the next one's first rows into the cache.
 //             Above 160 blocks a slab, teams of blocks exchange statistics first: a wave gathers five parts a lane at a time.
 //             Where not even a slab fits, as many blocks as are resident keep what they can, and read the rest once more,
-//             from the end, where it may still be in the cache. AMD GPUs do so too, with 512 threads, unless tuned otherwise.
+//             from the end, where it may still be in the cache.
+//             AMD, whose driver launches cooperative grids through another queue with waits of the host around them, and
+//             where a cooperative grid has no room: a block has a slab alone if it reads it once; else two launches, one that
+//             measures and one that applies, with the statistics of at most 160 blocks a slab in the workspace between them.
 //             More groups than two in a vector, channels that are no multiple of it, groups of more than 256 channels: a
-//             general variant, an element at a time, a block or more a group, that reads twice.
-// Registers   78 to 162 of a lane, 42 to 57 of the general variant; 12 to 48 KiB of shared memory, 3 KiB. As many blocks a
+//             general variant, an element at a time, a block a group or two launches of several, that reads twice.
+// Registers   78 to 162 of a lane, 18 to 57 of the general variant; 3 to 48 KiB of shared memory. As many blocks a
 //             compute unit as the instance says, where shared memory has room for them (REGISTERS.md).
 // Roofline    2 bytes read and 2 written an element in fp16, each once, plus 2 for skip and 2 for S; about 15 flops, of which
 //             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
@@ -47,7 +52,7 @@ struct Args {
     const float* beta;
     void* y;
     void* sum;            // S, or null
-    uint64_t* workspace;  // a counter of launches, then from kParts on the parts of the statistics; null if splits == 1
+    uint64_t* workspace;  // a counter of launches, then from kParts on the parts of the statistics; unused if splits == 1
     float epsilon;
     int32_t silu;
     int32_t hw;
@@ -55,6 +60,7 @@ struct Args {
     int32_t x_channels;
     int32_t group_channels;
     int32_t slabs;        // a slab is one channel tile of one image over all of H*W
+    int32_t first_slab, launch_slabs;  // of a launch: where not all slabs' blocks are resident together, several follow each other
     int32_t tiles;        // of an image
     int32_t tile_groups;  // groups of a tile
     int32_t lanes;        // vectors of a tile's row; unused by the general kernel
@@ -68,12 +74,12 @@ struct Args {
     int32_t split_rows;
     int32_t teams;        // of a slab's blocks, which publish their parts together as one more each; 0: every block alone
     int32_t team_splits;  // blocks of a team, the last one's are what is left
-    int32_t ahead;        // slab k + ahead follows slab k on the device, and its first rows are fetched early; 0: none is
 };
 
 constexpr uint64_t kLaunch = 1 << 16;  // more than the blocks of a launch that exchanges parts
 constexpr int kParts = 16;             // words: the counter has a cache line of its own
 constexpr int kGeneralThreads = 256;
+constexpr int kTwoThreads = 256, kTwoRows = 8, kTwoBlocks = 2;  // of each of two launches
 constexpr int kBatch = 5;             // parts that a lane gathers at a time where there are many
 constexpr int kMostParts = 32 * kBatch, kMostTeams = 32;  // of a slab; no more than a wave has lanes for
 constexpr int kMostGroups = 64, kMostChannels = 256;  // of a tile

@@ -1,8 +1,8 @@
 // From the sums of a block's lanes to the statistics of its groups.
 #pragma once
 
-#include "group_norm_exchange.h"
 #include "group_norm_lane.h"
+#include "group_norm_parts.h"
 
 namespace sdort::group_norm {
 
@@ -77,10 +77,6 @@ struct Entries {
     }
 };
 
-SDORT_INLINE uint64_t* parts_of(const Args& args, const Lane& lane) {
-    return args.workspace + kParts + static_cast<size_t>(lane.slab) * (args.splits + args.teams) * args.tile_groups * 2;
-}
-
 // mean, its rest and 1 / std.
 SDORT_INLINE void write(const Args& args, int group, const Moments& all, float* statistics) {
     if (lane_index() != 0) return;
@@ -89,33 +85,11 @@ SDORT_INLINE void write(const Args& args, int group, const Moments& all, float* 
     statistics[3 * group + 2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
 }
 
-// A wave each: the tile's groups, of which `entries` are complete and visible. With one block a slab that is all; else it
-// tells the others.
-template <class Entries, int Threads, bool Many>
-SDORT_INLINE void merge_block(const Args& args, const Lane& lane, const Entries& entries, uint32_t mark, float* statistics) {
+// body(group) for the tile's groups, a wave each.
+template <int Threads, class Body>
+SDORT_INLINE void each_group(const Args& args, Body body) {
 #pragma unroll 1
-    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) {
-        const Moments block = entries.merged(args, group);
-        if (args.splits == 1) {
-            write(args, group, block, statistics);
-        } else {
-            publish(parts_of(args, lane), part_index<Many>(args, group, lane.split), block, mark);
-        }
-    }
-}
-
-// Then, with several: their answers.
-template <class T, int Threads, bool Many>
-SDORT_INLINE void merge_slab(const Args& args, const Lane& lane, uint32_t mark, float* statistics) {
-    if (args.splits == 1) return;
-    if (Many && args.teams > 0 && lane.split % args.team_splits == 0) {
-#pragma unroll 1
-        for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
-            publish_team<T>(args, parts_of(args, lane), group, lane.split, mark);
-    }
-#pragma unroll 1
-    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave)
-        write(args, group, gather<T, Many>(args, parts_of(args, lane), group, mark), statistics);
+    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) body(group);
 }
 
 }  // namespace sdort::group_norm

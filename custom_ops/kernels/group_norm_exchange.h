@@ -6,22 +6,21 @@
 // captured graph replays, and kernels of several shapes take turns, on one workspace. Launches on it must not overlap.
 // A mark comes back after 2^32 launches.
 //
-// The blocks of a slab must be resident together: a slab has no more of them than the device holds at a time, and they are
-// numbered consecutively. Blocks start in order, so the first slab that is not done always gets all of its blocks, even
-// where a launch has more slabs than the device holds, and beside another stream's kernels.
+// The launch is cooperative: the driver has all of its blocks on the device together, beside whatever else runs there, or
+// refuses. Only NVIDIA's does so at no cost worth telling (group_norm_geometry.h: two launches elsewhere).
 #pragma once
 
 #include "group_norm.h"
-#include "group_norm_moments.h"
+#include "group_norm_parts.h"
 
 namespace sdort::group_norm {
 
 // As early as possible, for the first thread of each block: the answer takes a trip to memory, and whoever touches it
 // waits, so mark_of() is for later.
 SDORT_INLINE uint64_t join(const Args& args) {
-    const uint32_t blocks = args.splits * args.slabs;
+    const uint32_t blocks = args.splits * args.launch_slabs;
     const bool first = block_index() == 0 && block_index_y() == 0;
-    return ticket(args.workspace, first ? kLaunch - (blocks - 1) : 1, args.splits > 1 && thread_index() == 0);
+    return ticket(args.workspace, first ? kLaunch - (blocks - 1) : 1, thread_index() == 0);
 }
 
 SDORT_INLINE uint32_t mark_of(uint64_t joined) { return static_cast<uint32_t>(joined / kLaunch) + 1; }
@@ -66,14 +65,13 @@ SDORT_INLINE Moments gather_batch(const uint64_t* parts, int count, int rows, in
             missing |= lane_index() + i * kWave < count && (means[i] >> 32 != mark || squares[i] >> 32 != mark);
         if (missing) pause();
     }
-    Moments all[Batch];
+    float mean[Batch], m2[Batch];
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
-        const int part = lane_index() + i * kWave, left = all_rows - part * rows;
-        const int own = part < count ? (left < rows ? left : rows) : 0;
-        all[i] = {static_cast<float>(own) * channels, value_of(means[i]), value_of(squares[i])};
+        mean[i] = value_of(means[i]);
+        m2[i] = value_of(squares[i]);
     }
-    return merge<T>(all);
+    return merge_rows<T>(count, rows, all_rows, channels, mean, m2);
 }
 
 // The first block of a team: what the team's blocks have published is one part.
@@ -115,6 +113,10 @@ SDORT_INLINE Moments gather(const Args& args, const uint64_t* parts, int group, 
         const Moments mine = lane < args.splits ? part(lane) : Moments{0.0f, 0.0f, 0.0f};
         return merge<T>(args.splits, mine, part);
     }
+}
+
+SDORT_INLINE uint64_t* exchanged_parts(const Args& args, int slab) {
+    return args.workspace + kParts + static_cast<size_t>(slab) * (args.splits + args.teams) * args.tile_groups * 2;
 }
 
 }  // namespace sdort::group_norm

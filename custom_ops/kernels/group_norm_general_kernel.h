@@ -1,7 +1,8 @@
-// The general variant: any number of channels and groups, an element at a time. A slab is one group. It reads twice.
+// The general variant: any number of channels and groups, an element at a time. A slab is one group. It reads twice, in two
+// launches if a slab has several blocks.
 #pragma once
 
-#include "group_norm_exchange.h"
+#include "group_norm_block.h"
 #include "group_norm_silu.h"
 
 namespace sdort::group_norm {
@@ -30,8 +31,7 @@ struct Part {
 };
 
 SDORT_INLINE Part part_of(const Args& args) {
-    const int slab = args.splits == 1 ? block_index() : block_index_y();
-    const int split = args.splits == 1 ? 0 : block_index();
+    const int slab = slab_of(args), split = split_of(args);
     const int image = slab / args.tiles;
     const int first = split * args.split_rows, left = args.hw - first;
     return {static_cast<int64_t>(image) * args.hw + first, left < args.split_rows ? left : args.split_rows,
@@ -57,40 +57,33 @@ SDORT_INLINE Moments sum_up(const Args& args, const Part& part, const T* embeddi
     return {static_cast<float>(count), sum.pivot, sum.square};
 }
 
-// Of all threads of the block; then, if there are several blocks, of the whole slab. The first wave's answer.
+// Of all threads of the block: the first wave's answer.
 template <class T>
-SDORT_INLINE Moments all_of(const Args& args, const Part& part, const Moments& mine) {
+SDORT_INLINE Moments block_moments(const Moments& mine) {
     SDORT_SHARED(float, entries, 3 * kGeneralThreads);
-    SDORT_SHARED(uint32_t, mark, 1);
     const int thread = thread_index();
-    const uint64_t joined = join(args);
-    if (thread == 0) mark[0] = mark_of(joined);
     entries[thread] = mine.count;
     entries[kGeneralThreads + thread] = mine.mean;
     entries[2 * kGeneralThreads + thread] = mine.m2;
     block_barrier();
     if (thread >= kWave) return mine;
-    const Moments block = merge<T>(kGeneralThreads, mine, [&](int i) {
+    return merge<T>(kGeneralThreads, mine, [&](int i) {
         return Moments{entries[i], entries[kGeneralThreads + i], entries[2 * kGeneralThreads + i]};
     });
-    if (args.splits == 1) return block;
-    uint64_t* parts = args.workspace + kParts + static_cast<int64_t>(part.slab) * args.splits * 2;
-    publish(parts, part.split, block, mark[0]);
-    return gather<T, true>(args, parts, 0, mark[0]);
 }
 
 template <class T>
-SDORT_INLINE void general_body(const Args& args) {
+SDORT_INLINE const T* embedding_of(const Args& args, const Part& part) {
+    return static_cast<const T*>(args.embedding) + static_cast<int64_t>(part.image) * args.channels;
+}
+
+// With what the first wave knows of the slab's statistics.
+template <class T>
+SDORT_INLINE void apply(const Args& args, const Part& part, const Moments& all) {
     SDORT_SHARED(float, shared, 3);
-    const Part part = part_of(args);
-    const T* embedding = static_cast<const T*>(args.embedding) + static_cast<int64_t>(part.image) * args.channels;
-    const Moments all = all_of<T>(args, part, sum_up(args, part, embedding));
-    if (thread_index() == 0) {
-        shared[0] = all.mean;
-        shared[1] = all.mean_low;
-        shared[2] = fast_rsqrt(all.m2 / all.count + args.epsilon);
-    }
+    if (thread_index() == 0) write(args, 0, all, shared);
     block_barrier();
+    const T* const embedding = embedding_of<T>(args, part);
     const float mean = shared[0], low = shared[1], scale = shared[2];
     const int64_t elements = static_cast<int64_t>(part.rows) * args.group_channels;
     for (int64_t i = thread_index(); i < elements; i += kGeneralThreads) {
@@ -102,7 +95,30 @@ SDORT_INLINE void general_body(const Args& args) {
     }
 }
 
+template <class T>
+SDORT_INLINE void general_body(const Args& args) {
+    const Part part = part_of(args);
+    apply<T>(args, part, block_moments<T>(sum_up(args, part, embedding_of<T>(args, part))));
+}
+
+template <class T>
+SDORT_INLINE void general_measure_body(const Args& args) {
+    const Part part = part_of(args);
+    const Moments block = block_moments<T>(sum_up(args, part, embedding_of<T>(args, part)));
+    if (thread_index() < kWave) store_part(args, part.slab, 0, part.split, block);
+}
+
+template <class T>
+SDORT_INLINE void general_apply_body(const Args& args) {
+    const Part part = part_of(args);
+    apply<T>(args, part, thread_index() < kWave ? load_parts<T>(args, part.slab, 0) : Moments{});
+}
+
 SDORT_KERNEL_RESIDENT(group_norm_f32_general, kGeneralThreads, 1, Args, general_body<float>)
 SDORT_KERNEL_RESIDENT(group_norm_f16_general, kGeneralThreads, 1, Args, general_body<half>)
+SDORT_KERNEL_RESIDENT(group_norm_f32_general_measure, kGeneralThreads, 1, Args, general_measure_body<float>)
+SDORT_KERNEL_RESIDENT(group_norm_f16_general_measure, kGeneralThreads, 1, Args, general_measure_body<half>)
+SDORT_KERNEL_RESIDENT(group_norm_f32_general_apply, kGeneralThreads, 1, Args, general_apply_body<float>)
+SDORT_KERNEL_RESIDENT(group_norm_f16_general_apply, kGeneralThreads, 1, Args, general_apply_body<half>)
 
 }  // namespace sdort::group_norm

@@ -53,16 +53,22 @@ inline int64_t step_rows(const Plan& plan) { return plan.instance.threads / plan
 // Rows of a lane.
 inline int64_t steps(const Problem& p, const Plan& plan) { return ceil_div(ceil_div(p.hw, plan.splits), step_rows(plan)); }
 
-// Every block has a step's rows or more, and 4 KiB, and a slab has one block a compute unit at most: blocks start in order,
-// so the first slab would find room even if the driver left less shared memory than there is. On GPUs of eight dies whose blocks go round, tiles that share cache
-// lines meet on one die if the number of splits is a multiple of eight.
-inline int64_t most_splits(const Problem& p, Dtype dtype, const Device& device, const Instance& instance, int64_t lanes) {
-    const int64_t rows = std::max<int64_t>(instance.threads / lanes, 4096 / (16 * lanes));
-    const int64_t fair = resident(instance, device) / slabs_of(p, dtype, lanes);
-    const int64_t most = std::max<int64_t>(1, std::min<int64_t>(p.hw / rows, device.compute_units));
-    const int64_t splits = std::clamp<int64_t>(fair, 1, most);
+// GPUs of eight dies whose blocks go round: tiles that share cache lines meet on one die if the number of splits is a
+// multiple of eight.
+inline int64_t for_dies(int64_t splits, const Device& device) {
     const bool dies = device.architecture == "gfx942" || device.architecture == "gfx950";
     return dies && splits > 8 ? splits / 8 * 8 : splits;
+}
+
+// `blocks` for all slabs, of which every one has a step's rows or more, and 4 KiB.
+inline int64_t share(const Problem& p, Dtype dtype, const Instance& instance, int64_t lanes, int64_t blocks, int64_t most) {
+    const int64_t rows = std::max<int64_t>(instance.threads / lanes, 4096 / (16 * lanes));
+    return std::clamp<int64_t>(blocks / slabs_of(p, dtype, lanes), 1, std::max<int64_t>(1, std::min(p.hw / rows, most)));
+}
+
+// Blocks that exchange statistics are resident together, and no more a slab than there are compute units.
+inline int64_t most_splits(const Problem& p, Dtype dtype, const Device& device, const Instance& instance, int64_t lanes) {
+    return share(p, dtype, instance, lanes, resident(instance, device), device.compute_units);
 }
 
 // One block a slab, or as many as are resident; of the instances of that width, the one with the fewest registers that
@@ -75,6 +81,13 @@ inline Plan plan_for(const Problem& p, Dtype dtype, const Device& device, int th
         if (steps(p, plan) <= instance.rows + instance.kept) break;
     }
     return plan;
+}
+
+// Two launches: blocks that need not be resident together, `rounds` times as many as are. One block a slab needs but one.
+inline Plan twice(const Problem& p, Dtype dtype, const Device& device, int64_t lanes, int rounds) {
+    const int64_t blocks = rounds * resident(kTwoLaunches, device);
+    const int64_t splits = for_dies(share(p, dtype, kTwoLaunches, lanes, blocks, kMostParts), device);
+    return splits > 1 ? Plan{kTwoLaunches, lanes, splits, true} : plan_for(p, dtype, device, 512, lanes, true);
 }
 
 inline bool reads_once(const Problem& p, const Plan& plan) {
@@ -100,25 +113,31 @@ inline Plan streaming(const Problem& p, Dtype dtype, const Device& device) {
     const Instance& instance = kInstances.back();
     int64_t lanes = tile(p, dtype, 128, 32);
     if (slabs_of(p, dtype, lanes) * device.compute_units < resident(instance, device)) lanes = tile(p, dtype, 64, 32);
-    return plan_for(p, dtype, device, instance.threads, lanes, false);
+    const Plan plan = plan_for(p, dtype, device, instance.threads, lanes, false);
+    return plan.splits > 1 ? plan : plan_for(p, dtype, device, 512, lanes, true);
 }
+
+// Slabs are the grid's second dimension, which is that long.
+constexpr int64_t kMostSlabs = 65535;
 
 inline Plan shipped(const Problem& p, Dtype dtype, const Device& device) {
     const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
-    // Below 24 KiB a block is done with a slab before an exchange would be.
+    const int64_t slabs = slabs_of(p, dtype, aligned);
+    // Below 24 KiB a block is done with a slab before it would know of others.
     constexpr int64_t kAlone = 24 << 10;
-    if (p.hw * narrow * 16 <= kAlone || slabs_of(p, dtype, aligned) >= device.compute_units) {
-        const Plan alone = plan_for(p, dtype, device, p.hw * narrow <= 512 ? 256 : 512, narrow, true);
-        if (reads_once(p, alone)) return alone;
-    }
+    const Plan alone = plan_for(p, dtype, device, p.hw * narrow <= 512 ? 256 : 512, narrow, true);
+    // A second launch takes longer than what more blocks would win of a slab that one block reads once.
+    const bool enough = p.hw * narrow * 16 <= kAlone || slabs >= device.compute_units || !device.cooperative;
+    if ((enough && reads_once(p, alone)) || slabs > kMostSlabs) return alone;
+    if (!device.cooperative) return twice(p, dtype, device, aligned, 1);
     const Plan split = plan_for(p, dtype, device, 512, aligned, false);
-    const bool nvidia = device.architecture.rfind("sm_", 0) == 0;
-    if (reads_once(p, split) || !nvidia) return split;
+    if (reads_once(p, split)) return split;
     const Plan again = once(p, dtype, device);
     return again.splits > 0 ? again : streaming(p, dtype, device);
 }
 
-// The fast kernel's plans, none twice, the shipped one first; empty if only the general kernel will do.
+// The fast kernel's plans, none twice, the shipped one first; empty if only the general kernel will do. One of them needs
+// no cooperative launch.
 inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& device) {
     std::vector<Plan> all;
     if (unit_lanes(p, dtype) == 0) return all;
@@ -128,13 +147,18 @@ inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& devi
     };
     const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
     add(shipped(p, dtype, device));
-    add(plan_for(p, dtype, device, 512, aligned, false));
-    add(plan_for(p, dtype, device, 512, narrow, false));
-    add(plan_for(p, dtype, device, 256, aligned, false));
-    if (const Plan alone = plan_for(p, dtype, device, 512, narrow, true); reads_once(p, alone)) add(alone);
-    if (const Plan alone = plan_for(p, dtype, device, 256, narrow, true); reads_once(p, alone)) add(alone);
-    if (const Plan again = once(p, dtype, device); again.splits > 0) add(again);
-    add(streaming(p, dtype, device));
+    for (const int threads : {512, 256})
+        if (const Plan alone = plan_for(p, dtype, device, threads, narrow, true); reads_once(p, alone)) add(alone);
+    if (slabs_of(p, dtype, narrow) > kMostSlabs) return all;
+    if (device.cooperative) {
+        add(plan_for(p, dtype, device, 512, aligned, false));
+        add(plan_for(p, dtype, device, 512, narrow, false));
+        add(plan_for(p, dtype, device, 256, aligned, false));
+        if (const Plan again = once(p, dtype, device); again.splits > 0) add(again);
+        add(streaming(p, dtype, device));
+    }
+    for (const int rounds : {1, 2})
+        for (const int64_t lanes : {aligned, narrow}) add(twice(p, dtype, device, lanes, rounds));
     return all;
 }
 
@@ -148,7 +172,7 @@ inline int64_t teams_of(int64_t splits) {
 
 // Splits the rows of every slab evenly, into `wanted` blocks or as many fewer as whole rows allow.
 inline void split(Args& args, int64_t slabs, int64_t wanted) {
-    args.slabs = static_cast<int32_t>(slabs);
+    args.slabs = args.launch_slabs = static_cast<int32_t>(slabs);
     args.split_rows = static_cast<int32_t>(ceil_div(args.hw, wanted));
     args.splits = static_cast<int32_t>(ceil_div(args.hw, args.split_rows));
 }
@@ -156,10 +180,27 @@ inline void split(Args& args, int64_t slabs, int64_t wanted) {
 // Blocks of one slab are consecutive.
 inline Launch launch_of(std::string kernel, uint32_t threads, const Args& args) {
     const bool alone = args.splits == 1;
-    return make_launch(std::move(kernel), alone ? args.slabs : args.splits, alone ? 1 : args.slabs, threads, args);
+    return make_launch(std::move(kernel), alone ? args.slabs : args.splits, alone ? 1 : args.launch_slabs, threads, args);
 }
 
-inline Launch fast(const Problem& p, Dtype dtype, const Device& device, const Plan& plan) {
+// measure, then apply.
+inline std::vector<Launch> two_launches(const std::string& kernel, uint32_t threads, const Args& args) {
+    return {launch_of(kernel + "measure", threads, args), launch_of(kernel + "apply", threads, args)};
+}
+
+// Cooperative ones, each with as many slabs as are resident together.
+inline std::vector<Launch> together(const std::string& kernel, Args args, const Instance& instance, const Device& device) {
+    const int32_t most = static_cast<int32_t>(resident(instance, device) / args.splits);
+    std::vector<Launch> launches;
+    for (; args.first_slab < args.slabs; args.first_slab += args.launch_slabs) {
+        args.launch_slabs = std::min(most, args.slabs - args.first_slab);
+        launches.push_back(launch_of(kernel, instance.threads, args));
+        launches.back().cooperative = true;
+    }
+    return launches;
+}
+
+inline std::vector<Launch> fast(const Problem& p, Dtype dtype, const Device& device, const Plan& plan) {
     const int64_t vector = 16 / size_of(dtype);
     Args args = arguments(p);
     args.lanes = static_cast<int32_t>(plan.lanes);
@@ -172,34 +213,47 @@ inline Launch fast(const Problem& p, Dtype dtype, const Device& device, const Pl
     args.group_lanes = static_cast<int32_t>(group_lanes(p, dtype, plan.lanes));
     split(args, slabs_of(p, dtype, plan.lanes), plan.splits);
     args.steps = static_cast<int32_t>(ceil_div(args.split_rows, args.step_rows));
+    if (plan.twice) return two_launches(std::string("group_norm_") + suffix(dtype) + "_", plan.instance.threads, args);
     args.teams = static_cast<int32_t>(teams_of(args.splits));
     args.team_splits = static_cast<int32_t>(args.teams ? ceil_div(args.splits, args.teams) : 1);
-    if (plan.instance.kept && reads_once(p, plan))
-        args.ahead = static_cast<int32_t>(resident(plan.instance, device) / args.splits);
-    return launch_of(kernel_of(plan.instance, dtype), plan.instance.threads, args);
+    const std::string kernel = kernel_of(plan.instance, dtype, args.splits == 1);
+    if (args.splits == 1) return {launch_of(kernel, plan.instance.threads, args)};
+    return together(kernel, args, plan.instance, device);
 }
 
-inline Launch general(const Problem& p, Dtype dtype, const Device& device) {
+// Blocks for two launches, as many as keep the device busy.
+inline int64_t general_splits(const Problem& p, const Device& device) {
+    const int64_t slabs = p.images * p.groups;
+    if (slabs > kMostSlabs) return 1;
+    return std::clamp<int64_t>(std::min<int64_t>(4 * device.compute_units / slabs, kMostParts), 1, ceil_div(p.hw, 16));
+}
+
+inline std::vector<Launch> general(const Problem& p, Dtype dtype, const Device& device) {
     Args args = arguments(p);
     args.tiles = static_cast<int32_t>(p.groups);
     args.tile_groups = 1;
-    const int64_t slabs = p.images * p.groups;
-    split(args, slabs, std::clamp<int64_t>(std::min(device.compute_units / slabs, most_parts(device)), 1, ceil_div(p.hw, 16)));
-    return launch_of(std::string("group_norm_") + suffix(dtype) + "_general", kGeneralThreads, args);
+    split(args, p.images * p.groups, general_splits(p, device));
+    const std::string kernel = std::string("group_norm_") + suffix(dtype) + "_general";
+    if (args.splits > 1) return two_launches(kernel + "_", kGeneralThreads, args);
+    return {launch_of(kernel, kGeneralThreads, args)};
 }
 
-// What every variant of this problem needs: 16 bytes a group and block that exchanges statistics.
+// What every variant of this problem needs: 16 bytes a group and block that has a part of its statistics.
 inline size_t workspace_bytes(const Problem& p, Dtype dtype, const Device& device) {
-    int64_t parts = device.compute_units;
-    for (const Plan& plan : plans(p, dtype, device))
-        parts = std::max(parts, p.images * p.groups * (plan.splits + teams_of(plan.splits)));
-    return 8 * kParts + 16 * parts;
+    int64_t splits = general_splits(p, device);
+    for (const Plan& plan : plans(p, dtype, device)) splits = std::max(splits, plan.splits + teams_of(plan.splits));
+    return 8 * kParts + 16 * p.images * p.groups * splits;
 }
 
 // Every kernel that variants() may lead to.
-inline std::vector<std::string> kernels(Dtype dtype) {
-    std::vector<std::string> names{std::string("group_norm_") + suffix(dtype) + "_general"};
-    for (const Instance& instance : kInstances) names.push_back(kernel_of(instance, dtype));
+inline std::vector<std::string> kernels(Dtype dtype, const Device& device) {
+    std::vector<std::string> names;
+    for (const char* const name : {"general", "general_measure", "general_apply", "measure", "apply"})
+        names.push_back(std::string("group_norm_") + suffix(dtype) + "_" + name);
+    for (const Instance& instance : kInstances) {
+        if (instance.kept == 0) names.push_back(kernel_of(instance, dtype, true));
+        if (device.cooperative) names.push_back(kernel_of(instance, dtype, false));
+    }
     return names;
 }
 
@@ -212,9 +266,9 @@ inline std::vector<std::string> variants(const Problem& p, Dtype dtype, const De
 
 inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::string& variant) {
     for (const Plan& plan : plans(p, dtype, device))
-        if (name_of(plan) == variant) return {fast(p, dtype, device, plan)};
+        if (name_of(plan) == variant) return fast(p, dtype, device, plan);
     if (variant != "general") throw Error("GroupNorm has no variant " + variant);
-    return {general(p, dtype, device)};
+    return general(p, dtype, device);
 }
 
 }  // namespace sdort::group_norm

@@ -15,6 +15,7 @@ namespace sdort::group_norm {
 struct Instance {
     int threads, rows, kept, blocks, shared_bytes;
 };
+// Where a block has a slab alone, it keeps rows in registers only, and has four bytes of shared memory less.
 constexpr std::array<Instance, 6> kInstances{{{256, 4, 0, 2, 12036},
                                               {256, 8, 0, 2, 12036},
                                               {512, 4, 0, 1, 21252},
@@ -22,21 +23,27 @@ constexpr std::array<Instance, 6> kInstances{{{256, 4, 0, 2, 12036},
                                               {512, 16, 0, 1, 21252},
                                               {128, 12, 20, 4, 48388}}};
 
-// The fast kernel's instance, vectors of a tile's row, and blocks of a slab.
+// Of the two launches; the first one's shared memory, as it has more.
+constexpr Instance kTwoLaunches{kTwoThreads, kTwoRows, 0, kTwoBlocks, 9216};
+
+// The fast kernel's instance, vectors of a tile's row, and blocks of a slab: one, or several that exchange statistics in one
+// cooperative launch, or leave them from one launch to the next.
 struct Plan {
     Instance instance;
     int64_t lanes, splits;
+    bool twice = false;
 };
 
 inline std::string name_of(const Plan& plan) {
     const Instance& i = plan.instance;
+    if (plan.twice) return "twice/lanes=" + std::to_string(plan.lanes) + "/splits=" + std::to_string(plan.splits);
     return std::to_string(i.threads) + "-" + std::to_string(i.rows) + "-" + std::to_string(i.kept) + "/lanes=" +
            std::to_string(plan.lanes) + "/splits=" + std::to_string(plan.splits);
 }
 
-inline std::string kernel_of(const Instance& i, Dtype dtype) {
-    return std::string("group_norm_") + suffix(dtype) + "_" + std::to_string(i.threads) + "_" + std::to_string(i.rows) +
-           "_" + std::to_string(i.kept);
+inline std::string kernel_of(const Instance& i, Dtype dtype, bool alone) {
+    const std::string rows = std::to_string(i.threads) + "_" + std::to_string(i.rows);
+    return std::string("group_norm_") + suffix(dtype) + (alone ? "_alone_" + rows : "_together_" + rows + "_" + std::to_string(i.kept));
 }
 
 // Shared memory of a compute unit. Vendors' architecture manuals; where it is not known, the least of all.
@@ -53,11 +60,6 @@ inline int shared_memory(const Device& device) {
 inline int64_t resident(const Instance& i, const Device& device) {
     return static_cast<int64_t>(device.compute_units) *
            std::clamp(shared_memory(device) / (i.shared_bytes + 1024), 1, i.blocks);
-}
-
-// Parts that one wave gathers at a time.
-inline int64_t most_parts(const Device& device) {
-    return device.architecture.rfind("gfx9", 0) == 0 ? 2 * kMostParts : kMostParts;
 }
 
 }  // namespace sdort::group_norm

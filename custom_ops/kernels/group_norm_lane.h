@@ -24,13 +24,14 @@ struct Lane {
 };
 
 SDORT_INLINE int slab_of(const Args& args) { return args.splits == 1 ? block_index() : block_index_y(); }
+SDORT_INLINE int split_of(const Args& args) { return args.splits == 1 ? 0 : block_index(); }
 
 template <class T>
-SDORT_INLINE Lane lane_of(const Args& args, int slab) {
+SDORT_INLINE Lane lane_of(const Args& args, int slab, int split) {
     constexpr int V = kVector<T>;
     Lane lane;
     lane.slab = slab;
-    lane.split = args.splits == 1 ? 0 : block_index();
+    lane.split = split;
     lane.image = static_cast<int>(static_cast<uint64_t>(lane.slab) * args.tile_inverse >> 24);
     const int start = lane.split * args.split_rows, left = args.hw - start;
     lane.rows = left < args.split_rows ? left : args.split_rows;

@@ -152,7 +152,7 @@ public:
     OnGpu(const Node& node, Dtype dtype, Vendor vendor, Slots slots)
         : GpuKernel(node, vendor), form_(node, slots), dtype_(dtype) {
         require(form_.channels_last(), "channels_last must be 1 on GPUs");
-        for (const std::string& kernel : group_norm::kernels(dtype)) gpu_.prepare(kernel);
+        for (const std::string& kernel : group_norm::kernels(dtype, gpu_.device())) gpu_.prepare(kernel);
     }
 
     void compute(Context& context) override {

@@ -1,5 +1,6 @@
 #include "operator.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "driver/tuning.h"
@@ -161,14 +162,21 @@ void Context::parallel_for(size_t count, const std::function<void(size_t)>& body
 void GpuKernel::run(Context& context, const std::string& key, const std::vector<std::string>& variants,
                     const std::function<std::vector<Launch>(const std::string& variant)>& launches) {
     const std::string& architecture = gpu_.device().architecture;
+    const auto fitting = [&](const std::string& variant) -> std::optional<std::vector<Launch>> {
+        std::vector<Launch> all = launches(variant);
+        if (!std::all_of(all.begin(), all.end(), [&](const Launch& launch) { return gpu_.fits(launch); })) return {};
+        return all;
+    };
     if (should_tune(architecture, key)) {
         std::pair<double, std::string> best{1e30, variants.front()};
         for (const std::string& variant : variants)
-            best = std::min(best, {gpu_.time(context.stream(), launches(variant)), variant});
+            if (const auto all = fitting(variant)) best = std::min(best, {gpu_.time(context.stream(), *all), variant});
         record(architecture, key, best.second, best.first);
     }
-    const std::string variant = tuned(architecture, key, variants).value_or(variants.front());
-    for (const Launch& launch : launches(variant)) gpu_.launch(context.stream(), launch);
+    auto all = fitting(tuned(architecture, key, variants).value_or(variants.front()));
+    for (size_t i = 0; !all && i < variants.size(); ++i) all = fitting(variants[i]);
+    if (!all) throw Error("no variant of " + key + " can be launched on this " + architecture);
+    for (const Launch& launch : *all) gpu_.launch(context.stream(), launch);
 }
 
 }  // namespace sdort

@@ -85,7 +85,8 @@ protected:
     GpuKernel(const Node& node, Vendor vendor) : gpu_(Gpu::get(vendor, node.device_id())) {}
     void launch(Context& context, const Launch& launch) { gpu_.launch(context.stream(), launch); }
     // Queues one of several variants that compute the same: the tuned one, else variants.front(), the geometry's own
-    // choice for this device. `launches(variant)` makes the launches of one.
+    // choice for this device; or the first that can be launched, if that one cannot. `launches(variant)` makes the launches
+    // of one. Throws Error if none can.
     void run(Context& context, const std::string& key, const std::vector<std::string>& variants,
              const std::function<std::vector<Launch>(const std::string& variant)>& launches);
     Gpu& gpu_;

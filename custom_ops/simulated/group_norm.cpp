@@ -7,6 +7,11 @@ namespace {
 
 Dtype dtype_of(int half) { return half ? Dtype::kFloat16 : Dtype::kFloat32; }
 
+Device device_of(const char* architecture, int compute_units) {
+    const bool nvidia = std::string(architecture).rfind("sm_", 0) == 0;
+    return {.architecture = architecture, .compute_units = compute_units, .cooperative = nvidia};
+}
+
 }  // namespace
 
 // One variant a line, the shipped choice first.
@@ -14,20 +19,20 @@ extern "C" const char* simulated_group_norm_variants(const group_norm::Problem* 
                                                      int compute_units) {
     static std::string text;
     text.clear();
-    for (const std::string& name : group_norm::variants(*problem, dtype_of(half), {architecture, compute_units}))
+    for (const std::string& name : group_norm::variants(*problem, dtype_of(half), device_of(architecture, compute_units)))
         text += name + "\n";
     return text.c_str();
 }
 
-// "kernel blocks blocks_y threads" of a variant, one line a launch.
+// "kernel blocks blocks_y threads cooperative" of a variant, one line a launch.
 extern "C" const char* simulated_group_norm_launches(const group_norm::Problem* problem, int half, const char* architecture,
                                                      int compute_units, const char* variant) {
     static std::string text;
     text.clear();
-    const Device device{architecture, compute_units};
+    const Device device = device_of(architecture, compute_units);
     for (const Launch& launch : group_norm::launches(*problem, dtype_of(half), device, variant))
         text += launch.kernel + " " + std::to_string(launch.grid[0]) + " " + std::to_string(launch.grid[1]) + " " +
-                std::to_string(launch.threads) + "\n";
+                std::to_string(launch.threads) + (launch.cooperative ? " 1\n" : " 0\n");
     return text.c_str();
 }
 
@@ -43,11 +48,11 @@ extern "C" const char* simulated_group_norm_instances() {
 
 extern "C" size_t simulated_group_norm_workspace(const group_norm::Problem* problem, int half, const char* architecture,
                                                  int compute_units) {
-    return group_norm::workspace_bytes(*problem, dtype_of(half), {architecture, compute_units});
+    return group_norm::workspace_bytes(*problem, dtype_of(half), device_of(architecture, compute_units));
 }
 
 extern "C" int simulate_group_norm(const group_norm::Problem* problem, int half, const char* architecture,
                                    int compute_units, const char* variant) {
-    const Device device{architecture, compute_units};
+    const Device device = device_of(architecture, compute_units);
     return simulate([&] { return group_norm::launches(*problem, dtype_of(half), device, variant); });
 }

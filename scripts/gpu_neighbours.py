@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Neighbours on one GPU: sessions at once, in threads and in processes, and whether each of them goes on and is right.
+
+    python scripts/gpu_neighbours.py --work DIR --custom-ops FILE [--provider cuda|rocm] [--sessions 1,2,3,6,12]
+        [--processes 1,2] [--modes stream,graph] [--parts vae,mixed] [--seconds 8] [--stall 30] [--json FILE]
+
+Stable Diffusion 1.5's full architecture with seeded random weights, fp16, static: the decoder of 512x512 images, alone
+("vae") or half of the sessions each with a UNet's step ("mixed"). Every session has inputs of its own and runs in a
+thread of its own; every result must have the bits that the session had when it ran alone. A configuration in which no
+session ends a run for --stall seconds hangs: its processes are killed, and this script ends with 1. Runs a second are
+those of all sessions together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def main() -> int:
+    args = arguments()
+    if args.worker:
+        return work(args)
+    args.work.mkdir(parents=True, exist_ok=True)
+    for part in ("vae_decoder", "unet"):
+        model(part, args)
+    rows = [
+        measure(args, mode, part, processes, sessions)
+        for mode in args.modes.split(",")
+        for part in args.parts.split(",")
+        for processes in map(int, args.processes.split(","))
+        for sessions in map(int, args.sessions.split(","))
+        if sessions >= processes
+    ]
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2))
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm"])
+    parser.add_argument("--custom-ops", default="auto")
+    parser.add_argument("--sessions", default="1,2,3,6,12", help="in all, over the processes")
+    parser.add_argument("--processes", default="1,2")
+    parser.add_argument("--modes", default="stream,graph", help="run by run, or recorded and replayed")
+    parser.add_argument("--parts", default="vae,mixed")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--stall", type=float, default=30.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)  # the parts of one process's sessions
+    found = parser.parse_args()
+    found.size, found.batch = "512x512", 2
+    return found
+
+
+def model(part: str, args: argparse.Namespace) -> Path:
+    from gpu_benchmark import make_pipeline, optimized
+
+    args.batch = 2 if part == "unet" else 1
+    return optimized(part, make_pipeline(args.work / "checkpoint"), args, static=True, own=False)
+
+
+def measure(args: argparse.Namespace, mode: str, part: str, processes: int, sessions: int) -> dict[str, Any]:
+    """One configuration: its processes are started, wait for each other, run for a while, and say what they did."""
+    parts = ["unet" if part == "mixed" and i % 2 else "vae_decoder" for i in range(sessions)]
+    workers = [Worker(args, mode, parts[i::processes]) for i in range(processes)]
+    try:
+        ready = all(worker.wait_for("ready") for worker in workers)
+        for worker in workers:
+            worker.tell("go")
+        done = ready and all(worker.wait_for("done") for worker in workers)
+        hang = any(worker.process.poll() is None and "done" not in worker.seen for worker in workers)
+    finally:
+        for worker in workers:
+            worker.end()
+    runs = sum(worker.runs for worker in workers)
+    row = {
+        "mode": mode, "part": part, "processes": processes, "sessions": sessions, "hang": hang,
+        "runs": runs, "wrong": sum(worker.wrong for worker in workers), "runs a second": round(runs / args.seconds, 1),
+        "ok": done and runs > 0 and not any(worker.wrong for worker in workers),
+    }  # fmt: skip
+    print(json.dumps(row), flush=True)
+    return row
+
+
+class Worker:
+    """A process with sessions, seen from outside: a line says how it goes; silence for too long means that it hangs."""
+
+    def __init__(self, args: argparse.Namespace, mode: str, parts: list[str]) -> None:
+        command = [sys.executable, __file__, "--work", str(args.work), "--provider", args.provider]
+        command += ["--custom-ops", str(args.custom_ops), "--modes", mode, "--seconds", str(args.seconds)]
+        self.process = subprocess.Popen(
+            [*command, "--worker", ",".join(parts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.stall = args.stall
+        self.runs = self.wrong = 0
+        self.seen: set[str] = set()
+        self.last = time.monotonic() + 60  # sessions take a while to open
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            word, *numbers = line.split()
+            if word == "runs":
+                runs, wrong = map(int, numbers)
+                if runs > self.runs:
+                    self.last = time.monotonic()
+                self.runs, self.wrong = runs, wrong
+            else:
+                self.seen.add(word)
+                self.last = time.monotonic()
+
+    def wait_for(self, word: str) -> bool:
+        while word not in self.seen and self.process.poll() is None and time.monotonic() - self.last < self.stall:
+            time.sleep(0.05)
+        return word in self.seen
+
+    def tell(self, word: str) -> None:
+        self.last = time.monotonic()
+        if self.process.poll() is None and self.process.stdin:
+            print(word, file=self.process.stdin, flush=True)
+
+    def end(self) -> None:
+        if "done" not in self.seen:
+            self.process.kill()
+        self.process.wait()
+
+
+class Runner(threading.Thread):
+    """A session with inputs and outputs on the device, in a thread of its own: what it gives alone, and then always.
+
+    ONNX Runtime records a graph for one thread, and nothing else may use the device meanwhile: threads take turns to
+    record, and wait for each other before they go on.
+    """
+
+    recording = threading.Lock()
+    EVERY = 8
+    """Runs between two whose result is looked at: a copy to the host waits, and keeps the others from their work."""
+
+    def __init__(self, part: str, args: argparse.Namespace, seed: int, all_ready: threading.Barrier) -> None:
+        super().__init__()
+        from sdort.runtime.providers import RuntimeOptions, find_provider
+        from sdort.runtime.session import open_session
+
+        options = RuntimeOptions(args.provider, custom_ops=args.custom_ops, graph=args.modes == "graph")
+        self.session = open_session(model(part, args), part, find_provider(args.provider), options)
+        self.binding = self.session.ort.io_binding()
+        rng = np.random.default_rng(seed)
+        for name, spec in self.session.inputs.items():
+            value = (rng.normal(size=[int(n) for n in spec.shape]) * 0.5).astype(spec.dtype)
+            self.binding.bind_ortvalue_input(name, self.session.upload(value))
+        [spec] = self.session.outputs
+        self.output = self.session.upload(np.zeros([int(n) for n in spec.shape], spec.dtype))
+        self.binding.bind_ortvalue_output(spec.name, self.output)
+        self.all_ready, self.seconds = all_ready, args.seconds
+        self.runs = self.wrong = 0
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException:
+            self.all_ready.abort()
+            raise
+
+    def work(self) -> None:
+        with self.recording:
+            for _ in range(3):
+                self.session.run_bound(self.binding)
+                expected: Array = self.session.download(self.output)
+        assert np.isfinite(expected.astype(np.float32)).all(), "the model gives no finite numbers"
+        self.all_ready.wait()
+        self.all_ready.wait()
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            for _ in range(self.EVERY):
+                self.session.run_bound(self.binding)
+                self.runs += 1
+            # Bits are compared: a NaN would be equal to nothing.
+            self.wrong += self.session.download(self.output).tobytes() != expected.tobytes()
+
+
+def work(args: argparse.Namespace) -> int:
+    import torch  # noqa: F401  loads the CUDA libraries that ONNX Runtime needs
+
+    parts = args.worker.split(",")
+    all_ready = threading.Barrier(len(parts) + 1)
+    runners = [Runner(part, args, seed, all_ready) for seed, part in enumerate(parts)]
+    for runner in runners:
+        runner.start()
+    all_ready.wait()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    all_ready.wait()
+    going = True
+    while going:
+        going = any(runner.is_alive() for runner in runners)
+        print("runs", sum(runner.runs for runner in runners), sum(runner.wrong for runner in runners), flush=True)
+        time.sleep(0.5 if going else 0)
+    print("done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
