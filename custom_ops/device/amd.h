@@ -49,31 +49,6 @@ SDORT_INLINE void block_barrier() {
 SDORT_INLINE int bits(float value) { return __builtin_bit_cast(int, value); }
 SDORT_INLINE float real(int value) { return __builtin_bit_cast(float, value); }
 
-SDORT_INLINE float shuffle(float value, int lane) {
-    return real(__builtin_amdgcn_ds_bpermute(lane << 2, bits(value)));
-}
-
-// Within a row of 16 lanes DPP costs nothing beside the addition; further away LDS hardware permutes.
-template <int Mask>
-SDORT_INLINE float shuffle_xor(float value) {
-#if defined(__GFX9__)
-    if constexpr (Mask < 4) {
-        constexpr int quad = (0 ^ Mask) | (1 ^ Mask) << 2 | (2 ^ Mask) << 4 | (3 ^ Mask) << 6;
-        return real(__builtin_amdgcn_update_dpp(0, bits(value), quad, 0xf, 0xf, true));
-    } else if constexpr (Mask < 32) {
-        return real(__builtin_amdgcn_ds_swizzle(bits(value), Mask << 10 | 0x1f));
-    } else {
-        return shuffle(value, lane_index() ^ Mask);
-    }
-#else
-    if constexpr (Mask < 16) {
-        return real(__builtin_amdgcn_update_dpp(0, bits(value), 0x160 + Mask, 0xf, 0xf, true));  // row_xmask
-    } else {
-        return real(__builtin_amdgcn_ds_swizzle(bits(value), Mask << 10 | 0x1f));
-    }
-#endif
-}
-
 SDORT_INLINE float fast_exp2(float value) { return __builtin_amdgcn_exp2f(value); }
 SDORT_INLINE float fast_rcp(float value) { return __builtin_amdgcn_rcpf(value); }
 SDORT_INLINE float fast_rsqrt(float value) { return __builtin_amdgcn_rsqf(value); }
@@ -128,3 +103,5 @@ SDORT_INLINE void store_word(uint64_t* target, uint64_t value) {
 SDORT_INLINE void pause() { __builtin_amdgcn_s_sleep(1); }
 
 }  // namespace sdort
+
+#include "amd_lanes.h"

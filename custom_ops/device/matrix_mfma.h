@@ -64,11 +64,7 @@ SDORT_INLINE void settle(Sums& sums) {
     sums = __builtin_bit_cast(Sums, all);
 }
 SDORT_INLINE Sums instruction(const Rows& a, const Columns& b, const Sums& sums) {
-    typedef half Four __attribute__((ext_vector_type(4)));
-    typedef float Accumulator __attribute__((ext_vector_type(4)));
-    return __builtin_bit_cast(
-        Sums, __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Four, a), __builtin_bit_cast(Four, b),
-                                                    __builtin_bit_cast(Accumulator, sums), 0, 0, 0));
+    return matrix_product(a, b, sums);
 }
 
 #endif

@@ -74,15 +74,7 @@ SDORT_INLINE void settle(Sums& sums) {
     sums = __builtin_bit_cast(Sums, all);
 }
 SDORT_INLINE Sums instruction(const Rows& a, const Columns& b, const Sums& sums) {
-    typedef half Sixteen __attribute__((ext_vector_type(16)));
-    typedef float Accumulator __attribute__((ext_vector_type(8)));
-    return __builtin_bit_cast(Sums, __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(Sixteen, a),
-                                                                               __builtin_bit_cast(Sixteen, b),
-                                                                               __builtin_bit_cast(Accumulator, sums)));
-}
-// v_permlanex16: lane l gets what lane l ^ 16 has.
-SDORT_INLINE uint32_t other_half(uint32_t word) {
-    return __builtin_amdgcn_permlanex16(word, word, 0x76543210, 0xfedcba98, false, false);
+    return matrix_product(a, b, sums);
 }
 SDORT_INLINE uint32_t permute_bytes(uint32_t high, uint32_t low, uint32_t selector) {
     return __builtin_amdgcn_perm(high, low, selector);

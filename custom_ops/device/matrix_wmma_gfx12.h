@@ -61,11 +61,7 @@ SDORT_INLINE void settle(Sums& sums) {
     sums = __builtin_bit_cast(Sums, all);
 }
 SDORT_INLINE Sums instruction(const Rows& a, const Columns& b, const Sums& sums) {
-    typedef half Eight __attribute__((ext_vector_type(8)));
-    typedef float Accumulator __attribute__((ext_vector_type(8)));
-    return __builtin_bit_cast(Sums, __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(
-                                        __builtin_bit_cast(Eight, a), __builtin_bit_cast(Eight, b),
-                                        __builtin_bit_cast(Accumulator, sums)));
+    return matrix_product(a, b, sums);
 }
 
 #endif

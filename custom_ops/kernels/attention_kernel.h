@@ -32,8 +32,8 @@ struct Place {
 };
 
 template <int Queries>
-SDORT_INLINE Place place_of(const Args& args, int block, int block_y, int thread) {
-    return {block / args.heads, block % args.heads, (block_y * kWaves + thread / kWave) * Queries};
+SDORT_INLINE Place place_of(const Args& args, int block, int block_y, int wave) {
+    return {block / args.heads, block % args.heads, (block_y * kWaves + wave) * Queries};
 }
 
 template <int Size, int Keys, int Step, int Tiles>
@@ -41,7 +41,7 @@ SDORT_INLINE void flash(const Args& args) {
     using L = Layout<Size, Keys, Step>;
     constexpr bool kAhead = kAsyncCopies || Size < 160;  // registers that hold Q and O of the widest hold no tile as well
     SDORT_SHARED(Quad, shared, L::kQuads * (kAsyncCopies ? 2 : 1));
-    const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), thread_index());
+    const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), thread_index() / kWave);
     const Head k = head_of(args.k, place.batch, place.head), v = head_of(args.v, place.batch, place.head);
     const auto buffer = [&](int key) {
         return reinterpret_cast<half*>(shared + (kAsyncCopies ? key / Keys % 2 * L::kQuads : 0));
@@ -71,7 +71,7 @@ SDORT_INLINE void flash(const Args& args) {
         wave.add_sums();
         wave.accumulate_all(stage.values(tile) + key % Keys * (matrix::kTransposes ? L::kPitch : 1));
     }
-    const Place end = place_of<16 * Tiles>(args, block_index_again(), block_index_y_again(), thread_index_again());
+    const Place end = place_of<16 * Tiles>(args, block_index_again(), block_index_y_again(), thread_index_again() / kWave);
     wave.end(args, end.batch, end.head, end.query);
 }
 
@@ -80,7 +80,7 @@ SDORT_INLINE void whole(const Args& args) {
     using L = Layout<Size, kWholeKeys, kWholeKeys>;
     SDORT_SHARED(Quad, shared, L::kQuads);
     half* const buffer = reinterpret_cast<half*>(shared);
-    const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), thread_index());
+    const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), wave_of(thread_index()));
     Stage<L, kWholeKeys> stage;
     stage.bring(head_of(args.k, place.batch, place.head), head_of(args.v, place.batch, place.head), 0, args.keys, buffer);
     block_barrier();

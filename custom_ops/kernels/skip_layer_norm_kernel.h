@@ -1,6 +1,6 @@
 #pragma once
 
-#include "device/device.h"
+#include "device/wave.h"
 #include "skip_layer_norm.h"
 
 namespace sdort::skip_layer_norm {
@@ -93,7 +93,7 @@ SDORT_INLINE float summed(const Args& args, uint32_t row, uint32_t column) {
 // Any row: a wave reads it again for each of the three passes.
 template <class T>
 SDORT_INLINE void wide(const Args& args) {
-    const uint32_t row = block_index() * (kThreads / kWave) + thread_index() / kWave;
+    const uint32_t row = block_index() * (kThreads / kWave) + wave_of(thread_index());
     if (row >= args.rows) return;
     float total = 0.0f, squares = 0.0f;
     for (uint32_t column = lane_index(); column < args.width; column += kWave) total += summed<T>(args, row, column);
