@@ -89,7 +89,7 @@ SDORT_INLINE void write(const Args& args, int group, const Moments& all, float* 
 template <int Threads, class Body>
 SDORT_INLINE void each_group(const Args& args, Body body) {
 #pragma unroll 1
-    for (int group = thread_index() / kWave; group < args.tile_groups; group += Threads / kWave) body(group);
+    for (int group = wave_of(thread_index()); group < args.tile_groups; group += Threads / kWave) body(group);
 }
 
 }  // namespace sdort::group_norm

@@ -66,7 +66,7 @@ SDORT_INLINE Moments block_moments(const Moments& mine) {
     entries[kGeneralThreads + thread] = mine.mean;
     entries[2 * kGeneralThreads + thread] = mine.m2;
     block_barrier();
-    if (thread >= kWave) return mine;
+    if (wave_of(thread) > 0) return mine;
     return merge<T>(kGeneralThreads, mine, [&](int i) {
         return Moments{entries[i], entries[kGeneralThreads + i], entries[2 * kGeneralThreads + i]};
     });
@@ -105,13 +105,13 @@ template <class T>
 SDORT_INLINE void general_measure_body(const Args& args) {
     const Part part = part_of(args);
     const Moments block = block_moments<T>(sum_up(args, part, embedding_of<T>(args, part)));
-    if (thread_index() < kWave) store_part(args, part.slab, 0, part.split, block);
+    if (wave_of(thread_index()) == 0) store_part(args, part.slab, 0, part.split, block);
 }
 
 template <class T>
 SDORT_INLINE void general_apply_body(const Args& args) {
     const Part part = part_of(args);
-    apply<T>(args, part, thread_index() < kWave ? load_parts<T>(args, part.slab, 0) : Moments{});
+    apply<T>(args, part, wave_of(thread_index()) == 0 ? load_parts<T>(args, part.slab, 0) : Moments{});
 }
 
 SDORT_KERNEL_RESIDENT(group_norm_f32_general, kGeneralThreads, 1, Args, general_body<float>)

@@ -1,7 +1,7 @@
 // Mean and variance of many values, exactly enough for mean >> std, in a fixed order: the parts of a group's statistics.
 #pragma once
 
-#include "device/device.h"
+#include "device/wave.h"
 
 namespace sdort::group_norm {
 
