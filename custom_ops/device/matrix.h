@@ -19,7 +19,6 @@
 //                                 at(k, eight) is the address of rows[8 * eight][k] to rows[8 * eight + 7][k]
 //   kAhead                        fragments that should be loaded ahead of their products
 //   multiply<Depth, Height>(rows, columns, sums)
-//   settle(sums)                  products are computed here, not where their sums are used, which may be in a branch
 //   as_columns(sums)              rounded to fp16
 //   each_run<Height>(sums, put)   put(slot, row, run): kRun sums of neighbouring rows, rounded to fp16
 //

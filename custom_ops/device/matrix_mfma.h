@@ -1,5 +1,8 @@
 // v_mfma_f32_16x16x16_f16 (gfx90a, gfx942, gfx950): lane l of 64 holds row or column l % 16 of an operand with
 // k = 4 * (l / 16) to 4 * (l / 16) + 3, and the sums of column l % 16 with rows 4 * (l / 16) to 4 * (l / 16) + 3.
+//
+// gfx90a (MI200) reads float16 subnormals, below 2^-14, as zero, here simulated for all (AMD, MIOpen: "MI200 MFMA behavior
+// specifics"; gfx942 and later read them).
 #pragma once
 
 #include "device.h"
@@ -46,6 +49,7 @@ SDORT_INLINE Columns load_columns(At at) {
 
 struct Mfma {
     static constexpr int kDepth = 16;
+    static constexpr bool kSubnormals = false;
     static Place a(int row, int k) { return {row + 16 * (k / 4), k % 4}; }
     static Place b(int k, int column) { return {column + 16 * (k / 4), k % 4}; }
     static int row(int lane, int i) { return 4 * (lane / 16) + i; }
@@ -53,16 +57,8 @@ struct Mfma {
 };
 inline Sums instruction(const Rows& a, const Columns& b, const Sums& sums) { return simulated_product<Mfma>(a, b, sums); }
 
-inline void settle(Sums&) {}
-
 #else
 
-SDORT_INLINE void settle(Sums& sums) {
-    typedef float Accumulator __attribute__((ext_vector_type(4)));
-    Accumulator all = __builtin_bit_cast(Accumulator, sums);
-    asm volatile("" : "+v"(all));
-    sums = __builtin_bit_cast(Sums, all);
-}
 SDORT_INLINE Sums instruction(const Rows& a, const Columns& b, const Sums& sums) {
     return matrix_product(a, b, sums);
 }

@@ -52,6 +52,7 @@ inline Rows load_matrices(const half* row) {
 template <int Depth>
 struct Mma {
     static constexpr int kDepth = Depth;
+    static constexpr bool kSubnormals = true;
     static Place a(int row, int k) { return {row % 8 * 4 + k % 8 / 2, k / 8 * 4 + row / 8 * 2 + k % 2}; }
     static Place b(int k, int column) { return {column * 4 + k % 8 / 2, k / 8 * 2 + k % 2}; }
     static int row(int lane, int i) { return lane / 4 + i / 2 * 8; }
@@ -128,8 +129,6 @@ SDORT_INLINE Columns load_columns(At at) {
         result.words[i] = *reinterpret_cast<const uint32_t*>(at(column + i % 2 * 8, i / 2) + k);
     return result;
 }
-
-SDORT_INLINE void settle(Sums&) {}
 
 template <int Depth = 16, int Height = 16>
 SDORT_INLINE void multiply(const Rows& rows, const Columns& columns, Sums& sums) {

@@ -48,6 +48,7 @@ SDORT_INLINE Columns load_columns(At at) {
 
 struct Wmma {
     static constexpr int kDepth = 16;
+    static constexpr bool kSubnormals = true;
     // Both copies must be there: even values are taken from one and odd values from the other.
     static Place a(int row, int k) { return {row + 16 * (k % 2), k}; }
     static Place b(int k, int column) { return {column + 16 * (k % 2), k}; }
@@ -63,16 +64,8 @@ inline uint32_t permute_bytes(uint32_t high, uint32_t low, uint32_t selector) {
     return result;
 }
 
-inline void settle(Sums&) {}
-
 #else
 
-SDORT_INLINE void settle(Sums& sums) {
-    typedef float Accumulator __attribute__((ext_vector_type(8)));
-    Accumulator all = __builtin_bit_cast(Accumulator, sums);
-    asm volatile("" : "+v"(all));
-    sums = __builtin_bit_cast(Sums, all);
-}
 SDORT_INLINE Sums instruction(const Rows& a, const Columns& b, const Sums& sums) {
     return matrix_product(a, b, sums);
 }

@@ -43,6 +43,7 @@ SDORT_INLINE Columns load_columns(At at) {
 
 struct Wmma {
     static constexpr int kDepth = 16;
+    static constexpr bool kSubnormals = true;
     static Place a(int row, int k) { return {row + 16 * (k / 8), k % 8}; }
     static Place b(int k, int column) { return {column + 16 * (k / 8), k % 8}; }
     static int row(int lane, int i) { return 8 * (lane / 16) + i; }
@@ -50,16 +51,8 @@ struct Wmma {
 };
 inline Sums instruction(const Rows& a, const Columns& b, const Sums& sums) { return simulated_product<Wmma>(a, b, sums); }
 
-inline void settle(Sums&) {}
-
 #else
 
-SDORT_INLINE void settle(Sums& sums) {
-    typedef float Accumulator __attribute__((ext_vector_type(8)));
-    Accumulator all = __builtin_bit_cast(Accumulator, sums);
-    asm volatile("" : "+v"(all));
-    sums = __builtin_bit_cast(Sums, all);
-}
 SDORT_INLINE Sums instruction(const Rows& a, const Columns& b, const Sums& sums) {
     return matrix_product(a, b, sums);
 }

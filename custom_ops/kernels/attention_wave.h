@@ -8,9 +8,11 @@
 
 namespace sdort::attention {
 
-// A lane's weights of a step may sum up to this before what they are relative to changes; float16 holds such weights as well
-// as those up to one.
-constexpr float kMost = 1024.0f;
+// A lane's weights of a step may sum up to this, float16's largest number, before what they are relative to changes. The
+// largest score that they are relative to has the weight 2^kLift: the sums that everything is divided by have that factor
+// too, and it leaves as much room above, 2^10, as below: 2^-20 of that weight is still a normal number of float16. gfx90a's
+// matrix instructions read smaller ones as zero, so each key may lose that much there, and 4096 keys 2^-8 if all do.
+constexpr float kMost = 65504.0f, kLift = 6.0f;
 
 template <int Size, int Step, int Tiles, class L>
 struct Wave {
@@ -100,7 +102,7 @@ struct Wave {
             y[i / kElements][tile].values[i % kElements] *= factors[matrix::slot_of(i % kElements)];
     }
 
-    // Makes the largest scores what all is relative to. `again` if there are sums that were not.
+    // Makes the largest scores, with their weight, what all is relative to. `again` if there are sums that were not.
     SDORT_INLINE void set_shift(float factor, bool again) {
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) {
@@ -109,7 +111,7 @@ struct Wave {
             for (int slot = 0; slot < kSlots; ++slot) {
                 const float all = matrix::over_column(largest(tile, slot), [](float a, float b) { return fmaxf(a, b); });
                 const float before = shift[tile][slot];
-                shift[tile][slot] = fmaxf(before, all * factor);
+                shift[tile][slot] = fmaxf(before, fmaf(all, factor, -kLift));
                 correction[slot] = fast_exp2(before - shift[tile][slot]);
                 sums[tile][slot] *= correction[slot];
             }
@@ -193,8 +195,6 @@ struct Wave {
 #pragma unroll
             for (int slot = 0; slot < kSlots; ++slot)
                 share[slot] = fast_rcp(matrix::over_column(sums[tile][slot], [](float a, float b) { return a + b; }));
-#pragma unroll
-            for (int step = 0; step < kSteps; ++step) matrix::settle(y[step][tile]);
             scale(tile, share);
 #pragma unroll
             for (int step = 0; step < kSteps - 1; ++step) store<16>(target, pitch, query, args.queries, step, tile);
