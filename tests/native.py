@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -25,15 +26,21 @@ def build_folder() -> Path:
     """
     if given := os.environ.get("SDORT_OPS_BUILD"):
         return Path(given)
+    paths = sorted(p for p in SOURCE.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc", ".md"})
+    return built({str(path.relative_to(SOURCE)): path.read_bytes() for path in paths}, _build)
+
+
+def built(sources: Mapping[str, bytes], build: Callable[[Path], None]) -> Path:
+    """The folder that ``build`` fills, once for these sources; other test processes wait for it."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in SOURCE.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc", ".md"}):
-        digest.update(str(path.relative_to(SOURCE)).encode() + b"\0" + path.read_bytes())
+    for name, contents in sources.items():
+        digest.update(name.encode() + b"\0" + contents)
     folder = Path(tempfile.gettempdir()) / f"sdort-ops-{os.getuid()}" / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            _build(folder / "build")
+            build(folder / "build")
             (folder / "done").touch()
     return folder / "build"
 
