@@ -369,7 +369,6 @@ _BUILDERS: dict[str, Callable[[Fields, str, Any, str], Record]] = {
 }
 
 
-@cache
 def decode(family: str, raw: int) -> list[tuple[str, Record]]:
     """The instruction at the beginning of ``raw`` (128 bits, little-endian): names and records, two for a dual one.
 
@@ -412,14 +411,14 @@ def listing(family: str, code: bytes, operation: Callable[[str], int]) -> tuple[
     return b"".join(records), names
 
 
-_memo: dict[tuple[str, int], list[tuple[str, bytes, int]]] = {}
+_memo: dict[tuple[str, int, int], list[tuple[str, bytes, int]]] = {}
 
 
 def _numbered(family: str, raw: int, operation: Callable[[str], int]) -> list[tuple[str, bytes, int]]:
     for size in (4, 8, 12):  # what decides is the instruction's own words
-        if found := _memo.get((family, raw & ((1 << 8 * size) - 1))):
+        if found := _memo.get((family, size, raw & ((1 << 8 * size) - 1))):
             return found
     decoded = [(name, r.packed(operation(name)), r.bytes) for name, r in decode(family, raw)]
     own = max(length for _, _, length in decoded)
-    _memo[family, raw & ((1 << 8 * own) - 1)] = decoded
+    _memo[family, own, raw & ((1 << 8 * own) - 1)] = decoded
     return decoded
