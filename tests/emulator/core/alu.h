@@ -85,13 +85,19 @@ inline void fma_mix(Wave& w, const Instruction& i) {
 }
 
 // Packed arithmetic on pairs of floats: op_sel picks the register of the pair for the low result, op_sel_hi for the high.
+// A constant is a float, and has no high register to pick.
 template <class Function>
 void packed_f32(Wave& w, const Instruction& i, Function function) {
     Source s[3];
     uint64_t writes = w.exec();
     Instruction plain = i;
     plain.neg = plain.opsel = 0;
-    for (int n = 0; n < 3; ++n) fetch(w, plain, n, s[n], writes);
+    for (int n = 0; n < 3; ++n) {
+        const bool constant = i.src[n] >= 128 && i.src[n] < kVector;
+        if (constant) plain.width[1 + n] = 4;
+        if (constant && (i.opsel | i.opsel_hi) >> n & 1) throw Fault{"operand not implemented", "the high half of a constant"};
+        fetch(w, plain, n, s[n], writes);
+    }
     if (i.clamp) throw Fault{"operand not implemented", "clamp"};
     Results r;
     for (unsigned l = 0; l < w.lanes; ++l)
