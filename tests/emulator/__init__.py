@@ -1,8 +1,47 @@
-"""An emulator of AMD GPUs' machine code."""
+"""An emulator of AMD machine code: it runs the kernels of a code object as a GPU would, on the CPU.
+
+How it works
+    :mod:`emulator.code_object` reads the kernels' code and descriptors from the ELF file. :mod:`emulator.decode`
+    turns a kernel's words into records when it first runs, with the tables of formats that tinygrad makes of AMD's
+    machine-readable ISA. What arithmetic instructions do is translated from the pseudo-code of AMD's manuals
+    (:mod:`emulator.translate`); ``core/*.h`` has by hand what touches memory, other lanes, matrices and control flow,
+    and where the pseudo-code lacks or errs. :mod:`emulator.core` compiles both to a shared library, kept by its
+    sources' hash (15 seconds when they change).
+
+    CDNA 2 and 3 (gfx90a, gfx942), RDNA 3 (gfx11) and RDNA 4 (gfx12) are emulated, of each what compilers make of our
+    kernels and more; an instruction, operand or mode beyond that is an error, never a guess.
+
+What it checks
+    Vector and scalar registers and LDS begin as random bits. A kernel that touches memory that it was not given, by a
+    byte, registers or LDS beyond its own, an address that is not aligned (to the smaller of 4 bytes and the access,
+    LDS: to the access), or a barrier that not all waves of a block reach, is stopped. So is one that cannot go on: if
+    all waves wait at barriers or have slept (s_sleep) three times while nobody changed memory, or if 100 million
+    instructions changed none.
+
+    Blocks start in order, at most ``resident`` at a time. Which wave runs next and for how long, 1 to 4096
+    instructions, is drawn from ``seed``: a missing barrier gives wrong results with some seeds.
+
+What it cannot see
+    - Memory is sequentially consistent: every access is complete before the next instruction. Missing waits
+      (s_waitcnt), fences and cache invalidations, and hazards that need s_nop, go unnoticed; those instructions do
+      nothing.
+    - Time: throughput, occupancy beyond ``resident``, clocks, bank conflicts. Waves never change places within an
+      instruction.
+    - The order and width of the matrix instructions' sums: they are a chain of fused multiplications and additions in
+      float32, in the order of k. CDNA 2 flushes subnormal operands and results of them, as that hardware does.
+    - The last bit of v_exp_f32, v_log_f32, v_rcp_f32, v_rsq_f32, v_sqrt_f32: here correctly rounded, on hardware
+      within 1 ulp or so. They flush subnormals.
+    - What an inactive lane's bit of a carry or comparison becomes: here 0.
+    - Kernels with scratch memory, rounding or subnormal modes other than the default, or blocks of two dimensions are
+      refused.
+
+:mod:`test_emulator` checks single instructions against independent computations.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Sequence
 
 from emulator import code_object, core, decode, translate
@@ -17,7 +56,7 @@ class EmulationError(Exception):
         kind: of fault, as in "read outside memory".
         kernel, architecture: whose code it is.
         offset: of the instruction, in bytes from the kernel's entry.
-        instruction: its name.
+        instruction: its name and operands; empty for what concerns the whole launch.
         lane, address: -1 and 0 where none in particular.
     """
 
@@ -41,26 +80,25 @@ class CodeObject:
     Attributes:
         architecture: "gfx1100".
         kernels: their names.
+        instructions: how many of them all waves have executed in all runs.
     """
 
     def __init__(self, data: bytes) -> None:
+        """Reads an .hsaco file.
+
+        Raises:
+            ValueError: no AMD code object, or one for a GPU that is not emulated.
+        """
         self.architecture = code_object.architecture(data)
         self._kernels = code_object.kernels(data)
         self.kernels = sorted(self._kernels)
-        families = {"gfx90a": "cdna", "gfx94": "cdna", "gfx95": "cdna", "gfx11": "rdna3", "gfx12": "rdna4"}
+        self.instructions = 0
+        families = {"gfx90a": "cdna", "gfx942": "cdna", "gfx11": "rdna3", "gfx12": "rdna4"}
         found = [family for start, family in families.items() if self.architecture.startswith(start)]
         if not found:
             raise ValueError(f"{self.architecture} is not emulated")
         self._family = found[0]
         self._programs: dict[str, tuple[bytes, list[str]]] = {}
-        self.instructions = 0
-
-    def _program(self, name: str) -> tuple[bytes, list[str]]:
-        if name not in self._programs:
-            numbers = core.operations(self._family)
-            code = self._kernels[name].code
-            self._programs[name] = decode.listing(self._family, code, lambda operation: numbers.get(operation, 0))
-        return self._programs[name]
 
     def run(
         self,
@@ -86,43 +124,50 @@ class CodeObject:
         Raises:
             EmulationError: the kernel does what no kernel may do, or needs what is not emulated.
         """
-        if kernel not in self._kernels:
-            raise EmulationError("no such kernel", kernel, self.architecture, "")
-        taken = self._kernels[kernel]
-        if missing := taken.unsupported(self._family == "cdna", self._family != "rdna4"):
-            raise EmulationError("kernel not emulated", kernel, self.architecture, missing)
-        if len(args) > taken.kernarg_bytes or not 0 < threads <= 1024:
-            raise EmulationError("launch", kernel, self.architecture, f"{len(args)} bytes of arguments, {threads} threads")
+        taken = self._checked(kernel, threads, args)
         records, names = self._program(kernel)
-        kernarg = (ctypes.c_uint64 * (-(-taken.kernarg_bytes // 8) or 1))()
+        kernarg = (ctypes.c_uint64 * (taken.kernarg_bytes // 8 + 1))()
         ctypes.memmove(kernarg, args, len(args))
-        ranges = self._ranges(memory, ctypes.addressof(kernarg), taken.kernarg_bytes)
-        launch = self._launch(taken, grid, threads, seed, resident, ranges)
-        launch.kernarg, launch.kernarg_bytes = ctypes.addressof(kernarg), taken.kernarg_bytes
+        begin = ctypes.addressof(kernarg)
+        every = [*memory, (begin, begin + taken.kernarg_bytes, False)]
+        launch = self._launch(taken, grid, threads, every)
+        launch.kernarg, launch.seed, launch.resident = begin, seed & (1 << 64) - 1, resident or 0xFFFFFFFF
         report = core.Report()
         failed = core.library().emulate(ctypes.byref(launch), records, len(names), ctypes.byref(report))
         self.instructions += report.instructions
         if failed:
-            raise self._error(kernel, records, names, report)
+            raise self._error(kernel, names, report)
 
-    def _ranges(self, memory: Sequence[tuple[int, int, bool]], kernarg: int, size: int) -> ctypes.Array[core.Range]:
-        every = [*memory, (kernarg, kernarg + size, False)]
-        return (core.Range * len(every))(*((begin, end, int(writable), 0) for begin, end, writable in every))
+    def _checked(self, kernel: str, threads: int, args: bytes) -> code_object.Kernel:
+        if kernel not in self._kernels:
+            raise EmulationError("no such kernel", kernel, self.architecture, "")
+        taken = self._kernels[kernel]
+        if missing := taken.unsupported(self._family == "cdna"):
+            raise EmulationError("kernel not emulated", kernel, self.architecture, missing)
+        if len(args) > taken.kernarg_bytes or not 0 < threads <= 1024:
+            detail = f"{len(args)} bytes of arguments for {taken.kernarg_bytes}, {threads} threads"
+            raise EmulationError("impossible launch", kernel, self.architecture, detail)
+        return taken
+
+    def _program(self, name: str) -> tuple[bytes, list[str]]:
+        """The kernel's records, and the names of its instructions."""
+        if name not in self._programs:
+            numbers = core.operations(self._family)
+            code = self._kernels[name].code
+            self._programs[name] = decode.listing(self._family, code, lambda operation: numbers.get(operation, 0))
+        return self._programs[name]
 
     def _launch(
         self,
         kernel: code_object.Kernel,
         grid: tuple[int, int],
         threads: int,
-        seed: int,
-        resident: int | None,
-        ranges: ctypes.Array[core.Range],
+        memory: Sequence[tuple[int, int, bool]],
     ) -> core.Launch:
         cdna = self._family == "cdna"
         return core.Launch(
-            seed=seed & (1 << 64) - 1,
-            ranges=ranges,
-            range_count=len(ranges),
+            ranges=(core.Range * len(memory))(*(core.Range(begin, end, int(may)) for begin, end, may in memory)),
+            range_count=len(memory),
             grid=(ctypes.c_uint32 * 2)(*grid),
             threads=threads,
             wave=64 if cdna else 32,
@@ -135,15 +180,9 @@ class CodeObject:
             workgroup_ids=kernel.workgroup_ids,
             ieee=kernel.bits(kernel.rsrc1, 23, 23) if self._family != "rdna4" else 0,
             flushes_products=self.architecture == "gfx90a",
-            resident=resident or 0xFFFFFFFF,
         )
 
-    def _error(self, kernel: str, records: bytes, names: list[str], report: core.Report) -> EmulationError:
-        offset = index = 0
-        size = decode.RECORD.size
-        while offset < report.offset:
-            offset += int.from_bytes(records[index * size + 2 : index * size + 4], "little")
-            index += 1
+    def _error(self, kernel: str, names: list[str], report: core.Report) -> EmulationError:
         return EmulationError(
             report.kind.decode(),
             kernel,
@@ -152,7 +191,15 @@ class CodeObject:
             offset=report.offset,
             lane=report.lane,
             address=report.address,
-            instruction=names[index] or "unknown encoding",
+            instruction=self._instruction(kernel, names[report.index], report.offset),
             block=f"{report.block[0]},{report.block[1]}",
             wave=report.wave,
         )
+
+    def _instruction(self, kernel: str, name: str, offset: int) -> str:
+        """As tinygrad writes it; what that does not know by our name or its word."""
+        code = self._kernels[kernel].code[offset : offset + 16]
+        try:
+            return repr(importlib.import_module("tinygrad.renderer.amd").decode_inst(code, self._family))
+        except Exception:  # of any kind: this is about the text of another error
+            return name or f"unknown encoding {code[:4][::-1].hex()}"

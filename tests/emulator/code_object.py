@@ -44,7 +44,7 @@ class Kernel:
         sizes = (4, 2, 2)  # private segment buffer, dispatch pointer, queue pointer come before
         return sum(size for bit, size in enumerate(sizes) if self.properties >> bit & 1)
 
-    def unsupported(self, cdna: bool, has_ieee: bool) -> str:
+    def unsupported(self, cdna: bool) -> str:
         """What this kernel needs that is not emulated; empty: nothing."""
         asks = {
             "scratch memory": self.scratch or self.rsrc2 & 1,
@@ -98,8 +98,9 @@ def _symbols(data: bytes, sections: list[tuple[int, ...]]) -> dict[str, tuple[in
 
 def _at(data: bytes, sections: list[tuple[int, ...]], address: int, size: int) -> bytes:
     for section in sections:
-        if section[1] == 1 and section[2] & 2 and section[3] <= address < section[3] + section[5]:  # SHT_PROGBITS, alloc
-            start = section[4] + address - section[3]
+        _, kind, flags, begin, offset, length, *_ = section
+        if kind == 1 and flags & 2 and begin <= address < begin + length:  # SHT_PROGBITS, SHF_ALLOC
+            start = offset + address - begin
             return data[start : start + size]
     raise ValueError(f"nothing at {address:#x}")
 

@@ -21,14 +21,14 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv"
 class Range(ctypes.Structure):
     """Memory that a kernel may touch."""
 
-    _fields_ = (("begin", ctypes.c_uint64), ("end", ctypes.c_uint64), ("writable", ctypes.c_uint32), ("_", ctypes.c_uint32))
+    _fields_ = (("begin", ctypes.c_uint64), ("end", ctypes.c_uint64), ("writable", ctypes.c_uint64))
 
 
 class Launch(ctypes.Structure):
     """core/machine.h's ``Launch``."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("kernarg", "kernarg_bytes", "seed")),
+        *((name, ctypes.c_uint64) for name in ("kernarg", "seed")),
         ("ranges", ctypes.POINTER(Range)),
         ("range_count", ctypes.c_uint32),
         ("grid", ctypes.c_uint32 * 2),
@@ -47,9 +47,10 @@ class Report(ctypes.Structure):
 
     _fields_ = (
         ("kind", ctypes.c_char * 32),
-        ("text", ctypes.c_char * 256),
+        ("text", ctypes.c_char * 1024),
         ("address", ctypes.c_uint64),
         ("instructions", ctypes.c_uint64),
+        ("index", ctypes.c_uint32),
         ("offset", ctypes.c_uint32),
         ("lane", ctypes.c_int32),
         ("block", ctypes.c_uint32 * 2),
@@ -69,8 +70,8 @@ def _build(folder: Path) -> None:
     own = (SOURCE / "table.h").read_text()
     by_hand = set(re.findall(r'"([A-Z]\w+)"', own)) | set(re.findall(r"EMULATOR_OWN_\w+\((\w+)\)", own))
     (folder / "translated.h").write_text(translate.header(skip=by_hand))
-    result = folder / "emulator.so"
-    command = ["c++", *FLAGS, *_machine_flags(), f"-I{SOURCE}", f"-I{folder}", str(SOURCE / "run.cpp"), "-o", str(result)]
+    files = f"-I{SOURCE}", f"-I{folder}", str(SOURCE / "run.cpp"), "-o", str(folder / "emulator.so")
+    command = ["c++", *FLAGS, *_machine_flags(), *files]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")

@@ -1,4 +1,4 @@
-"""Machine code -> the records that core/machine.h's ``Instruction`` describes, with tinygrad's tables of the formats."""
+"""Machine code -> the records that core/machine.h's ``Instruction`` describes, by tinygrad's tables of the formats."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _formats(family: str) -> list[Format]:
 @cache
 def _variants(family: str) -> dict[str, Format]:
     ins = importlib.import_module(f"tinygrad.runtime.autogen.amd.{family}.ins")
-    classes = [c for n, c in vars(ins).items() if isinstance(c, type) and n.endswith(("_LIT", "_DPP16", "_SDWA", "_SDST"))]
-    return {c.__name__: _format(c) for c in classes}
+    ends = ("_LIT", "_DPP16", "_SDWA", "_SDST")
+    return {name: _format(c) for name, c in vars(ins).items() if isinstance(c, type) and name.endswith(ends)}
 
 
 @cache
@@ -287,8 +287,7 @@ def _dual(f: Fields, family: str) -> list[tuple[str, Record]]:
     """VOPD: X with all the bytes, then Y with none."""
     found = []
     for half in "xy":
-        number = f.number(f"op{half}")
-        name, member = f.form.operations[number]
+        name, _ = f.form.operations[f.number(f"op{half}")]
         r = Record(f.form.bytes if half == "x" else 0)
         vdst = f.number("vdstx") if half == "x" else f.number("vdsty") << 1 | (f.number("vdstx") & 1 ^ 1)
         r.dst, r.width[0] = vdst + VECTOR, 4

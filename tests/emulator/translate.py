@@ -16,12 +16,13 @@ FAMILIES = ("cdna", "rdna3", "rdna4")
 
 _CLASSES = {"VOP1Op", "VOP2Op", "VOPCOp", "VOP3Op", "VOP3SDOp", "SOP1Op", "SOP2Op", "SOPCOp", "SOPKOp"}
 _TYPES = {"U": "uint{}_t", "I": "int{}_t", "B": "uint{}_t"}
-_KNOWN = {
-    *("S0 S1 S2 D0 SCC EXEC SIMM16 SIMM32 C tmp saveexec value bits concatenated signext signext_from_bit".split()),
-    *("fma floor trunc abs f16_to_f32 f32_to_f16 i32_to_f32 u32_to_f32 f32_to_u32 f32_to_i32 if else".split()),
-    *("u64 i64 b64 f64 u32 i32 b32 f32 u24 i24 u16 i16 b16 f16 u8 i8 b8 uint64_t int64_t uint32_t int32_t".split()),
-    *("uint16_t int16_t float double carry result lane Value const".split()),
-}
+_WORDS = """
+    S0 S1 S2 D0 SCC EXEC SIMM16 SIMM32 C tmp saveexec carry result lane Value value bits concatenated if else const
+    fma floor trunc abs signext signext_from_bit f16_to_f32 f32_to_f16 i32_to_f32 u32_to_f32 f32_to_u32 f32_to_i32
+    u64 i64 b64 f64 u32 i32 b32 f32 u24 i24 u16 i16 b16 f16 u8 i8 b8
+    uint64_t int64_t uint32_t int32_t uint16_t int16_t float double
+"""
+_KNOWN = set(_WORDS.split())
 
 
 def canonical(name: str) -> str:

@@ -24,9 +24,22 @@ inline void cbranch_execnz(Wave& w, const Instruction& i) { branch_if(w.exec() !
 
 inline void nothing(Wave&, const Instruction&) {}
 
+// A block whose waves do not all meet at a barrier is wrong even where the hardware lets the others pass.
+inline void refuse_partial_barrier(const Block& block) {
+    const Wave *ended = nullptr, *waits = nullptr;
+    for (const auto& wave : block.waves) {
+        if (wave->state == State::kEnded) ended = wave.get();
+        if (wave->signalled) waits = wave.get();
+    }
+    if (ended && waits)
+        throw Fault{"barrier", "wave " + std::to_string(waits->index) + " is at one and wave " +
+                                   std::to_string(ended->index) + " has ended"};
+}
+
 inline void complete_barrier(Block& block) {
+    refuse_partial_barrier(block);
     for (const auto& wave : block.waves)
-        if (wave->state == State::kEnded || !wave->signalled) return;
+        if (!wave->signalled) return;
     for (const auto& wave : block.waves) {
         wave->signalled = false;
         wave->complete = true;
@@ -64,6 +77,7 @@ inline void endpgm(Wave& w, const Instruction&) {
     w.state = State::kEnded;
     w.yields = true;
     --w.block->live;
+    refuse_partial_barrier(*w.block);
 }
 
 // How a wave waits for another one's store: it lets the others run.

@@ -42,13 +42,12 @@ struct Instruction {
 static_assert(sizeof(Instruction) == 44);
 
 struct Range {
-    uint64_t begin, end;
-    uint32_t writable, padding;
+    uint64_t begin, end, writable;
 };
 
 // What emulate() gets; tests/emulator/core.py packs it.
 struct Launch {
-    uint64_t kernarg, kernarg_bytes, seed;
+    uint64_t kernarg, seed;
     const Range* ranges;
     uint32_t range_count, grid[2], threads, wave, family, registers, accumulation_offset, lds, kernarg_register,
         user_registers, workgroup_ids, ieee, flushes_products, resident;
@@ -56,10 +55,11 @@ struct Launch {
 
 struct Report {
     char kind[32];
-    char text[256];
+    char text[1024];
     uint64_t address;
     uint64_t instructions;  // executed by all waves
-    uint32_t offset;        // of the instruction, in bytes from the kernel's entry
+    uint32_t index;         // of the instruction in the program
+    uint32_t offset;        // and in bytes from the kernel's entry
     int32_t lane;           // -1: none in particular
     uint32_t block[2], wave;
 };
@@ -164,7 +164,7 @@ inline uint32_t* Wave::row(unsigned code, unsigned registers) {
     unsigned index = code - kVector;
     const unsigned offset = device->launch.accumulation_offset;
     if (code >= kAccumulation) index = code - kAccumulation + offset;
-    const unsigned end = code < kAccumulation && offset ? offset : device->launch.registers;
+    const unsigned all = device->launch.registers, end = code < kAccumulation && offset && offset < all ? offset : all;
     if (code < kVector || index + registers > end)
         throw Fault{"register out of range", "v" + std::to_string(index) + " of " + std::to_string(end)};
     return &vgpr[static_cast<size_t>(index) * lanes];

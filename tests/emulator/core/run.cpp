@@ -142,14 +142,15 @@ private:
     }
 
     [[noreturn]] void throw_hang(const std::string& why) {
-        std::string text = why + ":";
-        for (const Wave* w : waves_) {
+        std::string text = why;
+        for (Wave* const w : waves_) {
             if (w->state == State::kEnded) continue;
-            if (text.size() > 200) break;
-            text += " block " + std::to_string(w->block->id[0]) + "," + std::to_string(w->block->id[1]) + " wave " +
-                    std::to_string(w->index) + (w->state == State::kWaits ? " at a barrier" : " sleeping") + " at " +
-                    std::to_string(d_.offsets[std::min(w->pc, d_.count - 1)]) + ";";
-            current_ = const_cast<Wave*>(w);
+            char line[96];
+            std::snprintf(line, sizeof line, "; block %u,%u wave %u %s at +%#x", w->block->id[0], w->block->id[1], w->index,
+                          w->state == State::kWaits ? "waits at a barrier" : w->idle >= kIdle ? "sleeps" : "runs",
+                          d_.offsets[std::min(w->pc, d_.count - 1)]);
+            text += line;
+            current_ = w;
         }
         throw Fault{"hang", text};
     }
@@ -181,7 +182,8 @@ void fill(Report& report, const Device& d, const Wave* w, const Fault& fault) {
     report.address = fault.address;
     report.lane = fault.lane;
     if (!w) return;
-    report.offset = d.offsets[std::min(w->pc, d.count - 1)];
+    report.index = std::min(w->pc, d.count - 1);
+    report.offset = d.offsets[report.index];
     report.block[0] = w->block->id[0];
     report.block[1] = w->block->id[1];
     report.wave = w->index;
