@@ -44,6 +44,8 @@ import ctypes
 import importlib
 from collections.abc import Sequence
 
+import kernel_report
+
 from emulator import code_object, core, decode, translate
 
 __all__ = ["CodeObject", "EmulationError"]
@@ -87,9 +89,9 @@ class CodeObject:
         """Reads an .hsaco file.
 
         Raises:
-            ValueError: no AMD code object, or one for a GPU that is not emulated.
+            ValueError: it is for a GPU that is not emulated.
         """
-        self.architecture = code_object.architecture(data)
+        self.architecture = kernel_report.amd_target(data)
         self._kernels = code_object.kernels(data)
         self.kernels = sorted(self._kernels)
         self.instructions = 0

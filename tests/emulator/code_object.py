@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import dataclass
 
@@ -58,13 +57,6 @@ class Kernel:
             "FP16_OVFL": self.bits(self.rsrc1, 26, 26),
         }
         return ", ".join(what for what, asked in asks.items() if asked)
-
-
-def architecture(data: bytes) -> str:
-    found = re.search(rb"amdgcn-amd-amdhsa--(gfx\w+)", data)
-    if not found:
-        raise ValueError("no AMD code object")
-    return found[1].decode()
 
 
 def kernels(data: bytes) -> dict[str, Kernel]:

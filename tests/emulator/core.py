@@ -46,7 +46,7 @@ class Report(ctypes.Structure):
     """core/machine.h's ``Report``."""
 
     _fields_ = (
-        ("kind", ctypes.c_char * 32),
+        ("kind", ctypes.c_char * 64),
         ("text", ctypes.c_char * 1024),
         ("address", ctypes.c_uint64),
         ("instructions", ctypes.c_uint64),

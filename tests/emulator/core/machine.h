@@ -54,7 +54,7 @@ struct Launch {
 };
 
 struct Report {
-    char kind[32];
+    char kind[64];
     char text[1024];
     uint64_t address;
     uint64_t instructions;  // executed by all waves
@@ -147,16 +147,20 @@ struct Device {
     static constexpr uint64_t kAperture = 1ull << 48;  // flat addresses of LDS: beyond what a host program has
 
     void check(uint64_t address, unsigned bytes, bool write, int lane) {
+        bool read_only = false;
         for (uint32_t n = 0; n <= launch.range_count; ++n) {
             const uint32_t r = n ? n - 1 : last_range;
             if (r >= launch.range_count) continue;
             const Range& range = launch.ranges[r];
             if (address < range.begin || address + bytes > range.end || address + bytes < address) continue;
-            if (write && !range.writable) throw Fault{"write to read-only memory", "", lane, address};
-            last_range = r;
-            return;
+            if (!write || range.writable) {
+                last_range = r;
+                return;
+            }
+            read_only = true;
         }
-        throw Fault{write ? "write outside memory" : "read outside memory", std::to_string(bytes) + " bytes", lane, address};
+        const char* const kind = read_only ? "write to read-only memory" : write ? "write outside memory" : "read outside memory";
+        throw Fault{kind, std::to_string(bytes) + " bytes", lane, address};
     }
 };
 
