@@ -591,7 +591,7 @@ def test_a_barrier_that_not_all_waves_reach(arch: str) -> None:
     program = assemble(arch, skip)
     nothing = np.zeros(4, np.uint32)
     for seed in range(4):
-        with pytest.raises(EmulationError, match="barrier: .* has ended"):
+        with pytest.raises(EmulationError, match=r"barrier: .* has ended"):
             launch(program, nothing, nothing, threads=2 * wave_of(arch), seed=seed)
 
 
@@ -639,7 +639,7 @@ WAIT = """
 def test_waiting_for_nobody_is_a_hang(arch: str) -> None:
     program = assemble(arch, WAIT.format(lo="" if arch in CDNA else "_lo"))
     flag = np.zeros(1, np.uint32)
-    with pytest.raises(EmulationError, match="hang.*sleeps"):
+    with pytest.raises(EmulationError, match=r"hang.*sleeps"):
         launch(program, flag, flag)
     flag[0] = 1
     launch(program, flag, flag)
@@ -663,7 +663,7 @@ def test_a_block_that_waits_for_a_later_one_hangs_where_both_have_no_room(arch: 
 
 def test_an_endless_loop_is_a_hang() -> None:
     nothing = np.zeros(1, np.uint32)
-    with pytest.raises(EmulationError, match="hang.*no store"):
+    with pytest.raises(EmulationError, match=r"hang.*no store"):
         launch(assemble("gfx942", ".Lagain: s_branch .Lagain"), nothing, nothing)
 
 

@@ -128,7 +128,10 @@ inline float extreme(float a, float b, bool ieee) {
     return (a > b) == Max ? a : b;
 }
 
-// The three steps of an IEEE division around v_rcp_f32 (RDNA3 ISA, V_DIV_SCALE_F32 to V_DIV_FIXUP_F32).
+// The three steps of an IEEE division around v_rcp_f32 (RDNA3 ISA, V_DIV_SCALE_F32 to V_DIV_FIXUP_F32), where the manual's
+// pseudo-code would not make one mended so that they do: a denominator whose reciprocal and quotient are subnormal is
+// scaled by 2**-64 (not 2**64, which overflows), V_DIV_FMAS_F32 undoes what was scaled by 2**64, as the quotient's size
+// tells (not 2**32), and a quotient of two numbers that came out as NaN is too large.
 inline float div_scale(float s0, float s1, float s2, bool& scaled) {
     scaled = false;
     if (s1 == 0 || s2 == 0) return std::numeric_limits<float>::quiet_NaN();
@@ -143,7 +146,7 @@ inline float div_scale(float s0, float s1, float s2, bool& scaled) {
     if (is_subnormal(s1)) return std::ldexp(s0, 64);
     if (reciprocal && quotient) {
         scaled = true;
-        return denominator ? std::ldexp(s0, 64) : s0;
+        return denominator ? std::ldexp(s0, -64) : s0;
     }
     if (reciprocal) return std::ldexp(s0, -64);
     if (quotient) {
@@ -153,7 +156,6 @@ inline float div_scale(float s0, float s1, float s2, bool& scaled) {
     return exponent(s2) <= 23 ? std::ldexp(s0, 64) : s0;
 }
 
-// The manual's factor of 2**32 is a mistake: what V_DIV_SCALE_F32 scaled by 2**64 comes back by 2**-64 or 2**64.
 inline float div_fmas(float s0, float s1, float s2, bool scaled) {
     const float sum = std::fma(s0, s1, s2);
     return scaled ? std::ldexp(sum, exponent(s2) > 127 ? 64 : -64) : sum;
@@ -168,7 +170,8 @@ inline float div_fixup(float s0, float s1, float s2) {
     if (s1 == 0 || std::isinf(s2)) return negative ? -infinity : infinity;
     if (std::isinf(s1) || s2 == 0) return negative ? -0.0f : 0.0f;
     if (exponent(s2) - exponent(s1) < -150) return negative ? -0.0f : 0.0f;
-    return negative ? -std::fabs(s0) : std::fabs(s0);
+    const float quotient = s0 != s0 ? infinity : std::fabs(s0);
+    return negative ? -quotient : quotient;
 }
 
 // A byte of the eight in data, or a sign of one, or a constant (V_PERM_B32).
