@@ -80,7 +80,7 @@ def _build(folder: Path) -> None:
 @cache
 def library() -> ctypes.CDLL:
     """The native part, from the folder that native.py keeps for such builds."""
-    sources = {str(p): p.read_bytes() for p in sorted([*SOURCE.iterdir(), Path(translate.__file__)])}
+    sources = {p.name: p.read_bytes() for p in sorted([*SOURCE.iterdir(), Path(translate.__file__)])}
     sources["tinygrad"] = version("tinygrad").encode()
     sources["flags"] = " ".join((*FLAGS, *_machine_flags())).encode()
     core = ctypes.CDLL(str(native.built(sources, _build) / "emulator.so"))
