@@ -381,19 +381,19 @@ def test_integers(arch: str) -> None:
     mad = "v_mad_co_u64_u32" if arch == "gfx1200" else "v_mad_u64_u32"
     code += f"{mad} v[22:23], {pair}, v10, v11, v[12:13]\nv_cmp_gt_i32 {pair}, v10, v11\n"
     code += f"v_cndmask_b32 v24, v12, v13, {pair}\nv_bfe_u32 v25, v10, 7, 13\nv_alignbit_b32 v26, v10, v11, 9\n"
-    code += "v_mov_b32 v30, 0x0c050b02\nv_perm_b32 v27, v10, v11, v30\nv_mul_hi_u32 v28, v10, v11"
-    found = lanes(arch, code, [a, b, c, d], outputs=9)
+    code += "v_mov_b32 v40, 0x0c050b02\nv_perm_b32 v27, v10, v11, v40\nv_mul_hi_u32 v28, v10, v11\n"
+    code += f"v_not_b32 v29, v10\n{mad.replace('u64_u32', 'i64_i32')} v[30:31], {pair}, v10, v11, v[12:13]"
+    found = lanes(arch, code, [a, b, c, d], outputs=12)
     low, high = (a.astype(np.uint64) | b.astype(np.uint64) << 32), (c.astype(np.uint64) | d.astype(np.uint64) << 32)
     total, product = low + high, a.astype(np.uint64) * b + high
-    both = [
-        value for x in (total, product) for value in ((x & 0xFFFFFFFF).astype(np.uint32), (x >> 32).astype(np.uint32))
-    ]
+    signed = a.view(np.int32).astype(np.int64) * b.view(np.int32) + high.view(np.int64)
+    words = [x.view(np.uint32).reshape(-1, 2).T for x in (total, product, signed)]
     chosen = np.where(a.view(np.int32) > b.view(np.int32), d, c)
     aligned = ((a.astype(np.uint64) << 32 | b) >> 9).astype(np.uint32)
     sign = np.where(a >> 31, 0xFF, 0).astype(np.uint32)  # selector 11: of byte 7
     permuted = (b >> 16 & 0xFF) | sign << 8 | (a >> 8 & 0xFF) << 16
     high_product = ((a.astype(np.uint64) * b) >> 32).astype(np.uint32)
-    expected = [*both, chosen, a >> 7 & 0x1FFF, aligned, permuted, high_product]
+    expected = [*words[0], *words[1], chosen, a >> 7 & 0x1FFF, aligned, permuted, high_product, ~a, *words[2]]
     for n, (got, wanted) in enumerate(zip(found, expected, strict=True)):
         assert np.array_equal(got, wanted), n
 
@@ -672,6 +672,7 @@ def test_an_endless_loop_is_a_hang() -> None:
     ("code", "message"),
     [
         ("v_lshlrev_b32 v1, 2, v0\nglobal_load_dword v2, v1, s[4:5] offset:16", "read outside memory.*lane 12"),
+        ("v_mov_b32 v1, 0\nglobal_load_dwordx2 v[2:3], v1, s[4:5] offset:60", "read outside memory.*lane 0"),
         ("v_lshlrev_b32 v1, 1, v0\nglobal_load_dword v2, v1, s[4:5]", "misaligned access.*lane 1"),
         ("v_mov_b32 v1, 0\nglobal_store_dword v1, v0, s[4:5]", "write to read-only memory.*lane 0"),
         ("v_mov_b32 v1, 0\nglobal_store_dword v1, v0, s[6:7] offset:-4", "write outside memory.*lane 0"),

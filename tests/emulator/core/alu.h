@@ -24,6 +24,8 @@ EMULATOR_VECTOR(V_MBCNT_HI_U32_B32,
                 D0.u32 = S1.u32 + __builtin_popcount(S0.u32 & static_cast<uint32_t>(((1ull << C.lane) - 1) >> 32));)
 EMULATOR_VECTOR(V_MAD_U64_U32, const unsigned __int128 sum = static_cast<unsigned __int128>(S0.u32) * S1.u32 + S2.u64;
                 D0.u64 = static_cast<uint64_t>(sum); C.result = (sum >> 64) != 0;)
+EMULATOR_VECTOR(V_MAD_I64_I32, const __int128 sum = static_cast<__int128>(S0.i32) * S1.i32 + S2.i64;
+                D0.i64 = static_cast<int64_t>(sum); C.result = sum >> 64 & 1;)
 
 // Multiply and add with a rounding between (V_MAC_F32 has no subnormals: LLVM, FeatureMadMacF32Insts).
 EMULATOR_VECTOR(V_MAC_F32, const float product = flushed(flushed(S0.f32) * flushed(S1.f32));
