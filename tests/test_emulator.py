@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import kernel_report
+import machine_code
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,7 +20,7 @@ import pytest
 if sys.version_info < (3, 11):
     pytest.skip("tinygrad's tables need Python 3.11", allow_module_level=True)
 
-from emulator import CodeObject, EmulationError, decode, translate
+from emulator import CodeObject, EmulationError, code_object, core, decode, translate
 
 Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
@@ -729,6 +732,24 @@ def test_the_pseudo_code_is_translated_or_left_alone() -> None:
     assert translate.translated("D0.u32 = (S0.u32 << S1[4 : 0].u32)") == "D0.u32 = (S0.u32 << bits(S1, 4, 0));"
     assert translate.translated("D0.u32 = some_new_function(S0.u32)") is None
     assert translate.translated("declare tmp : 64'B;\nD0.b64 = tmp") is None
+
+
+@ON_ALL
+def test_all_that_is_shipped_is_decoded_as_llvm_does_and_known(arch: str) -> None:
+    """By the instructions' names; what the disassembly lists behind a kernel's end is padding."""
+    [path] = machine_code.objects(f"{arch}.hsaco")
+    family = CodeObject(path.read_bytes()).family
+    for kernel, found in code_object.kernels(path.read_bytes()).items():
+        records, names = decode.listing(family, found.code, lambda _: 0)
+        sizes = [size for _, size, *_ in decode.RECORD.iter_unpack(records)]
+        decoded = Counter(name for name, size in zip(names, sizes, strict=True) if size)  # not the second of a dual one
+        listed: Counter[str] = Counter()
+        for name, count in machine_code.instructions(path)[kernel].items():
+            plain = translate.canonical(re.sub("_(dpp|sdwa|e64_dpp)$", "", name).upper())
+            listed[plain.replace("16X16X16F16", "16X16X16_F16")] += count
+        assert not decoded - listed
+        assert set(listed - decoded) <= {"S_NOP", "S_CODE_END"}
+        assert set(names) <= set(core.operations(family))
 
 
 def test_an_unknown_word_has_no_name() -> None:

@@ -81,6 +81,7 @@ class CodeObject:
 
     Attributes:
         architecture: "gfx1100".
+        family: of instruction sets, as tinygrad names them: "cdna", "rdna3", "rdna4".
         kernels: their names.
         instructions: how many of them all waves have executed in all runs.
     """
@@ -99,7 +100,7 @@ class CodeObject:
         found = [family for start, family in families.items() if self.architecture.startswith(start)]
         if not found:
             raise ValueError(f"{self.architecture} is not emulated")
-        self._family = found[0]
+        self.family = found[0]
         self._programs: dict[str, tuple[bytes, list[str]]] = {}
 
     def run(
@@ -144,7 +145,7 @@ class CodeObject:
         if kernel not in self._kernels:
             raise EmulationError("no such kernel", kernel, self.architecture, "")
         taken = self._kernels[kernel]
-        if missing := taken.unsupported(self._family == "cdna"):
+        if missing := taken.unsupported(self.family == "cdna"):
             raise EmulationError("kernel not emulated", kernel, self.architecture, missing)
         if len(args) > taken.kernarg_bytes or not 0 < threads <= 1024:
             detail = f"{len(args)} bytes of arguments for {taken.kernarg_bytes}, {threads} threads"
@@ -154,9 +155,9 @@ class CodeObject:
     def _program(self, name: str) -> tuple[bytes, list[str]]:
         """The kernel's records, and the names of its instructions."""
         if name not in self._programs:
-            numbers = core.operations(self._family)
+            numbers = core.operations(self.family)
             code = self._kernels[name].code
-            self._programs[name] = decode.listing(self._family, code, lambda operation: numbers.get(operation, 0))
+            self._programs[name] = decode.listing(self.family, code, lambda operation: numbers.get(operation, 0))
         return self._programs[name]
 
     def _launch(
@@ -166,21 +167,21 @@ class CodeObject:
         threads: int,
         memory: Sequence[tuple[int, int, bool]],
     ) -> core.Launch:
-        cdna = self._family == "cdna"
+        cdna = self.family == "cdna"
         return core.Launch(
             ranges=(core.Range * len(memory))(*(core.Range(begin, end, int(may)) for begin, end, may in memory)),
             range_count=len(memory),
             grid=(ctypes.c_uint32 * 2)(*grid),
             threads=threads,
             wave=64 if cdna else 32,
-            family=translate.FAMILIES.index(self._family),
+            family=translate.FAMILIES.index(self.family),
             registers=kernel.registers,
             accumulation_offset=(kernel.bits(kernel.rsrc3, 0, 5) + 1) * 4 if cdna else 0,
             lds=kernel.lds,
             kernarg_register=kernel.kernarg_register,
             user_registers=kernel.user_registers,
             workgroup_ids=kernel.workgroup_ids,
-            ieee=kernel.bits(kernel.rsrc1, 23, 23) if self._family != "rdna4" else 0,
+            ieee=kernel.bits(kernel.rsrc1, 23, 23) if self.family != "rdna4" else 0,
             flushes_products=self.architecture == "gfx90a",
         )
 
@@ -202,6 +203,6 @@ class CodeObject:
         """As tinygrad writes it; what that does not know by our name or its word."""
         code = self._kernels[kernel].code[offset : offset + 16]
         try:
-            return repr(importlib.import_module("tinygrad.renderer.amd").decode_inst(code, self._family))
+            return repr(importlib.import_module("tinygrad.renderer.amd").decode_inst(code, self.family))
         except Exception:  # of any kind: this is about the text of another error
             return name or f"unknown encoding {code[:4][::-1].hex()}"
