@@ -275,7 +275,9 @@ class Simulation:
             ctypes.byref(self.problem), self.half, *self.device, variant.encode()
         )
         rows = [line.split() for line in text.decode().splitlines()]
-        return [Launch(name, int(x), int(y), int(threads), bool(int(together))) for name, x, y, threads, together in rows]
+        return [
+            Launch(name, int(x), int(y), int(threads), bool(int(together))) for name, x, y, threads, together in rows
+        ]
 
     def together(self, variant: str) -> bool:
         """Whether blocks of this variant wait for each other."""
