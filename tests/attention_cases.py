@@ -191,7 +191,7 @@ def draw_case(rng: Generator, seed: int) -> Drawn:
     return Drawn(seed, machine, dtype, (batches, queries, keys, heads, size), options, form)
 
 
-def close(actual: Array, case: Case, rounded_weights: bool = False) -> None:
+def tolerance(case: Case, dtype: npt.DTypeLike, rounded_weights: bool = False) -> Array:
     """Float32's errors, and one rounding to the dtype.
 
     A score's error is that of a sum of products in float32, ``u * sum |q k|`` (u = 2^-24, each product within half a
@@ -200,16 +200,19 @@ def close(actual: Array, case: Case, rounded_weights: bool = False) -> None:
     up to 2^-11 are independent, so the result's is below 2^-11 times ``sqrt(sum (w v)^2) * 4``, four standard
     deviations of a bound that is itself above the standard deviation.
     """
-    exact = case.exact()
     q, k, v = case._biased()
     scale = q.shape[-1] ** -0.5 if case.scale is None else case.scale
     products = np.abs(scale) * np.einsum("nshd,nlhd->nhsl", np.abs(q), np.abs(k)).max()
     bound = np.abs(v).max() * (2.0**-23 * products + 1e-6)
     if rounded_weights:
         bound = bound + 4 * 2.0**-11 * squares(case)
-    np.testing.assert_array_less(
-        np.abs(actual.astype(np.float64) - exact), np.abs(exact) * np.finfo(actual.dtype).eps * 0.51 + bound + 1e-7
-    )
+    return np.asarray(np.abs(case.exact()) * np.finfo(dtype).eps * 0.51 + bound + 1e-7)
+
+
+def close(actual: Array, case: Case, rounded_weights: bool = False) -> None:
+    """Within :func:`tolerance` of the exact result."""
+    error = np.abs(actual.astype(np.float64) - case.exact())
+    np.testing.assert_array_less(error, tolerance(case, actual.dtype, rounded_weights))
 
 
 def squares(case: Case) -> Array:

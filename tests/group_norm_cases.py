@@ -225,7 +225,8 @@ class Launch(NamedTuple):
 class Simulation:
     """A case on one machine: tensors bound to a Problem, launched as often as wanted on one workspace.
 
-    ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step.
+    ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step. The
+    geometry is that of ``architecture``, or of the machine's in :data:`DEVICES`.
     """
 
     def __init__(
@@ -236,11 +237,12 @@ class Simulation:
         tensors: Tensors,
         workspace: Array | None = None,
         order: int = 0,
+        architecture: str | None = None,
     ) -> None:
         self.library = simulator(machine)
         self.order = ctypes.c_uint64(order)
-        architecture, units = DEVICES[machine]
-        self.device = (architecture.encode(), case.units or units)
+        usual, units = DEVICES[machine]
+        self.device = ((architecture or usual).encode(), case.units or units)
         self.half = int(dtype == np.float16)
         own = case.channels - case.x2
         self.inputs = [np.ascontiguousarray(tensors.x[..., :own]), np.ascontiguousarray(tensors.x[..., own:])]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import native
 import numpy as np
@@ -63,11 +64,13 @@ def simulate(
     variant: int = 0,
     order: int = 0,
     units: int = 4,
+    architecture: str | None = None,
 ) -> bool:
     """Run a kernel's geometry and body; False if the problem has no such variant.
 
     ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step. With few
-    compute ``units`` a grid has few blocks, which walk on over the rows.
+    compute ``units`` a grid has few blocks, which walk on over the rows. The geometry is that of ``architecture``, or
+    of the machine's in :data:`ARCHITECTURES`.
 
     Raises:
         RuntimeError: the geometry refused, or the kernel deadlocked; the library's text.
@@ -75,12 +78,42 @@ def simulate(
     library = native.simulated(machine)
     half = np.dtype(dtype) == np.float16
     library.sdort_body_order(ctypes.c_uint64(order))
-    code = library[function](
-        ctypes.byref(problem), int(half), ARCHITECTURES[machine].encode(), units, WAVES[machine], variant
-    )
+    name = architecture or ARCHITECTURES[machine]
+    code = library[function](ctypes.byref(problem), int(half), name.encode(), units, WAVES[machine], variant)
     if code == 1:
         raise RuntimeError(library.simulated_error().decode())
     return bool(code == 0)
+
+
+class Launch(NamedTuple):
+    """What a geometry made: one kernel over a grid of blocks of ``threads``, with its packed arguments."""
+
+    kernel: str
+    grid: tuple[int, int]
+    threads: int
+    args: bytes
+
+
+_Redirect = ctypes.CFUNCTYPE(
+    None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint * 2), ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
+)
+
+
+@contextmanager
+def recorded(machine: str) -> Iterator[list[Launch]]:
+    """Meanwhile nothing runs on the simulated machine: launches are put into the list that this yields."""
+    launches: list[Launch] = []
+
+    def record(name: bytes, grid: Any, threads: int, args: int, size: int) -> None:
+        x, y = grid.contents
+        launches.append(Launch(name.decode(), (x, y), threads, ctypes.string_at(args, size)))
+
+    library, callback = native.simulated(machine), _Redirect(record)
+    library.sdort_body_redirect(callback)
+    try:
+        yield launches
+    finally:
+        library.sdort_body_redirect(None)
 
 
 def one_node_model(

@@ -105,6 +105,7 @@ const Kernel* kernel = nullptr;
 const void* kernel_args = nullptr;
 size_t most_blocks = 0;
 uint64_t order = 0;  // see sdort_body_order
+void (*redirect)(const char*, const unsigned[2], unsigned, const void*, size_t) = nullptr;  // see sdort_body_redirect
 
 void yield(State state) {
     current->state = state;
@@ -268,6 +269,10 @@ extern "C" int sdort_body_launch(const char* name, const unsigned grid[3], const
         if (args_size != entry.args_size)
             throw std::runtime_error(std::string(name) + " takes " + std::to_string(entry.args_size) +
                                      " bytes of arguments, not " + std::to_string(args_size));
+        if (redirect) {
+            redirect(name, grid, block[0], args, args_size);
+            return 0;
+        }
         // The caller's buffer may lie anywhere.
         std::vector<unsigned char> copy(args_size + entry.args_alignment);
         auto address = reinterpret_cast<uintptr_t>(copy.data());
@@ -288,6 +293,12 @@ extern "C" const char* sdort_body_error() { return last_error.c_str(); }
 // 0: the waves of a block go on in step, the first one first. Else each goes as far as it gets before another does, from a
 // wave and in a direction that this number decides: what lies between two barriers must give the same result in any order.
 extern "C" void sdort_body_order(uint64_t seed) { sdort::simulator::order = seed; }
+
+// Launches go to `callback` instead, as name, grid, threads of a block, and arguments that are valid until it returns: so
+// that what a geometry made can be run as machine code. Null: the bodies run again.
+extern "C" void sdort_body_redirect(void (*callback)(const char*, const unsigned[2], unsigned, const void*, size_t)) {
+    sdort::simulator::redirect = callback;
+}
 
 // Blocks that had to be on the device at a time, started in order: the most of any launch since this was last asked.
 extern "C" size_t sdort_body_most_blocks() { return std::exchange(sdort::simulator::most_blocks, 0); }
