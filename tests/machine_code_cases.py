@@ -1,0 +1,376 @@
+"""For every kernel the smallest problems that reach it on an AMD target, to be run as machine code (tests/emulated.py).
+
+Tensors, results in float64 and tolerances are those of the simulated machines' tests; launches are what the project's
+own geometry makes of a problem for that target. Problems have more than one block, last tiles that are partial, and
+optional inputs; GroupNorm's have slabs of one block each and of several.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import attention_cases
+import emulated
+import group_norm_cases
+import numpy as np
+import numpy.typing as npt
+from drawn import name_of
+from emulated import Bound, Target, largest
+from kernel_cases import Guarded, Launch, pointer, recorded, simulate
+from row_cases import BiasAdd, BiasSplitGelu, Rows, SkipLayerNorm, norm_exact, norm_inputs, split_gelu, split_gelu_error
+
+Array = npt.NDArray[Any]
+DTYPES = (np.float16, np.float32)
+
+SEEDS = (1, 2, 3)
+"""Of the order of waves and blocks, and of what registers and shared memory hold before."""
+
+
+class Problem(Protocol):
+    def bind(self, target: Target) -> Bound:
+        """With outputs of its own."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem for one kernel."""
+
+    kernel: str
+    problem: Problem
+    several: bool | None = None
+    """Blocks a slab of GroupNorm, or one; None: whatever comes."""
+
+    def __str__(self) -> str:
+        form = {None: "", True: "-several", False: "-alone"}[self.several]
+        return f"{self.kernel}-{self.problem}{form}"
+
+    def launches(self, bound: Bound) -> list[Launch]:
+        """Of the first variant that launches the kernel so.
+
+        Raises:
+            LookupError: there is none.
+        """
+        for launches in bound.variants():
+            if any(each.kernel == self.kernel and self.several in (None, each.grid[1] > 1) for each in launches):
+                return launches
+        raise LookupError(f"no variant launches it: {self}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kernels: tuple[str, ...]
+    error: float
+    """The largest of all outputs, in tolerances."""
+    same: bool
+    """Whether all seeds gave the same bits."""
+
+
+def run(target: Target, case: Case, seeds: Sequence[int] = SEEDS) -> Outcome:
+    """With every seed, or the first one where no wave meets another.
+
+    Raises:
+        EmulationError: see :meth:`emulated.Bound.run`.
+        LookupError: see :meth:`Case.launches`.
+    """
+    bound = case.problem.bind(target)
+    launches = case.launches(bound)
+    shared = emulated.shared_bytes(target.architecture)
+    meet = len(launches) > 1 or any(shared[launch.kernel] for launch in launches)
+    results, errors = set(), []
+    for seed in seeds if meet else seeds[:1]:
+        results.add(bound.run(target, launches, seed))
+        errors.append(bound.error())
+    return Outcome(tuple(launch.kernel for launch in launches), max(errors), len(results) == 1)
+
+
+def variants(target: Target, function: str, problem: Any, dtype: Any, units: int) -> Iterator[list[Launch]]:
+    """The launches of each variant in turn, by ``kernel_cases.simulate``'s geometry of that name."""
+    for variant in itertools.count():
+        with recorded(target.machine) as launches:
+            there = simulate(target.machine, function, problem, dtype, variant, 0, units, target.architecture)
+        if not there:
+            return
+        yield launches
+
+
+def rows_of(dtype: Any, rows: int, width: int, skip_rows: int = 1, spread: float = 1.0, optional: bool = True) -> Rows:
+    """Values around ten, so that sums are rounded to float16."""
+    names = ("beta", "bias", "sum") if optional else ()
+    return Rows(rows, "", dtype, rows, width, skip_rows, spread, 10.0, 1e-2, frozenset(names))
+
+
+@dataclass(frozen=True)
+class AddProblem:
+    """BiasAdd on one compute unit. Sums are exact, so they are rounded once."""
+
+    rows: Rows
+
+    def __str__(self) -> str:
+        return f"{self.rows.rows}x{self.rows.width}"
+
+    def bind(self, target: Target) -> Bound:
+        case = self.rows
+        x, skip = (case.grid(i, case.rows, case.width, mean=case.mean) for i in (0, 1))
+        bias, y = case.grid(2, case.width), Guarded(x.shape, case.dtype)
+        problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, case.rows, case.width)
+        exact = x.astype(np.float64) + bias + skip
+        allowed = group_norm_cases.tolerance(exact, np.zeros(exact.shape), case.dtype)
+        return Bound(
+            [x, bias, skip],
+            [y.array],
+            lambda: variants(target, "simulate_bias_add", problem, case.dtype, 1),
+            lambda: largest(np.abs(y.check() - exact), allowed),
+        )
+
+
+@dataclass(frozen=True)
+class GeluProblem:
+    """BiasSplitGelu on one compute unit."""
+
+    rows: Rows
+
+    def __str__(self) -> str:
+        return f"{self.rows.rows}x{self.rows.width}"
+
+    def bind(self, target: Target) -> Bound:
+        case = self.rows
+        x, bias = case.grid(0, case.rows, 2 * case.width), case.grid(1, 2 * case.width)
+        y = Guarded((case.rows, case.width), case.dtype)
+        problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, case.rows, case.width)
+        exact, allowed = _gelu(case)
+        return Bound(
+            [x, bias],
+            [y.array],
+            lambda: variants(target, "simulate_bias_split_gelu", problem, case.dtype, 1),
+            lambda: largest(np.abs(y.check() - exact), allowed),
+        )
+
+
+@cache
+def _gelu(case: Rows) -> tuple[Array, Array]:
+    x, bias = case.grid(0, case.rows, 2 * case.width), case.grid(1, 2 * case.width)
+    return split_gelu(x, bias), split_gelu_error(x, bias, case.dtype)
+
+
+@dataclass(frozen=True)
+class LayerNormProblem:
+    """SkipLayerNormalization; S is exact but for its rounding."""
+
+    rows: Rows
+
+    def __str__(self) -> str:
+        return f"{self.rows.rows}x{self.rows.width}-{self.rows.skip_rows}" + "-bare" * (not self.rows.optional)
+
+    def bind(self, target: Target) -> Bound:
+        case, inputs = self.rows, norm_inputs(self.rows)
+        y, total = Guarded(inputs.x.shape, case.dtype), Guarded(inputs.x.shape, case.dtype)
+        given = [inputs.x, inputs.skip, inputs.gamma, inputs.beta, inputs.bias]
+        outputs = [y, total] if "sum" in case.optional else [y]
+        sizes = (case.rows, case.skip_rows, case.width, case.epsilon)
+        problem = SkipLayerNorm(
+            *map(pointer, given), y.pointer, total.pointer if "sum" in case.optional else None, *sizes
+        )
+        exact, allowed, exact_sum = norm_exact(case, inputs)
+
+        def error() -> float:
+            rounding = group_norm_cases.tolerance(exact_sum, np.zeros(exact_sum.shape), case.dtype)
+            of_sum = largest(np.abs(total.check() - exact_sum), rounding) if len(outputs) > 1 else 0.0
+            return max(of_sum, largest(np.abs(y.check() - exact), allowed))
+
+        return Bound(
+            [each for each in given if each is not None],
+            [each.array for each in outputs],
+            lambda: variants(target, "simulate_skip_layer_norm", problem, case.dtype, 4),
+            error,
+        )
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """On one compute unit; ``sizes`` and ``options`` are those of ``attention_cases.make``."""
+
+    dtype: Any
+    sizes: tuple[int, int, int, int, int]
+    form: str = "apart"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        options = [name if value is True else f"{name}{value}" for name, value in self.options]
+        return "-".join(["x".join(map(str, self.sizes)), self.form, *options])
+
+    @property
+    def case(self) -> attention_cases.Case:
+        return _attention(self.dtype, self.sizes, self.options)
+
+    def bind(self, target: Target) -> Bound:
+        case, inputs = self.case, self.case.inputs(self.form)
+        y = Guarded(case.output_shape, self.dtype)
+        problem = case.problem(inputs, self.form, y.pointer)
+        # By matrix instructions where it is given without options that those do not know.
+        matrix = not {"bias", "causal", "value_size"} & dict(self.options).keys()
+        exact, allowed = _attention_exact(self, matrix)
+        return Bound(
+            [each for each in inputs.values() if each is not None],
+            [y.array],
+            lambda: variants(target, "simulate_attention", problem, self.dtype, 1),
+            lambda: largest(np.abs(y.check() - exact), allowed),
+        )
+
+
+@cache
+def _attention(dtype: Any, sizes: tuple[int, ...], options: tuple[tuple[str, Any], ...]) -> attention_cases.Case:
+    return attention_cases.make(dtype, *sizes, **dict(options))
+
+
+@cache
+def _attention_exact(problem: AttentionProblem, matrix: bool) -> tuple[Array, Array]:
+    return problem.case.exact(), attention_cases.tolerance(problem.case, problem.dtype, matrix)
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """GroupNorm. The sum is exact but for its rounding."""
+
+    case: group_norm_cases.Case
+    dtype: Any
+
+    def __str__(self) -> str:
+        return str(self.case)
+
+    def bind(self, target: Target) -> Bound:
+        tensors, exact, allowed, total = _norm(self)
+        simulation = group_norm_cases.Simulation(
+            target.machine, self.case, self.dtype, tensors, architecture=target.architecture
+        )
+        given = [*simulation.inputs, *(getattr(tensors, n) for n in ("skip", "bias", "embedding", "gamma", "beta"))]
+        outputs = [each for each in (simulation.y, simulation.sum) if each]
+
+        def launches() -> Iterator[list[Launch]]:
+            for name in dict.fromkeys([*simulation.variants(), "general"]):
+                with recorded(target.machine) as found:
+                    simulation.launch(name)
+                yield found
+
+        def error() -> float:
+            for output in outputs:
+                output.check()
+            right = simulation.sum is None or np.array_equal(simulation.sum.array, total)
+            return largest(np.abs(simulation.y.array - exact), allowed) if right else math.inf
+
+        workspace = simulation.workspace[: simulation.workspace_bytes()]
+        inputs = [each for each in given if each is not None and each.size]
+        return Bound(inputs, [each.array for each in outputs], launches, error, [workspace])
+
+
+@cache
+def _norm(problem: NormProblem) -> tuple[group_norm_cases.Tensors, Array, Array, Array]:
+    """Tensors, Y and the error that it may have, and the sum as it is stored."""
+    case = problem.case
+    tensors = group_norm_cases.draw_tensors(case, problem.dtype, 0)
+    total = group_norm_cases.exact_sum(tensors).astype(problem.dtype)
+    exact, error = group_norm_cases.exact(total, tensors.gamma, tensors.beta, case.groups, case.silu, case.epsilon)
+    return tensors, exact, group_norm_cases.tolerance(exact, error, problem.dtype), total
+
+
+def cases(target: Target) -> list[Case]:
+    """Of every kernel."""
+    attention = [*attention_matrix_cases(target), *attention_general_cases()]
+    return [*row_cases(target), *attention, *group_norm_cases_of(target)]
+
+
+def row_cases(target: Target) -> Iterator[Case]:
+    """BiasAdd and BiasSplitGelu: more vectors than the threads of one compute unit, so that some come back for more."""
+    for dtype in DTYPES:
+        name, lanes = name_of(dtype).replace("p", ""), 16 // np.dtype(dtype).itemsize
+        yield Case(f"bias_add_{name}_vector", AddProblem(rows_of(dtype, 300, 7 * lanes)))
+        yield Case(f"bias_add_{name}_narrow", AddProblem(rows_of(dtype, 300, 7)))
+        # Of rows of more than 1024 vectors one unit begins a single one, and goes on with the others: four, and one more.
+        for variant in ("r1", "r2", "r4"):
+            rows = rows_of(dtype, 5, 1025 * lanes, spread=2.0)
+            yield Case(f"bias_split_gelu_{name}_{variant}", GeluProblem(rows))
+        yield Case(f"bias_split_gelu_{name}_narrow", GeluProblem(rows_of(dtype, 2, 1027, spread=2.0)))
+        yield from layer_norm_cases(name, dtype, lanes * target.wave)
+
+
+def layer_norm_cases(name: str, dtype: Any, room: int) -> Iterator[Case]:
+    """One row more than a block has, each the last but one vector of what its lanes have room for."""
+    for waves, vectors in itertools.product((1, 2, 4), (1, 2, 3)):
+        rows = rows_of(dtype, 256 // (waves * 32) + 1, vectors * waves * room - room // 32)
+        yield Case(f"skip_layer_norm_{name}_w{waves}v{vectors}", LayerNormProblem(rows))
+    yield Case(f"skip_layer_norm_{name}_wide", LayerNormProblem(rows_of(dtype, 9, 101, 3, optional=False)))
+
+
+def attention_matrix_cases(target: Target) -> Iterator[Case]:
+    """Keys of one tile more than a whole one; one query more than a block has.
+
+    With large scores the step of later keys has to be computed again. All keys at hand, a workgroup goes on with the
+    second tile of queries.
+    """
+    forms = itertools.cycle(attention_cases.FORMS)
+    small = target.machine == "wmma_gfx11"
+    flash = [(40, 2, 64, 32), (40, 1, 64, 64), (64, 1, 64, 64), (80, 1, 64, 64), (96, 1, 32, 32), (128, 1, 32, 32)]
+    flash += [(160, 1, 32, 32)] + ([] if small else [(64, 2, 64, 32), (80, 2, 32, 32)])
+    for size, tiles, keys, step in flash:
+        length = 64 * tiles + 1
+        problem = AttentionProblem(np.float16, (1, length, length, 2, size), next(forms), (("spread", 2.0),))
+        yield Case(f"attention_f16_{size}_q{tiles}_k{keys}_s{step}", problem)
+    for size in (40, 64, 80, 96, 128):
+        yield Case(f"attention_f16_{size}_q1_whole", AttentionProblem(np.float16, (2, 65, 65, 2, size), next(forms)))
+
+
+def attention_general_cases() -> Iterator[Case]:
+    """Head sizes that are no multiples of anything, one more query or key than a tile has, Y in more than one slice."""
+    for dtype in DTYPES:
+        name = name_of(dtype).replace("p", "")
+        for width, sizes, options in (
+            (64, (1, 33, 65, 2, 33), {"value_size": 20, "bias": True}),
+            (192, (1, 33, 33, 1, 5), {"value_size": 131, "bias": True, "causal": True}),
+            (512, (1, 3, 65, 1, 4), {"value_size": 514}),
+        ):
+            yield Case(
+                f"attention_general_{name}_{width}", AttentionProblem(dtype, sizes, "apart", (*options.items(),))
+            )
+
+
+EVERYTHING: dict[str, Any] = {"skip": True, "bias": True, "embedding": True, "sum": True}
+
+STEPS = (
+    ("256_4_0", 3, EVERYTHING),
+    ("256_8_0", 9, {"x2": True}),  # one is read again
+    ("512_4_0", 2, EVERYTHING),
+    ("512_8_0", 5, {"x2": True}),
+    ("512_16_0", 17, {"silu": False}),  # one is read again
+    ("128_12_20", 14, EVERYTHING),  # two lie in shared memory
+    ("128_12_20", 34, {"x2": True}),  # two are read again
+)
+"""An instance of GroupNorm's fast kernel, the rows of a lane, and what else a problem has."""
+
+
+def group_norm_cases_of(target: Target) -> Iterator[Case]:
+    """Two slabs, of one block each and of two; a lane's last row is there for some lanes only.
+
+    Groups have ten channels, as the UNet's, so that a vector may have parts of two; rows of a tile have ten vectors.
+    """
+    for dtype in DTYPES:
+        name, channels = name_of(dtype).replace("p", ""), 20 * 16 // np.dtype(dtype).itemsize
+        for (instance, steps, flags), several in itertools.product(STEPS, (False, True)):
+            threads = int(instance.partition("_")[0])
+            rows = threads // 10 * steps - 3
+            # So many that two blocks a slab are resident: an instance's blocks a unit are in group_norm_instances.h.
+            units = 4 if threads == 512 or (threads == 128 and target.machine == "mfma") else 2
+            options: dict[str, Any] = {**flags, "x2": channels // 2} if "x2" in flags else flags
+            case = group_norm_cases.Case(
+                *(1, (1 + several) * rows, channels, channels // 10),
+                units=units if several else 1,
+                epsilon=1e-2,
+                **options,
+            )
+            yield Case(f"group_norm_{name}_{instance}", NormProblem(case, dtype), several)
+        for units, several in ((1, False), (6, True)):
+            case = group_norm_cases.Case(1, 40, 33, 3, x2=10, units=units, **EVERYTHING)
+            yield Case(f"group_norm_{name}_general", NormProblem(case, dtype), several)

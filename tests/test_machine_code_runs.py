@@ -1,0 +1,57 @@
+"""The machine code of every kernel on every AMD target, run in the emulator, against float64.
+
+The emulator runs instructions, waves and blocks in any order, and sees what is read or written where it must not be. It
+has no caches, no timing and no hazards between instructions, so it does not see what is wrong with those.
+"""
+
+from __future__ import annotations
+
+import emulated
+import pytest
+from emulated import Target
+from emulator import EmulationError
+from machine_code import objects
+from machine_code_cases import Case, cases, run
+
+TARGETS = emulated.targets()
+RUNS = [(target, case) for target in TARGETS for case in cases(target)]
+WAITING = [
+    (target, case)
+    for target, case in RUNS
+    if case.several and "_f16_" in case.kernel and target.architecture in {"gfx942", "gfx1100", "gfx1201"}
+]
+"""Several blocks a slab of GroupNorm, on one target of each kind."""
+
+
+def names(runs: list[tuple[Target, Case]]) -> list[str]:
+    return [f"{target.architecture}-{case}" for target, case in runs]
+
+
+@pytest.mark.parametrize(("target", "case"), RUNS, ids=names(RUNS))
+def test_every_kernel_is_right_on_every_target(target: Target, case: Case) -> None:
+    outcome = run(target, case)
+    assert case.kernel in outcome.kernels
+    assert outcome.same, "the order of waves or what registers held before has changed the result"
+    assert outcome.error <= 1
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.architecture)
+def test_every_kernel_of_an_object_has_a_case(target: Target) -> None:
+    reached = {each.kernel for case in cases(target) for each in case.launches(case.problem.bind(target))}
+    assert reached == set(target.code) == set(target.object.kernels)
+
+
+def test_all_objects_are_run() -> None:
+    assert [target.architecture for target in TARGETS] == [path.stem for path in objects("*.hsaco")]
+    assert {target.machine for target in TARGETS} == {"mfma", "wmma_gfx11", "wmma_gfx12"}
+
+
+@pytest.mark.xfail(raises=EmulationError, strict=True, reason="blocks of one slab wait for each other")
+@pytest.mark.parametrize(("target", "case"), WAITING, ids=names(WAITING))
+def test_no_block_waits_for_one_that_has_not_begun(target: Target, case: Case) -> None:
+    """With one block on the device at a time, the result is that of all together."""
+    bound = case.problem.bind(target)
+    launches = case.launches(bound)
+    alone = bound.run(target, launches, seed=1, resident=1)
+    assert bound.error() <= 1
+    assert alone == bound.run(target, launches, seed=1)
