@@ -289,7 +289,7 @@ def row_cases(target: Target) -> Iterator[Case]:
         name, lanes = name_of(dtype).replace("p", ""), 16 // np.dtype(dtype).itemsize
         yield Case(f"bias_add_{name}_vector", AddProblem(rows_of(dtype, 300, 7 * lanes)))
         yield Case(f"bias_add_{name}_narrow", AddProblem(rows_of(dtype, 300, 7)))
-        # Of rows of more than 1024 vectors one unit begins a single one, and goes on with the others: four, and one more.
+        # A row of more than 1024 vectors is begun alone; four more follow: one by one, by twos, all together.
         for variant in ("r1", "r2", "r4"):
             rows = rows_of(dtype, 5, 1025 * lanes, spread=2.0)
             yield Case(f"bias_split_gelu_{name}_{variant}", GeluProblem(rows))

@@ -6,12 +6,18 @@ has no caches, no timing and no hazards between instructions, so it does not see
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import emulated
+import numpy as np
 import pytest
 from emulated import Target
-from emulator import EmulationError
+from emulator import CodeObject, EmulationError
 from machine_code import objects
-from machine_code_cases import Case, cases, run
+from machine_code_cases import Case, LayerNormProblem, cases, rows_of, run
+from planted import found, nothing, planted
 
 TARGETS = emulated.targets()
 RUNS = [(target, case) for target in TARGETS for case in cases(target)]
@@ -44,6 +50,31 @@ def test_every_kernel_of_an_object_has_a_case(target: Target) -> None:
 def test_all_objects_are_run() -> None:
     assert [target.architecture for target in TARGETS] == [path.stem for path in objects("*.hsaco")]
     assert {target.machine for target in TARGETS} == {"mfma", "wmma_gfx11", "wmma_gfx12"}
+
+
+def test_only_what_changes_runs_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Results are kept by kernel, tensors, launch and seed, wherever in memory the tensors lie."""
+    monkeypatch.setattr(emulated, "CACHE", tmp_path)
+    [target] = [each for each in TARGETS if each.architecture == "gfx1100"]
+    case = next(case for case in cases(target) if case.kernel == "skip_layer_norm_f16_wide")
+    ran: list[str] = []
+    actual = CodeObject.run
+
+    def counted(self: CodeObject, kernel: str, *rest: Any, **options: Any) -> None:
+        ran.append(kernel)
+        actual(self, kernel, *rest, **options)
+
+    monkeypatch.setattr(CodeObject, "run", counted)
+    held = case.problem.bind(target)  # as long as it is there, others lie elsewhere
+    outcomes = [run(target, case, [seed]) for seed in (1, 1, 2)]
+    assert len(ran) == 2
+    outcomes += [run(planted(target, found(target, case.kernel, "s_delay_alu")[:1], nothing), case, [1])]
+    assert len(ran) == 3
+    assert len(set(outcomes)) == 1
+    other = replace(case, problem=LayerNormProblem(rows_of(np.float16, 9, 103)))
+    run(target, other, [1])
+    assert len(ran) == 4
+    del held
 
 
 @pytest.mark.xfail(raises=EmulationError, strict=True, reason="blocks of one slab wait for each other")

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""What ran in the emulator, as a Markdown table: kernel x target, each with its largest error.
+
+    python scripts/emulation_report.py [--kernel SUBSTRING]
+
+An error is in units of what the kernel's other tests allow (their tolerances, against float64): 1 and less is right.
+Builds the machine code where that has not been done (tests/native.py). A cell says "fault" where the emulator refused
+to go on, and ``-`` where a target has no such kernel; targets whose machine code of a kernel is the same share a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import emulated
+import machine_code_cases
+from emulator import EmulationError
+from kernel_report import natural
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernel", default="", metavar="SUBSTRING", help="only kernels whose names contain it")
+    args = parser.parse_args()
+    targets = sorted(emulated.targets(), key=lambda target: natural(target.architecture))
+    errors = {target.architecture: errors_of(target, args.kernel) for target in targets}
+    columns = [name.removeprefix("gfx") for name in errors]
+    print(f"| {'kernel':31} | {' | '.join(f'{name:>5}' for name in columns)} |")
+    print(f"|{'-' * 33}|{'------:|' * len(columns)}")
+    for kernel in sorted(set[str]().union(*errors.values()), key=natural):
+        cells = [errors[name].get(kernel, "-") for name in errors]
+        print(f"| {kernel:31} | {' | '.join(f'{cell:>5}' for cell in cells)} |")
+    distinct = {code for target in targets for name, code in target.code.items() if args.kernel in name}
+    total = sum(args.kernel in name for target in targets for name in target.code)
+    print(f"\n{total} kernels in {len(targets)} objects, {len(distinct)} of them different.")
+    return 0
+
+
+def errors_of(target: emulated.Target, part: str) -> dict[str, str]:
+    """Kernel -> its largest error of all cases, or "fault"."""
+    worst: dict[str, float] = defaultdict(float)
+    for case in machine_code_cases.cases(target):
+        if part in case.kernel:
+            try:
+                outcome = machine_code_cases.run(target, case)
+            except EmulationError as error:
+                print(f"{target.architecture}: {case}: {error}", file=sys.stderr)
+                worst[case.kernel] = float("nan")
+                continue
+            worst[case.kernel] = max(worst[case.kernel], outcome.error if outcome.same else float("inf"))
+    return {kernel: "fault" if error != error else f"{error:.2f}" for kernel, error in worst.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
