@@ -71,7 +71,7 @@ def test_only_what_changes_runs_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
     outcomes += [run(planted(target, found(target, case.kernel, "s_delay_alu")[:1], nothing), case, [1])]
     assert len(ran) == 3
     assert len(set(outcomes)) == 1
-    other = replace(case, problem=LayerNormProblem(rows_of(np.float16, 9, 103)))
+    other = replace(case, problem=LayerNormProblem(rows_of(np.float16, 9, 101, 3, spread=2.0, optional=False)))
     run(target, other, [1])
     assert len(ran) == 4
     del held
