@@ -192,7 +192,10 @@ class LayerNormProblem:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """On one compute unit; ``sizes`` and ``options`` are those of ``attention_cases.make``."""
+    """On one compute unit; ``sizes`` and ``options`` are those of ``attention_cases.make``.
+
+    And ``last_key``, a factor for it.
+    """
 
     dtype: Any
     sizes: tuple[int, int, int, int, int]
@@ -224,7 +227,11 @@ class AttentionProblem:
 
 @cache
 def _attention(dtype: Any, sizes: tuple[int, ...], options: tuple[tuple[str, Any], ...]) -> attention_cases.Case:
-    return attention_cases.make(dtype, *sizes, **dict(options))
+    given = dict(options)
+    last = given.pop("last_key", 1)
+    case = attention_cases.make(dtype, *sizes, **given)
+    case.k[:, -1] *= last
+    return case
 
 
 @cache
@@ -306,10 +313,10 @@ def layer_norm_cases(name: str, dtype: Any, room: int) -> Iterator[Case]:
 
 
 def attention_matrix_cases(target: Target) -> Iterator[Case]:
-    """Keys of one tile more than a whole one; one query more than a block has.
+    """One key more than a tile has; one query more than a block has.
 
-    With large scores the step of later keys has to be computed again. All keys at hand, a workgroup goes on with the
-    second tile of queries.
+    That key is so large that the weights of its step have to be computed again for some queries, relative to its
+    scores. With all keys at hand, a workgroup goes on with the second tile of queries.
     """
     forms = itertools.cycle(attention_cases.FORMS)
     small = target.machine == "wmma_gfx11"
@@ -317,7 +324,9 @@ def attention_matrix_cases(target: Target) -> Iterator[Case]:
     flash += [(160, 1, 32, 32)] + ([] if small else [(64, 2, 64, 32), (80, 2, 32, 32)])
     for size, tiles, keys, step in flash:
         length = 64 * tiles + 1
-        problem = AttentionProblem(np.float16, (1, length, length, 2, size), next(forms), (("spread", 2.0),))
+        problem = AttentionProblem(
+            np.float16, (1, length, length, 2, size), next(forms), (("spread", 2.0), ("last_key", 4))
+        )
         yield Case(f"attention_f16_{size}_q{tiles}_k{keys}_s{step}", problem)
     for size in (40, 64, 80, 96, 128):
         yield Case(f"attention_f16_{size}_q1_whole", AttentionProblem(np.float16, (2, 65, 65, 2, size), next(forms)))
