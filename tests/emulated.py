@@ -36,6 +36,8 @@ class Target:
 
     architecture: str
     data: bytes = field(repr=False)
+    kept: bool = True
+    """Whether results are kept."""
 
     @property
     def machine(self) -> str:
@@ -117,12 +119,13 @@ class Bound:
         for output in self.outputs:
             output[...] = np.nan
         file = CACHE / self._key(target, launches, seed, resident)
-        if file.exists():
+        if target.kept and file.exists():
             self._restore(file.read_bytes())
         else:
             for launch in launches:
                 target.object.run(*launch, memory=self.ranges(), seed=seed, resident=resident)
-            _keep(file, b"".join(array.tobytes() for array in self.written))
+            if target.kept:
+                _keep(file, b"".join(array.tobytes() for array in self.written))
         return b"".join(output.tobytes() for output in self.outputs)
 
     def _key(self, target: Target, launches: Sequence[Launch], seed: int, resident: int | None) -> str:

@@ -380,6 +380,10 @@ def group_norm_cases_of(target: Target) -> Iterator[Case]:
                 **options,
             )
             yield Case(f"group_norm_{name}_{instance}", NormProblem(case, dtype), several)
+        # A slab of 170 blocks, more than a wave reads the parts of: they come together in teams first.
+        units = 170 if target.machine == "mfma" else 85
+        case = group_norm_cases.Case(1, 170 * 13 - 1, channels // 2, channels // 20, units=units, epsilon=1e-2)
+        yield Case(f"group_norm_{name}_128_12_20", NormProblem(case, dtype))
         for units, several in ((1, False), (6, True)):
             case = group_norm_cases.Case(1, 40, 33, 3, x2=10, units=units, **EVERYTHING)
             yield Case(f"group_norm_{name}_general", NormProblem(case, dtype), several)

@@ -59,7 +59,7 @@ def planted(target: Target, replaced: Sequence[Instruction], change: Callable[[W
         packed = struct.pack(f"<{len(words)}I", *instruction.words)
         assert data[instruction.at : instruction.at + len(packed)] == packed
         struct.pack_into(f"<{len(words)}I", data, instruction.at, *words)
-    return Target(target.architecture, bytes(data))
+    return Target(target.architecture, bytes(data), kept=False)
 
 
 def nothing(words: Words) -> Words:
