@@ -316,7 +316,8 @@ def attention_matrix_cases(target: Target) -> Iterator[Case]:
     """One key more than a tile has; one query more than a block has.
 
     That key is so large that the weights of its step have to be computed again for some queries, relative to its
-    scores. With all keys at hand, a workgroup goes on with the second tile of queries.
+    scores. With all keys at hand, a workgroup goes on with the second tile of queries. Most weights are small: less
+    than the least normal number of float16.
     """
     forms = itertools.cycle(attention_cases.FORMS)
     small = target.machine == "wmma_gfx11"
@@ -329,7 +330,8 @@ def attention_matrix_cases(target: Target) -> Iterator[Case]:
         )
         yield Case(f"attention_f16_{size}_q{tiles}_k{keys}_s{step}", problem)
     for size in (40, 64, 80, 96, 128):
-        yield Case(f"attention_f16_{size}_q1_whole", AttentionProblem(np.float16, (2, 65, 65, 2, size), next(forms)))
+        problem = AttentionProblem(np.float16, (2, 65, 65, 2, size), next(forms), (("spread", 2.0),))
+        yield Case(f"attention_f16_{size}_q1_whole", problem)
 
 
 def attention_general_cases() -> Iterator[Case]:
