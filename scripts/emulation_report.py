@@ -4,13 +4,14 @@
     python scripts/emulation_report.py [--kernel SUBSTRING]
 
 An error is in units of what the kernel's other tests allow (their tolerances, against float64): 1 and less is right.
-Builds the machine code where that has not been done (tests/native.py). A cell says "fault" where the emulator refused
-to go on, and ``-`` where a target has no such kernel; targets whose machine code of a kernel is the same share a run.
+Builds the machine code where that has not been done (tests/native.py). A cell says "stop" where the emulator refused
+to go on, and "-" where a target has no such kernel; targets whose machine code of a kernel is the same share a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -30,11 +31,11 @@ def main() -> int:
     targets = sorted(emulated.targets(), key=lambda target: natural(target.architecture))
     errors = {target.architecture: errors_of(target, args.kernel) for target in targets}
     columns = [name.removeprefix("gfx") for name in errors]
-    print(f"| {'kernel':31} | {' | '.join(f'{name:>5}' for name in columns)} |")
-    print(f"|{'-' * 33}|{'------:|' * len(columns)}")
+    print(f"|{'kernel':31}|{'|'.join(f'{name:>4}' for name in columns)}|")
+    print(f"|{'-' * 31}|{'---:|' * len(columns)}")
     for kernel in sorted(set[str]().union(*errors.values()), key=natural):
         cells = [errors[name].get(kernel, "-") for name in errors]
-        print(f"| {kernel:31} | {' | '.join(f'{cell:>5}' for cell in cells)} |")
+        print(f"|{kernel:31}|{'|'.join(f'{cell:>4}' for cell in cells)}|")
     distinct = {code for target in targets for name, code in target.code.items() if args.kernel in name}
     total = sum(args.kernel in name for target in targets for name in target.code)
     print(f"\n{total} kernels in {len(targets)} objects, {len(distinct)} of them different.")
@@ -42,7 +43,7 @@ def main() -> int:
 
 
 def errors_of(target: emulated.Target, part: str) -> dict[str, str]:
-    """Kernel -> its largest error of all cases, or "fault"."""
+    """Kernel -> its largest error of all cases, or "stop"."""
     worst: dict[str, float] = defaultdict(float)
     for case in machine_code_cases.cases(target):
         if part in case.kernel:
@@ -50,10 +51,14 @@ def errors_of(target: emulated.Target, part: str) -> dict[str, str]:
                 outcome = machine_code_cases.run(target, case)
             except EmulationError as error:
                 print(f"{target.architecture}: {case}: {error}", file=sys.stderr)
-                worst[case.kernel] = float("nan")
+                worst[case.kernel] = math.nan
                 continue
-            worst[case.kernel] = max(worst[case.kernel], outcome.error if outcome.same else float("inf"))
-    return {kernel: "fault" if error != error else f"{error:.2f}" for kernel, error in worst.items()}
+            worst[case.kernel] = max(worst[case.kernel], outcome.error if outcome.same else math.inf)
+    return {kernel: text_of(error) for kernel, error in worst.items()}
+
+
+def text_of(error: float) -> str:
+    return "stop" if math.isnan(error) else f"{error:.2f}" if error < 10 else ">10"
 
 
 if __name__ == "__main__":
