@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ import emulated
 import group_norm_cases
 import numpy as np
 import numpy.typing as npt
-from drawn import name_of
 from emulated import Bound, Target, largest
 from kernel_cases import Guarded, Launch, pointer, recorded, simulate
 from row_cases import BiasAdd, BiasSplitGelu, Rows, SkipLayerNorm, norm_exact, norm_inputs, split_gelu, split_gelu_error
@@ -42,21 +41,18 @@ class Case:
 
     kernel: str
     problem: Problem
-    several: bool | None = None
-    """Blocks a slab of GroupNorm, or one; None: whatever comes."""
 
     def __str__(self) -> str:
-        form = {None: "", True: "-several", False: "-alone"}[self.several]
-        return f"{self.kernel}-{self.problem}{form}"
+        return f"{self.kernel}-{self.problem}"
 
     def launches(self, bound: Bound) -> list[Launch]:
-        """Of the first variant that launches the kernel so.
+        """Of the first variant that launches the kernel.
 
         Raises:
             LookupError: there is none.
         """
         for launches in bound.variants():
-            if any(each.kernel == self.kernel and self.several in (None, each.grid[1] > 1) for each in launches):
+            if any(launch.kernel == self.kernel for launch in launches):
                 return launches
         raise LookupError(f"no variant launches it: {self}")
 
@@ -96,6 +92,11 @@ def variants(target: Target, function: str, problem: Any, dtype: Any, units: int
         if not there:
             return
         yield launches
+
+
+def short_name(dtype: Any) -> str:
+    """In the names of kernels."""
+    return "f16" if dtype is np.float16 else "f32"
 
 
 def rows_of(dtype: Any, rows: int, width: int, skip_rows: int = 1, spread: float = 1.0, optional: bool = True) -> Rows:
@@ -287,13 +288,13 @@ def _norm(problem: NormProblem) -> tuple[group_norm_cases.Tensors, Array, Array,
 def cases(target: Target) -> list[Case]:
     """Of every kernel."""
     attention = [*attention_matrix_cases(target), *attention_general_cases()]
-    return [*row_cases(target), *attention, *group_norm_cases_of(target)]
+    return [*row_cases(target), *attention, *group_norm_kernel_cases()]
 
 
 def row_cases(target: Target) -> Iterator[Case]:
     """BiasAdd and BiasSplitGelu: more vectors than the threads of one compute unit, so that some come back for more."""
     for dtype in DTYPES:
-        name, lanes = name_of(dtype).replace("p", ""), 16 // np.dtype(dtype).itemsize
+        name, lanes = short_name(dtype), 16 // np.dtype(dtype).itemsize
         yield Case(f"bias_add_{name}_vector", AddProblem(rows_of(dtype, 300, 7 * lanes)))
         yield Case(f"bias_add_{name}_narrow", AddProblem(rows_of(dtype, 300, 7)))
         # A row of more than 1024 vectors is begun alone; four more follow: one by one, by twos, all together.
@@ -337,7 +338,7 @@ def attention_matrix_cases(target: Target) -> Iterator[Case]:
 def attention_general_cases() -> Iterator[Case]:
     """Head sizes that are no multiples of anything, one more query or key than a tile has, Y in more than one slice."""
     for dtype in DTYPES:
-        name = name_of(dtype).replace("p", "")
+        name = short_name(dtype)
         for width, sizes, options in (
             (64, (1, 33, 65, 2, 33), {"value_size": 20, "bias": True}),
             (192, (1, 33, 33, 1, 5), {"value_size": 131, "bias": True, "causal": True}),
@@ -350,42 +351,52 @@ def attention_general_cases() -> Iterator[Case]:
 
 EVERYTHING: dict[str, Any] = {"skip": True, "bias": True, "embedding": True, "sum": True}
 
-STEPS = (
-    ("256_4_0", 3, EVERYTHING),
-    ("256_8_0", 9, {"x2": True}),  # one is read again
-    ("512_4_0", 2, EVERYTHING),
-    ("512_8_0", 5, {"x2": True}),
-    ("512_16_0", 17, {"silu": False}),  # one is read again
-    ("128_12_20", 14, EVERYTHING),  # two lie in shared memory
-    ("128_12_20", 34, {"x2": True}),  # two are read again
-)
-"""An instance of GroupNorm's fast kernel, the rows of a lane, and what else a problem has."""
 
+@dataclass(frozen=True)
+class Slabs:
+    """A GroupNorm of one image for the fast kernels: ten channels a group, as the UNet's, so a vector may have two.
 
-def group_norm_cases_of(target: Target) -> Iterator[Case]:
-    """Two slabs, of one block each and of two; a lane's last row is there for some lanes only.
-
-    Groups have ten channels, as the UNet's, so that a vector may have parts of two; rows of a tile have ten vectors.
+    A lane has ``steps`` rows, the last of which some lanes have not.
     """
+
+    kernel: str
+    threads: int
+    lanes: int  # vectors of a slab's row
+    slabs: int
+    steps: int
+    splits: int = 1
+    units: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    second: bool = False  # half of the channels come from a second input
+
+    def case(self, dtype: Any) -> Case:
+        channels = self.slabs * self.lanes * 16 // np.dtype(dtype).itemsize
+        rows = self.splits * (self.threads // self.lanes * self.steps) - 3
+        x2 = channels // 2 if self.second else 0
+        options = {"units": self.units, "epsilon": 1e-2, "x2": x2} | self.options
+        case = group_norm_cases.Case(1, rows, channels, channels // 10, **options)
+        return Case(f"group_norm_{short_name(dtype)}_{self.kernel}", NormProblem(case, dtype))
+
+
+SLABS = (
+    Slabs("alone_256_4", 256, 5, 2, 3, options=EVERYTHING),
+    Slabs("alone_256_8", 256, 5, 2, 7, second=True),
+    Slabs("alone_512_4", 512, 5, 2, 2, options=EVERYTHING),
+    Slabs("alone_512_8", 512, 5, 2, 5, second=True),
+    Slabs("alone_512_16", 512, 5, 2, 9),
+    Slabs("alone_512_16", 512, 10, 1, 34, options=EVERYTHING),  # more than registers hold is read again
+    Slabs("measure", 256, 10, 2, 3, splits=2, units=2, options=EVERYTHING),
+    Slabs("apply", 256, 10, 2, 10, splits=2, units=2, second=True),
+    Slabs("apply", 256, 10, 1, 2, splits=72, units=36, options={"silu": False}),  # more parts than a wave has lanes
+)
+
+
+def group_norm_kernel_cases() -> Iterator[Case]:
     for dtype in DTYPES:
-        name, channels = name_of(dtype).replace("p", ""), 20 * 16 // np.dtype(dtype).itemsize
-        for (instance, steps, flags), several in itertools.product(STEPS, (False, True)):
-            threads = int(instance.partition("_")[0])
-            rows = threads // 10 * steps - 3
-            # So many that two blocks a slab are resident: an instance's blocks a unit are in group_norm_instances.h.
-            units = 4 if threads == 512 or (threads == 128 and target.machine == "mfma") else 2
-            options: dict[str, Any] = {**flags, "x2": channels // 2} if "x2" in flags else flags
-            case = group_norm_cases.Case(
-                *(1, (1 + several) * rows, channels, channels // 10),
-                units=units if several else 1,
-                epsilon=1e-2,
-                **options,
-            )
-            yield Case(f"group_norm_{name}_{instance}", NormProblem(case, dtype), several)
-        # A slab of 170 blocks, more than a wave reads the parts of: they come together in teams first.
-        units = 170 if target.machine == "mfma" else 85
-        case = group_norm_cases.Case(1, 170 * 13 - 1, channels // 2, channels // 20, units=units, epsilon=1e-2)
-        yield Case(f"group_norm_{name}_128_12_20", NormProblem(case, dtype))
-        for units, several in ((1, False), (6, True)):
+        for slabs in SLABS:
+            yield slabs.case(dtype)
+        for kernel, units in (("general", 1), ("general_measure", 6), ("general_apply", 2)):
             case = group_norm_cases.Case(1, 40, 33, 3, x2=10, units=units, **EVERYTHING)
-            yield Case(f"group_norm_{name}_general", NormProblem(case, dtype), several)
+            yield Case(f"group_norm_{short_name(dtype)}_{kernel}", NormProblem(case, dtype))
+        case = group_norm_cases.Case(1, 70 * 17 - 1, 12, 2, units=35)
+        yield Case(f"group_norm_{short_name(dtype)}_general_apply", NormProblem(case, dtype))

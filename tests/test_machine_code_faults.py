@@ -49,7 +49,12 @@ def barriers(target: Target, kernel: str) -> Iterator[list[Instruction]]:
 @every_kind
 @pytest.mark.parametrize(
     "kernel",
-    ["attention_f16_64_q1_k64_s64", "attention_f16_128_q1_whole", "skip_layer_norm_f16_w4v1", "group_norm_f16_512_4_0"],
+    [
+        "attention_f16_64_q1_k64_s64",
+        "attention_f16_128_q1_whole",
+        "skip_layer_norm_f16_w4v1",
+        "group_norm_f16_alone_512_4",
+    ],
 )
 def test_a_missing_barrier_shows(target: Target, kernel: str) -> None:
     case, each = case_of(target, kernel), list(barriers(target, kernel))
@@ -87,7 +92,7 @@ def test_a_wrong_lane_shows(architecture: str, kernel: str, pattern: str, change
 @every_kind
 @pytest.mark.parametrize(
     ("kernel", "count"),
-    [("skip_layer_norm_f16_w4v1", 2), ("attention_general_f16_64", 8), ("group_norm_f16_512_4_0", 1)],
+    [("skip_layer_norm_f16_w4v1", 2), ("attention_general_f16_64", 8), ("group_norm_f16_alone_512_4", 1)],
 )
 def test_lanes_that_do_not_come_back_show(target: Target, kernel: str, count: int) -> None:
     """A branch that only some lanes have taken, and behind which the others stay off.
