@@ -14,7 +14,7 @@ import emulated
 import numpy as np
 import pytest
 from emulated import Target
-from emulator import CodeObject, EmulationError
+from emulator import CodeObject
 from machine_code import objects
 from machine_code_cases import Case, LayerNormProblem, cases, rows_of, run
 from planted import found, nothing, planted
