@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,10 @@ class Worker:
         self.process.wait()
 
 
+def static(shape: Iterable[int | str | None]) -> list[int]:
+    return [size for size in shape if isinstance(size, int)]
+
+
 class Runner(threading.Thread):
     """A session with inputs and outputs on the device, in a thread of its own: what it gives alone, and then always.
 
@@ -160,10 +165,10 @@ class Runner(threading.Thread):
         self.binding = self.session.ort.io_binding()
         rng = np.random.default_rng(seed)
         for name, spec in self.session.inputs.items():
-            value = (rng.normal(size=[int(n) for n in spec.shape]) * 0.5).astype(spec.dtype)
+            value = (rng.normal(size=static(spec.shape)) * 0.5).astype(spec.dtype)
             self.binding.bind_ortvalue_input(name, self.session.upload(value))
         [spec] = self.session.outputs
-        self.output = self.session.upload(np.zeros([int(n) for n in spec.shape], spec.dtype))
+        self.output = self.session.upload(np.zeros(static(spec.shape), spec.dtype))
         self.binding.bind_ortvalue_output(spec.name, self.output)
         self.all_ready, self.seconds = all_ready, args.seconds
         self.runs = self.wrong = 0

@@ -229,7 +229,7 @@ def test_launches_take_turns_on_one_workspace(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", native.MACHINES)
 def test_no_block_waits_for_another_but_in_a_cooperative_launch(machine: str) -> None:
-    """Any kernel that waited for a block that has no room would wait for ever; AMD GPUs have no launch that gives it."""
+    """A block that waited for one that has no room would do so for ever; AMD GPUs have no launch that gives it room."""
     for case in (Case(2, 130, 320, units=32), Case(1, 900, 128, units=2, sum=True), Case(1, 100, 33, 3, units=24)):
         simulation = simulate(machine, case, np.float16)
         simulation.most_blocks()
@@ -287,7 +287,7 @@ def test_geometry_of_the_real_shapes(machine: str) -> None:
 
 
 def test_more_than_65536_blocks() -> None:
-    """32 images of 512 x 512 x 256: no launch's blocks are more than a device holds, or a grid's second dimension is long."""
+    """32 images of 512 x 512 x 256: no more blocks than a device holds where they wait, nor slabs than a grid."""
     for machine in native.MACHINES:
         simulation = shape_only(machine, 32, 512 * 512, 256)
         for name in simulation.variants():
