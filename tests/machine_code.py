@@ -42,14 +42,19 @@ def instructions(path: Path) -> dict[str, Counter[str]]:
     return _amd_instructions(path) if path.suffix == ".hsaco" else _cuda_instructions(path)
 
 
-def _amd_instructions(path: Path) -> dict[str, Counter[str]]:
+@cache
+def disassembly(path: Path) -> dict[str, str]:
+    """Kernel -> its lines, of an object for AMD GPUs."""
     command = [kernel_report.llvm("llvm-objdump"), "-d", "--no-show-raw-insn", str(path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found: dict[str, Counter[str]] = {}
-    for part in re.split(r"^[0-9a-f]+ <", text, flags=re.MULTILINE)[1:]:
-        name, _, body = part.partition(">:")
-        found[name] = Counter(re.findall(r"^\s+([a-z]\w+)", body, re.MULTILINE))
-    return found
+    parts = [part.partition(">:") for part in re.split(r"^[0-9a-f]+ <", text, flags=re.MULTILINE)[1:]]
+    return {name: body for name, _, body in parts}
+
+
+def _amd_instructions(path: Path) -> dict[str, Counter[str]]:
+    return {
+        name: Counter(re.findall(r"^\s+([a-z]\w+)", body, re.MULTILINE)) for name, body in disassembly(path).items()
+    }
 
 
 # Bits 0 to 11 of an instruction of 128 (Volta and later): what nvdisasm prints for them.
