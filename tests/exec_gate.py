@@ -1,16 +1,16 @@
 """Whether a kernel's machine code exchanges values between lanes only while every lane of the wave takes part.
 
-An AMD wave runs the instructions of a branch for the lanes whose bits are set in the register EXEC. An exchange under a
-part of them reads lanes that have not computed what they pass: v_permlanex16 under EXEC reads zero or what it had from
-lanes that are off, and even where it reads them, what is passed may have been computed under the same part. Sources
-call exchanges with all lanes (device/device.h); compilers have moved them into branches all the same (LLVM 19 and
-v_permlanex16, https://github.com/llvm/llvm-project/pull/142962). So this proves, for each exchange that a kernel has,
-that EXEC is what it was at the kernel's beginning, and names those for which it cannot.
+An AMD wave runs the instructions of a branch for the lanes whose bits are set in the register EXEC. An exchange there
+reads lanes that are off: it gets nothing of them, or what has not been computed for them, as a compiler that moves the
+exchange into a branch moves what it passes after it. Sources call exchanges with all lanes (device/device.h); LLVM 19
+has moved them into branches all the same (v_permlanex16, https://github.com/llvm/llvm-project/pull/142962). So this
+proves of each exchange in a kernel that EXEC is there what it was at the kernel's beginning, and names those of which
+it cannot. What a branch that whole waves take needs for that is device/wave.h's wave_of, which makes it a jump.
 
 The proof is an abstract interpretation of the kernel's control flow graph. A mask is a Boolean function (a reduced
-ordered decision diagram) of what is not known: the result of a comparison is any subset of EXEC. Where paths meet, what
-differs is unknown again, except that a mask that makes up EXEC to the same whole on both keeps that: it is how loops
-gather the lanes that have left. What it takes as given: blocks are of whole waves, so that EXEC has every lane at first.
+ordered decision diagram) of what is not known: the result of a comparison is any part of EXEC. Where paths meet, what
+differs is unknown again, except that a mask that makes up EXEC to the same whole on both still does: it is how loops
+gather the lanes that have left. It takes as given that blocks are of whole waves, so that EXEC has every lane at first.
 
 v_readfirstlane and v_mbcnt are no exchanges here: compilers use them in branches, for the lanes that are there. A vote
 (device/wave.h) is a comparison, whose result depends on EXEC, and is not told from others.
@@ -23,7 +23,7 @@ from functools import cache, partial, reduce
 from typing import NamedTuple
 
 EXCHANGE = re.compile(
-    r"v_permlane|ds_swizzle|ds_b?permute|v_(?:readlane|writelane|wmma|swmmac|mfma|smfmac)|\w+_dpp8?$|\w+_dpp8?_gfx"
+    r"v_permlane|ds_swizzle|ds_b?permute|v_(?:readlane|writelane|wmma|swmmac|mfma|smfmac)|\w+_dpp$"
 )
 """Mnemonics of instructions by which a lane reads, or a matrix product takes, what other lanes have."""
 
@@ -180,7 +180,7 @@ class _Kernel:
 
     def exchanges(self) -> list[tuple[Instruction, bool]]:
         """Those that can be reached, and whether every lane of the wave takes part."""
-        places = [i for i, each in enumerate(self.code) if EXCHANGE.match(each.name)]
+        places = {i for i, each in enumerate(self.code) if EXCHANGE.match(each.name)}
         found = []
         for start, state in self.states().items():
             for place in sorted({*self.steps[start], *(i for i in places if start <= i < self.ends[start])}):
@@ -192,8 +192,8 @@ class _Kernel:
     def states(self) -> dict[int, State]:
         """At every block's beginning.
 
-        Loops settle from the inside out: where a way back brings something new to a block, what lies between is done again,
-        as if nothing had been known of it.
+        Loops settle from the inside out: where a way back brings something new to a block, what lies between is done
+        again, as if nothing had been known of it.
         """
         order = self.order()
         position = {start: i for i, start in enumerate(order)}
@@ -275,12 +275,12 @@ class _Kernel:
             results = {key: self.masks.both(self.value(state, self.exec, place), lanes)} if key is not None else {}
         elif algebra and int(algebra[3]) == self.wave and target is not None:
             results = self.algebra(state, algebra[1], bool(algebra[2]), target, place)
-        for key in [key for key in state if key in changes or self.wave == 64 and key + 1 in changes]:
+        for key in [key for key in state if key in changes or (self.wave == 64 and key + 1 in changes)]:
             del state[key]
         state.update(results)
 
     def algebra(self, state: State, kind: str, saves: bool, target: int, place: int) -> State:
-        """What ``s_and_b64`` and its like write; those that save EXEC combine it with their source and write that to it."""
+        """What ``s_and_b64`` and its like write; those that save EXEC also combine it with their source."""
         sources = [*self.code[place].operands[1:], *([self.exec] if saves else [])]
         for operand in sources:  # all is forgotten that has to be before anything is read
             self.value(state, operand, place)

@@ -17,6 +17,7 @@
 //   kTransposes, load_rows_transposed<Height>(at)
 //                                 whether, and how, rows come from memory where a row's neighbours are other rows:
 //                                 at(k, eight) is the address of rows[8 * eight][k] to rows[8 * eight + 7][k]
+//   kSubnormals                   whether operands below 2^-14, float16's subnormals, are read as what they are, not as zero
 //   kAhead                        fragments that should be loaded ahead of their products
 //   multiply<Depth, Height>(rows, columns, sums)
 //   as_columns(sums)              rounded to fp16

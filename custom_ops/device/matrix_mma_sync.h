@@ -11,6 +11,7 @@ namespace sdort::matrix {
 constexpr int kSlots = 2, kElements = 8, kRun = 2;
 constexpr int kAhead = 4;
 constexpr bool kTransposes = true;
+constexpr bool kSubnormals = true;
 
 struct Rows {
     uint32_t words[4];  // two of rows g, two of rows g + 8
@@ -52,7 +53,6 @@ inline Rows load_matrices(const half* row) {
 template <int Depth>
 struct Mma {
     static constexpr int kDepth = Depth;
-    static constexpr bool kSubnormals = true;
     static Place a(int row, int k) { return {row % 8 * 4 + k % 8 / 2, k / 8 * 4 + row / 8 * 2 + k % 2}; }
     static Place b(int k, int column) { return {column * 4 + k % 8 / 2, k / 8 * 2 + k % 2}; }
     static int row(int lane, int i) { return lane / 4 + i / 2 * 8; }

@@ -11,7 +11,6 @@ struct Place {
 
 // Layout gives the instruction's shape (kRows, kColumns, kDepth) and where its operands lie:
 //   a(row, k), b(k, column): the lane and the index of the half; row(lane, i), column(lane, i): of the sum i of a lane
-//   kSubnormals: whether operands below 2^-14 are read as what they are, not as zero
 template <class Layout, class A, class B, class D>
 inline D simulated_product(const A& a, const B& b, const D& sums) {
     struct Both {
@@ -23,8 +22,7 @@ inline D simulated_product(const A& a, const B& b, const D& sums) {
     const auto value = [](const void* operand, int index) {
         half result;
         memcpy(&result, static_cast<const char*>(operand) + 2 * index, 2);
-        const float read = static_cast<float>(result);
-        return !Layout::kSubnormals && fabsf(read) < 0x1p-14f ? 0.0f : read;
+        return static_cast<float>(result);
     };
     D result = sums;
     for (size_t i = 0; i < sizeof(D) / sizeof(float); ++i) {

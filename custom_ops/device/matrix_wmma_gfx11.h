@@ -9,6 +9,7 @@ namespace sdort::matrix {
 constexpr int kSlots = 1, kElements = 8, kRun = 8;
 constexpr int kAhead = 2;
 constexpr bool kTransposes = false;
+constexpr bool kSubnormals = true;
 
 struct Rows {
     uint32_t words[8];
@@ -48,7 +49,6 @@ SDORT_INLINE Columns load_columns(At at) {
 
 struct Wmma {
     static constexpr int kDepth = 16;
-    static constexpr bool kSubnormals = true;
     // Both copies must be there: even values are taken from one and odd values from the other.
     static Place a(int row, int k) { return {row + 16 * (k % 2), k}; }
     static Place b(int k, int column) { return {column + 16 * (k % 2), k}; }

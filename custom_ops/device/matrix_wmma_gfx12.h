@@ -9,6 +9,7 @@ namespace sdort::matrix {
 constexpr int kSlots = 1, kElements = 8, kRun = 8;
 constexpr int kAhead = 4;
 constexpr bool kTransposes = false;
+constexpr bool kSubnormals = true;
 
 using Rows = Quad;
 using Columns = Quad;
@@ -43,7 +44,6 @@ SDORT_INLINE Columns load_columns(At at) {
 
 struct Wmma {
     static constexpr int kDepth = 16;
-    static constexpr bool kSubnormals = true;
     static Place a(int row, int k) { return {row + 16 * (k / 8), k % 8}; }
     static Place b(int k, int column) { return {column + 16 * (k / 8), k % 8}; }
     static int row(int lane, int i) { return 8 * (lane / 16) + i; }

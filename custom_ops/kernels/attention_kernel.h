@@ -12,7 +12,7 @@
 //             48 KiB, and Q, O and the scores of 32 or 64 keys in registers: (d / 16) * (operand + sums) * Tiles +
 //             keys / 16 * sums * Tiles, with 8 sums a lane and tile (4 on mfma) and operands of 4 registers (8 on gfx11, 2 on
 //             mfma).
-// Registers   of a lane 80 to 129 on CDNA, 172 to 245 on RDNA, 106 to 215 on NVIDIA; "whole" ones 54 to 81, 88 to 145 and 95 to
+// Registers   of a lane 80 to 129 on CDNA, 163 to 245 on RDNA, 106 to 215 on NVIDIA; "whole" ones 54 to 81, 79 to 144 and 95 to
 //             128. They leave room for three workgroups a compute unit and more, on NVIDIA for as many as are named below;
 //             shared memory is 12 to 44 KiB (REGISTERS.md).
 // Roofline    bytes: Q and Y once, K and V once for each workgroup along S, mostly from L2: 2 * N * h * d * (2 S + 2 L).

@@ -8,11 +8,14 @@
 
 namespace sdort::attention {
 
-// A lane's weights of a step may sum up to this, float16's largest number, before what they are relative to changes. The
-// largest score that they are relative to has the weight 2^kLift: the sums that everything is divided by have that factor
-// too, and it leaves as much room above, 2^10, as below: 2^-20 of that weight is still a normal number of float16. gfx90a's
-// matrix instructions read smaller ones as zero, so each key may lose that much there, and 4096 keys 2^-8 if all do.
-constexpr float kMost = 65504.0f, kLift = 6.0f;
+// A lane's weights of a step may sum up to this, float16's largest number, before what they are relative to changes.
+constexpr float kMost = 65504.0f;
+
+// A score that they are relative to has the weight 2^kLift, by which all is divided in the end, as their sum has that factor
+// too. Where a product takes subnormal weights for zero and the sum does not, what is lost are weights below 2^-20 of the
+// largest, not below 2^-14: of 4096 keys at most 2^-8 of all weight, not 2^-2. 2^10 is left for larger scores to come:
+// with less, more steps would be computed again.
+constexpr float kLift = matrix::kSubnormals ? 0.0f : 6.0f;
 
 template <int Size, int Step, int Tiles, class L>
 struct Wave {
