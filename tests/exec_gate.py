@@ -22,9 +22,7 @@ import re
 from functools import cache, partial, reduce
 from typing import NamedTuple
 
-EXCHANGE = re.compile(
-    r"v_permlane|ds_swizzle|ds_b?permute|v_(?:readlane|writelane|wmma|swmmac|mfma|smfmac)|\w+_dpp$"
-)
+EXCHANGE = re.compile(r"v_permlane|ds_swizzle|ds_b?permute|v_(?:readlane|writelane|wmma|swmmac|mfma|smfmac)|\w+_dpp$")
 """Mnemonics of instructions by which a lane reads, or a matrix product takes, what other lanes have."""
 
 
@@ -211,7 +209,7 @@ class _Kernel:
                 raise ValueError(f"the masks do not settle at {self.code[start]}")
             if i:
                 ways = [left[each] for each in before[start] if position[each] < i]
-                found[start] = returned[i] if i in returned else reduce(partial(self.merge, start), ways)
+                found[start] = dict(returned[i] if i in returned else reduce(partial(self.merge, start), ways))
             left[start] = state = dict(found[start])
             for place in self.steps[start]:
                 self.step(state, place)

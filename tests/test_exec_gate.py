@@ -94,6 +94,9 @@ AGAIN = "s_or_b32 exec_lo, exec_lo, s2"
         # EXEC is narrow by one of the two ways.
         (["s_cbranch_scc1 .Lover", NARROW, ".Lover:", PERMUTE], 1),
         (["s_cbranch_scc1 .Lover", NARROW, AGAIN, ".Lover:", PERMUTE], 0),
+        # Two ways that do not meet again.
+        (["s_cbranch_scc1 .Lover", NARROW, "s_endpgm", ".Lover:", PERMUTE], 0),
+        ([NARROW, "s_cbranch_scc1 .Lover", AGAIN, "s_endpgm", ".Lover:", PERMUTE], 1),
     ],
 )
 def test_branches(tmp_path: Path, source: list[str], count: int) -> None:
