@@ -13,7 +13,7 @@
 // Roofline    4 * N * h * S * L * d flops and N * h * S * L exponentials for 2 * N * h * d * (2 S + 2 L) bytes in fp16: at
 //             S = L = 4096 and d = 40 bound by exponentials (16 a clock and multiprocessor: 0.07 ms on an H100) and matrix
 //             products (d padded to 48: 0.07 ms) alike; with 77 keys bandwidth-bound.
-// Measured    H100 80GB, 2026-11-21, fp16: 2x4096x4096 8x40 186.3 µs (4% of copy), 2x4096x77 8x40 11.2 µs (32% of copy); not
+// Measured    H100 80GB, 2026-11-22, fp16: 2x4096x4096 8x40 186.9 µs (4% of copy), 2x4096x77 8x40 11.2 µs (32% of copy); not
 //             measured on AMD hardware.
 #pragma once
 

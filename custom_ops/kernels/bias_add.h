@@ -7,7 +7,7 @@
 //             to 160 columns, so a block spans one to six rows.
 // Registers   9 to 36 of a lane, no shared memory: eight blocks a compute unit on every GPU (REGISTERS.md).
 // Roofline    reads 2 and writes 1 element per element: 6 bytes in fp16; 2 flops, so bandwidth-bound everywhere.
-// Measured    H100 80GB, 2026-11-21, fp16: 2x4096x320 7.3 µs (72% of copy), 2x256x1280 3.4 µs (39% of copy); not measured on
+// Measured    H100 80GB, 2026-11-22, fp16: 2x4096x320 7.3 µs (72% of copy), 2x256x1280 3.4 µs (39% of copy); not measured on
 //             AMD hardware.
 #pragma once
 

@@ -10,7 +10,7 @@
 //             (r4), on NVIDIA five, four and three (REGISTERS.md).
 // Roofline    6 bytes an output in fp16 (two reads, one write), about 20 flops: 3 flops a byte, bandwidth-bound on every
 //             GPU; attainable is the copy bandwidth.
-// Measured    H100 80GB, 2026-11-21, fp16: 2x4096x2560 23.4 µs (90% of copy), 2x1024x5120 12.8 µs (83% of copy); not measured
+// Measured    H100 80GB, 2026-11-22, fp16: 2x4096x2560 23.5 µs (90% of copy), 2x1024x5120 12.8 µs (83% of copy); not measured
 //             on AMD hardware.
 #pragma once
 

@@ -34,8 +34,8 @@
 //             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
 //             brings 2 to 4 (MI300X, H100). Bandwidth-bound above 4 MiB or so; below, latencies, the exchange and the launch
 //             take longer. What a GPU cannot keep is read twice, 6 bytes an element but for what its cache still has.
-// Measured    H100 80GB, 2026-11-21, fp16: 1x256x256x512 silu 58.9 µs (76% of copy), 1x512x512x256 silu 131.7 µs (68% of copy),
-//             2x64x64x320 silu 10.0 µs (35% of copy); not measured on AMD hardware.
+// Measured    H100 80GB, 2026-11-22, fp16: 1x256x256x512 silu 62.1 µs (73% of copy), 1x512x512x256 silu 135.4 µs (67% of copy),
+//             2x64x64x320 silu 9.8 µs (36% of copy); not measured on AMD hardware.
 #pragma once
 
 #include <stdint.h>
@@ -60,7 +60,7 @@ struct Args {
     int32_t x_channels;
     int32_t group_channels;
     int32_t slabs;        // a slab is one channel tile of one image over all of H*W
-    int32_t first_slab, launch_slabs;  // of a launch: where not all slabs' blocks are resident together, several follow each other
+    int32_t first_slab, launch_slabs;  // of a launch: several follow each other where not all slabs are resident together
     int32_t tiles;        // of an image
     int32_t tile_groups;  // groups of a tile
     int32_t lanes;        // vectors of a tile's row; unused by the general kernel

@@ -43,7 +43,8 @@ inline std::string name_of(const Plan& plan) {
 
 inline std::string kernel_of(const Instance& i, Dtype dtype, bool alone) {
     const std::string rows = std::to_string(i.threads) + "_" + std::to_string(i.rows);
-    return std::string("group_norm_") + suffix(dtype) + (alone ? "_alone_" + rows : "_together_" + rows + "_" + std::to_string(i.kept));
+    return std::string("group_norm_") + suffix(dtype) +
+           (alone ? "_alone_" + rows : "_together_" + rows + "_" + std::to_string(i.kept));
 }
 
 // Shared memory of a compute unit. Vendors' architecture manuals; where it is not known, the least of all.

@@ -10,8 +10,9 @@
 
 namespace sdort::group_norm {
 
-// While blocks wait for each other: the first rows of the slab that the next launch has in this place, into the cache. A lane asks
-// for whole rows of the tile, its own share of them, as a row is a cache line. More than three eighths would push others out.
+// While blocks wait for each other: the first rows of the slab that the next launch has in this place, into the cache. A lane
+// asks for whole rows of the tile, its own share of them, as a row is a cache line. More than three eighths would push others
+// out.
 template <class T>
 SDORT_INLINE void fetch_ahead(const Args& args, const Lane& lane) {
     const int slab = lane.slab + args.launch_slabs;

@@ -10,7 +10,7 @@
 //             waves share a row. Blocks a compute unit at least: eight, six and four on AMD GPUs, five, three and two
 //             on NVIDIA (REGISTERS.md).
 // Roofline    8 bytes an element in fp16 with S written (read 2, write 2), 6 without; about 10 flops: bandwidth-bound.
-// Measured    H100 80GB, 2026-11-21, fp16: 2x4096x320 10.0 µs (71% of copy), 2x1024x640 5.7 µs (61% of copy); not measured on
+// Measured    H100 80GB, 2026-11-22, fp16: 2x4096x320 10.0 µs (71% of copy), 2x1024x640 5.7 µs (61% of copy); not measured on
 //             AMD hardware.
 #pragma once
 
