@@ -8,7 +8,7 @@ How it works
     and where the pseudo-code lacks or errs. :mod:`emulator.core` compiles both to a shared library, kept by its
     sources' hash (15 seconds when they change).
 
-    CDNA 2 and 3 (gfx90a, gfx942), RDNA 3 (gfx11) and RDNA 4 (gfx12) are emulated, of each what compilers make of our
+    CDNA 2 to 4 (gfx90a, gfx942, gfx950), RDNA 3 (gfx11) and RDNA 4 (gfx12) are emulated, of each what compilers make of our
     kernels and more; an instruction, operand or mode beyond that is an error, never a guess.
 
 What it checks
@@ -96,7 +96,7 @@ class CodeObject:
         self._kernels = code_object.kernels(data)
         self.kernels = sorted(self._kernels)
         self.instructions = 0
-        families = {"gfx90a": "cdna", "gfx942": "cdna", "gfx11": "rdna3", "gfx12": "rdna4"}
+        families = {"gfx90a": "cdna", "gfx942": "cdna", "gfx950": "cdna", "gfx11": "rdna3", "gfx12": "rdna4"}
         found = [family for start, family in families.items() if self.architecture.startswith(start)]
         if not found:
             raise ValueError(f"{self.architecture} is not emulated")

@@ -23,9 +23,8 @@ _NAMES = {
     ("cdna", "V_MAD_MIXHI_F16"): "V_FMA_MIXHI_F16",
     ("cdna", "V_DOT2C_F32_BF16"): "V_MAC_F32",
 }
-"""Opcodes that mean something else than tinygrad's table says: since gfx906 mixed multiplications are fused, and only
-gfx950, which is not emulated, has V_DOT2C_F32_BF16 where gfx90a has V_MAC_F32 (LLVM, VOP3PInstructions.td and
-VOP2Instructions.td)."""
+"""Opcodes that mean something else than tinygrad's table says: since gfx906 mixed multiplications are fused, and where
+gfx950 has V_DOT2C_F32_BF16, gfx90a has V_MAC_F32 (LLVM, VOP3PInstructions.td and VOP2Instructions.td)."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +191,9 @@ def _vector(f: Fields, name: str, member: Any, family: str) -> Record:
     r.omod, r.clamp = f.number("omod"), f.number("clmp")
     if kind.startswith("VOP3P") and "MFMA" not in kind:
         r.neg_hi, r.opsel_hi = f.number("neg_hi"), f.number("opsel_hi") | f.number("opsel_hi2") << 2
+    if "BITOP3" in name:  # the fields of modifiers hold a table
+        r.literal = r.omod << 6 | r.abs << 3 | r.neg
+        r.omod = r.abs = r.neg = 0
     if "FMA_MIXHI" in name:
         r.opsel |= 8
     if kind == "VOP3P_MFMA":

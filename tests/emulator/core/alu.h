@@ -17,6 +17,8 @@ EMULATOR_VECTOR_CLAMPED(V_SUBREV_NC_U32, true, D0.u32 = saturated(int64_t{S1.u32
 EMULATOR_VECTOR(V_BFREV_B32, D0.u32 = reversed(S0.u32);)
 EMULATOR_VECTOR(V_PERM_B32, D0.u32 = permuted(concatenated(S0.u32, S1.u32), S2.u32);)
 EMULATOR_VECTOR(V_PACK_B32_F16, D0.u32 = S0.u16 | static_cast<uint32_t>(S1.u16) << 16;)
+EMULATOR_VECTOR(V_CVT_PK_F16_F32, D0.u32 = narrow(S0.f32) | static_cast<uint32_t>(narrow(S1.f32)) << 16;)
+EMULATOR_VECTOR(V_BITOP3_B32, D0.u32 = looked_up(S0.u32, S1.u32, S2.u32, C.immediate.u32);)
 EMULATOR_VECTOR(V_MOV_B64, D0.u64 = S0.u64;)
 EMULATOR_VECTOR(V_MBCNT_LO_U32_B32,
                 D0.u32 = S1.u32 + __builtin_popcount(S0.u32 & static_cast<uint32_t>((1ull << C.lane) - 1));)
@@ -131,6 +133,26 @@ inline void pk_mov_b32(Wave& w, const Instruction& i) {
     Instruction both = i;
     both.opsel_hi = i.opsel;
     packed_f32(w, both, [](const uint32_t* x, int half) { return x[half]; });
+}
+
+// Products of halves of words: op_sel picks the half of each source for the low result, op_sel_hi for the high one.
+inline void pk_mul_lo_u16(Wave& w, const Instruction& i) {
+    Source s[2];
+    uint64_t writes = w.exec();
+    Instruction plain = i;
+    plain.opsel = 0;
+    for (int n = 0; n < 2; ++n) {
+        if (i.src[n] >= 128 && i.src[n] < kVector) throw Fault{"operand not implemented", "a constant of two halves"};
+        fetch(w, plain, n, s[n], writes);
+    }
+    if (i.clamp || i.neg || i.neg_hi) throw Fault{"operand not implemented", "modifiers of integers"};
+    Results r;
+    for (unsigned l = 0; l < w.lanes; ++l) {
+        const auto half = [&](int n, unsigned picks) { return static_cast<uint32_t>(s[n].at(l)) >> 16 * (picks >> n & 1) & 0xffff; };
+        const uint32_t low = half(0, i.opsel) * half(1, i.opsel), high = half(0, i.opsel_hi) * half(1, i.opsel_hi);
+        r.low[l] = (low & 0xffff) | high << 16;
+    }
+    write_back(w, i, r, writes);
 }
 
 }  // namespace emulator::own

@@ -188,6 +188,14 @@ inline uint32_t permuted(uint64_t data, uint32_t select) {
     return out;
 }
 
+// Bit by bit what a table of eight says of the three bits, a's the highest (V_BITOP3_B32).
+inline uint32_t looked_up(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
+    uint32_t out = 0;
+    for (int entry = 0; entry < 8; ++entry)
+        if (table >> entry & 1) out |= (entry & 4 ? a : ~a) & (entry & 2 ? b : ~b) & (entry & 1 ? c : ~c);
+    return out;
+}
+
 inline uint32_t reversed(uint32_t x) {
     uint32_t out = 0;
     for (int i = 0; i < 32; ++i) out |= (x >> i & 1) << (31 - i);
