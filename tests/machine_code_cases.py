@@ -314,35 +314,36 @@ def layer_norm_cases(name: str, dtype: Any, room: int) -> Iterator[Case]:
 
 
 def attention_matrix_cases(target: Target) -> Iterator[Case]:
-    """One key more than a tile has; one query more than a block has.
+    """Of the last tile's keys one, some or all but one are there; one query or more beyond a block's.
 
-    That key is so large that the weights of its step have to be computed again for some queries, relative to its
+    The last key is so large that the weights of its step have to be computed again for some queries, relative to its
     scores. With all keys at hand, a workgroup goes on with the second tile of queries. Most weights are small: less
     than the least normal number of float16.
     """
-    forms = itertools.cycle(attention_cases.FORMS)
+    forms, last = itertools.cycle(attention_cases.FORMS), itertools.cycle((1, 37, 63))
     small = target.machine == "wmma_gfx11"
     flash = [(40, 2, 64, 32), (40, 1, 64, 64), (64, 1, 64, 64), (80, 1, 64, 64), (96, 1, 32, 32), (128, 1, 32, 32)]
     flash += [(160, 1, 32, 32)] + ([] if small else [(64, 2, 64, 32), (80, 2, 32, 32)])
     for size, tiles, keys, step in flash:
-        length = 64 * tiles + 1
-        problem = AttentionProblem(
-            np.float16, (1, length, length, 2, size), next(forms), (("spread", 2.0), ("last_key", 4))
-        )
+        form, more = next(forms), next(last)
+        sizes = (1, 64 * tiles + (more if form == "packed_qkv" else 1), 64 * tiles + more, 2, size)
+        problem = AttentionProblem(np.float16, sizes, form, (("spread", 2.0), ("last_key", 4)))
         yield Case(f"attention_f16_{size}_q{tiles}_k{keys}_s{step}", problem)
-    for size in (40, 64, 80, 96, 128):
-        problem = AttentionProblem(np.float16, (2, 65, 65, 2, size), next(forms), (("spread", 2.0),))
+    for size, count in zip((40, 64, 80, 96, 128), (65, 70, 79, 66, 77), strict=True):
+        form = next(forms)
+        sizes = (2, count if form == "packed_qkv" else 65, count, 2, size)
+        problem = AttentionProblem(np.float16, sizes, form, (("spread", 2.0),))
         yield Case(f"attention_f16_{size}_q1_whole", problem)
 
 
 def attention_general_cases() -> Iterator[Case]:
-    """Head sizes that are no multiples of anything, one more query or key than a tile has, Y in more than one slice."""
+    """Head sizes of more than one step and no multiples of anything; one more query or key than a tile, Y in slices."""
     for dtype in DTYPES:
         name = short_name(dtype)
         for width, sizes, options in (
             (64, (1, 33, 65, 2, 33), {"value_size": 20, "bias": True}),
-            (192, (1, 33, 33, 1, 5), {"value_size": 131, "bias": True, "causal": True}),
-            (512, (1, 3, 65, 1, 4), {"value_size": 514}),
+            (192, (1, 33, 33, 1, 35), {"value_size": 131, "bias": True, "causal": True}),
+            (512, (1, 3, 65, 1, 34), {"value_size": 514}),
         ):
             yield Case(
                 f"attention_general_{name}_{width}", AttentionProblem(dtype, sizes, "apart", (*options.items(),))
