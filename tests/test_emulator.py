@@ -721,6 +721,76 @@ def test_registers_and_lds_begin_as_random_bits(arch: str) -> None:
     assert len(set(first[0].tolist())) > 16
 
 
+@ON_ALL
+def test_comparisons_of_what_is_no_number(arch: str) -> None:
+    """Less or greater: neither; and not so: both."""
+    nan, one = np.full(wave_of(arch), np.nan, np.float32), np.ones(wave_of(arch), np.float32)
+    mask = "vcc" if arch in CDNA else "vcc_lo"
+    for left, right, expected in ((nan, one, (0, 1, 1)), (one, 2 * one, (1, 0, 1)), (one, one, (0, 1, 0))):
+        code = "".join(
+            f"v_cmp_{name}_f32 {mask}, v10, v11\nv_cndmask_b32 v{20 + n}, 0, v12, {mask}\n"
+            for n, name in enumerate(("lg", "nlg", "neq"))
+        )
+        found = lanes(arch, code, [left, right, np.ones(wave_of(arch), np.uint32)], outputs=3)
+        assert tuple(found[:, 0]) == expected
+
+
+@ON_ALL
+def test_scalar_load_at_a_register(arch: str) -> None:
+    """On CDNA with and without a constant beside it, which are two encodings."""
+    values = numbered(arch)
+    code = "s_mov_b32 s20, 8\ns_load_dword s21, s[4:5], s20\nv_mov_b32 v20, s21\n"
+    code += "s_load_dword s21, s[4:5], s20 offset:0x10\nv_mov_b32 v21, s21"
+    assert lanes(arch, code, [values], outputs=2)[:, 0].tolist() == [values[2], values[6]]
+
+
+@ON_ALL
+def test_addresses_in_lds_wrap(arch: str) -> None:
+    code = "v_mov_b32 v4, -4\nv_mov_b32 v5, 0\nv_mov_b32 v6, 42\nds_write_b32 v4, v6 offset:12\n"
+    code += "ds_read_b32 v20, v5 offset:8\nds_read2_b32 v[22:23], v4 offset0:3 offset1:3\nv_mov_b32 v21, v23"
+    assert (lanes(arch, code, [numbered(arch)], outputs=2) == 42).all()
+
+
+@ON_CDNA
+def test_products_of_packed_integers(arch: str) -> None:
+    left, right = numbered(arch, 0x12345678), numbered(arch, 0x9ABCDEF0)
+    code = "v_pk_mul_lo_u16 v20, v10, v11\nv_pk_mul_lo_u16 v21, v10, v11 op_sel:[0,1] op_sel_hi:[0,0]"
+    found = lanes(arch, code, [left, right], outputs=2)
+    low, high = (left & 0xFFFF) * (right & 0xFFFF) & 0xFFFF, (left >> 16) * (right >> 16) & 0xFFFF
+    assert np.array_equal(found[0], low | high << 16)
+    low, high = (left & 0xFFFF) * (right >> 16) & 0xFFFF, (left & 0xFFFF) * (right & 0xFFFF) & 0xFFFF
+    assert np.array_equal(found[1], low | high << 16)
+
+
+def test_what_gfx950_adds() -> None:
+    """In words, as LLVM 22 assembles them; compilers before 20 know no gfx950."""
+    values = np.linspace(-70000, 70000, 64, dtype=np.float32)
+    a, b, c = (np.random.default_rng(n).integers(0, 1 << 32, 64, dtype=np.uint32) for n in range(3))
+    packed = ".long 0xd2670014, 0x4002170a"  # v_cvt_pk_f16_f32 v20, v10, -v11
+    with np.errstate(over="ignore"):
+        low, high = (each.astype(np.float16).view(np.uint16).astype(np.uint32) for each in (values, -values[::-1]))
+    assert np.array_equal(lanes("gfx942", packed, [values, values[::-1]])[0], low | high << 16)
+    table = ".long 0xd2340514, 0x8c32170a"  # v_bitop3_b32 v20, v10, v11, v12 bitop3:0x6c
+    expected = np.zeros(64, np.uint32)
+    for bit in range(32):
+        entry = (a >> bit & 1) * 4 + (b >> bit & 1) * 2 + (c >> bit & 1)
+        expected |= (0x6C >> entry & 1).astype(np.uint32) << bit
+    assert np.array_equal(lanes("gfx942", table, [a, b, c])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("arch", "code"),
+    [
+        ("gfx942", "v_mov_b64_dpp v[20:21], v[10:11] row_newbcast:1 row_mask:0xf bank_mask:0xf"),
+        ("gfx942", "v_fma_mix_f32 v20, 1.0, v10, v11 op_sel_hi:[1,0,0]"),
+        ("gfx1100", "v_fma_mix_f32 v20, 1.0, v10, v11 op_sel_hi:[1,0,0]"),
+    ],
+)
+def test_what_would_be_guessed_is_refused(arch: str, code: str) -> None:
+    with pytest.raises(EmulationError, match="not implemented"):
+        lanes(arch, code, [numbered(arch), numbered(arch)])
+
+
 # Decoding and translation --------------------------------------------------------------------------------------------
 
 

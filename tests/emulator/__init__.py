@@ -8,8 +8,8 @@ How it works
     and where the pseudo-code lacks or errs. :mod:`emulator.core` compiles both to a shared library, kept by its
     sources' hash (15 seconds when they change).
 
-    CDNA 2 to 4 (gfx90a, gfx942, gfx950), RDNA 3 (gfx11) and RDNA 4 (gfx12) are emulated, of each what compilers make of our
-    kernels and more; an instruction, operand or mode beyond that is an error, never a guess.
+    CDNA 2 to 4 (gfx90a, gfx942, gfx950), RDNA 3 (gfx11) and RDNA 4 (gfx12) are emulated, of each what compilers make of
+    our kernels and more; an instruction, operand or mode beyond that is an error, never a guess.
 
 What it checks
     Vector and scalar registers and LDS begin as random bits. A kernel that touches memory that it was not given, by a

@@ -358,6 +358,8 @@ def _scalar_memory(f: Fields, name: str, member: Any, family: str) -> Record:
     r.immediate = _signed(offset, bits) if f.get("imm") != 0 else 0
     if f.get("soffset_en") != 0 and f.number("soffset") != NULL:
         r.src[1] = f.number("soffset")
+    if f.get("imm") == f.get("soffset_en") == 0:  # CDNA: then the field of the constant names a register
+        r.src[1] = offset & 0x7F
     return r
 
 

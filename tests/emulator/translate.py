@@ -36,6 +36,7 @@ def _expression(text: str) -> str:
     text = re.sub(r"(\d+)'([UIB])\(", lambda m: _TYPES[m[2]].format(m[1]) + "(", text)
     text = re.sub(r"\b\d+'(\d+)U?\b", r"\1u", text)
     text = re.sub(r"\b\d+'(0x[0-9a-fA-F]+)U?\b", r"\1u", text)
+    text = re.sub(r"(S0\.f\d+) <> (S1\.f\d+)", r"(\1 < \2 || \1 > \2)", text)  # not so if one is no number
     text = text.replace("<>", "!=")
     text = re.sub(r"VCC\.u64\[laneId\](\.u\d+)?", "uint32_t(C.carry)", text)
     text = re.sub(r"\bSCC\.u\d+", "SCC", text)

@@ -64,7 +64,11 @@ inline void fma_mix(Wave& w, const Instruction& i) {
     uint64_t writes = w.exec();
     Instruction plain = i;
     plain.neg = plain.abs = plain.opsel = 0;  // modifiers apply to what a source is taken as; neg_hi is |x|
-    for (int n = 0; n < 3; ++n) fetch(w, plain, n, s[n], writes);
+    for (int n = 0; n < 3; ++n) {
+        const bool constant = i.src[n] > 128 && i.src[n] < kLiteral;  // 0 is 0 of any width
+        if (constant && i.opsel_hi >> n & 1) throw Fault{"operand not implemented", "a constant as a half"};
+        fetch(w, plain, n, s[n], writes);
+    }
     if (i.clamp) throw Fault{"operand not implemented", "clamp"};
     Results r;
     for (unsigned l = 0; l < w.lanes; ++l) {

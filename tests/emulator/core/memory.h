@@ -128,7 +128,8 @@ void atomic_or(Wave& w, const Instruction& i) {
     atomic<Type, Flat>(w, i, [](Type old, Type operand) { return static_cast<Type>(old | operand); });
 }
 
-// LDS: `Step` is the bytes that a unit of the two offsets of a "2addr" access counts for.
+// LDS: `Step` is the bytes that a unit of the two offsets of a "2addr" access counts for. Sums wrap at 32 bits (LLVM,
+// hasUsableDSOffset).
 inline uint32_t shared_address(Wave& w, const Instruction& i, unsigned lane) { return w.row(i.src[0], 1)[lane]; }
 
 template <unsigned Bytes>
@@ -138,7 +139,7 @@ void ds_load(Wave& w, const Instruction& i) {
     uint32_t* const out = w.row(i.dst, kWords);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint64_t address = uint64_t{shared_address(w, i, l)} + static_cast<uint32_t>(i.immediate);
+        const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
         const char* const from = shared_at(w, address, Bytes, natural_shared(Bytes), static_cast<int>(l));
         for (unsigned word = 0; word < kWords; ++word) std::memcpy(&out[word * w.lanes + l], from + 4 * word, 4);
     }
@@ -150,7 +151,7 @@ void ds_load_narrow(Wave& w, const Instruction& i) {
     uint32_t* const out = w.row(i.dst, 1);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint64_t address = uint64_t{shared_address(w, i, l)} + static_cast<uint32_t>(i.immediate);
+        const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
         out[l] = extended<Type>(shared_at(w, address, sizeof(Type), sizeof(Type), static_cast<int>(l)));
     }
 }
@@ -164,7 +165,7 @@ void ds_store(Wave& w, const Instruction& i) {
         if (!(exec >> l & 1)) continue;
         uint32_t words[kWords];
         for (unsigned word = 0; word < kWords; ++word) words[word] = data[word * w.lanes + l];
-        const uint64_t address = uint64_t{shared_address(w, i, l)} + static_cast<uint32_t>(i.immediate);
+        const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
         put(*w.device, shared_at(w, address, Bytes, natural_shared(Bytes), static_cast<int>(l)), words, Bytes);
     }
 }
@@ -175,9 +176,9 @@ void ds_load_two(Wave& w, const Instruction& i) {
     uint32_t* const out = w.row(i.dst, 2 * Words);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint64_t base = shared_address(w, i, l);
+        const uint32_t base = shared_address(w, i, l);
         for (unsigned n = 0; n < 2; ++n) {
-            const uint64_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
+            const uint32_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
             const char* const from = shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l));
             for (unsigned word = 0; word < Words; ++word)
                 std::memcpy(&out[(n * Words + word) * w.lanes + l], from + 4 * word, 4);
@@ -190,12 +191,12 @@ void ds_store_two(Wave& w, const Instruction& i) {
     const uint64_t exec = w.exec();
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint64_t base = shared_address(w, i, l);
+        const uint32_t base = shared_address(w, i, l);
         for (unsigned n = 0; n < 2; ++n) {
             const uint32_t* const data = w.row(i.src[1 + n], Words);
             uint32_t words[Words];
             for (unsigned word = 0; word < Words; ++word) words[word] = data[word * w.lanes + l];
-            const uint64_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
+            const uint32_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
             put(*w.device, shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l)), words, 4 * Words);
         }
     }

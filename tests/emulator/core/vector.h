@@ -92,7 +92,10 @@ inline void fetch(Wave& w, const Instruction& i, int n, Source& s, uint64_t& wri
         s.constant[1] = static_cast<uint32_t>(value >> 32);
         if (width == 2 && code >= 240 && code <= 248) s.constant[0] = narrow(bits_as<float>(s.constant[0]));
     }
-    if (n == 0 && i.flags & kDpp) writes &= permute_by_dpp(w, i, s);
+    if (n == 0 && i.flags & kDpp) {
+        if (width == 8) throw Fault{"operand not implemented", "DPP of 64 bits"};
+        writes &= permute_by_dpp(w, i, s);
+    }
     const bool sdwa = i.flags & kSdwa && n < 2, high_half = width == 2 && i.opsel >> n & 1;
     const bool negates = i.neg >> n & 1, positive = i.abs >> n & 1;
     if (!(sdwa || high_half || negates || positive)) return;
