@@ -822,6 +822,15 @@ def test_all_that_is_shipped_is_decoded_as_llvm_does_and_known(arch: str) -> Non
         assert set(names) <= set(core.operations(family))
 
 
+def test_a_listing_has_the_numbers_that_it_was_given() -> None:
+    """Whoever has decoded the same words before with others."""
+    code = bytes.fromhex("0000 80bf 0000 b0bf")  # s_nop 0, s_endpgm
+    for number in (0, 7):
+        records, names = decode.listing("rdna3", code, dict.fromkeys(("S_NOP", "S_ENDPGM"), number).__getitem__)
+        assert [record[0] for record in decode.RECORD.iter_unpack(records)] == [number, number]
+        assert names == ["S_NOP", "S_ENDPGM"]
+
+
 def test_an_unknown_word_has_no_name() -> None:
     [(name, record)] = decode.decode("rdna3", 0xFFFFFFFF)
     assert (name, record.bytes) == ("", 4)

@@ -406,8 +406,8 @@ def listing(family: str, code: bytes, operation: Callable[[str], int]) -> tuple[
     at = 0
     while at < len(code):
         size = 4
-        for name, packed, length in _numbered(family, int.from_bytes(padded[at : at + 16], "little"), operation):
-            records.append(packed)
+        for name, rest, length in _packed(family, int.from_bytes(padded[at : at + 16], "little")):
+            records += [operation(name).to_bytes(2, "little"), rest]
             names.append(name)
             size = max(size, length)
         at += size
@@ -417,11 +417,12 @@ def listing(family: str, code: bytes, operation: Callable[[str], int]) -> tuple[
 _memo: dict[tuple[str, int, int], list[tuple[str, bytes, int]]] = {}
 
 
-def _numbered(family: str, raw: int, operation: Callable[[str], int]) -> list[tuple[str, bytes, int]]:
+def _packed(family: str, raw: int) -> list[tuple[str, bytes, int]]:
+    """Names, records without their first member, the operation's number, and lengths."""
     for size in (4, 8, 12):  # what decides is the instruction's own words
         if found := _memo.get((family, size, raw & ((1 << 8 * size) - 1))):
             return found
-    decoded = [(name, r.packed(operation(name)), r.bytes) for name, r in decode(family, raw)]
+    decoded = [(name, r.packed(0)[2:], r.bytes) for name, r in decode(family, raw)]
     own = max(length for _, _, length in decoded)
     _memo[family, own, raw & ((1 << 8 * own) - 1)] = decoded
     return decoded
