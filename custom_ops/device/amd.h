@@ -81,27 +81,6 @@ SDORT_INLINE void store_streaming(Quad* target, const Quad& quad) {
 
 SDORT_INLINE void prefetch(const void*) {}  // there is an instruction since gfx12 only
 
-SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
-    return __hip_atomic_fetch_add(target, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
-}
-SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
-    return __hip_atomic_load(source, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
-}
-SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
-    __hip_atomic_store(target, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
-}
-SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
-    if (!take) return 0;
-    return __hip_atomic_fetch_add(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-SDORT_INLINE uint64_t load_word(const uint64_t* source) {
-    return __hip_atomic_load(source, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-SDORT_INLINE void store_word(uint64_t* target, uint64_t value) {
-    __hip_atomic_store(target, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-SDORT_INLINE void pause() { __builtin_amdgcn_s_sleep(1); }
-
 }  // namespace sdort
 
 #include "amd_lanes.h"

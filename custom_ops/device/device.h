@@ -17,11 +17,6 @@
 //   store_quad(target, quad)                        one access of 16 bytes
 //   load_streaming, store_streaming                 of a Quad that nobody reads soon: others stay in the cache instead
 //   prefetch(address)                               asks for its cache line to be in the device's cache soon, if it can
-//   atomic_add, load_acquire, store_release, pause  between blocks, device scope; pause() belongs into a spin loop
-//   ticket, load_word(s), store_word                uint64_t between blocks, each whole but without any ordering: for
-//                                                   counters, and for words that carry a value with the mark of its launch.
-//                                                   ticket(target, value, take) adds where `take` is true, in a lane 0
-//                                                   alone, and tells what was there before
 //   SDORT_SHARED(type, name, count)                 an array that the threads of a block share
 //   SDORT_KERNEL(name, threads, Args, body)         the entry point `name`: a block of `threads` runs body(args)
 //   SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)
@@ -29,7 +24,11 @@
 //                                                   compute unit at a time
 //   SDORT_COOPERATIVE                               1 where drivers launch a grid so that all of its blocks are resident, at
 //                                                   little cost: only then may blocks wait for each other, and only in
-//                                                   kernels that are launched so (Launch::cooperative)
+//                                                   kernels that are launched so (Launch::cooperative). Only there are
+//     ticket, load_word(s), store_word, pause       uint64_t between blocks, each whole but without any ordering: for
+//                                                   counters, and for words that carry a value with the mark of its launch.
+//                                                   ticket(target, value, take) adds where `take` is true, in a lane 0
+//                                                   alone, and tells what was there before. pause() belongs into a spin loop
 //
 // A kernel's arguments are one struct, passed by value: what the host packs is what the kernel reads.
 #pragma once
@@ -101,10 +100,6 @@ struct Narrow<half> {
 
 #if !defined(__CUDACC__)
 SDORT_INLINE void store_quad(Quad* target, const Quad& quad) { *target = quad; }
-SDORT_INLINE void load_words(const uint64_t* source, uint64_t& first, uint64_t& second) {
-    first = load_word(source);
-    second = load_word(source + 1);
-}
 #endif
 
 // `count` elements from `source`, which is aligned to their size, widened to float.

@@ -86,19 +86,6 @@ SDORT_INLINE void store_quad(Quad* target, const Quad& quad) {
                  : "memory");
 }
 
-SDORT_INLINE uint32_t atomic_add(uint32_t* target, uint32_t value) {
-    uint32_t old;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(target), "r"(value) : "memory");
-    return old;
-}
-SDORT_INLINE uint32_t load_acquire(const uint32_t* source) {
-    uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
-    return value;
-}
-SDORT_INLINE void store_release(uint32_t* target, uint32_t value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
-}
 SDORT_INLINE uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
     // Zero in lane 0, which nvcc does not know: it would add up a whole wave's values, and wait for the answer to share it.
     // A predicate, since after a branch it would wait too.

@@ -109,13 +109,7 @@ inline void store_streaming(Quad* target, const Quad& quad) { *target = quad; }
 // Reads, so that an address out of bounds shows.
 inline void prefetch(const void* address) { static_cast<void>(*static_cast<const volatile char*>(address)); }
 
-inline uint32_t atomic_add(uint32_t* target, uint32_t value) {
-    const uint32_t old = *target;
-    *target += value;
-    return old;
-}
-inline uint32_t load_acquire(const uint32_t* source) { return *source; }
-inline void store_release(uint32_t* target, uint32_t value) { *target = value; }
+#if SDORT_COOPERATIVE
 inline uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
     if (!take) return 0;
     const uint64_t old = *target;
@@ -123,7 +117,12 @@ inline uint64_t ticket(uint64_t* target, uint64_t value, bool take) {
     return old;
 }
 inline uint64_t load_word(const uint64_t* source) { return *source; }
+inline void load_words(const uint64_t* source, uint64_t& first, uint64_t& second) {
+    first = load_word(source);
+    second = load_word(source + 1);
+}
 inline void store_word(uint64_t* target, uint64_t value) { *target = value; }
 inline void pause() { simulator::pause(); }
+#endif
 
 }  // namespace sdort
