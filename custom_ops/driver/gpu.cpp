@@ -23,8 +23,8 @@ struct Driver {
     int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned lds, void* stream,
                   void** params, void** extra);
     int (*launch_together)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned lds,
-                           void* stream, void** params);          // CUDA
-    int (*blocks_per_unit)(int*, void* function, int threads, size_t lds);  // CUDA
+                           void* stream, void** params);                    // CUDA, or null
+    int (*blocks_per_unit)(int*, void* function, int threads, size_t lds);  // CUDA, or null
     int (*error_name)(int, const char**);             // CUDA
     const char* (*hip_error_name)(int);               // HIP
     int (*hip_properties)(void* properties, int device);
@@ -100,8 +100,6 @@ std::unique_ptr<Driver> make_driver(Vendor vendor) {
                    find(library, "cuModuleLoadData", driver->load) &&
                    find(library, "cuModuleGetFunction", driver->function) &&
                    find(library, "cuLaunchKernel", driver->launch) &&
-                   find(library, "cuLaunchCooperativeKernel", driver->launch_together) &&
-                   find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver->blocks_per_unit) &&
                    find(library, "cuGetErrorName", driver->error_name) &&
                    find(library, "cuMemAlloc_v2", driver->allocate) &&
                    find(library, "cuMemsetD8_v2", driver->cuda_clear) &&
@@ -113,6 +111,8 @@ std::unique_ptr<Driver> make_driver(Vendor vendor) {
                    find(library, "cuEventDestroy_v2", driver->destroy_event) &&
                    find(library, "cuDevicePrimaryCtxRetain", driver->retain_context) &&
                    find(library, "cuCtxSetCurrent", driver->set_context);
+        find(library, "cuLaunchCooperativeKernel", driver->launch_together);  // not in every translation layer
+        find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver->blocks_per_unit);
     }
     return complete ? std::move(driver) : nullptr;
 }
@@ -167,7 +167,7 @@ Device describe(const Driver& driver, int device) {
         const int major = attribute(kCudaMajor);
         result.architecture = "sm_" + std::to_string(10 * major + attribute(kCudaMinor));
         result.compute_units = attribute(kCudaMultiprocessorCount);
-        result.cooperative = attribute(kCudaCooperativeLaunch) != 0;
+        result.cooperative = driver.launch_together && driver.blocks_per_unit && attribute(kCudaCooperativeLaunch) != 0;
     }
     return result;
 }
@@ -276,10 +276,13 @@ bool Gpu::fits(const Launch& launch) {
     if (!device_.cooperative) return false;
     void* const function = function_of(launch);
     const std::lock_guard lock(state_->mutex);
-    const auto [found, is_new] = state_->blocks_per_unit.emplace(function, 0);
-    if (is_new)
-        check(*state_->driver, state_->driver->blocks_per_unit(&found->second, function, launch.threads, 0),
+    auto found = state_->blocks_per_unit.find(function);
+    if (found == state_->blocks_per_unit.end()) {
+        int blocks = 0;
+        check(*state_->driver, state_->driver->blocks_per_unit(&blocks, function, launch.threads, 0),
               "asking how many blocks of " + launch.kernel + " are resident");
+        found = state_->blocks_per_unit.emplace(function, blocks).first;
+    }
     return static_cast<int64_t>(launch.grid[0]) * launch.grid[1] <= static_cast<int64_t>(found->second) * device_.compute_units;
 }
 
