@@ -158,6 +158,8 @@ public:
     void compute(Context& context) override {
         Problem p = form_.problem(context);
         if (p.images * p.hw * p.channels == 0) return;
+        // Threads may share a stream: the launches of one must not come between those of another, on one workspace.
+        const std::lock_guard lock(mutex_);
         p.workspace = workspace(context.stream(), group_norm::workspace_bytes(p, dtype_, gpu_.device()));
         run(context, group_norm::key(p, dtype_), group_norm::variants(p, dtype_, gpu_.device()),
             [&](const std::string& variant) { return group_norm::launches(p, dtype_, gpu_.device(), variant); });
@@ -167,7 +169,6 @@ private:
     // Launches on one workspace must not overlap, so each stream has its own. A smaller one that is outgrown stays: a
     // captured graph may use it.
     void* workspace(void* stream, size_t bytes) {
-        const std::lock_guard lock(mutex_);
         auto& [memory, size] = workspaces_[stream];
         if (size < bytes) {
             memory = gpu_.zeroed(bytes);
