@@ -227,6 +227,19 @@ def test_launches_take_turns_on_one_workspace(machine: str) -> None:
     assert workspace[:8].view(np.uint64)[0] == launched << 16
 
 
+def test_two_launches_leave_no_marks() -> None:
+    """Blocks that later exchange statistics in the same memory wait for their launch's mark above each number: what two
+    launches leave there has no launch's."""
+    simulation = simulate("mma_sync", Case(1, 130, 320, units=32), np.float32)
+    for name in simulation.variants():
+        if name.startswith("twice"):
+            simulation.workspace[:] = 0
+            simulation.run(name)
+            numbers, marks = simulation.workspace[128 : simulation.workspace_bytes()].view(np.uint32).reshape(-1, 2).T
+            assert numbers.any()
+            assert not marks.any(), name
+
+
 @pytest.mark.parametrize("machine", native.MACHINES)
 def test_no_block_waits_for_another_but_in_a_cooperative_launch(machine: str) -> None:
     """A block that waited for one that has no room would do so for ever; AMD GPUs have no launch that gives it room."""
@@ -294,6 +307,24 @@ def test_more_than_65536_blocks() -> None:
             for launch in simulation.launches(name):
                 assert launch.y <= 65535
                 assert not launch.cooperative or launch.x * launch.y <= 4 * DEVICES[machine][1]
+
+
+@pytest.mark.parametrize("machine", native.MACHINES)
+def test_more_slabs_than_a_grid_is_high(machine: str) -> None:
+    """80,000 slabs of 64 bytes a pixel, 40,000 of 128: a variant needs no cooperative launch even so."""
+    simulation = shape_only(machine, 20_000, 96 * 96, 128)
+    names = simulation.variants()
+    assert not all(map(simulation.together, names))
+    assert all(launch.y <= 65535 for name in names for launch in simulation.launches(name))
+
+
+@pytest.mark.parametrize("machine", ["mfma", "wmma_gfx11", "wmma_gfx12"])
+def test_no_block_reads_a_slab_twice_where_two_launches_can(machine: str) -> None:
+    """More slabs than compute units, 320 KiB each: the shipped choice has several blocks a slab."""
+    simulation = shape_only(machine, 80, 64 * 64, 320)
+    measure, apply = simulation.launches(simulation.variants()[0])
+    assert measure.x == apply.x == 4
+    assert measure.y == apply.y == 80 * 4
 
 
 @pytest.mark.parametrize("shape", UNET, ids=str)

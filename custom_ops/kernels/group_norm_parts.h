@@ -23,31 +23,31 @@ SDORT_INLINE Moments merge_rows(int count, int rows, int all_rows, int channels,
     return merge<T>(all);
 }
 
-// Of two launches: parts of a group lie side by side, groups of a slab after each other.
-SDORT_INLINE float* parts_of(const Args& args, int slab, int group) {
-    float* const parts = reinterpret_cast<float*>(args.workspace + kParts);
-    return parts + (static_cast<size_t>(slab) * args.tile_groups + group) * args.splits * 2;
+// Of two launches: parts of a group lie side by side, groups of a slab after each other. A part is what it is where blocks
+// exchange them (group_norm_exchange.h), mean and m2 below a mark each, but the mark is that of no launch, 0: whatever ran
+// last on this workspace, nobody takes another's numbers for his own launch's.
+SDORT_INLINE Quad* parts_of(const Args& args, int slab, int group) {
+    return reinterpret_cast<Quad*>(args.workspace + kParts) +
+           (static_cast<size_t>(slab) * args.tile_groups + group) * args.splits;
 }
 
 SDORT_INLINE void store_part(const Args& args, int slab, int group, int split, const Moments& part) {
     if (lane_index() != 0) return;
-    Pack<float, 2> pack;
-    pack[0] = part.mean;
-    pack[1] = part.m2;
-    reinterpret_cast<Pack<float, 2>*>(parts_of(args, slab, group))[split] = pack;
+    const Quad words{{static_cast<uint32_t>(bits(part.mean)), 0, static_cast<uint32_t>(bits(part.m2)), 0}};
+    store_quad(parts_of(args, slab, group) + split, words);
 }
 
 // All lanes of a wave: the slab's moments of a group, from the parts that the launch before this one has stored.
 template <class T>
 SDORT_INLINE Moments load_parts(const Args& args, int slab, int group) {
-    const Pack<float, 2>* const parts = reinterpret_cast<const Pack<float, 2>*>(parts_of(args, slab, group));
+    const Quad* const parts = parts_of(args, slab, group);
     float mean[kBatch], m2[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
         const int part = lane_index() + i * kWave;
-        const Pack<float, 2> pack = parts[part < args.splits ? part : 0];
-        mean[i] = pack[0];
-        m2[i] = pack[1];
+        const Quad words = parts[part < args.splits ? part : 0];
+        mean[i] = real(static_cast<int>(words.words[0]));
+        m2[i] = real(static_cast<int>(words.words[2]));
     }
     return merge_rows<T>(args.splits, args.split_rows, args.hw, args.group_channels, mean, m2);
 }
