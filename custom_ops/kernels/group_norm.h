@@ -28,7 +28,7 @@
 //             measures and one that applies, with the statistics of at most 160 blocks a slab in the workspace between them.
 //             More groups than two in a vector, channels that are no multiple of it, groups of more than 256 channels: a
 //             general variant, an element at a time, a block a group or two launches of several, that reads twice.
-// Registers   78 to 162 of a lane, 18 to 57 of the general variant; 3 to 48 KiB of shared memory. As many blocks a
+// Registers   76 to 162 of a lane, 18 to 50 of the general variant; 3 to 48 KiB of shared memory. As many blocks a
 //             compute unit as the instance says, where shared memory has room for them (REGISTERS.md).
 // Roofline    2 bytes read and 2 written an element in fp16, each once, plus 2 for skip and 2 for S; about 15 flops, of which
 //             SiLU's 1.5 exponentials and reciprocals are slowest: 16 a clock and compute unit are 11 elements, where memory
