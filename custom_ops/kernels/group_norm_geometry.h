@@ -152,7 +152,8 @@ inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& devi
     const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
     add(shipped(p, dtype, device));
     for (const int threads : {512, 256})
-        if (const Plan alone = plan_for(p, dtype, device, threads, narrow, true); reads_once(p, alone)) add(alone);
+        if (const Plan alone = plan_for(p, dtype, device, threads, narrow, true); threads == 512 || reads_once(p, alone))
+            add(alone);
     if (device.cooperative && slabs_of(p, dtype, narrow) <= kMostSlabs) {
         add(plan_for(p, dtype, device, 512, aligned, false));
         add(plan_for(p, dtype, device, 512, narrow, false));
