@@ -140,8 +140,8 @@ inline Plan shipped(const Problem& p, Dtype dtype, const Device& device) {
     return again.splits > 0 ? again : streaming(p, dtype, device);
 }
 
-// The fast kernel's plans, none twice, the shipped one first; empty if only the general kernel will do. One of them needs
-// no cooperative launch.
+// The fast kernel's plans, none twice; empty if only the general kernel will do. The shipped one is first, then what is
+// shipped where there are no cooperative launches, for a device that has no room for this one.
 inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& device) {
     std::vector<Plan> all;
     if (unit_lanes(p, dtype) == 0) return all;
@@ -151,6 +151,9 @@ inline std::vector<Plan> plans(const Problem& p, Dtype dtype, const Device& devi
     };
     const int64_t narrow = tile(p, dtype, 64, 1), aligned = tile(p, dtype, 128, 32);
     add(shipped(p, dtype, device));
+    Device without = device;
+    without.cooperative = false;
+    add(shipped(p, dtype, without));
     for (const int threads : {512, 256})
         if (const Plan alone = plan_for(p, dtype, device, threads, narrow, true); threads == 512 || reads_once(p, alone))
             add(alone);
@@ -244,9 +247,9 @@ inline std::vector<Launch> general(const Problem& p, Dtype dtype, const Device& 
 }
 
 // What every variant of this problem needs: 16 bytes a group and block that has a part of its statistics.
-inline size_t workspace_bytes(const Problem& p, Dtype dtype, const Device& device) {
+inline size_t workspace_bytes(const Problem& p, const Device& device, const std::vector<Plan>& plans) {
     int64_t splits = general_splits(p, device);
-    for (const Plan& plan : plans(p, dtype, device)) splits = std::max(splits, plan.splits + teams_of(plan.splits));
+    for (const Plan& plan : plans) splits = std::max(splits, plan.splits + teams_of(plan.splits));
     return 8 * kParts + 16 * p.images * p.groups * splits;
 }
 
@@ -262,15 +265,16 @@ inline std::vector<std::string> kernels(Dtype dtype, const Device& device) {
     return names;
 }
 
-inline std::vector<std::string> variants(const Problem& p, Dtype dtype, const Device& device) {
+inline std::vector<std::string> variants(const std::vector<Plan>& plans) {
     std::vector<std::string> names;
-    for (const Plan& plan : plans(p, dtype, device)) names.push_back(name_of(plan));
+    for (const Plan& plan : plans) names.push_back(name_of(plan));
     if (names.empty()) names.push_back("general");
     return names;
 }
 
-inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::string& variant) {
-    for (const Plan& plan : plans(p, dtype, device))
+inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::vector<Plan>& plans,
+                                    const std::string& variant) {
+    for (const Plan& plan : plans)
         if (name_of(plan) == variant) return fast(p, dtype, device, plan);
     if (variant != "general") throw Error("GroupNorm has no variant " + variant);
     return general(p, dtype, device);

@@ -1,6 +1,8 @@
 #include "operator.h"
 
 #include <algorithm>
+#include <iostream>
+#include <mutex>
 #include <numeric>
 
 #include "driver/tuning.h"
@@ -159,6 +161,19 @@ void Context::parallel_for(size_t count, const std::function<void(size_t)>& body
     raise(ort->KernelContext_ParallelFor(context_, call, count, 0, const_cast<std::function<void(size_t)>*>(&body)));
 }
 
+namespace {
+
+// Once a process: every node would say so.
+void tell_of_less_room(const std::string& key, const Device& device) {
+    static std::once_flag told;
+    std::call_once(told, [&] {
+        std::cerr << "warning: sdort's operators: this " << device.architecture << " has less room for blocks than "
+                  << device.compute_units << " units of its kind (" << key << "); a slower form takes less" << std::endl;
+    });
+}
+
+}  // namespace
+
 void GpuKernel::run(Context& context, const std::string& key, const std::vector<std::string>& variants,
                     const std::function<std::vector<Launch>(const std::string& variant)>& launches) {
     const std::string& architecture = gpu_.device().architecture;
@@ -174,6 +189,7 @@ void GpuKernel::run(Context& context, const std::string& key, const std::vector<
         record(architecture, key, best.second, best.first);
     }
     auto all = fitting(tuned(architecture, key, variants).value_or(variants.front()));
+    if (!all) tell_of_less_room(key, gpu_.device());
     for (size_t i = 0; !all && i < variants.size(); ++i) all = fitting(variants[i]);
     if (!all) throw Error("no variant of " + key + " can be launched on this " + architecture);
     for (const Launch& launch : *all) gpu_.launch(context.stream(), launch);

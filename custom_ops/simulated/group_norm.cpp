@@ -12,6 +12,10 @@ Device device_of(const char* architecture, int compute_units) {
     return {.architecture = architecture, .compute_units = compute_units, .cooperative = nvidia};
 }
 
+std::vector<Launch> launches_of(const group_norm::Problem& problem, Dtype dtype, const Device& device, const char* variant) {
+    return group_norm::launches(problem, dtype, device, group_norm::plans(problem, dtype, device), variant);
+}
+
 }  // namespace
 
 // One variant a line, the shipped choice first.
@@ -19,7 +23,9 @@ extern "C" const char* simulated_group_norm_variants(const group_norm::Problem* 
                                                      int compute_units) {
     static std::string text;
     text.clear();
-    for (const std::string& name : group_norm::variants(*problem, dtype_of(half), device_of(architecture, compute_units)))
+    const std::vector<group_norm::Plan> plans =
+        group_norm::plans(*problem, dtype_of(half), device_of(architecture, compute_units));
+    for (const std::string& name : group_norm::variants(plans))
         text += name + "\n";
     return text.c_str();
 }
@@ -30,7 +36,7 @@ extern "C" const char* simulated_group_norm_launches(const group_norm::Problem* 
     static std::string text;
     text.clear();
     const Device device = device_of(architecture, compute_units);
-    for (const Launch& launch : group_norm::launches(*problem, dtype_of(half), device, variant))
+    for (const Launch& launch : launches_of(*problem, dtype_of(half), device, variant))
         text += launch.kernel + " " + std::to_string(launch.grid[0]) + " " + std::to_string(launch.grid[1]) + " " +
                 std::to_string(launch.threads) + (launch.cooperative ? " 1\n" : " 0\n");
     return text.c_str();
@@ -48,11 +54,12 @@ extern "C" const char* simulated_group_norm_instances() {
 
 extern "C" size_t simulated_group_norm_workspace(const group_norm::Problem* problem, int half, const char* architecture,
                                                  int compute_units) {
-    return group_norm::workspace_bytes(*problem, dtype_of(half), device_of(architecture, compute_units));
+    const Device device = device_of(architecture, compute_units);
+    return group_norm::workspace_bytes(*problem, device, group_norm::plans(*problem, dtype_of(half), device));
 }
 
 extern "C" int simulate_group_norm(const group_norm::Problem* problem, int half, const char* architecture,
                                    int compute_units, const char* variant) {
     const Device device = device_of(architecture, compute_units);
-    return simulate([&] { return group_norm::launches(*problem, dtype_of(half), device, variant); });
+    return simulate([&] { return launches_of(*problem, dtype_of(half), device, variant); });
 }

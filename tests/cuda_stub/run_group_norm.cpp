@@ -32,8 +32,9 @@ public:
         p.channels = p.x_channels = 320;
         p.groups = 32;
         const Device& device = gpu_.device();
-        run(context, group_norm::key(p, Dtype::kFloat16), group_norm::variants(p, Dtype::kFloat16, device),
-            [&](const std::string& variant) { return group_norm::launches(p, Dtype::kFloat16, device, variant); });
+        const std::vector<group_norm::Plan> plans = group_norm::plans(p, Dtype::kFloat16, device);
+        run(context, group_norm::key(p, Dtype::kFloat16), group_norm::variants(plans),
+            [&](const std::string& variant) { return group_norm::launches(p, Dtype::kFloat16, device, plans, variant); });
     }
 };
 
