@@ -6,13 +6,18 @@ has no caches, no timing and no hazards between instructions, so it does not see
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import emulated
 import numpy as np
 import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("tinygrad's tables need Python 3.11", allow_module_level=True)
+
+import emulated
 from emulated import Target
 from emulator import CodeObject
 from machine_code import objects
