@@ -29,20 +29,11 @@ def program() -> Path:
     def make(folder: Path) -> None:
         for name, flags in (("whole", []), ("old", ["-DNO_COOPERATIVE_LAUNCHES"])):
             (folder / name).mkdir(parents=True, exist_ok=True)
-            command = [
-                os.environ.get("CC", "cc"),
-                "-shared",
-                "-fPIC",
-                *flags,
-                "-o",
-                str(folder / name / "libcuda.so.1"),
-            ]
-            subprocess.run([*command, str(FOLDER / "cuda.c")], check=True)
+            library = str(folder / name / "libcuda.so.1")
+            compile_with("CC", "cc", "-shared", "-fPIC", *flags, "-o", library, str(FOLDER / "cuda.c"))
         folders = [f"-I{native.SOURCE}", f"-I{headers_of(build)}"]
-        command = [os.environ.get("CXX", "c++"), "-std=c++20", *folders, "-o", str(folder / "run")]
-        subprocess.run(
-            [*command, str(FOLDER / "run_group_norm.cpp"), *map(str, objects), "-ldl", "-pthread"], check=True
-        )
+        program = [str(FOLDER / "run_group_norm.cpp"), *map(str, objects), "-ldl", "-pthread"]
+        compile_with("CXX", "c++", "-std=c++20", *folders, "-o", str(folder / "run"), *program)
 
     return native.built(sources, make)
 

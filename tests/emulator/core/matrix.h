@@ -70,27 +70,18 @@ void load_spread(Wave& w, const Instruction& i, Matrices& m, bool flushes) {
         }
 }
 
-// CDNA: four sums a lane, rows 4 * (l / 16) on. MI200 flushes subnormal halves and sums (rocBLAS' and PyTorch's notes).
-inline void mfma_16x16x16_f16(Wave& w, const Instruction& i) {
+// Operands spread with runs of N; N sums a lane, rows N * (l / 16) on: CDNA with four, RDNA4 with eight. MI200 flushes
+// subnormal halves and sums (rocBLAS' and PyTorch's notes).
+template <unsigned N>
+void spread_16x16x16_f16(Wave& w, const Instruction& i) {
     refuse_modifiers(w, i);
     Matrices m;
     const bool flushes = w.device->launch.flushes_products;
-    const auto place = [](unsigned lane, unsigned r) { return 4 * (lane / 16) + r; };
-    load_spread<4>(w, i, m, flushes);
-    load_sums<4>(w, i, m, place);
+    const auto place = [](unsigned lane, unsigned r) { return N * (lane / 16) + r; };
+    load_spread<N>(w, i, m, flushes);
+    load_sums<N>(w, i, m, place);
     multiply(m, flushes);
-    store_sums<4>(w, i, m, place);
-}
-
-// RDNA4: eight sums a lane, rows 8 * (l / 16) on.
-inline void wmma_16x16x16_f16_rdna4(Wave& w, const Instruction& i) {
-    refuse_modifiers(w, i);
-    Matrices m;
-    const auto place = [](unsigned lane, unsigned r) { return 8 * (lane / 16) + r; };
-    load_spread<8>(w, i, m, false);
-    load_sums<8>(w, i, m, place);
-    multiply(m, false);
-    store_sums<8>(w, i, m, place);
+    store_sums<N>(w, i, m, place);
 }
 
 // RDNA3: lane l holds all of row or column l % 16, lanes 16 to 31 the same as 0 to 15; eight sums a lane, of rows 2 * r for

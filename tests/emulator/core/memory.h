@@ -1,6 +1,8 @@
 // Loads, stores and atomic operations. Of memory: addr in src[0], data in src[1] and src[2], the scalar base in `mask`.
 #pragma once
 
+#include <array>
+
 #include "vector.h"
 
 namespace emulator::own {
@@ -10,6 +12,14 @@ inline void put(Device& d, void* to, const void* from, unsigned bytes) {
     if (std::memcmp(to, from, bytes) == 0) return;
     std::memcpy(to, from, bytes);
     ++d.changes;
+}
+
+// What a lane has in the registers at `data`.
+template <unsigned Count>
+std::array<uint32_t, Count> words_of(const Wave& w, const uint32_t* data, unsigned lane, unsigned shift = 0) {
+    std::array<uint32_t, Count> words;
+    for (unsigned word = 0; word < Count; ++word) words[word] = data[word * w.lanes + lane] >> shift;
+    return words;
 }
 
 inline char* shared_at(Wave& w, uint64_t address, unsigned bytes, unsigned alignment, int lane) {
@@ -88,9 +98,8 @@ void store(Wave& w, const Instruction& i) {
     const uint32_t* const data = w.row(i.src[1], kWords);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        uint32_t words[kWords];
-        for (unsigned word = 0; word < kWords; ++word) words[word] = data[word * w.lanes + l] >> Shift;
-        put(*w.device, pointed<Flat>(w, i, l, Bytes, natural(Bytes), true), words, Bytes);
+        const auto words = words_of<kWords>(w, data, l, Shift);
+        put(*w.device, pointed<Flat>(w, i, l, Bytes, natural(Bytes), true), words.data(), Bytes);
     }
 }
 
@@ -163,10 +172,9 @@ void ds_store(Wave& w, const Instruction& i) {
     const uint32_t* const data = w.row(i.src[1], kWords);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        uint32_t words[kWords];
-        for (unsigned word = 0; word < kWords; ++word) words[word] = data[word * w.lanes + l];
+        const auto words = words_of<kWords>(w, data, l);
         const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
-        put(*w.device, shared_at(w, address, Bytes, natural_shared(Bytes), static_cast<int>(l)), words, Bytes);
+        put(*w.device, shared_at(w, address, Bytes, natural_shared(Bytes), static_cast<int>(l)), words.data(), Bytes);
     }
 }
 
@@ -194,10 +202,9 @@ void ds_store_two(Wave& w, const Instruction& i) {
         const uint32_t base = shared_address(w, i, l);
         for (unsigned n = 0; n < 2; ++n) {
             const uint32_t* const data = w.row(i.src[1 + n], Words);
-            uint32_t words[Words];
-            for (unsigned word = 0; word < Words; ++word) words[word] = data[word * w.lanes + l];
+            const auto words = words_of<Words>(w, data, l);
             const uint32_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
-            put(*w.device, shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l)), words, 4 * Words);
+            put(*w.device, shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l)), words.data(), 4 * Words);
         }
     }
 }

@@ -96,9 +96,9 @@ inline const Entry kOwn[] = {
     EMULATOR_SHARED("S_LOAD_DWORDX8", "S_LOAD_B256", scalar_load<8>),
     EMULATOR_SHARED("S_LOAD_DWORDX16", "S_LOAD_B512", scalar_load<16>),
 
-    {kOnCdna, "V_MFMA_F32_16X16X16_F16", own::mfma_16x16x16_f16},
+    {kOnCdna, "V_MFMA_F32_16X16X16_F16", own::spread_16x16x16_f16<4>},
     {kOnRdna3, "V_WMMA_F32_16X16X16_F16", own::wmma_16x16x16_f16_rdna3},
-    {kOnRdna4, "V_WMMA_F32_16X16X16_F16", own::wmma_16x16x16_f16_rdna4},
+    {kOnRdna4, "V_WMMA_F32_16X16X16_F16", own::spread_16x16x16_f16<8>},
 
     {kOnAll, "S_BRANCH", own::branch}, {kOnAll, "S_CBRANCH_SCC0", own::cbranch_scc0},
     {kOnAll, "S_CBRANCH_SCC1", own::cbranch_scc1}, {kOnAll, "S_CBRANCH_VCCZ", own::cbranch_vccz},
