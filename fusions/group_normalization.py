@@ -6,8 +6,8 @@ y = gamma * (x - mean_g) / sqrt(var_g + epsilon) + beta, mean and variance over 
 
 from typing import Any
 
+from sdort.model.weights import Reshaped, as_weight
 from sdort.rewrite.match import Match, Refusal, refuse
-from sdort.weights import Reshaped, as_weight
 
 STAGE = "raise"
 ANCHOR = "InstanceNormalization"

@@ -5,8 +5,8 @@ ORT's MultiHeadAttention has no causal form on ROCm and takes no bias there; its
 
 from typing import Any
 
+from sdort.model.weights import Concatenated, as_weight
 from sdort.rewrite.match import Match
-from sdort.weights import Concatenated, as_weight
 
 STAGE = "fuse"
 ANCHOR = "Attention"

@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from sdort.model.weights import Concatenated, Reshaped, Transposed, Weight, as_weight
 from sdort.rewrite.match import Match, Refusal, refuse
-from sdort.weights import Concatenated, Reshaped, Transposed, Weight, as_weight
 
 STAGE = "fuse"
 ANCHOR = "Attention"

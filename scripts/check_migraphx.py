@@ -34,15 +34,15 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
-from sdort.layout import find_components
-from sdort.loader import load_model
-from sdort.pipeline import Options, optimize_model
+from sdort.onnx_io.components import find_components
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
 from sdort.rewrite.fusion import load_fusions
-from sdort.samples import Sample, declared_inputs, make_inputs
-from sdort.targets import load_target
 from sdort.verification.limits import TOLERANCES, Tolerance
-from sdort.verify import precision
-from sdort.writer import save_model
+from sdort.verification.parity import precision
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 Array = npt.NDArray[Any]
 

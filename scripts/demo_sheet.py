@@ -13,9 +13,9 @@ import numpy as np
 from demo_score import sheet
 
 from sdort.demo.score import score
-from sdort.runtime.folder import open_folder
+from sdort.pipelines.folder import open_folder
+from sdort.providers.options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import RuntimeOptions
 from sdort.verification.runners import Place, open_drawer
 from sdort.verification.semantic import semantic_requests
 

@@ -111,7 +111,7 @@ def make_pipeline(folder: Path) -> Path:
     import diffusers
     import transformers
 
-    from sdort.export.tokenizer import write_tokenizer
+    from sdort.exporter.tokenizer import write_tokenizer
 
     size = write_tokenizer(folder / "tokenizer")
     torch.manual_seed(15)
@@ -139,8 +139,8 @@ def make_pipeline(folder: Path) -> Path:
 
 def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool, own: bool) -> Path:
     """The component as sdort exports and optimizes it, with its own operators if ``own``."""
-    from sdort.export.pipeline import Options, StaticSize, export
-    from sdort.optimize import Request, optimize
+    from sdort.exporter.command import Options, StaticSize, export
+    from sdort.optimizer.command import Request, optimize
 
     height, width = map(int, args.size.split("x"))
     name = f"{component}-{'static' if static else 'dynamic'}"

@@ -157,7 +157,7 @@ class Runner(threading.Thread):
 
     def __init__(self, part: str, args: argparse.Namespace, seed: int, all_ready: threading.Barrier) -> None:
         super().__init__()
-        from sdort.runtime.providers import RuntimeOptions, find_provider
+        from sdort.providers.options import RuntimeOptions, find_provider
         from sdort.runtime.session import open_session
 
         options = RuntimeOptions(args.provider, custom_ops=args.custom_ops, graph=args.modes == "graph")

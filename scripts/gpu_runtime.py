@@ -24,12 +24,12 @@ import numpy as np
 from gpu_benchmark import make_pipeline, optimized
 
 from sdort.errors import SdortError
-from sdort.runtime.decode import Decoder, Plan, free_memory, size_of
-from sdort.runtime.denoise import denoise
-from sdort.runtime.loop import Batch, Loop
-from sdort.runtime.profile import placement_table, remarks
-from sdort.runtime.providers import RuntimeOptions, find_provider
-from sdort.runtime.recurrence import find_recurrence
+from sdort.generation.decode import Decoder, Plan, free_memory, size_of
+from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.host_loop import denoise
+from sdort.generation.recurrence import find_recurrence
+from sdort.inspection.profile import placement_table, remarks
+from sdort.providers.options import RuntimeOptions, find_provider
 from sdort.runtime.session import Session, open_session
 
 Array = np.ndarray[Any, Any]
@@ -174,9 +174,9 @@ def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
     """Per execution provider and operator."""
-    from sdort.bench.cases import Case
     from sdort.console import show
-    from sdort.runtime.profile import measure_cases
+    from sdort.inspection.profile import measure_cases
+    from sdort.workload.cases import Case
 
     height, width = map(int, args.size.split("x"))
     provider = find_provider(args.provider)

@@ -39,9 +39,9 @@ def measure(layers: int) -> dict[str, Any]:
     """Medians over a few runs on one graph: load, then every step."""
     import time
 
-    from sdort.loader import load_model
-    from sdort.pipeline import Options, optimize_model
-    from sdort.targets import load_target
+    from sdort.onnx_io.load import load_model
+    from sdort.optimizer.pipeline import Options, optimize_model
+    from sdort.providers import load_target
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"

@@ -20,14 +20,14 @@ import onnxruntime
 from hardware import execution_provider, provider_of
 from onnx import numpy_helper
 
+from sdort.emulation.standard import expand
 from sdort.errors import SdortError
-from sdort.loader import from_proto
-from sdort.pipeline import Options, optimize_model
-from sdort.reference import expand
+from sdort.model.weights import Absent, Weight
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
 from sdort.rewrite.editor import Editor
-from sdort.targets import load_target
-from sdort.weights import Absent, Weight
-from sdort.writer import save_model
 
 Array = npt.NDArray[Any]
 BUG = "This is a bug in sdort"

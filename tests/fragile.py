@@ -12,7 +12,7 @@ from typing import Any
 
 import tiny_pipeline
 
-from sdort.optimize import Report, Request, optimize
+from sdort.optimizer.command import Report, Request, optimize
 
 COMPONENTS = ("text_encoder", "unet", "vae_decoder")
 LOUD = 5e4

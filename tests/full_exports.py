@@ -12,9 +12,9 @@ import torch
 from full_size import build_full
 from models import Built
 
-from sdort.loader import from_proto
-from sdort.model import Model
-from sdort.weights import Absent
+from sdort.model.model import Model
+from sdort.model.weights import Absent
+from sdort.onnx_io.load import from_proto
 
 LATENT = 8
 """Pixels a side while tracing: the graph is the same at any size."""

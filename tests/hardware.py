@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from sdort.verify import PROVIDERS
+from sdort.verification.parity import PROVIDERS
 
 
 def provider_of(target: str) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sdort.runtime.system import System
+from sdort.machine.system import System
 
 ROCM_7 = (
     "libamdhip64.so.7",

@@ -26,7 +26,7 @@ class Built:
 
     component: str
     config: dict[str, Any]
-    """The diffusers or transformers config that :mod:`sdort.expected` reads."""
+    """The diffusers or transformers config that :mod:`sdort.optimizer.expected` reads."""
     module: Any
     inputs: dict[str, Any]
     """Example tensors by input name, in the order of ``module.forward``."""

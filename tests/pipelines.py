@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import sdort.export
-from sdort.export.pipeline import Options, export
+import sdort.exporter
+from sdort.exporter.command import Options, export
 
 UNET: dict[str, Any] = {
     "block_out_channels": (32, 64),
@@ -58,7 +58,7 @@ def make_pipeline(family: str, folder: Path) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel
 
     if family == "sd1":
-        from sdort.export.demo import make_demo
+        from sdort.exporter.demo import make_demo
 
         make_demo(folder)
         return
@@ -128,7 +128,7 @@ def run_onnx(path: Path, **inputs: Any) -> dict[str, Any]:
 def trace_folder(config: pytest.Config) -> Path:
     """Where this version of the exporter keeps its traces during tests."""
     digest = hashlib.sha256()
-    for source in sorted(Path(sdort.export.__path__[0]).glob("*.py")):
+    for source in sorted(Path(sdort.exporter.__path__[0]).glob("*.py")):
         digest.update(source.read_bytes())
     return Path(config.cache.mkdir(f"traces-{digest.hexdigest()[:16]}"))
 

@@ -14,17 +14,17 @@ import onnxruntime
 from hardware import execution_provider, provider_of
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from sdort.loader import from_proto
-from sdort.model import Model
-from sdort.operators import OWN_DOMAIN
-from sdort.own_operators import PARAMETERS, make_function
+from sdort.emulation.standard import expand
+from sdort.model.model import Model
+from sdort.model.symbolic import Dim
+from sdort.model.weights import Weight
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model
+from sdort.operators.microsoft import OWN_DOMAIN
+from sdort.operators.own import PARAMETERS, make_function
+from sdort.optimizer.pipeline import count_operators
 from sdort.passes.upgrade import set_opset
-from sdort.pipeline import count_operators
-from sdort.reference import expand
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.symbolic import Dim
-from sdort.weights import Weight
-from sdort.writer import save_model
 
 Array = npt.NDArray[Any]
 

@@ -18,8 +18,8 @@ from small_graphs import Array, feeds_for, parse, run
 from sdort import console
 from sdort.cli import cli
 from sdort.errors import BadModelError
-from sdort.layout import find_components, survey
-from sdort.optimize import Request, optimize
+from sdort.onnx_io.components import find_components, survey
+from sdort.optimizer.command import Request, optimize
 
 RNG = np.random.default_rng(3)
 WEIGHTS: dict[str, Array] = {

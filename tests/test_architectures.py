@@ -6,10 +6,10 @@ import pytest
 from full_exports import weightless
 from models import Built
 
-from sdort.expected import expected_operators
-from sdort.model import Model
-from sdort.pipeline import ComponentReport, Options, optimize_model
-from sdort.targets import load_target
+from sdort.model.model import Model
+from sdort.optimizer.expected import expected_operators
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import load_target
 
 SD15_UNET = {
     "MultiHeadAttention": 32,

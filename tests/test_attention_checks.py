@@ -12,14 +12,14 @@ import pytest
 from small_graphs import edit, load, operators, parse, run, to_proto
 
 from sdort.errors import BadModelError
-from sdort.model import Model
+from sdort.model.model import Model
+from sdort.model.symbolic import symbol
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
 from sdort.passes import attention as attention_pass
-from sdort.pipeline import ComponentReport, Options, optimize_model
+from sdort.passes.shapes_only import is_causal
+from sdort.providers import NAMES, load_target
 from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
 from sdort.rewrite.masks import Extremes, extremes
-from sdort.rewrite.shapes_only import is_causal
-from sdort.rewrite.symbolic import symbol
-from sdort.targets import NAMES, load_target
 
 # --- what is causal ---
 

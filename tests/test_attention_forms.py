@@ -9,9 +9,9 @@ from attention_forms import DOUBLE, FLOAT, HALF, Form, expected, inputs_of, mode
 from onnx.reference import ReferenceEvaluator
 from small_graphs import run, to_proto
 
-from sdort.loader import from_proto
-from sdort.pipeline import ComponentReport, Options, optimize_model
-from sdort.targets import NAMES, load_target
+from sdort.onnx_io.load import from_proto
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import NAMES, load_target
 
 MASKS = ("float", "bool", "infinite")
 SINGLE = (

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from small_graphs import Array, run
 
-from sdort.loader import load_model
-from sdort.pipeline import ComponentReport, Options, optimize_model
-from sdort.targets import load_target
-from sdort.writer import save_model
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import load_target
 
 CASES = [
     *((name, "ts17", True) for name in attention_models.MODELS),

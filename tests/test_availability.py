@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import rocm_stub
 
+from sdort.machine.elf import code_objects, needed
+from sdort.machine.gpus import amd_driver, amd_gpus, gfx_name, nvidia_driver, nvidia_gpus, rocm_version
+from sdort.machine.system import System
+from sdort.providers.options import CPU, CUDA, MIGRAPHX, ROCM, Provider
 from sdort.runtime import environment
 from sdort.runtime.availability import Problem, find_problems
-from sdort.runtime.elf import code_objects, needed
-from sdort.runtime.gpus import amd_driver, amd_gpus, gfx_name, nvidia_driver, nvidia_gpus, rocm_version
-from sdort.runtime.providers import CPU, CUDA, MIGRAPHX, ROCM, Provider
-from sdort.runtime.system import System
 
 Machine = Callable[[Path], System]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from backend_nodes import PLAIN, NodeTest, Refused, Variant, Wrong, is_image, judge, node_tests
 
-from sdort.targets import NAMES
+from sdort.providers import NAMES
 
 MODULES = (
     "attention",

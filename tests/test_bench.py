@@ -22,11 +22,23 @@ from click.testing import CliRunner, Result
 from tiny_pipeline import Tiny, edit_weights
 
 from sdort import console
-from sdort.bench import bench as bench_module
-from sdort.bench import timing
-from sdort.bench.bench import bench
-from sdort.bench.cases import Case, cases, make_feeds
-from sdort.bench.check import (
+from sdort.benchmark import measure as bench_module
+from sdort.benchmark import timing
+from sdort.benchmark.measure import bench
+from sdort.benchmark.memory import Peak
+from sdort.benchmark.rows import Row, as_text, caption, cells
+from sdort.benchmark.setup import Options
+from sdort.benchmark.timing import clock, interleave, ratio, statistics
+from sdort.cli import cli
+from sdort.engines.onnx import OnnxEngine, weights_dtype
+from sdort.engines.original import checkpoint_of, original_of
+from sdort.errors import OutputError, ParityError, ProviderError, UsageError
+from sdort.generation.images import Generated
+from sdort.optimizer.command import Request, optimize
+from sdort.pipelines.folder import image_channels
+from sdort.providers.options import CPU, CUDA, ROCM, RuntimeOptions
+from sdort.runtime.session import TensorSpec
+from sdort.verification.checks import (
     GPU_ALLOWANCE,
     PSNR,
     Precision,
@@ -36,20 +48,8 @@ from sdort.bench.check import (
     psnr,
     relative_errors,
 )
-from sdort.bench.engines import OnnxEngine, weights_dtype
-from sdort.bench.memory import Peak
-from sdort.bench.plan import Options
-from sdort.bench.reference import checkpoint_of, original_of
-from sdort.bench.rows import Row, as_text, caption, cells
-from sdort.bench.timing import clock, interleave, ratio, statistics
-from sdort.cli import cli
-from sdort.errors import OutputError, ParityError, ProviderError, UsageError
-from sdort.optimize import Request, optimize
-from sdort.runtime.folder import image_channels
-from sdort.runtime.images import Generated
-from sdort.runtime.providers import CPU, CUDA, ROCM, RuntimeOptions
-from sdort.runtime.session import TensorSpec
-from sdort.verify import TOLERANCES
+from sdort.verification.parity import TOLERANCES
+from sdort.workload.cases import Case, cases, make_feeds
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -538,7 +538,7 @@ def test_a_reference_that_is_broken_approves_of_nothing(tiny: Tiny, copy: Path) 
 
 
 def test_outputs_that_do_not_repeat_have_no_timing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sdort.bench import engines
+    from sdort.engines import onnx as engines
 
     def drifting(self: Any, calls: list[int] = []) -> Any:  # noqa: B006 - counts the calls
         calls.append(1)
@@ -555,7 +555,7 @@ def test_an_output_that_changes_later_has_no_timing_either(
     right: int, timed: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the warm-up, which is call 2, nothing is timed any more; in the timed calls, 3 and 4, what was is dropped."""
-    from sdort.bench import engines
+    from sdort.engines import onnx as engines
 
     run, calls = engines._OnnxComponent.__call__, []
     real = engines._OnnxComponent.result
@@ -583,8 +583,8 @@ def test_an_output_that_changes_later_has_no_timing_either(
 def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     emptied: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdort.bench import bench as module
-    from sdort.bench import engines
+    from sdort.benchmark import measure as module
+    from sdort.engines import onnx as engines
 
     calls: list[str] = []
     run = engines._OnnxComponent.__call__

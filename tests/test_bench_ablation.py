@@ -16,15 +16,16 @@ import tiny_pipeline
 from click.testing import CliRunner, Result
 from tiny_pipeline import Tiny, edit_weights
 
-from sdort.bench import ablation, ablation_table
-from sdort.bench import bench as bench_module
-from sdort.bench.ablation import REST, Ablation, Graphs, Step, ablate, make_variant, optional_fusions, steps
-from sdort.bench.plan import Options
-from sdort.bench.published import MI250X, PUBLISHED, RTX_3060, text
+from sdort.benchmark import ablation
+from sdort.benchmark import measure as bench_module
+from sdort.benchmark.ablation import REST, Ablation, Graphs, Step, ablate, make_variant, optional_fusions, steps
+from sdort.benchmark.published import MI250X, PUBLISHED, RTX_3060, text
+from sdort.benchmark.report import ablation_table
+from sdort.benchmark.setup import Options
 from sdort.cli import cli
 from sdort.errors import ParityError, RegressionError, SdortError, UsageError
-from sdort.optimize import Request, optimize
-from sdort.runtime.providers import RuntimeOptions
+from sdort.optimizer.command import Request, optimize
+from sdort.providers.options import RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -15,15 +15,15 @@ import tiny_pipeline
 from click.testing import CliRunner
 from tiny_pipeline import Tiny, edit_weights
 
-from sdort.bench import bench as bench_module
-from sdort.bench import plan
-from sdort.bench.bench import bench
-from sdort.bench.plan import Options, apply_preset
-from sdort.bench.rows import caption, cells
+from sdort.benchmark import measure as bench_module
+from sdort.benchmark import setup as plan
+from sdort.benchmark.measure import bench
+from sdort.benchmark.rows import caption, cells
+from sdort.benchmark.setup import Options, apply_preset
 from sdort.cli import cli
 from sdort.errors import UsageError
-from sdort.optimize import Request, optimize
-from sdort.runtime.providers import CPU, CUDA, RuntimeOptions
+from sdort.optimizer.command import Request, optimize
+from sdort.providers.options import CPU, CUDA, RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -10,16 +10,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sdort.bench.bench import _check, _Ready
-from sdort.bench.cases import SEED, Case
-from sdort.bench.check import Precision
-from sdort.bench.plan import Options
-from sdort.bench.reference import Reference, draw
-from sdort.bench.report import refuse_failed
-from sdort.bench.rows import Row
+from sdort.benchmark.delivery import refuse_failed
+from sdort.benchmark.measure import _check, _Ready
+from sdort.benchmark.rows import Row
+from sdort.benchmark.setup import Options
+from sdort.engines.original import Reference, draw
 from sdort.errors import ParityError, UsageError
-from sdort.runtime.images import Generated
-from sdort.runtime.providers import CPU
+from sdort.generation.images import Generated
+from sdort.providers.options import CPU
+from sdort.verification.checks import Precision
+from sdort.workload.cases import SEED, Case
 
 
 class Painter:

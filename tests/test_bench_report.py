@@ -16,23 +16,24 @@ import tiny_pipeline
 from click.testing import CliRunner
 from PIL import Image
 
-from sdort.bench import bench as bench_module
-from sdort.bench import figures, image_maps, roofline, roofline_worker
-from sdort.bench.ablation import Ablation, Stage, steps
-from sdort.bench.bench import Measurement, Picture
-from sdort.bench.cases import Case
-from sdort.bench.image_maps import likeness
-from sdort.bench.picture_book import Book, add_rooflines, as_html, book_of, write_plots
-from sdort.bench.plan import Options
-from sdort.bench.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
-from sdort.bench.roofline_plot import attainable
-from sdort.bench.roofline_plot import roofline as roofline_figure
-from sdort.bench.rows import Row
-from sdort.bench.theme import LIGHT, SERIES, THEMES, Theme, text_on
+from sdort.benchmark import measure as bench_module
+from sdort.benchmark import roofline, roofline_worker
+from sdort.benchmark.ablation import Ablation, Stage, steps
+from sdort.benchmark.measure import Measurement, Picture
+from sdort.benchmark.report import figures, image_maps
+from sdort.benchmark.report.image_maps import likeness
+from sdort.benchmark.report.page import Book, add_rooflines, as_html, book_of, write_plots
+from sdort.benchmark.report.roofline_plot import attainable
+from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
+from sdort.benchmark.report.theme import LIGHT, SERIES, THEMES, Theme, text_on
+from sdort.benchmark.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
+from sdort.benchmark.rows import Row
+from sdort.benchmark.setup import Options
 from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
-from sdort.runtime.images import Generated
-from sdort.runtime.providers import CPU, RuntimeOptions
+from sdort.generation.images import Generated
+from sdort.providers.options import CPU, RuntimeOptions
+from sdort.workload.cases import Case
 
 TIMES = {"text_encoder": 2.0, "unet": 90.0, "vae_decoder": 310.0, "pipeline": 1100.0}
 
@@ -331,7 +332,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_command_writes_report_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sdort.bench import command
+    from sdort.benchmark import command
 
     monkeypatch.setattr(command, "measure", lambda path, options: measurement())
     places = ["--report", str(tmp_path / "x.html"), "--plots", str(tmp_path / "plots"), "--provider", "cpu"]

@@ -12,16 +12,16 @@ import pytest
 import tiny_pipeline
 from tiny_pipeline import Tiny
 
-from sdort.bench.cases import Case
 from sdort.errors import MemoryShortageError, ProviderError
-from sdort.runtime import decode
-from sdort.runtime.decode import Decoder, Plan, Planner, decode_tiles, free_memory, ramp, starts
-from sdort.runtime.pipeline import load_pipeline
-from sdort.runtime.providers import CPU, CUDA, ROCM, Provider, RuntimeOptions
-from sdort.runtime.request import Request
-from sdort.runtime.run import run
+from sdort.generation import decode
+from sdort.generation.command import run
+from sdort.generation.decode import Decoder, Plan, Planner, decode_tiles, free_memory, ramp, starts
+from sdort.generation.pipeline import load_pipeline
+from sdort.generation.request import Request
+from sdort.machine.system import System
+from sdort.providers.options import CPU, CUDA, ROCM, Provider, RuntimeOptions
 from sdort.runtime.session import TensorSpec, run_error
-from sdort.runtime.system import System
+from sdort.workload.cases import Case
 
 Array = np.ndarray[Any, Any]
 ON_CPU = RuntimeOptions("cpu")

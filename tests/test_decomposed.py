@@ -8,15 +8,15 @@ from pathlib import Path
 import decomposed_exports
 import pytest
 
-from sdort.architecture import architecture
-from sdort.expected import expected_operators
-from sdort.loader import load_model
-from sdort.model import Model
-from sdort.pipeline import ComponentReport, Options, optimize_model
-from sdort.samples import Sample
-from sdort.targets import NAMES, load_target
-from sdort.verify import compare
-from sdort.writer import save_model
+from sdort.model.model import Model
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.architecture import architecture
+from sdort.optimizer.expected import expected_operators
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import NAMES, load_target
+from sdort.verification.parity import compare
+from sdort.workload.samples import Sample
 
 SAMPLES = [Sample(1, 16, 24, 7), Sample(3, 8, 16, 5)]
 PROMPTS = [Sample(1, sequence=77), Sample(2, sequence=13)]

@@ -23,7 +23,7 @@ PROMPTS = (
 
 
 def test_the_weights_are_half_precision_and_small() -> None:
-    from sdort.export.safetensors import read_tensors
+    from sdort.exporter.safetensors import read_tensors
 
     files = sorted(MODEL.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "unet", "vae"]
@@ -33,7 +33,7 @@ def test_the_weights_are_half_precision_and_small() -> None:
 
 
 def test_every_weight_is_finite() -> None:
-    from sdort.export.safetensors import read_tensors
+    from sdort.exporter.safetensors import read_tensors
 
     for file in MODEL.rglob("*.safetensors"):
         for name, tensor in read_tensors(file).items():
@@ -64,7 +64,7 @@ def test_the_cards_scores_reach_the_bars() -> None:
 
 
 def test_the_card_counts_the_parameters() -> None:
-    from sdort.export.safetensors import read_tensors
+    from sdort.exporter.safetensors import read_tensors
 
     for part, words in (("text_encoder", "text encoder"), ("unet", "UNet"), ("vae", "autoencoder")):
         tensors = read_tensors(next((MODEL / part).glob("*.safetensors")))
@@ -87,7 +87,7 @@ def test_the_tokenizer_has_a_token_for_every_word() -> None:
 def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
     from demo_words import caption_words, learn_merges
 
-    from sdort.export.tokenizer import write_tokenizer
+    from sdort.exporter.tokenizer import write_tokenizer
 
     write_tokenizer(tmp_path, learn_merges(caption_words()))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
@@ -97,7 +97,7 @@ def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
-    from sdort.export.source import open_source
+    from sdort.exporter.source import open_source
 
     with open_source(name) as source:
         assert source.name == name
@@ -111,7 +111,7 @@ def test_it_draws_what_prompts_ask_for(tmp_path: Path) -> None:
     import torch
     from diffusers import StableDiffusionPipeline
 
-    from sdort.export.architecture import quiet_libraries
+    from sdort.exporter.torch_modules import quiet_libraries
 
     write_demo("demo", tmp_path)
     with quiet_libraries():

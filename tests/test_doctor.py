@@ -18,10 +18,10 @@ from sdort.cli import cli
 from sdort.doctor.diagnosis import Diagnosis, diagnose
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.doctor.software import Software, installed_software, refusal
+from sdort.machine import distributions as flavours
+from sdort.machine.distributions import Flavour
+from sdort.machine.system import System
 from sdort.ops.library import CodeObject, Description
-from sdort.runtime import flavours
-from sdort.runtime.flavours import Flavour
-from sdort.runtime.system import System
 
 ROCM_WHEEL = (Flavour("onnxruntime-rocm", "1.22.2.post3"),)
 CUDA_WHEEL = (Flavour("onnxruntime-gpu", "1.31.1"),)

@@ -9,11 +9,11 @@ import pytest
 from small_graphs import Array, edit, feeds_for, load, operators, parse, run
 
 from sdort.errors import BadModelError
+from sdort.optimizer.pipeline import Options, optimize_model
 from sdort.passes import expand
-from sdort.pipeline import Options, optimize_model
+from sdort.providers import NAMES, load_target
 from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.match import refuse
-from sdort.targets import NAMES, load_target
 
 RMS = "g (float[B, S, 8] x, float[8] w) => (float[B, S, 8] y) { y = RMSNormalization <epsilon = 0.001> (x, w) }"
 SIZES = {"B": 2, "S": 5}

@@ -17,9 +17,9 @@ from full_size import build_full
 from models import Built
 from torch.overrides import TorchFunctionMode
 
-from sdort.architecture import architecture
 from sdort.errors import BadModelError
-from sdort.expected import FORMS, Expectation, expected_operators
+from sdort.optimizer.architecture import architecture
+from sdort.optimizer.expected import FORMS, Expectation, expected_operators
 
 functional = torch.nn.functional
 

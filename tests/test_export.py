@@ -20,14 +20,14 @@ from onnx.reference import ReferenceEvaluator
 from pipelines import Exported, export_family, locked, run_onnx, trace_folder
 
 from sdort.errors import OutputError, SdortError, UsageError
-from sdort.export import pipeline as export_pipeline
-from sdort.export.cache import TraceCache, trace_key
-from sdort.export.casts import concrete_casts
-from sdort.export.components import Component, at_size
-from sdort.export.pipeline import Options, StaticSize, export
-from sdort.export.source import plan, read_source
-from sdort.loader import load_model
-from sdort.writer import write
+from sdort.exporter import command as export_pipeline
+from sdort.exporter.cache import TraceCache, trace_key
+from sdort.exporter.casts import concrete_casts
+from sdort.exporter.command import Options, StaticSize, export
+from sdort.exporter.signatures import Component, at_size
+from sdort.exporter.source import plan, read_source
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import write
 
 # ONNX Runtime and torch sum in another order; float32 keeps 24 bits, and these graphs are a few dozen layers deep.
 TOLERANCE = 1e-4
@@ -266,7 +266,7 @@ def test_a_known_architecture_needs_neither_torch_nor_diffusers(
     exported = exports("sd1")
     heavy = "('torch', 'diffusers', 'transformers', 'onnxruntime', 'onnxscript')"
     code = (
-        "import sys; from pathlib import Path; from sdort.export.pipeline import Options, export\n"
+        "import sys; from pathlib import Path; from sdort.exporter.command import Options, export\n"
         f"report = export({str(exported.checkpoint)!r}, Path({str(tmp_path / 'out')!r}), "
         f"Options(cache_dir=Path({str(exported.traces)!r})))\n"
         "assert not any(each.traced for each in report.components)\n"

@@ -16,19 +16,19 @@ import pytest
 from pipelines import locked, trace_folder
 
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.export.bind import bind
-from sdort.export.checkpoint import read_checkpoint
-from sdort.export.components import describe
-from sdort.export.pipeline import Options, export
-from sdort.export.safetensors import read_tensors
-from sdort.weights import Inline, Weight
+from sdort.exporter.bind import bind
+from sdort.exporter.checkpoint import read_checkpoint
+from sdort.exporter.command import Options, export
+from sdort.exporter.safetensors import read_tensors
+from sdort.exporter.signatures import describe
+from sdort.model.weights import Inline, Weight
 
 WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sdort.export.demo import make_demo
+    from sdort.exporter.demo import make_demo
 
     folder = tmp_path_factory.mktemp("demo")
     make_demo(folder)
@@ -172,7 +172,7 @@ def test_a_wrong_shape_is_named(checkpoint: Path, run: Callable[..., Path]) -> N
 def test_weights_that_do_not_fit_are_noticed_before_the_trace(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdort.export import trace
+    from sdort.exporter import trace
 
     def slow(*arguments: Any) -> None:
         raise AssertionError("traced before the weights were compared")
@@ -466,7 +466,7 @@ def test_an_empty_folder_has_no_weights(tmp_path: Path) -> None:
 
 
 def test_an_exported_folder_is_told_the_next_step(checkpoint: Path, tmp_path: Path) -> None:
-    from sdort.export.source import read_source
+    from sdort.exporter.source import read_source
 
     (checkpoint / "unet" / "model.onnx").write_bytes(b"")
     read_source(checkpoint, "weights beside ONNX graphs, as some are published")

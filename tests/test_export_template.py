@@ -12,12 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError
-from sdort.export.cache import TraceCache
-from sdort.export.components import Component
-from sdort.export.template import Trace, _decode, _encode, fill, make_template
-from sdort.loader import from_proto
-from sdort.serialize import serialize
-from sdort.weights import (
+from sdort.exporter.cache import TraceCache
+from sdort.exporter.signatures import Component
+from sdort.exporter.template import Trace, _decode, _encode, fill, make_template
+from sdort.model.weights import (
     Absent,
     Array,
     Cast,
@@ -29,7 +27,9 @@ from sdort.weights import (
     Transposed,
     Weight,
 )  # fmt: skip
-from sdort.writer import save_model, write
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model, write
+from sdort.onnx_io.serialize import serialize
 
 RNG = np.random.default_rng(7)
 PARAMETERS = {"large": (24, 40), "other": (24, 40), "bias": (24,), "unused": (5,)}

@@ -211,7 +211,7 @@ def test_images_that_are_done_stay_after_ctrl_c(folder: Path, tiny: Path) -> Non
     assert hidden(folder / "out") == []
 
 
-@pytest.mark.parametrize("library", ["onnx", "sdort.export.template", "sdort.writer"])
+@pytest.mark.parametrize("library", ["onnx", "sdort.exporter.template", "sdort.onnx_io.save"])
 def test_ctrl_c_while_libraries_are_imported(library: str, tmp_path: Path) -> None:
     """Here a command starts as people start it; Python tells what it has imported."""
     command = [sys.executable, "-v", "-m", "sdort", "export", "demo", str(tmp_path / "out")]

@@ -19,10 +19,10 @@ import os, pathlib, sys
 import click, numpy
 import sdort.runtime.session
 from sdort.cli.reporting import reporting
-from sdort.runtime.decode import Decoder, Plan
-from sdort.runtime.loop import Batch, Loop
-from sdort.runtime.providers import ROCM, RuntimeOptions
-from sdort.runtime.recurrence import Recurrence
+from sdort.generation.decode import Decoder, Plan
+from sdort.generation.device_loop import Batch, Loop
+from sdort.providers.options import ROCM, RuntimeOptions
+from sdort.generation.recurrence import Recurrence
 
 # What reads the file before ONNX Runtime does is not installed here, and knows no GPU.
 sdort.runtime.session.check_file = lambda path, component: None

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_graphs import Array, Described, check_step, edit, operators
 
+from sdort.model.weights import Stored, Weight
 from sdort.passes import fold
-from sdort.weights import Stored, Weight
 
 W = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
 """3 KiB: large enough to be a described weight."""

@@ -14,7 +14,7 @@ import pytest
 from fusion_models import before_model
 from onnx import numpy_helper
 
-from sdort.loader import from_proto
+from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import apply_fusion, load_fusions
 from sdort.rewrite.match import Refusal

@@ -11,15 +11,15 @@ import onnxruntime
 import pytest
 from fusion_models import before_model, feeds
 
-from sdort.loader import from_proto
-from sdort.model import Model
+from sdort.emulation.standard import expand
+from sdort.model.model import Model
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import count_operators
 from sdort.passes import upgrade
-from sdort.pipeline import count_operators
-from sdort.reference import expand
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import STAGES, apply_fusion, load_fusions
 from sdort.rewrite.pattern import Pattern
-from sdort.writer import save_model
 
 CASES = [(name, index) for name, fusion in load_fusions().items() for index in range(len(fusion.spellings))]
 TOLERANCE = 2e-5

@@ -15,11 +15,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail as ORTFail
 from small_graphs import run, to_proto
 from test_fusions import CASES, TOLERANCE
 
+from sdort.emulation.standard import expand
 from sdort.errors import SdortError
-from sdort.loader import from_proto
-from sdort.model import Model
+from sdort.model.model import Model
+from sdort.onnx_io.load import from_proto
 from sdort.passes import attention
-from sdort.reference import expand
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Fusion, apply_fusion, load_fusions
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from small_graphs import Array, Described, edit, feeds_for, operators, parse, run
 
+from sdort.model.weights import Weight
 from sdort.passes import fold, half
 from sdort.rewrite.editor import Editor
-from sdort.weights import Weight
 
 RNG = np.random.default_rng(0)
 SIZES = {"B": 2, "H": 6, "W": 5}

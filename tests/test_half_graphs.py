@@ -16,17 +16,17 @@ from hardware import provider_of
 from small_graphs import Array, Described, edit, feeds_for, load, operators, parse, run
 
 from sdort.errors import BadModelError
-from sdort.loader import load_model
-from sdort.model import Model
+from sdort.model.model import Model
+from sdort.model.weights import Weight
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
 from sdort.passes import narrow, types
-from sdort.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import apply_fusion, load_fusions
-from sdort.samples import Sample
-from sdort.targets import NAMES, load_target
-from sdort.verify import compare
-from sdort.weights import Weight
-from sdort.writer import save_model
+from sdort.verification.parity import compare
+from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]
 HALF = np.dtype(np.float16)

@@ -11,7 +11,7 @@ from pathlib import Path
 import homes
 import pytest
 
-import sdort.export.cache
+import sdort.exporter.cache
 import sdort.tuning.store
 from sdort.ops import library
 
@@ -27,7 +27,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(
-    "place", [library.cache_folder, sdort.export.cache.default_folder, sdort.tuning.store.default_folder, Path.home]
+    "place", [library.cache_folder, sdort.exporter.cache.default_folder, sdort.tuning.store.default_folder, Path.home]
 )
 def test_every_cache_is_the_tests_own(place: Callable[[], Path]) -> None:
     assert not [home for home in homes.users_homes() if place().resolve().is_relative_to(home)]

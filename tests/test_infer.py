@@ -12,10 +12,10 @@ from onnx import helper
 from small_graphs import edit, evaluate, feeds_for, parse, run
 
 from sdort.errors import BadModelError
-from sdort.loader import from_proto
-from sdort.rewrite import infer
+from sdort.model.symbolic import is_known, symbol
+from sdort.onnx_io.load import from_proto
+from sdort.rewrite import inference as infer
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.symbolic import is_known, symbol
 
 SIZES = [{"B": 1, "H": 6, "W": 4, "S": 5}, {"B": 2, "H": 12, "W": 16, "S": 9}]
 

@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.cli import cli
-from sdort.inspect import Change, Value, compare, describe, inspect_path, is_fused
-from sdort.model import Model
-from sdort.weights import Absent
+from sdort.inspection.description import Change, Value, compare, describe, inspect_path, is_fused
+from sdort.model.model import Model
+from sdort.model.weights import Absent
 
 
 def decoder(activations: Sequence[str] = ("Relu", "Relu"), scale: int = 1) -> onnx.ModelProto:

@@ -11,19 +11,19 @@ import pytest
 from onnx import parser
 
 import sdort
-from sdort.export import cache as traces
-from sdort.export.cache import TraceCache, trace_key
-from sdort.export.components import Component, TensorSpec
+from sdort.exporter import cache as traces
+from sdort.exporter.cache import TraceCache, trace_key
+from sdort.exporter.signatures import Component, TensorSpec
+from sdort.machine.distributions import Flavour
+from sdort.onnx_io.bf16 import BF16
+from sdort.onnx_io.bf16 import KEY as BF16_KEY
 from sdort.ops.library import library_hash
-from sdort.precision.bf16 import BF16
-from sdort.precision.bf16 import KEY as BF16_KEY
-from sdort.runtime.flavours import Flavour
-from sdort.runtime.folder import hash_files, hash_model
-from sdort.runtime.providers import CUDA, MIGRAPHX, ROCM, RuntimeOptions
+from sdort.pipelines.folder import hash_files, hash_model
+from sdort.providers.options import CUDA, MIGRAPHX, ROCM, RuntimeOptions
+from sdort.tuning import device as machines
 from sdort.tuning import key as keys
-from sdort.tuning import machine as machines
+from sdort.tuning.device import Machine, this_machine
 from sdort.tuning.key import Key, make_key
-from sdort.tuning.machine import Machine, this_machine
 
 
 def others(value: Any) -> Any:
@@ -127,7 +127,7 @@ def test_the_order_of_inputs_and_options_does_not_matter(model: Path) -> None:
 @pytest.mark.usefixtures("machine")
 def test_bf16_is_in_the_key(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's option is not asked for by the user: the model itself says it."""
-    monkeypatch.setattr("sdort.runtime.bf16.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
+    monkeypatch.setattr("sdort.providers.bf16.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
     options = RuntimeOptions("migraphx")
     plain = make_key(model, "unet", MIGRAPHX, options, {})
     proto = parser.parse_model(

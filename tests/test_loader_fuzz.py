@@ -23,11 +23,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from sdort.errors import SdortError
-from sdort.importing import tensors_of
-from sdort.loader import load_model
-from sdort.model import Model
-from sdort.weights import Weight
-from sdort.writer import save_model
+from sdort.model.model import Model
+from sdort.model.weights import Weight
+from sdort.onnx_io.graph_import import tensors_of
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
 
 CASES = 1500
 MEMORY = 3 * 2**30

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from sdort.errors import BadModelError, UsageError
-from sdort.layout import find_components, identify
+from sdort.onnx_io.components import find_components, identify
 
 FLOAT, HALF, LONG = "float", "float16", "int64"
 

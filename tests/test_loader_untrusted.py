@@ -15,9 +15,9 @@ import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper, parser
 
 from sdort.errors import BadModelError
-from sdort.loader import from_proto, load_model
-from sdort.weights import Stored
-from sdort.wire import encode_varint, read_graph
+from sdort.model.weights import Stored
+from sdort.onnx_io.load import from_proto, load_model
+from sdort.onnx_io.wire import encode_varint, read_graph
 
 LARGE = np.arange(512, dtype=np.float32).reshape(16, 32)  # 2 KiB
 Change = Callable[[ModelProto], object]
@@ -385,10 +385,10 @@ def test_functions_that_cannot_be_expanded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.node_checks.MAX_NODES", 2)
+    monkeypatch.setattr("sdort.onnx_io.check_nodes.MAX_NODES", 2)
     with pytest.raises(BadModelError, match="3 nodes are too many"):
         from_proto(model(), None, "unet")
-    monkeypatch.setattr("sdort.node_checks.MAX_NODES", 3)
+    monkeypatch.setattr("sdort.onnx_io.check_nodes.MAX_NODES", 3)
     assert len(from_proto(model(), None, "unet").graph.nodes) == 3
 
 
@@ -460,7 +460,7 @@ def test_deeply_nested_messages(tmp_path: Path, read: list[str]) -> None:
 
 def test_endless_empty_fields_are_too_large(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each empty node costs two bytes in the file and a hundred when parsed."""
-    monkeypatch.setattr("sdort.wire.MAX_GRAPH_BYTES", 2**20)
+    monkeypatch.setattr("sdort.onnx_io.wire.MAX_GRAPH_BYTES", 2**20)
     graph = b"\x0a\x00" * (2**20 // 60)
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\x3a" + encode_varint(len(graph)) + graph)
@@ -710,7 +710,7 @@ def test_the_walk_keeps_what_the_parser_would_see(tmp_path: Path) -> None:
 
 
 def test_graph_protos_field_numbers() -> None:
-    """sdort.wire walks by number; onnx.proto never changes them, and this would show it."""
+    """sdort.onnx_io.wire walks by number; onnx.proto never changes them, and this would show it."""
     fields = {m: {f.name: f.number for f in m.DESCRIPTOR.fields} for m in (ModelProto, GraphProto, TensorProto)}
     assert (fields[ModelProto]["graph"], fields[ModelProto]["functions"]) == (7, 25)
     assert (fields[GraphProto]["node"], fields[GraphProto]["initializer"]) == (1, 5)

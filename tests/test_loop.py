@@ -14,12 +14,12 @@ import tiny_pipeline
 from onnx import parser
 
 from sdort.errors import ParityError, UsageError
-from sdort.runtime import loop as loop_module
-from sdort.runtime.loop import Batch, Loop, open_sum
+from sdort.generation import device_loop as loop_module
+from sdort.generation.device_loop import Batch, Loop, open_sum
+from sdort.generation.recurrence import Recurrence, find_recurrence
+from sdort.generation.schedulers import SCHEDULERS
+from sdort.providers.options import CPU, CUDA, ROCM, Provider, RuntimeOptions
 from sdort.runtime.probe import create_session
-from sdort.runtime.providers import CPU, CUDA, ROCM, Provider, RuntimeOptions
-from sdort.runtime.recurrence import Recurrence, find_recurrence
-from sdort.runtime.schedulers import SCHEDULERS
 from sdort.runtime.session import Session, open_session
 
 Array = np.ndarray[Any, Any]
@@ -221,10 +221,10 @@ def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, pathlib, numpy
-from sdort.runtime.loop import Batch, Loop
+from sdort.generation.device_loop import Batch, Loop
 from sdort.runtime.probe import create_session
-from sdort.runtime.providers import ROCM, RuntimeOptions
-from sdort.runtime.recurrence import Recurrence
+from sdort.providers.options import ROCM, RuntimeOptions
+from sdort.generation.recurrence import Recurrence
 from sdort.runtime.session import Session
 
 options = RuntimeOptions("rocm", custom_ops="off", graph=sys.argv[3] == "graph")

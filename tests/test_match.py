@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 from small_graphs import Array, Described, edit
 
+from sdort.model.weights import Weight
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Progress, find
 from sdort.rewrite.pattern import check_connected, parse_pattern
-from sdort.weights import Weight
 
 BIAS_GELU = """
 g (float[B, S, C] x) => (float[B, S, C] y) <float[C] bias> {

@@ -14,15 +14,15 @@ import pytest
 from exports import Case
 from hardware import provider_of
 
-from sdort.architecture import architecture
-from sdort.expected import expected_operators
-from sdort.loader import load_model
-from sdort.model import Model
-from sdort.pipeline import ComponentReport, Options, optimize_model
-from sdort.samples import Sample
-from sdort.targets import load_target
-from sdort.verify import compare
-from sdort.writer import save_model
+from sdort.model.model import Model
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.architecture import architecture
+from sdort.optimizer.expected import expected_operators
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import load_target
+from sdort.verification.parity import compare
+from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]
 

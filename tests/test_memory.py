@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sdort.bench import memory
-from sdort.bench.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
-from sdort.runtime.providers import CPU, CUDA
+from sdort.benchmark import memory
+from sdort.benchmark.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
+from sdort.providers.options import CPU, CUDA
 
 
 @pytest.fixture(params=["the kernel's peak", "samples"])
@@ -65,8 +65,8 @@ def test_what_the_allocator_keeps_of_freed_memory_is_not_held() -> None:
     """Python's and NumPy's frees give nothing back while glibc keeps a heap for later: here, all of it."""
     code = (
         "import numpy as np\n"
-        "from sdort.bench.memory import Meter\n"
-        "from sdort.runtime.providers import CPU\n"
+        "from sdort.benchmark.memory import Meter\n"
+        "from sdort.providers.options import CPU\n"
         "meter = Meter(CPU, 0)\n"
         "with meter.peak():\n"
         "    kept, passing = np.ones(24 << 20, np.uint8), np.ones(48 << 20, np.uint8)\n"
@@ -164,11 +164,11 @@ def test_nvidia_memory_is_that_of_nvidia_smi_and_else_unknown(monkeypatch: pytes
         asked.append(command)
         return ["1234"]
 
-    monkeypatch.setattr("sdort.bench.memory.run_tool", tool)
+    monkeypatch.setattr("sdort.benchmark.memory.run_tool", tool)
     reader = device_reader(CUDA, 1)
     assert reader is not None
     assert reader() == 1234 << 20
     assert "--id=1" in asked[0]
-    monkeypatch.setattr("sdort.bench.memory.run_tool", lambda *_: None)
+    monkeypatch.setattr("sdort.benchmark.memory.run_tool", lambda *_: None)
     assert device_reader(CUDA, 0) is None
     assert device_reader(CPU, 0) is None

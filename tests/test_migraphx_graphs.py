@@ -20,14 +20,14 @@ from exports import Case
 from full_exports import weightless
 from test_matrix import optimized
 
-from sdort.loader import load_model
-from sdort.model import Model
-from sdort.pipeline import Options, optimize_model
-from sdort.samples import Sample, declared_inputs, make_inputs
-from sdort.targets import load_target
-from sdort.targets.migraphx import STANDARD, TARGET
+from sdort.model.model import Model
+from sdort.onnx_io.load import load_model
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
+from sdort.providers.migraphx import STANDARD, TARGET
 from sdort.verification.limits import Tolerance
-from sdort.verify import compare
+from sdort.verification.parity import compare
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 
 def check(model: Model) -> None:

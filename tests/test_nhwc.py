@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from small_graphs import Array, Described, check_step, edit, operators, to_proto
 
+from sdort.model.weights import Weight
 from sdort.passes import fold, nhwc, simplify
+from sdort.providers import load_target
 from sdort.rewrite.editor import Editor, producer
-from sdort.targets import load_target
-from sdort.weights import Weight
 
 SIZES = {"B": 2, "H": 6, "W": 5}
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from exports import Case
 from test_matrix import optimized, samples_of
 
 from sdort.errors import UsageError
-from sdort.verify import compare
-from sdort.writer import save_model
+from sdort.onnx_io.save import save_model
+from sdort.verification.parity import compare
 
 Exported = Callable[[Case], Path]
 

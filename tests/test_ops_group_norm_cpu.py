@@ -14,7 +14,7 @@ from drawn import Generator, drawn, grid, name_of
 from group_norm_cases import Array, Case, draw_case, draw_tensors, exact, tolerance
 from onnx import TensorProto, helper
 
-from sdort import reference
+from sdort.emulation import standard as reference
 
 PLAIN, SKIP, EXTENDED = "GroupNorm", "SkipGroupNorm", "sdort.GroupNorm"
 INPUTS = {

@@ -16,9 +16,9 @@ from small_graphs import Array
 
 from sdort.cli import cli
 from sdort.ops import library, opening
-from sdort.runtime.providers import CPU, RuntimeOptions
+from sdort.providers.options import CPU, RuntimeOptions
 from sdort.runtime.session import open_session
-from sdort.verify import open_session as open_for_verify
+from sdort.verification.parity import open_session as open_for_verify
 
 SIGNATURE = "g (float[N, S, 8] x, float[N, S, 8] w) => (float[N, S, K] y)"
 BODIES = {

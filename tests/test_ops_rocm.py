@@ -20,8 +20,8 @@ from exports import Case
 from kernel_cases import one_node_model, run
 from test_matrix import optimized
 
+from sdort.onnx_io.save import save_model
 from sdort.runtime.placement import SHAPE_OPERATORS, parse_placement
-from sdort.writer import save_model
 
 Array = npt.NDArray[Any]
 

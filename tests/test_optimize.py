@@ -18,7 +18,7 @@ import sdort
 from sdort import console
 from sdort.cli import cli
 from sdort.errors import UsageError
-from sdort.optimize import Request, optimize
+from sdort.optimizer.command import Request, optimize
 
 RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {

@@ -17,16 +17,16 @@ from onnx import helper, numpy_helper
 from small_graphs import Array, feeds_for, load, operators, parse, run, to_proto
 from test_half_graphs import counts
 
+from sdort.emulation.standard import expand
 from sdort.errors import BadModelError
-from sdort.loader import load_model
-from sdort.model import Model
-from sdort.pipeline import ComponentReport, Options, optimize_model
-from sdort.reference import expand
+from sdort.model.model import Model
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
-from sdort.samples import Sample
-from sdort.targets import NAMES, load_target
-from sdort.verify import compare, open_session
-from sdort.writer import save_model
+from sdort.verification.parity import compare, open_session
+from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]
 COMPONENTS = {"clip": "text_encoder", "vae_decoder": "vae_decoder"}

@@ -18,18 +18,18 @@ from onnx import helper
 from test_matrix import described, samples_of
 from test_ops_group_norm_cpu import EXTENDED, draw, make_model
 
-from sdort import reference
-from sdort.architecture import architecture
+from sdort.emulation import standard as reference
 from sdort.errors import BadModelError
-from sdort.inspect import inspect_path
-from sdort.loader import from_proto, load_model
-from sdort.model import Model
-from sdort.own_operators import make_function
-from sdort.pipeline import ComponentReport, Options, optimize_model
+from sdort.inspection.description import inspect_path
+from sdort.model.model import Model
+from sdort.onnx_io.load import from_proto, load_model
+from sdort.onnx_io.save import save_model
+from sdort.operators.own import make_function
+from sdort.optimizer.architecture import architecture
+from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.providers import load_target
 from sdort.runtime.placement import parse_placement
-from sdort.targets import load_target
-from sdort.verify import compare
-from sdort.writer import save_model
+from sdort.verification.parity import compare
 
 Exported = Callable[[Case], Path]
 

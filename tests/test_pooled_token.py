@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from small_graphs import check_step, edit, operators
 
+from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import apply_fusion, load_fusions
-from sdort.targets import NAMES, load_target
 
 SIZES = {"B": 3, "S": 5, "W": 4}
 WITHOUT_SIZES = {"ArgMax": 1, "GatherND": 1}

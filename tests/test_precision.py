@@ -23,21 +23,21 @@ from fragile import COMPONENTS, Fragile
 from test_precision_widen import write
 
 from sdort.cli import cli
+from sdort.emulation.rounding import write_emulated
 from sdort.errors import ParityError, UsageError
-from sdort.loader import load_model
-from sdort.optimize import Request, optimize
+from sdort.model.weights import as_weight
+from sdort.onnx_io.load import load_model
+from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.pipeline import PIPELINE, ComponentReport, Options, Run
 from sdort.passes import upgrade
-from sdort.pipeline import PIPELINE, ComponentReport, Options, Run
 from sdort.precision.cost import name_by_owner, share, timed_run
-from sdort.precision.emulate import write_emulated
-from sdort.precision.outcome import judge
 from sdort.precision.places import places, source, with_views
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
+from sdort.precision.trial import judge
+from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
-from sdort.samples import Sample
-from sdort.targets import NAMES, load_target
-from sdort.verify import Parity, compare
-from sdort.weights import as_weight
+from sdort.verification.parity import Parity, compare
+from sdort.workload.samples import Sample
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -243,7 +243,7 @@ def test_a_plan_is_followed_without_measuring(models: Fragile, tmp_path: Path, m
     def never(*_: Any) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr("sdort.precision.keeper.measure", never)
+    monkeypatch.setattr("sdort.precision.fp32_selection.measure", never)
     request = Request(models.onnx, tmp_path / "out", fp16=True, fp16_plan=made / PLAN, allow_misses=True)
     report = optimize(request)
     for component in COMPONENTS:

@@ -17,18 +17,18 @@ from fragile import Fragile
 from test_precision_widen import evaluate, write
 
 from sdort.cli import cli
+from sdort.emulation.rounding import emulate
 from sdort.errors import ProviderError, UsageError
-from sdort.precision.bf16 import BF16, KEY, made_for_bf16, refuse_bf16
-from sdort.precision.emulate import emulate
+from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16, refuse_bf16
+from sdort.providers.bf16 import check_bf16, with_bf16
+from sdort.providers.options import CPU, CUDA, MIGRAPHX, ROCM, Provider, RuntimeOptions
 from sdort.runtime import session as session_module
-from sdort.runtime.bf16 import check_bf16, with_bf16
-from sdort.runtime.providers import CPU, CUDA, MIGRAPHX, ROCM, Provider, RuntimeOptions
 from sdort.runtime.session import open_session
 from sdort.tuning import key as key_module
+from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
-from sdort.tuning.machine import Machine
+from sdort.verification.parity import precision
 from sdort.verification.runners import Place, open_component
-from sdort.verify import precision
 
 ENABLED = {"migraphx_bf16_enable": "1"}
 CHAIN = "g (float[B, 4] x) => (float[B, 4] y) { s = Add (x, w)  y = Mul (s, s) }"

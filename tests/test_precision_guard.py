@@ -17,13 +17,13 @@ from click.testing import CliRunner, Result
 from fragile import Fragile
 from PIL import Image
 
-from sdort.bench.check import PSNR, psnr
 from sdort.cli import cli
 from sdort.errors import ParityError
-from sdort.runtime.guard import dead
-from sdort.runtime.pipeline import load_pipeline
-from sdort.runtime.providers import RuntimeOptions
-from sdort.runtime.request import Request
+from sdort.generation.guard import dead
+from sdort.generation.pipeline import load_pipeline
+from sdort.generation.request import Request
+from sdort.providers.options import RuntimeOptions
+from sdort.verification.checks import PSNR, psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

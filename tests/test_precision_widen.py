@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from small_graphs import Array, parse
 
-from sdort.precision.emulate import emulate_graph, write_emulated
-from sdort.precision.widen import all_nodes, attention_nodes, tensors_of, widen_file
+from sdort.emulation.rounding import emulate_graph, write_emulated
+from sdort.passes.widen import all_nodes, attention_nodes, tensors_of, widen_file
 
 RNG = np.random.default_rng(0)
 HALF = np.dtype(np.float16)

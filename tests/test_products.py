@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small_graphs import Described, check_step, edit, feeds_for, operators, parse, run
 
+from sdort.model.weights import Absent, Weight
 from sdort.passes import tidy
 from sdort.rewrite.fusion import apply_fusion, load_fusions
-from sdort.weights import Absent, Weight
 
 SIZES = {"B": 2, "S": 5, "H": 3, "M": 10, "O": 8}
 CLOSE = 1e-5

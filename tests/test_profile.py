@@ -13,17 +13,17 @@ from click.testing import CliRunner
 from PIL import Image
 from tiny_pipeline import Tiny
 
-from sdort.bench.bench import bench
-from sdort.bench.cases import Case
-from sdort.bench.plan import Options
-from sdort.bench.rows import as_text
+from sdort.benchmark.measure import bench
+from sdort.benchmark.rows import as_text
+from sdort.benchmark.setup import Options
 from sdort.cli import cli
 from sdort.errors import MemoryShortageError
-from sdort.loader import load_model
-from sdort.pipeline import count_operators
-from sdort.runtime.folder import open_folder
-from sdort.runtime.profile import Placement, Share, measure_placement, placement_table, remarks, summarize
-from sdort.runtime.providers import CPU, ROCM, RuntimeOptions
+from sdort.inspection.profile import Placement, Share, measure_placement, placement_table, remarks, summarize
+from sdort.onnx_io.load import load_model
+from sdort.optimizer.pipeline import count_operators
+from sdort.pipelines.folder import open_folder
+from sdort.providers.options import CPU, ROCM, RuntimeOptions
+from sdort.workload.cases import Case
 
 CPU_EP, ROCM_EP = CPU.ep, ROCM.ep
 
@@ -140,7 +140,7 @@ def test_the_decoder_is_measured_as_it_decoded_in_the_end(
     images: int, most: int, decoded: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where memory ran out, and of the last images where there are more than are drawn at once."""
-    from sdort.runtime import run as module
+    from sdort.generation import command as module
     from sdort.runtime.session import Session
 
     asked: list[Case] = []
@@ -175,8 +175,8 @@ def test_the_decoder_is_measured_as_it_decoded_in_the_end(
 def test_the_decoder_is_measured_in_the_parts_that_were_decoded(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sdort.runtime import decode
-    from sdort.runtime import run as module
+    from sdort.generation import command as module
+    from sdort.generation import decode
 
     asked: list[Case] = []
 

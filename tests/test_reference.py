@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from sdort.emulation.standard import DOMAIN, expand
 from sdort.errors import BadModelError
-from sdort.reference import DOMAIN, expand
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)

@@ -7,10 +7,10 @@ import onnx_graphsurgeon as gs
 import pytest
 from small_graphs import check_step, edit, operators
 
+from sdort.model.symbolic import Shape, symbol, unknown
 from sdort.passes import fold, reshape
 from sdort.passes.reshape import constant_target
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.symbolic import Shape, symbol, unknown
 
 B, H, W = (symbol(name) for name in "BHW")
 

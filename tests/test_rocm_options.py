@@ -13,7 +13,7 @@ import pytest
 import rocm_stub
 
 import sdort
-from sdort.runtime.providers import ROCM, RuntimeOptions, provider_options
+from sdort.providers.options import ROCM, RuntimeOptions, provider_options
 
 MODEL = """
 import json, sys
@@ -38,7 +38,7 @@ SCRIPT = (
 sys.path.insert(0, sys.argv[1])
 from sdort.errors import SdortError
 from sdort.runtime.probe import choose_provider, create_session
-from sdort.runtime.providers import RuntimeOptions
+from sdort.providers.options import RuntimeOptions
 
 import onnxruntime
 made = []

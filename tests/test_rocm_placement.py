@@ -15,15 +15,15 @@ from exports import Case
 from full_exports import traced
 from test_matrix import optimized
 
-from sdort.loader import from_proto
-from sdort.model import Model
-from sdort.pipeline import Options, optimize_model
+from sdort.model.model import Model
+from sdort.model.weights import Array, Weight
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model
+from sdort.onnx_io.serialize import serialize
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
+from sdort.providers.options import ROCM, RuntimeOptions, provider_options
 from sdort.runtime.placement import COPIES, parse_placement
-from sdort.runtime.providers import ROCM, RuntimeOptions, provider_options
-from sdort.serialize import serialize
-from sdort.targets import load_target
-from sdort.weights import Array, Weight
-from sdort.writer import save_model
 
 SCRIPT = """
 import json, sys

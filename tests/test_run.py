@@ -17,15 +17,15 @@ from PIL import Image
 from tiny_pipeline import Tiny, edit_weights
 
 from sdort import console
-from sdort.bench.check import psnr
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ParityError, ProviderError, UsageError
-from sdort.runtime import images
-from sdort.runtime.denoise import embed_guidance
-from sdort.runtime.pipeline import TextToImage, load_pipeline
-from sdort.runtime.providers import CUDA, ROCM, RuntimeOptions, can_tune, find_provider
-from sdort.runtime.request import Request
-from sdort.runtime.run import run
+from sdort.generation import images
+from sdort.generation.command import run
+from sdort.generation.host_loop import embed_guidance
+from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.request import Request
+from sdort.providers.options import CUDA, ROCM, RuntimeOptions, can_tune, find_provider
+from sdort.verification.checks import psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -71,7 +71,7 @@ def theirs(tiny: Tiny, request: Request, seed: int) -> Any:
     """What diffusers' own pipeline draws, as uint8 [height, width, 3]."""
     import torch
 
-    from sdort.runtime.schedulers import load_scheduler
+    from sdort.generation.schedulers import load_scheduler
 
     tiny.pipeline.scheduler = load_scheduler(tiny.diffusers / "scheduler", request.scheduler)
     drawn = tiny.pipeline(
@@ -127,7 +127,7 @@ def test_the_demo_pipeline_as_exported_draws_the_images_of_diffusers(
     from diffusers import StableDiffusionPipeline
     from pipelines import export_family, trace_folder
 
-    from sdort.export.architecture import quiet_libraries
+    from sdort.exporter.torch_modules import quiet_libraries
 
     folder = tmp_path_factory.mktemp("demo")
     exported = export_family("sd1", folder, trace_folder(request.config))
@@ -168,8 +168,8 @@ def test_each_of_several_images_can_be_drawn_again_alone(tiny: Tiny) -> None:
 
 
 def test_fp16_inputs_are_fed_as_the_model_declares_them(tiny: Tiny, tmp_path: Path) -> None:
-    from sdort.optimize import Request as Optimize
-    from sdort.optimize import optimize
+    from sdort.optimizer.command import Request as Optimize
+    from sdort.optimizer.command import optimize
 
     optimize(Optimize(tiny.onnx, tmp_path / "fp16", provider="cpu", fp16=True, io_fp16=True, allow_misses=True))
     pipeline = load_pipeline(tmp_path / "fp16", CPU)
@@ -244,7 +244,7 @@ def test_a_bad_output_is_refused_before_anything_is_loaded(
     def never(*_: Any) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("sdort.runtime.run.load_pipeline", never)
+    monkeypatch.setattr("sdort.generation.command.load_pipeline", never)
     Path("taken.png").write_bytes(b"mine")
     result = sdort(tiny.onnx, "-o", output)
     assert (result.exit_code, message in result.stderr) == (exit_code, True), result.stderr
@@ -299,7 +299,7 @@ def test_only_the_bad_one_of_several_images_is_not_written(
     def spoil(decoded: Any, seed: int) -> images.Generated:
         return images.to_image(decoded * np.nan if seed == 8 else decoded, seed)
 
-    monkeypatch.setattr("sdort.runtime.pipeline.to_image", spoil)
+    monkeypatch.setattr("sdort.generation.pipeline.to_image", spoil)
     with pytest.raises(ParityError, match="seed 8"):
         run(tiny.onnx, Request(PROMPT, steps=1, seed=7, num_images=3), CPU, tmp_path / "out.png")
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["out-1.png", "out-3.png"]
@@ -337,7 +337,7 @@ def test_what_cannot_be_drawn_is_a_usage_error(
 
 
 def test_the_library_refuses_the_same_values() -> None:
-    from sdort.runtime.request import check_request
+    from sdort.generation.request import check_request
 
     for bad in (Request("", steps=0), Request("", num_images=0), Request("", seed=-1), Request("", seed=1 << 63)):
         with pytest.raises(UsageError):
@@ -375,7 +375,7 @@ def test_a_broken_part_of_the_pipeline_is_a_bad_model(broken: str, copy: Path, s
 
 
 def test_old_conversions_without_configs_have_the_autoencoder_of_sd1(copy: Path) -> None:
-    from sdort.runtime.folder import open_folder
+    from sdort.pipelines.folder import open_folder
 
     assert open_folder(copy).vae_factor == 4
     (copy / "vae_decoder" / "config.json").unlink()
@@ -407,7 +407,7 @@ def test_a_fallback_is_a_warning_that_even_quiet_shows(tiny: Tiny, sdort: Callab
 def test_no_fallback_ends_before_anything_is_loaded(
     tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdort.runtime.run.load_pipeline", None)
+    monkeypatch.setattr("sdort.generation.command.load_pipeline", None)
     result = sdort(tiny.onnx, "--provider", "cuda", "--no-fallback")
     assert result.exit_code == ProviderError.exit_code
     assert "cuda cannot be used" in result.stderr
@@ -438,9 +438,9 @@ def test_the_record_says_whether_anything_was_searched(
         (find_provider("cpu"), library, False),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("sdort.runtime.providers.resolve", lambda setting, found=found: found)
+            patch.setattr("sdort.providers.options.resolve", lambda setting, found=found: found)
             assert can_tune(provider, RuntimeOptions()) is searched
-    monkeypatch.setattr("sdort.runtime.run.can_tune", lambda provider, options: True)
+    monkeypatch.setattr("sdort.generation.command.can_tune", lambda provider, options: True)
     assert json.loads(sdort(tiny.onnx, "--tuning", "--json").stdout)["tuning"] is True
     assert json.loads(sdort(tiny.onnx, "--json", "--overwrite").stdout)["tuning"] is False
 

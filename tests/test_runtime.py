@@ -15,12 +15,12 @@ import pytest
 
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
-from sdort.runtime import flavours, placement, probe
-from sdort.runtime.environment import versions
-from sdort.runtime.folder import hash_model
-from sdort.runtime.images import constant_problem, output_paths, to_image
-from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
-from sdort.runtime.providers import (
+from sdort.generation.images import constant_problem, output_paths, to_image
+from sdort.generation.schedulers import find_scheduler, load_scheduler, scheduler_names
+from sdort.machine import distributions as flavours
+from sdort.machine.system import System
+from sdort.pipelines.folder import hash_model
+from sdort.providers.options import (
     CPU,
     CUDA,
     MIGRAPHX,
@@ -30,9 +30,10 @@ from sdort.runtime.providers import (
     provider_options,
     tuning_remark,
 )
-from sdort.runtime.schedulers import find_scheduler, load_scheduler, scheduler_names
+from sdort.runtime import placement, probe
+from sdort.runtime.environment import versions
+from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
 from sdort.runtime.session import Session, open_session, run_error, timestep_shape
-from sdort.runtime.system import System
 
 SAMPLE = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -153,7 +154,7 @@ def test_tuning_without_anything_to_tune_has_no_effect_and_says_so(provider: Any
 
 
 def test_tuning_on_cuda_is_for_sdorts_own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sdort.runtime.providers.resolve", lambda setting: tmp_path)
+    monkeypatch.setattr("sdort.providers.options.resolve", lambda setting: tmp_path)
     assert "sdort's own kernels" in (tuning_remark(CUDA, RuntimeOptions(tuning=True)) or "")
     assert "no effect" in (tuning_remark(CPU, RuntimeOptions(tuning=True)) or "")
 

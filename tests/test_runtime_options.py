@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from sdort.cli.options import _RUNTIME, runtime_options
 from sdort.errors import UsageError
+from sdort.providers.options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.providers import RuntimeOptions
 
 
 def parse(*arguments: str) -> tuple[int, str, RuntimeOptions | None]:

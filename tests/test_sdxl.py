@@ -18,22 +18,22 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from pipelines import Exported, edit_index, export_family, trace_folder
 
-from sdort.bench.cases import make_feeds
-from sdort.bench.check import psnr
 from sdort.cli import cli
 from sdort.errors import BadModelError
-from sdort.optimize import Request as OptimizeRequest
-from sdort.optimize import optimize
+from sdort.generation.guard import SAFER
+from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.request import Request, check_text_to_image
+from sdort.generation.tuned_shapes import drawing_cases, feed_shapes
+from sdort.optimizer.command import Request as OptimizeRequest
+from sdort.optimizer.command import optimize
+from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
+from sdort.pipelines.folder import DECODER, PipelineFolder
 from sdort.precision.inputs import recorded_inputs
-from sdort.runtime.families import SDXL, STABLE_DIFFUSION
-from sdort.runtime.folder import DECODER, PipelineFolder
-from sdort.runtime.guard import SAFER
-from sdort.runtime.pipeline import TextToImage, load_pipeline
-from sdort.runtime.providers import RuntimeOptions
-from sdort.runtime.request import Request, check_text_to_image
+from sdort.providers.options import RuntimeOptions
 from sdort.runtime.session import TensorSpec
-from sdort.tuning.drawing import drawing_cases, feed_shapes
-from sdort.verification.inputs import HostLoop, Recorder
+from sdort.verification.checks import psnr
+from sdort.verification.recorded_inputs import HostLoop, Recorder
+from sdort.workload.cases import make_feeds
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ def theirs(exported: Exported) -> Any:
     """diffusers' own pipeline."""
     from diffusers import StableDiffusionXLPipeline
 
-    from sdort.export.architecture import quiet_libraries
+    from sdort.exporter.torch_modules import quiet_libraries
 
     with quiet_libraries():
         pipeline = StableDiffusionXLPipeline.from_pretrained(exported.checkpoint, add_watermarker=False)
@@ -113,7 +113,7 @@ def test_images_are_those_of_diffusers(exported: Exported, theirs: Any, request_
 
 
 def compare(folder: Path, theirs: Any, request: Request, decibels: float) -> None:
-    from sdort.runtime.schedulers import load_scheduler
+    from sdort.generation.schedulers import load_scheduler
 
     theirs.scheduler = load_scheduler(folder / "scheduler", request.scheduler)
     drawn, wanted = ours(folder, request), drawn_by(theirs, request)

@@ -7,9 +7,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from small_graphs import Array, Described, check_step, edit, operators
 
+from sdort.model.weights import Weight
 from sdort.passes import simplify
 from sdort.rewrite.editor import Editor
-from sdort.weights import Weight
 
 SIZES = {"B": 2, "H": 3, "W": 5}
 

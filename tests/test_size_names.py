@@ -10,10 +10,10 @@ import onnx
 import pytest
 from small_graphs import evaluate, parse
 
-from sdort.loader import from_proto
+from sdort.model.symbolic import Dim, Shape, atoms, is_known, is_natural, symbol
+from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.size_names import HIGHEST_POWER, LONGEST, read_names
-from sdort.rewrite.symbolic import Dim, Shape, atoms, is_known, is_natural, symbol
 
 B, H, W = (symbol(name) for name in "bhw")
 PARTS = ["b", "h", "w"]

@@ -11,12 +11,12 @@ import pytest
 from exports import Case, quiet
 from test_matrix import check_structure
 
-from sdort.loader import load_model
-from sdort.pipeline import Options, optimize_model
-from sdort.samples import Sample
-from sdort.targets import load_target
-from sdort.verify import compare
-from sdort.writer import save_model
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
+from sdort.verification.parity import compare
+from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")

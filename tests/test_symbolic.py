@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from small_graphs import evaluate
 
-from sdort.rewrite.symbolic import (
+from sdort.model.symbolic import (
     Dim,
     Equalities,
     Expr,

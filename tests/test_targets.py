@@ -12,10 +12,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from small_graphs import edit, parse
 
 from sdort.errors import ProviderError
-from sdort.operators import MICROSOFT_OPERATORS
+from sdort.operators.microsoft import MICROSOFT_OPERATORS
+from sdort.providers import NAMES, load_target
+from sdort.providers.options import CPU, CUDA, ROCM
 from sdort.runtime.placement import refuse_fallback
-from sdort.runtime.providers import CPU, CUDA, ROCM
-from sdort.targets import NAMES, load_target
 
 GPUS = ("rocm", "cuda")
 

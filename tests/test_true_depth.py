@@ -14,11 +14,11 @@ import true_depth
 from hardware import provider_of
 from pipelines import trace_folder
 
-from sdort.export.pipeline import Options, StaticSize, export
-from sdort.optimize import Request, optimize
-from sdort.samples import Sample, declared_inputs, make_inputs
+from sdort.exporter.command import Options, StaticSize, export
+from sdort.optimizer.command import Request, optimize
 from sdort.verification.limits import TOLERANCES
-from sdort.verify import open_session
+from sdort.verification.parity import open_session
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 STATIC = StaticSize(2, 64, 96)
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")

@@ -25,15 +25,15 @@ from moments import KILLED
 
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
-from sdort.runtime.providers import CPU, ROCM, RuntimeOptions
+from sdort.providers.options import CPU, ROCM, RuntimeOptions
 from sdort.tuning import archive as archives
 from sdort.tuning import store as stores
 from sdort.tuning.archive import INDEX, export_bundles, import_bundles
 from sdort.tuning.bundle import FORMAT, RECORD, Bundle, BundleError, check_files, read_bundle, seal
-from sdort.tuning.care import BROKEN, FOREIGN, STALE, USED, look, prune
 from sdort.tuning.key import Key, make_key, parse_key
+from sdort.tuning.maintenance import BROKEN, FOREIGN, STALE, USED, look, prune
 from sdort.tuning.store import Store
-from sdort.tuning.work import merge
+from sdort.tuning.working_folder import merge
 
 FILES = {"tunable.json": b"[]", "miopen/db/gfx1100_48.ufdb.txt": b"problem=solution\n", "programs/a.mxr": b"\0" * 4096}
 

@@ -20,7 +20,7 @@ from sdort.errors import ProviderError
 from sdort.ops.library import library_hash
 from sdort.tuning.bundle import RECORD, TUNABLE, Bundle, seal
 from sdort.tuning.store import Store
-from sdort.tuning.work import MIOPEN_FOLDERS
+from sdort.tuning.working_folder import MIOPEN_FOLDERS
 
 SCRIPT = """
 import json, os, sys
@@ -30,10 +30,10 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from sdort.console import set_verbosity
 from sdort.errors import SdortError
-from sdort.runtime.providers import ROCM, RuntimeOptions
+from sdort.providers.options import ROCM, RuntimeOptions
 from sdort.runtime.probe import create_session
 from sdort.tuning import hook
-from sdort.tuning.work import MIOPEN_FOLDERS
+from sdort.tuning.working_folder import MIOPEN_FOLDERS
 from sdort.runtime.session import Session
 
 path, asked = Path(sys.argv[2]), json.loads(sys.argv[3])

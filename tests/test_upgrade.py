@@ -12,9 +12,9 @@ from onnx.reference import ReferenceEvaluator
 from small_graphs import Array, feeds_for, load, parse, run, to_proto
 
 from sdort.errors import BadModelError
-from sdort.model import Model
+from sdort.model.model import Model
+from sdort.optimizer.pipeline import count_operators
 from sdort.passes.upgrade import set_opset, to_pattern_opset, to_target_opset
-from sdort.pipeline import count_operators
 from sdort.rewrite.pattern import OPSET
 
 CHANGED = {

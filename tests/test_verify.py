@@ -16,8 +16,8 @@ from exports import Case
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
-from sdort.samples import Sample, declared_inputs, make_inputs
-from sdort.verify import TOLERANCES, OutputParity, Parity, Tolerance, compare, precision
+from sdort.verification.parity import TOLERANCES, OutputParity, Parity, Tolerance, compare, precision
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 SMALL = (Sample(1, 8, 12, 7),)
 RNG = np.random.default_rng(3)

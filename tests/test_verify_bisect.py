@@ -14,25 +14,25 @@ from exports import Case
 from onnx import numpy_helper
 from test_matrix import described
 
-from sdort.bench.check import Precision
 from sdort.errors import BadModelError
-from sdort.loader import load_model
-from sdort.pipeline import Options, optimize_model
-from sdort.provenance import KEY, Provenance, read_provenance
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
+from sdort.providers.options import CPU, RuntimeOptions
 from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.pattern import parse_pattern
-from sdort.runtime.providers import CPU, RuntimeOptions
-from sdort.samples import Sample, declared_inputs, make_inputs
-from sdort.targets import load_target
-from sdort.verification import bisect as bisect_module
-from sdort.verification.bisect import find_parting, search
-from sdort.verification.blame import CAST, FUSION, NODE, SUM, Finding, bisect
+from sdort.rewrite.provenance import KEY, Provenance, read_provenance
+from sdort.verification.bisection import search as bisect_module
+from sdort.verification.bisection.blame import CAST, FUSION, NODE, SUM, Finding, bisect
+from sdort.verification.bisection.search import find_parting, search
+from sdort.verification.bisection.tensor_pairs import SLICE, Graphs, Pair, difference
+from sdort.verification.checks import Precision
 from sdort.verification.components import ONNX, Comparison, compare_component
-from sdort.verification.inputs import RANDOM, Inputs
 from sdort.verification.limits import Tolerance
+from sdort.verification.recorded_inputs import RANDOM, Inputs
 from sdort.verification.runners import Place
-from sdort.verification.watch import SLICE, Graphs, Pair, difference
-from sdort.writer import save_model
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 Exported = Callable[[Case], Path]
 PLACE = Place(CPU, RuntimeOptions(CPU.name, custom_ops="off"))

@@ -25,17 +25,17 @@ from tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, ParityError
-from sdort.optimize import Request, optimize
-from sdort.runtime.providers import CPU, RuntimeOptions
-from sdort.verification import verification
+from sdort.optimizer.command import Request, optimize
+from sdort.providers.options import CPU, RuntimeOptions
+from sdort.verification import run as verification
 from sdort.verification.components import Comparison
-from sdort.verification.difference import MOST_GAIN, difference_map
-from sdort.verification.html import html_report
 from sdort.verification.images import ImageComparison
-from sdort.verification.report import lines, record, tables
+from sdort.verification.report.difference import MOST_GAIN, difference_map
+from sdort.verification.report.page import html_report
+from sdort.verification.report.text import lines, record, tables
+from sdort.verification.report.timesteps import timestep_table
 from sdort.verification.result import Options, Verification, refuse_failed
-from sdort.verification.timesteps import timestep_table
-from sdort.verification.verification import verify
+from sdort.verification.run import verify
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
 OPTIONS = Options(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)

@@ -16,22 +16,22 @@ from exports import Case
 from onnx import helper, inliner, numpy_helper
 from test_verify_bisect import PLACE, compare, found_in, optimized, scaled
 
-from sdort import verify as verify_module
-from sdort.loader import load_model
-from sdort.pipeline import Options, optimize_model
-from sdort.reference import MINIMUM_OPSET
-from sdort.targets import load_target
-from sdort.verification import blame as blame_module
-from sdort.verification import inside as inside_module
-from sdort.verification.anatomy import spell_out
-from sdort.verification.blame import CAST, FUSION, SUM, Finding, bisect
+from sdort.emulation.standard import MINIMUM_OPSET
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
+from sdort.verification import parity as verify_module
+from sdort.verification.bisection import blame as blame_module
+from sdort.verification.bisection import fused_steps as inside_module
+from sdort.verification.bisection.blame import CAST, FUSION, SUM, Finding, bisect
+from sdort.verification.bisection.decomposition import spell_out
+from sdort.verification.bisection.fused_steps import Step, same_order
+from sdort.verification.bisection.step_detection import landmarks
+from sdort.verification.bisection.tensor_pairs import Graphs, run_session
 from sdort.verification.components import ONNX, Comparison
-from sdort.verification.inputs import RANDOM
-from sdort.verification.inside import Step, same_order
-from sdort.verification.landmarks import landmarks
 from sdort.verification.limits import Tolerance
-from sdort.verification.watch import Graphs, run_session
-from sdort.writer import save_model
+from sdort.verification.recorded_inputs import RANDOM
 
 Exported = Callable[[Case], Path]
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sdort.runtime.images import Generated
+from sdort.generation.images import Generated
+from sdort.verification.bisection.tensor_pairs import Pair, difference, laid_out
 from sdort.verification.components import judge, pair_outputs
 from sdort.verification.images import (
     PROMPTS,
@@ -20,7 +21,6 @@ from sdort.verification.images import (
 )
 from sdort.verification.limits import ENOUGH, OTHER, PSNR, TOLERANCES, Tolerance
 from sdort.verification.metrics import Array, cosine, errors, largest_pixel, ssim
-from sdort.verification.watch import Pair, difference, laid_out
 
 RNG = np.random.default_rng(5)
 LIMIT = Tolerance(1e-2, 1e-3)

@@ -16,16 +16,16 @@ from sdort.demo.judge import describe
 from sdort.demo.prompts import POSITIONS, held_out, parse
 from sdort.demo.scenes import Scene, Thing, draw
 from sdort.errors import BadModelError
-from sdort.runtime.images import Generated
-from sdort.runtime.providers import CPU, RuntimeOptions
-from sdort.runtime.request import Request
-from sdort.verification import judging
-from sdort.verification.html import html_report
-from sdort.verification.judging import judge_candidate
-from sdort.verification.report import lines, record
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
+from sdort.providers.options import CPU, RuntimeOptions
+from sdort.verification import semantic_score as judging
+from sdort.verification.report.page import html_report
+from sdort.verification.report.text import lines, record
 from sdort.verification.result import Options, Verification
 from sdort.verification.runners import Place
 from sdort.verification.semantic import semantic_requests
+from sdort.verification.semantic_score import judge_candidate
 
 PLACES = {"left of": (16, 32), "right of": (48, 32), "above": (32, 16), "below": (32, 48)}
 RADII = {"small": 8, "large": 14, None: 10}

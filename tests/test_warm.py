@@ -17,21 +17,25 @@ from click.testing import CliRunner, Result
 from moments import KILLED, spread
 from tiny_pipeline import Tiny
 
-from sdort import console, warm
+from sdort import console
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
-from sdort.runtime import decode
-from sdort.runtime.folder import open_folder
-from sdort.runtime.pipeline import load_pipeline
-from sdort.runtime.providers import CPU, CUDA, MIGRAPHX, RuntimeOptions
-from sdort.runtime.request import Request
+from sdort.generation import decode
+from sdort.generation import tuned_shapes as drawing
+from sdort.generation.pipeline import load_pipeline
+from sdort.generation.request import Request
+from sdort.generation.tuned_shapes import drawing_cases, keep_drawn, model_inputs
+from sdort.pipelines.folder import open_folder
+from sdort.providers.options import CPU, CUDA, MIGRAPHX, RuntimeOptions
 from sdort.runtime.session import Session, open_session
-from sdort.tuning import drawing, hook, plan, work
+from sdort.tuning import session_hooks as hook
+from sdort.tuning import working_folder as work
 from sdort.tuning.bundle import check_files
-from sdort.tuning.drawing import drawing_cases, keep_drawn, model_inputs
+from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
-from sdort.tuning.machine import Machine
 from sdort.tuning.store import Store
+from sdort.warmup import command as warm
+from sdort.warmup import plan
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -118,7 +122,7 @@ def test_the_budget_ends_it_and_the_rest_comes_later(tiny: Tiny, monkeypatch: py
     assert whole() == []
     # A clock that a run of the UNet moves by ten minutes.
     clock = [0.0]
-    monkeypatch.setattr("sdort.warm.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("sdort.warmup.command.time.monotonic", lambda: clock[0])
 
     def slow(path: Path, component: str, *args: Any) -> Session:
         clock[0] += 600 if component == "unet" else 1
@@ -191,7 +195,7 @@ def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny, monke
     assert warmer.remaining() == 3 * 10 + 3 * 4
     warmer.learnt["unet"].append(20.0)
     assert warmer.remaining() == 3 * 15 + 3 * 4
-    monkeypatch.setattr("sdort.warm.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("sdort.warmup.command.time.monotonic", lambda: 100.0)
     warmer.deadline = 105.0
     assert warmer.remaining() == 5
 
@@ -201,7 +205,7 @@ def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny, monke
 
 STRUCK = """
 import sys, time
-import onnxruntime, sdort.cli.warm, sdort.runtime.session, sdort.warm
+import onnxruntime, sdort.cli.warm, sdort.runtime.session, sdort.warmup.command
 from moments import strike
 from sdort.cli import cli
 strike(float(sys.argv[1]))
@@ -496,7 +500,7 @@ def test_sdorts_own_kernels_get_a_table_of_all_that_is_kept(
     library = cache / "library.so"
     cache.mkdir()
     library.write_bytes(b"a library")
-    for module in ("sdort.tuning.hook", "sdort.tuning.key"):
+    for module in ("sdort.tuning.session_hooks", "sdort.tuning.key"):
         monkeypatch.setattr(f"{module}.resolve", lambda setting: library)
     path = tiny.onnx / "unet" / "model.onnx"
 

@@ -10,10 +10,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import sdort.pieces
+import sdort.model.pieces
 from sdort.errors import BadModelError
-from sdort.expressions import count_infinite, count_overflow
-from sdort.weights import Array, Cast, Concatenated, Inline, Reshaped, Scaled, Stored, Transposed, Weight, cast
+from sdort.model.expressions import count_infinite, count_overflow
+from sdort.model.weights import (
+    Array,
+    Cast,
+    Concatenated,
+    Inline,
+    Reshaped,
+    Scaled,
+    Stored,
+    Transposed,
+    Weight,
+    cast,
+)
 
 BASE = np.random.default_rng(0).standard_normal((6, 4, 20), np.float32)
 MATRIX = np.random.default_rng(1).standard_normal((600, 301), np.float32)
@@ -55,7 +66,7 @@ EXPRESSIONS: list[tuple[Build, Array]] = [
 @pytest.mark.parametrize("piece", [1, 7, 64, 100, 2**18])
 @pytest.mark.parametrize("case", range(len(EXPRESSIONS)))
 def test_pieces_are_the_values_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: int, piece: int) -> None:
-    monkeypatch.setattr(sdort.pieces, "PIECE", piece)
+    monkeypatch.setattr(sdort.model.pieces, "PIECE", piece)
     build, expected = EXPRESSIONS[case]
     weight = build(stored(tmp_path, BASE))
     assert (weight.shape, weight.dtype) == (expected.shape, expected.dtype)
@@ -69,8 +80,8 @@ def test_pieces_are_the_values_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("piece", [100, 301, 1000, 2**18])
 def test_matrices_are_turned_across_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(sdort.pieces, "PIECE", piece)
-    monkeypatch.setattr(sdort.pieces, "TILE", 64)
+    monkeypatch.setattr(sdort.model.pieces, "PIECE", piece)
+    monkeypatch.setattr(sdort.model.pieces, "TILE", 64)
     weight = Transposed(stored(tmp_path, MATRIX), (1, 0))
     np.testing.assert_array_equal(weight.load(), MATRIX.T)
     np.testing.assert_array_equal(np.concatenate(list(weight.pieces())), MATRIX.T.reshape(-1))
@@ -108,11 +119,11 @@ def test_pieces_need_little_memory(tmp_path: Path, build: Build) -> None:
     finally:
         tracemalloc.stop()
     assert total == weight.nbytes
-    assert peak < 5 * sdort.pieces.PIECE * 4
+    assert peak < 5 * sdort.model.pieces.PIECE * 4
 
 
 def test_a_file_that_ends_early_or_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdort.pieces, "PIECE", 64)
+    monkeypatch.setattr(sdort.model.pieces, "PIECE", 64)
     leaf = stored(tmp_path, BASE)
     with open(leaf.path, "r+b") as file:
         file.truncate(24 + BASE.nbytes - 4)

@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper, parser
 
-import sdort.wire
+import sdort.onnx_io.wire
 from sdort.errors import BadModelError
-from sdort.loader import load_model
-from sdort.weights import Stored
-from sdort.wire import OWN_FILE, encode_varint, read_graph, read_metadata
+from sdort.model.weights import Stored
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.wire import OWN_FILE, encode_varint, read_graph, read_metadata
 
 GRAPH, FUNCTIONS, METADATA, INITIALIZER, NODE, DOC = 7, 25, 14, 5, 1, 10
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -143,7 +143,7 @@ def test_numbers_are_written_as_protobuf_does(value: int) -> None:
 
 
 def test_what_is_no_tensor_counts_against_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.wire.MAX_GRAPH_BYTES", 10_000)
+    monkeypatch.setattr("sdort.onnx_io.wire.MAX_GRAPH_BYTES", 10_000)
     weights = field(INITIALIZER, helper.make_tensor("w", 2, [50_000], b"\0" * 50_000, raw=True).SerializeToString())
     assert len(read(tmp_path, field(GRAPH, weights)).graph.initializer) == 1
     assert "too large" in refused(tmp_path, field(GRAPH, field(DOC, b"d" * 10_001)))
@@ -152,7 +152,7 @@ def test_what_is_no_tensor_counts_against_the_limit(tmp_path: Path, monkeypatch:
 
 def test_the_limit_is_64_mib_and_real_graphs_are_below() -> None:
     """20 MB is the largest graph known, and what is parsed takes a hundred times the bytes."""
-    assert 20e6 < sdort.wire.MAX_GRAPH_BYTES < 100e6
+    assert 20e6 < sdort.onnx_io.wire.MAX_GRAPH_BYTES < 100e6
 
 
 # ---------------------------------------------------------------------------------------------------- metadata
@@ -182,7 +182,7 @@ def test_metadata_of_a_file_that_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_metadata_of_endless_empty_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.wire.MAX_GRAPH_BYTES", 10_000)
+    monkeypatch.setattr("sdort.onnx_io.wire.MAX_GRAPH_BYTES", 10_000)
     with pytest.raises(DecodeError, match="too many"):
         metadata(tmp_path, b"\x3a\x00" * 1000)
 

@@ -10,14 +10,14 @@ import pytest
 from small_graphs import check_step, edit, load, operators
 
 from sdort.errors import SdortError
+from sdort.model.symbolic import symbol
+from sdort.optimizer.pipeline import Options, optimize_model
 from sdort.passes import simplify, tidy
-from sdort.pipeline import Options, optimize_model
+from sdort.providers import load_target
 from sdort.rewrite import worklist
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.infer import Facts
-from sdort.rewrite.symbolic import symbol
+from sdort.rewrite.inference import Facts
 from sdort.rewrite.worklist import apply_rules
-from sdort.targets import load_target
 
 
 def layers(count: int) -> str:

@@ -20,13 +20,24 @@ import pytest
 import xxhash
 
 import sdort
-import sdort.writer
+import sdort.onnx_io.save
 from sdort.errors import BadModelError, OutputError
-from sdort.file_hash import FileHash
-from sdort.loader import load_model
-from sdort.model import Model
-from sdort.weights import Absent, Array, Cast, Concatenated, Inline, Reshaped, Scaled, Stored, Transposed, Weight
-from sdort.writer import save_model
+from sdort.model.model import Model
+from sdort.model.weights import (
+    Absent,
+    Array,
+    Cast,
+    Concatenated,
+    Inline,
+    Reshaped,
+    Scaled,
+    Stored,
+    Transposed,
+    Weight,
+)
+from sdort.onnx_io.hashing import FileHash
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
 
 RNG = np.random.default_rng(0)
 
@@ -303,12 +314,12 @@ def test_progress_and_checksum(tmp_path: Path) -> None:
 def test_the_checksum_does_not_depend_on_what_is_finished_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
-    stream = sdort.writer._stream
+    stream = sdort.onnx_io.save._stream
 
     def ordered(blobs: Any, descriptor: int) -> Any:
         yield from list(stream(blobs, descriptor))[::order]
 
-    monkeypatch.setattr(sdort.writer, "_stream", ordered)
+    monkeypatch.setattr(sdort.onnx_io.save, "_stream", ordered)
     # Sizes that leave gaps between the regions, and one of several blocks.
     sizes = [257, 2**18 + 1, 300, 2**18 + 64, 999]
     model = chain(*[Inline(RNG.standard_normal((1, size), np.float32)) for size in sizes])
@@ -520,7 +531,7 @@ from pathlib import Path
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_writer import chain, Inline, np
 from sdort.errors import OutputError
-from sdort.writer import save_model
+from sdort.onnx_io.save import save_model
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 model = chain(*[Inline(np.ones((64, 64), np.float32) * i) for i in range(20)])
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
@@ -686,7 +697,7 @@ class Slow(Weight):
 
 
 def test_no_thread_writes_when_the_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdort.writer, "WORKERS", 2)
+    monkeypatch.setattr(sdort.onnx_io.save, "WORKERS", 2)
     monkeypatch.setattr(Slow, "failed", threading.Event(), raising=False)
     monkeypatch.setattr(Slow, "missing", [], raising=False)
 
@@ -724,8 +735,8 @@ class Tracked(Weight):
 
 def test_bytes_in_flight_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are evaluated together fit the budget; one that is larger than it comes alone."""
-    monkeypatch.setattr(sdort.writer, "IN_FLIGHT", 20 * 2**20)
-    monkeypatch.setattr(sdort.writer, "WORKERS", 4)
+    monkeypatch.setattr(sdort.onnx_io.save, "IN_FLIGHT", 20 * 2**20)
+    monkeypatch.setattr(sdort.onnx_io.save, "WORKERS", 4)
     monkeypatch.setattr(Tracked, "used", [0])
     sizes = [1] * 12 + [4] + [1] * 12  # MiB * 8 each
     save_model(chain(*[Tracked(size, number) for number, size in enumerate(sizes)]), tmp_path / "model.onnx")
@@ -744,13 +755,13 @@ import sys, resource
 from pathlib import Path
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_writer import chain, np, Stored, Cast, Transposed
-import sdort.writer
-sdort.writer.IN_FLIGHT, sdort.writer.WORKERS = 48 * 2**20, 2
+import sdort.onnx_io.save
+sdort.onnx_io.save.IN_FLIGHT, sdort.onnx_io.save.WORKERS = 48 * 2**20, 2
 weights = [Stored(Path({str(tmp_path / "weights.bin")!r}), i * 2**22, (1024, 1024), np.float32) for i in range(64)]
 model = chain(*[Cast(Transposed(w, (1, 0)), np.float16) for w in weights])
 pages = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (pages + 160 * 2**20,) * 2)
-sdort.writer.save_model(model, Path({str(tmp_path / "model.onnx")!r}))
+sdort.onnx_io.save.save_model(model, Path({str(tmp_path / "model.onnx")!r}))
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr

@@ -14,7 +14,7 @@ from sdort.cli.options import placement_option, runtime_options, show_placement
 from sdort.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
-    from sdort.runtime.providers import RuntimeOptions
+    from sdort.providers.options import RuntimeOptions
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -230,8 +230,8 @@ def command(
     Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
     the first call with loading / during the later warm-up calls.
     """
-    from sdort.bench.command import Delivery, run_ablation, run_bench
-    from sdort.bench.plan import Options, apply_preset
+    from sdort.benchmark.command import Delivery, run_ablation, run_bench
+    from sdort.benchmark.setup import Options, apply_preset
 
     if ablation and (baseline or engines or engine != "onnxruntime" or placement):
         raise click.UsageError(

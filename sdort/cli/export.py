@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.export.manifest import ExportReport
+    from sdort.exporter.manifest import ExportReport
 
 _COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_decoder")
 
@@ -64,7 +64,7 @@ def command(
     and a manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
     """
     from sdort.console import emit_json, show
-    from sdort.export.pipeline import Options, StaticSize, export
+    from sdort.exporter.command import Options, StaticSize, export
 
     numbers = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", static or "1x1x1")
     if not numbers:

@@ -10,9 +10,9 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.inspect import Change, Component
+    from sdort.inspection.description import Change, Component
 
-# Kinds of sdort.inspect.Change that are numbers; a missing one is 0.
+# Kinds of sdort.inspection.description.Change that are numbers; a missing one is 0.
 _COUNTED = ("count", "bytes", "version", "operator")
 
 _EPILOG = """\b
@@ -51,7 +51,7 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], pla
     if placement and (diff or len(providers) != 1):
         raise click.UsageError("--placement wants one --provider, and no --diff")
     from sdort.console import emit_json, show
-    from sdort.inspect import PROVIDERS, compare, inspect_path
+    from sdort.inspection.description import PROVIDERS, compare, inspect_path
 
     if placement:
         _show_placement(paths[0], providers[0], as_json)
@@ -78,10 +78,10 @@ def _show_placement(path: Path, name: str, as_json: bool) -> None:
     from sdort.cli.options import show_placement
     from sdort.console import emit_json
     from sdort.errors import ProviderError
-    from sdort.layout import find_models
+    from sdort.inspection.profile import measure_placement, remarks
+    from sdort.onnx_io.components import find_models
+    from sdort.providers.options import RuntimeOptions
     from sdort.runtime.probe import choose_provider
-    from sdort.runtime.profile import measure_placement, remarks
-    from sdort.runtime.providers import RuntimeOptions
 
     options = RuntimeOptions(name)
     provider, reason = choose_provider(options)
@@ -148,7 +148,7 @@ def _values_table(components: list[Component]) -> Table:
 
 
 def _operators_table(components: list[Component]) -> Table:
-    from sdort.inspect import is_fused
+    from sdort.inspection.description import is_fused
 
     table = _table("Operators (* fused, of domain com.microsoft)", "operator", *(f">{c.component}" for c in components))
     totals: dict[str, int] = {}

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.optimize import Report
+    from sdort.optimizer.command import Report
 
 _EPILOG = """\b
 Examples:
@@ -127,8 +127,8 @@ def command(
     if fp16_plan and fp16 != PLAIN:
         raise click.UsageError("--fp16-plan needs --fp16" if not fp16 else "--fp16 auto makes its own plan")
     from sdort.console import QUIET, emit_json, verbosity
-    from sdort.optimize import Request, optimize
-    from sdort.precision.bf16 import refuse_bf16
+    from sdort.onnx_io.bf16 import refuse_bf16
+    from sdort.optimizer.command import Request, optimize
 
     if bf16 and fp16:
         raise click.UsageError("--bf16 and --fp16 exclude each other")

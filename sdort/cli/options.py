@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sdort.runtime.profile import Placement
+    from sdort.inspection.profile import Placement
 
 custom_ops_option = click.option(
     "--custom-ops",
@@ -48,9 +48,9 @@ def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def show_placement(found: Sequence[Placement], lines: Sequence[str]) -> None:
-    """Print what :mod:`sdort.runtime.profile` found."""
+    """Print what :mod:`sdort.inspection.profile` found."""
     from sdort.console import show
-    from sdort.runtime.profile import placement_table
+    from sdort.inspection.profile import placement_table
 
     show(placement_table(found))
     for line in lines:
@@ -97,7 +97,7 @@ _RUNTIME = {
     ),
     "custom_ops": custom_ops_option,
 }
-"""Fields of :class:`sdort.runtime.providers.RuntimeOptions` and the options that set them."""
+"""Fields of :class:`sdort.providers.options.RuntimeOptions` and the options that set them."""
 
 
 def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def call(**values: Any) -> Any:
-        from sdort.runtime.providers import RuntimeOptions
+        from sdort.providers.options import RuntimeOptions
 
         runtime = RuntimeOptions(**{name: values.pop(name) for name in _RUNTIME})
         return command(**values, runtime=runtime)

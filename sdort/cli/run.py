@@ -10,7 +10,7 @@ import click
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
 
 if TYPE_CHECKING:
-    from sdort.runtime.providers import RuntimeOptions
+    from sdort.providers.options import RuntimeOptions
 
 
 @click.command(
@@ -81,8 +81,8 @@ def command(
     import secrets
 
     from sdort.console import emit_json
-    from sdort.runtime.request import Request
-    from sdort.runtime.run import run
+    from sdort.generation.command import run
+    from sdort.generation.request import Request
 
     request = Request(
         prompt=prompt,
@@ -99,7 +99,7 @@ def command(
     )
     record = run(pipeline, request, runtime, output, overwrite=overwrite)
     if placement:
-        from sdort.runtime.run import placement_of
+        from sdort.generation.command import placement_of
 
         record["placement"], lines = placement_of(pipeline, request, runtime, record)
     if as_json:

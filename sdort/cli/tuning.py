@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sdort.tuning.bundle import Bundle
-    from sdort.tuning.care import Finding
+    from sdort.tuning.maintenance import Finding
 
 
 class Duration(click.ParamType[float]):
@@ -60,7 +60,7 @@ def command() -> None:
 def list_(custom_ops: str, as_json: bool) -> None:
     """Show what is kept and whether runs on this machine use it."""
     from sdort.console import emit_json, say, show
-    from sdort.tuning.care import look
+    from sdort.tuning.maintenance import look
     from sdort.tuning.store import Store
 
     store = Store()
@@ -123,7 +123,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Compare every file of the bundles with its hash; exit code 3 if one is damaged."""
     from sdort.console import emit_json, say
     from sdort.tuning.bundle import BundleError
-    from sdort.tuning.care import BROKEN, look
+    from sdort.tuning.maintenance import BROKEN, look
     from sdort.tuning.store import Store
 
     found = look(Store(), names, thorough=True)
@@ -147,7 +147,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: str, as_json: bool) -> None:
     """Remove bundles that are damaged, or were made with other versions than are installed."""
     from sdort.console import emit_json, say, show
-    from sdort.tuning.care import prune as run_prune
+    from sdort.tuning.maintenance import prune as run_prune
     from sdort.tuning.store import Store
 
     gone = run_prune(Store(), older_than=older_than, foreign=foreign, dry_run=dry_run, custom_ops=custom_ops)

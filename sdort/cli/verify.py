@@ -13,7 +13,7 @@ from sdort.cli.options import runtime_options
 from sdort.verification.limits import REASONS
 
 if TYPE_CHECKING:
-    from sdort.runtime.providers import RuntimeOptions
+    from sdort.providers.options import RuntimeOptions
 
 _LIMITS = "\n".join(
     f"  {each.measure:24} {each.float32:>8}  {each.float16:>18}  {each.bfloat16:>18}" for each in REASONS
@@ -136,7 +136,7 @@ def command(
     out of its limits or could not be compared.
     """
     from sdort.errors import ParityError
-    from sdort.verification.deliver import deliver
+    from sdort.verification.command import deliver
     from sdort.verification.images import read_prompts
     from sdort.verification.result import Options, refuse_failed
 

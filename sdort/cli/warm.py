@@ -14,8 +14,8 @@ from sdort.cli.tuning import Duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.runtime.providers import RuntimeOptions
-    from sdort.warm import Warmed
+    from sdort.providers.options import RuntimeOptions
+    from sdort.warmup.command import Warmed
 
 
 @click.command(
@@ -61,8 +61,8 @@ def command(
     """
     from sdort.console import emit_json, say, show
     from sdort.errors import SdortError
-    from sdort.tuning.plan import Options
-    from sdort.warm import LEFT, refuse_failed, warm
+    from sdort.warmup.command import LEFT, refuse_failed, warm
+    from sdort.warmup.plan import Options
 
     done = warm(pipeline, Options(runtime, sizes or (), images, components, budget, vae_tiling, vae_slicing))
     left = [each for each in done if each.status == LEFT]

@@ -1,5 +1,5 @@
 """What sdort sees of a machine, and whether it would work there.
 
 Each check is a function from facts to findings. Facts about the machine come from files under a root
-(:class:`sdort.runtime.system.System`), those about the installed software from :mod:`sdort.doctor.software`.
+(:class:`sdort.machine.system.System`), those about the installed software from :mod:`sdort.doctor.software`.
 """

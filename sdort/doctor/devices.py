@@ -8,10 +8,10 @@ from itertools import chain
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding, from_problem
 from sdort.doctor.software import Software
+from sdort.machine.gpus import Gpu, amd_driver, amd_gpus, nvidia_driver, nvidia_gpus, rocm_version
+from sdort.machine.system import System
+from sdort.providers.options import CUDA, MIGRAPHX, ROCM, Provider
 from sdort.runtime.availability import find_problems
-from sdort.runtime.gpus import Gpu, amd_driver, amd_gpus, nvidia_driver, nvidia_gpus, rocm_version
-from sdort.runtime.providers import CUDA, MIGRAPHX, ROCM, Provider
-from sdort.runtime.system import System
 
 _AMD_LIBRARIES = {"HIP": "libamdhip64", "hipBLAS": "libhipblas", "MIOpen": "libMIOpen", "MIGraphX": "libmigraphx_c"}
 _CUDA_LIBRARIES = {"CUDA": "libcudart", "cuBLAS": "libcublas", "cuDNN": "libcudnn"}

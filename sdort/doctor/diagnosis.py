@@ -11,10 +11,10 @@ from sdort.doctor.finding import Finding
 from sdort.doctor.software import Software, installed_software, software_findings
 from sdort.doctor.storage import cache_findings, memory_finding, operator_findings
 from sdort.errors import SdortError
+from sdort.machine.gpus import Gpu, amd_gpus, nvidia_gpus
+from sdort.machine.system import System
 from sdort.ops.library import Description, built_library, describe
-from sdort.runtime.gpus import Gpu, amd_gpus, nvidia_gpus
-from sdort.runtime.providers import PROVIDERS
-from sdort.runtime.system import System
+from sdort.providers.options import PROVIDERS
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 from sdort import __version__
 from sdort.doctor.finding import OK, PROBLEM, Finding
 from sdort.errors import ProviderError
-from sdort.runtime.flavours import Flavour, flavour, import_onnxruntime, installed_flavours
+from sdort.machine.distributions import Flavour, flavour, import_onnxruntime, installed_flavours
+from sdort.providers.options import PROVIDERS
 from sdort.runtime.probe import installed_library
-from sdort.runtime.providers import PROVIDERS
 
 _SECTION = "software"
 _TIMEOUT = 300
@@ -71,7 +71,7 @@ import sys
 sys.path[:] = sys.argv[3:]
 import json
 from sdort.runtime.probe import why_not
-from sdort.runtime.providers import PROVIDERS, RuntimeOptions
+from sdort.providers.options import PROVIDERS, RuntimeOptions
 reason = why_not(PROVIDERS[sys.argv[1]], RuntimeOptions(device_id=int(sys.argv[2])))
 print(json.dumps({"reason": reason}))
 """

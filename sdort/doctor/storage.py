@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
+from sdort.machine.system import System
 from sdort.ops.library import Description
-from sdort.runtime.system import System
 
 _GIB = 1 << 30
 _SMALL_DISK, _FULL_DISK = 10 * _GIB, _GIB // 4

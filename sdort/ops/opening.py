@@ -19,7 +19,7 @@ from pathlib import Path
 import onnx
 
 from sdort.console import say
-from sdort.wire import read_graph
+from sdort.onnx_io.wire import read_graph
 
 DOMAIN, VERSION = "com.microsoft", 1
 

@@ -21,10 +21,10 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.errors import BadModelError
+from sdort.model.symbolic import Dim, Shape
+from sdort.passes.shapes_only import is_causal
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import extremes
-from sdort.rewrite.shapes_only import is_causal
-from sdort.rewrite.symbolic import Dim, Shape
 
 _KNOWN = frozenset({"scale", "is_causal", "softcap", "softmax_precision", "q_num_heads", "kv_num_heads"})
 _KNOWN |= {"qk_matmul_output_mode"}

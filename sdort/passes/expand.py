@@ -14,10 +14,10 @@ import onnx.inliner
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto, defs, helper
 
-from sdort.loader import from_proto
+from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome
-from sdort.rewrite.infer import plain_attributes
+from sdort.rewrite.inference import plain_attributes
 
 NAME = "expand"
 Lacks = Callable[[gs.Node], "str | None"]

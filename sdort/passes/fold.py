@@ -1,7 +1,7 @@
 """Constant folding and removal of what does nothing.
 
-Small tensors are computed; weights are only described (:mod:`sdort.weights`), so folding a Linear's transpose costs
-nothing here. Integer tensors whose elements are known symbolically fold too: that is what turns the
+Small tensors are computed; weights are only described (:mod:`sdort.model.weights`), so folding a Linear's transpose
+costs nothing here. Integer tensors whose elements are known symbolically fold too: that is what turns the
 ``Shape -> Gather -> Concat`` chains of an exporter into constants.
 """
 
@@ -18,11 +18,8 @@ import onnx_graphsurgeon as gs
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 
-from sdort.rewrite.editor import Editor, array, producer, scalar, weight
-from sdort.rewrite.infer import plain_attributes
-from sdort.rewrite.symbolic import numbers
-from sdort.rewrite.worklist import apply_rules
-from sdort.weights import (
+from sdort.model.symbolic import numbers
+from sdort.model.weights import (
     Array,
     Cast,
     Concatenated,
@@ -33,6 +30,9 @@ from sdort.weights import (
     Weight,
     as_weight,
 )
+from sdort.rewrite.editor import Editor, array, producer, scalar, weight
+from sdort.rewrite.inference import plain_attributes
+from sdort.rewrite.worklist import apply_rules
 
 LIMIT = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""

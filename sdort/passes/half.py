@@ -20,11 +20,11 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, defs, helper
 
-from sdort.loader import from_proto
-from sdort.model import Model
+from sdort.model.model import Model
+from sdort.model.weights import Array, Weight, cast
+from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor, consumers, producer
 from sdort.rewrite.masks import cone, extremes
-from sdort.weights import Array, Weight, cast
 
 FLOAT32_INPUTS = {
     ("com.microsoft", "GroupNorm"): (1, 2),
@@ -215,7 +215,7 @@ def _constants(editor: Editor) -> dict[str, Array | Weight]:
 
 def _resolve(proto: TensorProto, constants: dict[str, Array | Weight]) -> Weight | None:
     """The weight behind a converted initializer, cast if the converter says so."""
-    from sdort.weights import as_weight
+    from sdort.model.weights import as_weight
 
     values = constants.get(proto.name)
     if values is None:

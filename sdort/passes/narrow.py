@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.casts import convert
+from sdort.model.convert import convert
+from sdort.model.weights import cast_values
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float, widest
 from sdort.rewrite.worklist import apply_rules
-from sdort.weights import cast_values
 
 MOVING = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Gather", "Expand"})
 """Operators that move the elements of their first input."""

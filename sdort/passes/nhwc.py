@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.symbolic import Shape
+from sdort.model.weights import Reshaped, Transposed, as_weight, cast_values
 from sdort.rewrite.editor import Editor, array
 from sdort.rewrite.fusion import Support
-from sdort.rewrite.symbolic import Shape
-from sdort.weights import Reshaped, Transposed, as_weight, cast_values
 
 TO_LAST = [0, 2, 3, 1]
 TO_FIRST = [0, 3, 1, 2]

@@ -11,11 +11,11 @@ import math
 
 import onnx_graphsurgeon as gs
 
+from sdort.model.symbolic import Shape
+from sdort.model.weights import Inline, Reshaped, as_weight
 from sdort.rewrite.editor import Editor, array, producer
-from sdort.rewrite.infer import broadcast
-from sdort.rewrite.symbolic import Shape
+from sdort.rewrite.inference import broadcast
 from sdort.rewrite.worklist import Rule
-from sdort.weights import Inline, Reshaped, as_weight
 
 BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Equal", "Less", "LessOrEqual",
                           "Greater", "GreaterOrEqual", "Min", "Max"})  # fmt: skip

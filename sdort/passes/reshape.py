@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.symbolic import Dim, Shape
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.symbolic import Dim, Shape
 from sdort.rewrite.worklist import apply_rules
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})

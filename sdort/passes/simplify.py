@@ -8,12 +8,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from sdort.model.symbolic import Dim, Shape, numbers
+from sdort.model.weights import Weight
 from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, array, producer, scalar
-from sdort.rewrite.infer import plain_attributes
-from sdort.rewrite.symbolic import Dim, Shape, numbers
+from sdort.rewrite.inference import plain_attributes
 from sdort.rewrite.worklist import Rule, apply_rules
-from sdort.weights import Weight
 
 APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM
 

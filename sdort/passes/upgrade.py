@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import defs, helper
 
 from sdort.errors import BadModelError
-from sdort.model import Model
+from sdort.model.model import Model
 from sdort.passes import expand
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.pattern import OPSET

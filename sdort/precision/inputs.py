@@ -11,8 +11,8 @@ import numpy.typing as npt
 import onnx
 
 from sdort.errors import SdortError
-from sdort.runtime.providers import RuntimeOptions
-from sdort.samples import Sample, declared_inputs, make_inputs
+from sdort.providers.options import RuntimeOptions
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
@@ -65,12 +65,12 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -
 
 
 def _record(source: Path) -> dict[str, list[Feed]]:
-    from sdort.runtime.folder import open_folder
-    from sdort.runtime.pipeline import assemble
-    from sdort.runtime.providers import CPU
-    from sdort.runtime.request import Request
+    from sdort.generation.pipeline import assemble
+    from sdort.generation.request import Request
+    from sdort.pipelines.folder import open_folder
+    from sdort.providers.options import CPU
     from sdort.runtime.session import open_session
-    from sdort.verification.inputs import HostLoop, Recorder
+    from sdort.verification.recorded_inputs import HostLoop, Recorder
 
     folder = open_folder(source)
     options = RuntimeOptions("cpu", custom_ops="off")

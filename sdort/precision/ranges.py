@@ -19,15 +19,15 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import inliner
 
+from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, ParityError
-from sdort.model import Model
+from sdort.machine.distributions import import_onnxruntime
+from sdort.model.model import Model
+from sdort.model.weights import as_weight
+from sdort.onnx_io.save import save_model
 from sdort.precision import probes
 from sdort.precision.probes import LARGEST, MEANT, SMALLEST, VANISHING
-from sdort.reference import expand
 from sdort.rewrite.editor import Editor
-from sdort.runtime.flavours import import_onnxruntime
-from sdort.weights import as_weight
-from sdort.writer import save_model
 
 Array = npt.NDArray[Any]
 Feeds = Sequence[Mapping[str, Array]]

@@ -16,10 +16,10 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.errors import BadModelError
-from sdort.model import Model
-from sdort.rewrite.infer import Fact, Facts
-from sdort.rewrite.symbolic import Dim, Shape
-from sdort.weights import Array, Weight
+from sdort.model.model import Model
+from sdort.model.symbolic import Dim, Shape
+from sdort.model.weights import Array, Weight
+from sdort.rewrite.inference import Fact, Facts
 
 SMALL = 1024
 """Constants of up to this many elements may be read by passes; larger ones are only described."""
@@ -29,7 +29,7 @@ class Editor:
     """A graph under change.
 
     ``maker`` names the fusion or step at work; ``makers`` keeps it for every new node, ``layouts`` the original of
-    every channels-last tensor (:mod:`sdort.provenance`).
+    every channels-last tensor (:mod:`sdort.rewrite.provenance`).
 
     Args:
         model: the model; its graph is changed in place.
@@ -244,7 +244,7 @@ def array(tensor: gs.Tensor, limit: float = SMALL) -> Array | None:
 
 
 def _readable(leaf: Weight) -> bool:
-    from sdort.weights import Absent
+    from sdort.model.weights import Absent
 
     return not isinstance(leaf, Absent)
 

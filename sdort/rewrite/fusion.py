@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import onnx_graphsurgeon as gs
 
+from sdort.model.weights import cast_values
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Progress, Refusal, find, is_float, refuse
 from sdort.rewrite.pattern import Capture, Pattern, check_connected, parse_pattern
-from sdort.weights import cast_values
 
 STAGES = ("restore", "raise", "fuse", "fuse_nhwc", "extend", "lower")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.weights import Array
 from sdort.rewrite.editor import Editor, array, producer
-from sdort.weights import Array
 
 LARGEST_HALF = 65504.0
 """The largest finite number of fp16."""

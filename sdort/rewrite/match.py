@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.symbolic import Dim
+from sdort.model.weights import Array, Weight
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.pattern import COMMUTATIVE, Capture, Pattern, PatternNode, TensorType, default_attribute, has_default
-from sdort.rewrite.symbolic import Dim
-from sdort.weights import Array, Weight
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.runtime.elf import code_objects, needed
-from sdort.runtime.gpus import amd_driver, amd_gpus, nvidia_driver, rocm_version
-from sdort.runtime.system import System
-from sdort.targets.provider import Provider
+from sdort.machine.elf import code_objects, needed
+from sdort.machine.gpus import amd_driver, amd_gpus, nvidia_driver, rocm_version
+from sdort.machine.system import System
+from sdort.providers.provider import Provider
 
 # For GPUs that ROCm has no builds for, the close relative whose machine code they run: widely reported to work by
 # people, supported by nobody.

@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sdort import __version__
-from sdort.runtime.flavours import installed_flavours
-from sdort.runtime.gpus import amd_gpus, nvidia_driver, nvidia_gpus
-from sdort.runtime.providers import Provider
-from sdort.runtime.system import System
+from sdort.machine.distributions import installed_flavours
+from sdort.machine.gpus import amd_gpus, nvidia_driver, nvidia_gpus
+from sdort.machine.system import System
+from sdort.providers.options import Provider
 
 _PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 

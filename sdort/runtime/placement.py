@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sdort.errors import ProviderError
-from sdort.runtime.providers import CPU, Provider
+from sdort.providers.options import CPU, Provider
 
 _PLACED = re.compile(r"(?:Node\(s\)|All nodes) placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE = re.compile(r"VerifyEachNodeIsAssignedToAnEp\]\s+(\w+) \(")

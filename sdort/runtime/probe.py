@@ -18,11 +18,11 @@ import numpy as np
 
 from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
+from sdort.machine.distributions import flavour, import_onnxruntime
+from sdort.machine.system import System
 from sdort.ops.library import resolve
 from sdort.ops.opening import prepare
-from sdort.runtime.availability import Problem, architecture, find_problems
-from sdort.runtime.flavours import flavour, import_onnxruntime
-from sdort.runtime.providers import (
+from sdort.providers.options import (
     AUTO,
     CPU,
     PROVIDERS,
@@ -33,7 +33,7 @@ from sdort.runtime.providers import (
     provider_options,
     session_options,
 )
-from sdort.runtime.system import System
+from sdort.runtime.availability import Problem, architecture, find_problems
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 FATAL, _WARNING = 4, 2
@@ -207,7 +207,7 @@ def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
     Raises:
         ProviderError: it does not load and ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a
             GPU provider compiled in that does not load.
-        UsageError: as :func:`sdort.runtime.providers.check_options`.
+        UsageError: as :func:`sdort.providers.options.check_options`.
     """
     if options.provider == AUTO:
         provider, reason = _first_that_loads(options)

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
+from sdort.machine.distributions import import_onnxruntime
+from sdort.providers.bf16 import check_bf16, with_bf16
+from sdort.providers.options import Provider, RuntimeOptions
 from sdort.runtime import placement
-from sdort.runtime.bf16 import check_bf16, with_bf16
-from sdort.runtime.flavours import import_onnxruntime
 from sdort.runtime.probe import FATAL, create_session, first_line
-from sdort.runtime.providers import Provider, RuntimeOptions
-from sdort.tuning.hook import prepare
+from sdort.tuning.session_hooks import prepare
 
 Array = npt.NDArray[Any]
 
@@ -220,9 +220,9 @@ def check_file(path: Path, component: str) -> None:
     """Refuse an untrusted file that points outside its folder or is otherwise unsafe, before ONNX Runtime reads it.
 
     Raises:
-        BadModelError: as :func:`sdort.loader.load_model`, which describes weights and reads none.
+        BadModelError: as :func:`sdort.onnx_io.load.load_model`, which describes weights and reads none.
     """
-    from sdort.loader import load_model
+    from sdort.onnx_io.load import load_model
 
     load_model(path, component)
 

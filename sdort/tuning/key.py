@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sdort.ops.library import AUTO, library_hash, resolve
-from sdort.runtime.bf16 import with_bf16
-from sdort.runtime.folder import hash_model
-from sdort.runtime.providers import PROVIDERS, Provider, RuntimeOptions, provider_options
-from sdort.tuning.machine import Machine, this_machine
+from sdort.pipelines.folder import hash_model
+from sdort.providers.bf16 import with_bf16
+from sdort.providers.options import PROVIDERS, Provider, RuntimeOptions, provider_options
+from sdort.tuning.device import Machine, this_machine
 
 Shapes = Mapping[str, Sequence[int]]
 """The dimensions of every input of a model."""
@@ -29,7 +29,7 @@ class Key(Machine):
     custom_ops: str | None
     """A hash of sdort's operator library, None where none takes part."""
     model: str
-    """A hash of the graph and its weights (:func:`sdort.runtime.folder.hash_model`)."""
+    """A hash of the graph and its weights (:func:`sdort.pipelines.folder.hash_model`)."""
     component: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Every input's dimensions, sorted by name; empty to look for any."""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sdort.bench.check import Precision
 from sdort.errors import SdortError
 from sdort.runtime.session import Array
-from sdort.verification.inputs import Inputs
+from sdort.verification.checks import Precision
 from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
 from sdort.verification.metrics import Errors, errors
+from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.runners import Outputs, Place, run_candidate, run_original, run_torch
 
 ONNX, TORCH = "ONNX", "torch"

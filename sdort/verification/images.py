@@ -12,8 +12,8 @@ from statistics import median_high, median_low
 import numpy as np
 
 from sdort.errors import UsageError
-from sdort.runtime.images import Generated
-from sdort.runtime.request import Request
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
 from sdort.runtime.session import Array
 from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim

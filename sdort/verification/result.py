@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort.bench.check import Precision
 from sdort.errors import ParityError
-from sdort.runtime.providers import CPU, RuntimeOptions
-from sdort.verification.blame import Finding
+from sdort.providers.options import CPU, RuntimeOptions
+from sdort.verification.bisection.blame import Finding
+from sdort.verification.checks import Precision
 from sdort.verification.components import ONNX, Comparison
 from sdort.verification.images import PROMPTS, ImageComparison, Judged, judge_images
-from sdort.verification.inputs import RANDOM, REAL
+from sdort.verification.recorded_inputs import RANDOM, REAL
 from sdort.verification.semantic import Semantic
 
 PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import onnx
 
+from sdort.emulation.rounding import emulate
+from sdort.emulation.standard import needs_expansion
 from sdort.errors import BadModelError
+from sdort.generation.pipeline import TextToImage, assemble
 from sdort.ops.library import AUTO, OFF, resolve
-from sdort.precision.emulate import emulate
-from sdort.reference import needs_expansion
-from sdort.runtime.folder import PipelineFolder
-from sdort.runtime.pipeline import TextToImage, assemble
-from sdort.runtime.providers import CPU, Provider, RuntimeOptions
+from sdort.pipelines.folder import PipelineFolder
+from sdort.providers.options import CPU, Provider, RuntimeOptions
 from sdort.runtime.session import Array, Session, check_file, open_session
-from sdort.verify import open_session as open_graph
-from sdort.verify import precision
+from sdort.verification.parity import open_session as open_graph
+from sdort.verification.parity import precision
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]
@@ -34,9 +34,9 @@ class Place:
 def open_component(path: Path, component: str, place: Place) -> Session:
     """Open a component on a provider.
 
-    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.reference`), one in fp16 or bf16
-    with every result rounded as a GPU stores it (:mod:`sdort.precision.emulate`): ONNX Runtime's CPU provider keeps
-    fp32 between its casts, where nothing overflows. Who asks for a library of sdort's operators gets their CPU kernels.
+    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.emulation.standard`), one in fp16
+    or bf16 with every result rounded as a GPU stores it (:mod:`sdort.emulation.rounding`): ONNX Runtime's CPU provider
+    keeps fp32 between its casts, where nothing overflows. Who asks for a library of sdort's operators gets their CPU kernels.
 
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
@@ -102,7 +102,7 @@ def run_torch(checkpoint: Path, component: str, feeds: Sequence[Feeds]) -> list[
     Raises:
         BadModelError: the checkpoint does not load.
     """
-    from sdort.bench.torch_engine import TorchEngine
+    from sdort.engines.torch import TorchEngine
 
     engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
     results = []

@@ -8,8 +8,8 @@ from importlib import import_module
 
 import numpy as np
 
-from sdort.runtime.images import Generated
-from sdort.runtime.request import Request
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
 from sdort.runtime.session import Array
 
 Counts = dict[str, tuple[int, int]]

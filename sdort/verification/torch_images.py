@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sdort.bench.cases import PIPELINE
-from sdort.bench.torch_engine import TorchEngine
-from sdort.bench.torch_runners import PipelineRunner
-from sdort.runtime.images import Generated
-from sdort.runtime.providers import CPU
-from sdort.runtime.request import Request
+from sdort.engines.torch import TorchEngine
+from sdort.engines.torch_runners import PipelineRunner
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
+from sdort.providers.options import CPU
+from sdort.workload.cases import PIPELINE
 
 
 def draw_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tuple[str, int], Generated]:

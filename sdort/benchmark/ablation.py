@@ -1,0 +1,216 @@
+"""What each fusion is worth: fp32 without fusions, fp16 without, then one group of fusions after the other.
+
+The variants are made from the original on the fly. What is not fused yet stays in standard operators that the provider
+has, so every variant is legal; ONNX Runtime's own optimizations at loading are on, as in every run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sdort.benchmark.measure import Measurement, measure_engines, prepare
+from sdort.benchmark.rows import Row
+from sdort.benchmark.setup import Options, choose_components, find_reference, plan_cases
+from sdort.console import say
+from sdort.engines.onnx import OnnxEngine
+from sdort.engines.original import Reference, holds_onnx, original_of
+from sdort.errors import SdortError, UsageError
+from sdort.pipelines.folder import open_folder
+from sdort.providers.options import Provider
+from sdort.workload.cases import PIPELINE, Case
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of the ablation: what is added to the row before it."""
+
+    name: str
+    adds: tuple[str, ...] = ()
+    """Names that ``sdort optimize --disable`` knows."""
+    fp16: bool = True
+
+
+STEPS: tuple[Step, ...] = (
+    Step("raw fp32", fp16=False),
+    Step("fp16"),
+    Step("+ FMHA", ("multi_head_attention", "packed_attention")),
+    Step("+ NhwcConv", ("nhwc",)),
+    Step("+ GroupNorm", ("group_norm", "group_norm_silu", "skip_group_norm", "conv_bias_skip_group_norm")),
+    Step("+ BiasSplitGelu", ("bias_split_gelu",)),
+    Step("+ packed QKV", ("packed_qkv", "packed_kv")),
+    Step("+ BiasAdd", ("bias_add",)),
+)
+"""In the order of the published table (:mod:`sdort.benchmark.published`); the rest comes last, as one step."""
+
+REST = "+ the rest"
+
+
+def steps() -> list[Step]:
+    """:data:`STEPS`, then every other fusion: the last one is what ``sdort optimize --fp16`` makes."""
+    named = {name for step in STEPS for name in step.adds}
+    return [*STEPS, Step(REST, tuple(name for name in optional_fusions() if name not in named))]
+
+
+def optional_fusions() -> list[str]:
+    """Everything that may be left out: the fusions proper, and what is no fusion and can be disabled.
+
+    Raising stays, since the fusions are written for what it makes, and so does lowering, without which a variant would
+    not be legal. sdort's own operators are not part of the ablation.
+    """
+    from sdort.optimizer.command import PASSES
+    from sdort.rewrite.fusion import load_fusions
+
+    return [*PASSES, *(each.name for each in load_fusions().values() if each.stage in ("fuse", "fuse_nhwc"))]
+
+
+@dataclass
+class Stage:
+    """A step that was made and measured.
+
+    Attributes:
+        changes: operators -> how many more there are than in the step before, over all components.
+        same_as: the step that gave the same graphs, whose rows these are; empty if it was measured itself.
+        problem: why the variant could not be made, None if it was.
+    """
+
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    changes: dict[str, int] = field(default_factory=dict)
+    same_as: str = ""
+    problem: str | None = None
+
+
+@dataclass
+class Ablation:
+    """The whole of it; ``original`` is the name of the folder that the variants were made from."""
+
+    original: str
+    provider: str
+    stages: list[Stage] = field(default_factory=list)
+    measured: Measurement = field(default_factory=Measurement)
+    """The rows that were measured, each once, and their images."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What holds for all steps."""
+
+    original: Path
+    provider: Provider
+    components: Sequence[str]
+    todo: Sequence[Case]
+    reference: Reference | None
+    options: Options
+
+
+def ablate(path: Path, options: Options) -> Ablation:
+    """Measure every step, each variant alone, so that its memory is its own.
+
+    Args:
+        path: an optimized pipeline, whose manifest names its original, or the original itself.
+        options: ``engine``, ``baseline`` and ``checkpoint`` are not looked at.
+
+    Raises:
+        UsageError: the original is not known or is not on this machine.
+        SdortError: nothing can be measured.
+    """
+    provider = prepare(options)
+    with _original(path) as original:
+        engine = OnnxEngine(original, provider, options.runtime)
+        components = choose_components([engine], options.components)
+        todo = plan_cases(components, [engine], options)
+        compared = replace(options, baseline=None, reference=options.reference or original)
+        reference = find_reference(original, compared, todo, provider)
+        plan = _Plan(original, provider, components, todo, reference, options)
+        found = Ablation(original.resolve().name, provider.name)
+        before: Graphs = {}
+        every = steps()
+        for index, step in enumerate(every):
+            say(f"{step.name} ({index + 1} of {len(every)})")
+            before = _add_stage(found, plan, every[: index + 1], before)
+    return found
+
+
+@contextmanager
+def _original(path: Path) -> Iterator[Path]:
+    """The exported pipeline that ``path`` was optimized from, or ``path`` itself."""
+    if path.is_dir() and "optimized" not in open_folder(path, ()).manifest:
+        yield path
+        return
+    with original_of(path) as original:
+        if original is None or not holds_onnx(original):
+            raise UsageError(
+                f"the exported pipeline that {path} was optimized from is not known or not here",
+                hint="Give that pipeline itself: sdort bench EXPORTED --ablation.",
+            )
+        yield original
+
+
+Graphs = dict[str, dict[str, int]]
+"""Component -> operator -> count; empty where there is no variant."""
+
+
+def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[Step], before: Graphs) -> Graphs:
+    """Make and measure the last of ``so_far``; what the graphs are now."""
+    step, stage = so_far[-1], Stage(so_far[-1].name)
+    found.stages.append(stage)
+    with tempfile.TemporaryDirectory(prefix="sdort-ablation-") as folder:
+        variant = Path(folder) / f"{found.original} {step.name}"
+        try:
+            graphs = make_variant(plan.original, variant, plan.provider.name, so_far, plan.components)
+        except SdortError as error:
+            stage.problem = error.message
+            return {}
+        stage.changes = _changes(before, graphs)
+        # The precision changes once, at the second step, where there is always something to measure.
+        if before == graphs and len(so_far) > 2:
+            twin = found.stages[-2]
+            stage.rows, stage.same_as, stage.problem = twin.rows, twin.same_as or twin.name, twin.problem
+            return graphs
+        engine = OnnxEngine(variant, plan.provider, plan.options.runtime)
+        measured = measure_engines([engine], plan.components, plan.todo, plan.reference, plan.options)
+    for row in measured.rows:
+        row.step = step.name
+    stage.rows = measured.rows
+    found.measured.rows += measured.rows
+    found.measured.pictures += measured.pictures
+    return graphs
+
+
+def make_variant(
+    original: Path, out: Path, provider: str, so_far: Sequence[Step], components: Sequence[str] = ()
+) -> Graphs:
+    """Optimize with the fusions of these steps alone; the operators of each component.
+
+    Raises:
+        SdortError: the variant cannot be made.
+    """
+    from sdort.optimizer.command import Request, optimize
+
+    added = {name for step in so_far for name in step.adds}
+    request = Request(
+        original,
+        out,
+        provider=provider,
+        fp16=so_far[-1].fp16,
+        components=() if PIPELINE in components else components,
+        disable=[name for name in optional_fusions() if name not in added],
+        allow_misses=True,
+    )
+    return {name: done["operators"] for name, done in optimize(request).components.items()}
+
+
+def _changes(before: Graphs, after: Graphs) -> dict[str, int]:
+    if not before:
+        return {}
+    difference: Counter[str] = Counter()
+    for sign, graphs in ((1, after), (-1, before)):
+        for operators in graphs.values():
+            for name, count in operators.items():
+                difference[name] += sign * count
+    return {name: count for name, count in sorted(difference.items()) if count}

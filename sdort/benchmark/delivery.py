@@ -1,0 +1,63 @@
+"""Print or write a benchmark's text, and end with an error if a check failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdort.benchmark.rows import Row
+from sdort.errors import OutputError, ParityError
+from sdort.staging import staged_file
+
+MOST_LISTED = 12
+"""Failures that a message names one by one; the result has them all."""
+
+
+def show_text(text: str) -> None:
+    """Print machine-readable text as it is: rich would wrap it."""
+    import click
+
+    click.echo(text, nl=False)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside, then rename.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        with staged_file(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def refuse_failed(rows: Sequence[Row]) -> None:
+    """Raise if a row has no times.
+
+    Raises:
+        ParityError: which rows, and why.
+    """
+    failed = failures(rows)
+    if failed:
+        unlike = any(row.failed and (row.error is not None or row.psnr_db is not None) for row in rows)
+        raise ParityError(
+            f"{len(failed)} of {len(rows)} rows were not timed, because they failed:{listed(failed)}",
+            hint="sdort verify PIPELINE --bisect tells where and why." if unlike else None,
+        )
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Each row that failed its check, in words: which one, and by how much."""
+    return [
+        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.dtype}: {row.status}"
+        for row in rows
+        if row.failed
+    ]
+
+
+def listed(each: Sequence[str]) -> str:
+    """Lines of their own for a message, the first few."""
+    lines = [*each[:MOST_LISTED], *([f"and {len(each) - MOST_LISTED} more"] if len(each) > MOST_LISTED else [])]
+    return "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,282 @@
+"""``sdort bench`` as a library call: check first, then time, two pipelines in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort.benchmark.memory import Meter, Peak, torch_on_gpu
+from sdort.benchmark.rows import Row
+from sdort.benchmark.setup import Options, choose_components, find_reference, open_engines, plan_cases
+from sdort.benchmark.timing import clock, interleave, ratio, statistics
+from sdort.console import detail, progress
+from sdort.engines.onnx import Engine, OnnxEngine, Runner
+from sdort.engines.original import Reference, Result, draw, verdict
+from sdort.errors import SdortError
+from sdort.generation.command import announce
+from sdort.generation.images import Generated
+from sdort.generation.schedulers import find_scheduler
+from sdort.inspection.profile import measure_cases
+from sdort.providers.options import Provider
+from sdort.runtime.environment import device_name, versions
+from sdort.runtime.probe import choose_provider
+from sdort.verification.checks import Precision, Verdict, check_images, precision
+from sdort.verification.limits import ENOUGH
+from sdort.workload.cases import PIPELINE, Case, further
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The first image of a pipeline's row, and the same noise drawn by what the row was checked against."""
+
+    row: Row
+    image: Generated
+    reference: Generated | None
+
+
+@dataclass
+class Measurement:
+    """The rows of a benchmark and the images that they were checked by."""
+
+    rows: list[Row] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def bench(path: Path, options: Options) -> list[Row]:
+    """The rows of :func:`measure`."""
+    return measure(path, options).rows
+
+
+def measure(path: Path, options: Options) -> Measurement:
+    """Measure a pipeline, and a baseline or other engines beside it.
+
+    Every case is checked before it is timed: its outputs are finite, not constant, repeatable, and equal those of the
+    reference. The reference is ``options.reference``, else the baseline, else what the manifest names as the
+    original.
+
+    Returns:
+        One row a case and pipeline; a row whose check failed has no times and says why in ``status``.
+
+    Raises:
+        SdortError: nothing could be measured at all.
+    """
+    provider = prepare(options)
+    with open_engines(path, options, provider) as engines:
+        components = choose_components(engines, options.components)
+        todo = plan_cases(components, engines, options)
+        reference = find_reference(path, options, todo, provider)
+        found = measure_engines(engines, components, todo, reference, options)
+        if options.placement:
+            _fill_placements(found.rows, engines)
+    return found
+
+
+def prepare(options: Options) -> Provider:
+    """Check what can be checked before anything is opened, and choose the provider."""
+    if options.scheduler:
+        find_scheduler(options.scheduler)
+    announce(options.runtime)
+    return choose_provider(options.runtime)[0]
+
+
+def measure_engines(
+    engines: Sequence[Engine],
+    components: Sequence[str],
+    todo: Sequence[Case],
+    reference: Reference | None,
+    options: Options,
+) -> Measurement:
+    """Measure every case on all engines in turn, one component after the other; the engines end closed."""
+    found = Measurement()
+    for each in engines:
+        each.import_libraries(components)
+    meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
+    calls = options.warmup + 1 + options.repeat
+    with progress("measuring", total=len(todo) * len(engines) * calls) as advance:
+        for component in components:
+            for case in todo:
+                if case.component == component:
+                    _measure(engines, meters, case, reference, options, advance, found)
+            for engine, meter in zip(engines, meters, strict=True):
+                engine.close()
+                meter.forget()
+    return found
+
+
+def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
+    """In sessions of their own, when all is timed: a profile costs time."""
+    for index, row in enumerate(rows):
+        engine = engines[index % len(engines)]  # a case has one row for each engine
+        if isinstance(engine, OnnxEngine) and row.component != PIPELINE and not row.failed:
+            case = Case(row.component, row.batch_size, row.height, row.width)
+            [row.placement] = measure_cases(
+                engine.folder.models, [case], engine.provider, engine.options, engine.factor
+            )
+
+
+@dataclass
+class _Ready:
+    """One engine on one case, after its warm-up."""
+
+    engine: Engine
+    runner: Runner
+    row: Row
+    result: Result
+    precision: Precision
+
+
+def _measure(
+    engines: Sequence[Engine],
+    meters: Sequence[Meter],
+    case: Case,
+    reference: Reference | None,
+    options: Options,
+    advance: Callable[[float], None],
+    found: Measurement,
+) -> None:
+    """Check and time one case on every engine."""
+    rows = [_row(engine, case, options) for engine in engines]
+    ready: list[_Ready] = []
+    for engine, meter, row in zip(engines, meters, rows, strict=True):
+        # One size too many for the memory must not lose the other rows.
+        try:
+            ready.append(_warm_up(engine, meter, case, row, options, advance))
+        except SdortError as error:
+            detail(str(error))
+            row.fail(f"{error.message}. {error.hint}" if error.hint else error.message)
+    _check(ready, case, reference, options)
+    good = [each for each in ready if not each.row.failed]
+    if torch_on_gpu():  # the meters emptied its cache, which the driver fills slowly
+        for each in good:
+            each.runner()
+    times = interleave([each.runner for each in good], options.repeat, advance)
+    for each, milliseconds in zip(good, times, strict=True):
+        _fill_times(each.row, milliseconds, case, options)
+        _check_repeats(each, case)
+    _compare(good, times, rows[0])
+    found.rows += rows
+    found.pictures += _pictures(ready, case, reference)
+
+
+def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Row) -> None:
+    """How much faster than the first engine the others are, where both are right."""
+    if first.failed or not good:
+        return
+    for each, milliseconds in zip(good[1:], times[1:], strict=True):
+        if not each.row.failed:
+            compared = ratio(times[0], milliseconds)
+            each.row.speedup, each.row.speedup_low, each.row.speedup_high = compared.median, compared.low, compared.high
+
+
+def _pictures(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[Picture]:
+    wanted = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
+    beside = wanted[0] if isinstance(wanted, list) else None
+    return [Picture(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
+
+
+def _warm_up(
+    engine: Engine, meter: Meter, case: Case, row: Row, options: Options, advance: Callable[[float], None]
+) -> _Ready:
+    """Open, run for the first time and warm up, watching memory."""
+    started = time.perf_counter()
+    with meter.peak() as first:
+        runner = engine.prepare(case, options.steps, options.scheduler)
+        row.load_s = time.perf_counter() - started
+        row.first_ms = clock(runner)
+    result = runner.result()
+    advance(1)
+    with meter.peak() as later:
+        for _ in range(options.warmup):
+            runner()
+            advance(1)
+    _fill_memory(row, first, later if options.warmup else None)
+    return _Ready(engine, runner, row, result, precision(row.dtype, engine.provider))
+
+
+def _row(engine: Engine, case: Case, options: Options) -> Row:
+    return Row(
+        pipeline=engine.path.resolve().name,
+        engine=engine.name,
+        provider=engine.provider.name,
+        device=device_name(engine.provider, options.runtime.device_id),
+        component=case.component,
+        batch_size=case.batch,
+        height=case.height,
+        width=case.width,
+        steps=options.steps if case.component == PIPELINE else None,
+        dtype=engine.dtype(case.component),
+        model_hash=engine.model_hash(),
+        versions=versions(),
+    )
+
+
+def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
+    row.host_first_mb = first.host / _MIB
+    row.device_first_mb = None if first.device is None else first.device / _MIB
+    if later:
+        row.host_later_mb = later.host / _MIB
+        row.device_later_mb = None if later.device is None else later.device / _MIB
+
+
+def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: Options) -> None:
+    """Compare every engine with the reference, or with the baseline; a row that fails loses its times."""
+    for each in ready:
+        row, first = each.row, ready[0]
+        limits = each.precision
+        if reference:
+            found = reference.verdict(case, each.result, limits)
+        elif each is first:
+            found = verdict(case, each.result, None, "", limits)
+        else:
+            limits = limits.coarser(first.precision)
+            found = verdict(case, each.result, first.result, f"the baseline {first.row.pipeline}", limits)
+        if found.few:
+            found = _check_more(each, reference or first, case, limits, found, options)
+        row.checked_against, row.error, row.mean_error = found.checked, found.error, found.mean_error
+        row.psnr_db, row.lowest_psnr_db = found.psnr, found.lowest_psnr
+        if found.problem:
+            row.fail(found.problem)
+        _check_repeats(each, case)
+
+
+def _check_more(
+    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, found: Verdict, options: Options
+) -> Verdict:
+    """The verdict on enough images, of further seeds, where so few differ that it may be chance.
+
+    ``found``, the verdict on the few, stays where no more can be drawn.
+    """
+    more = further(case, ENOUGH)
+    detail(f"{each.row.pipeline}, {case}: {found.problem}; drawing more")
+    try:
+        drawn = draw(each.engine, more, options.steps, options.scheduler)
+        if isinstance(against, _Ready):
+            beside, wanted = against.result, draw(against.engine, more, options.steps, options.scheduler)
+        else:
+            beside, wanted = against.results[case], against.more(more) if against.more else []
+    except SdortError as error:
+        detail(error.message)
+        return found
+    if not (isinstance(each.result, list) and isinstance(beside, list) and len(drawn) == len(wanted)):
+        return found
+    return check_images([*each.result, *drawn], [*beside, *wanted], found.checked, limits)
+
+
+def _check_repeats(each: _Ready, case: Case) -> None:
+    """The last call must have given what the first one gave, which was checked."""
+    again = verdict(case, each.runner.result(), each.result, "the first call", each.precision)
+    if again.problem and not each.row.failed:
+        each.row.fail(f"not repeatable: {again.problem}")
+
+
+def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: Options) -> None:
+    numbers = statistics(milliseconds)
+    row.times_ms = list(milliseconds)
+    row.median_ms, row.mean_ms, row.p90_ms, row.min_ms = numbers.median, numbers.mean, numbers.p90, numbers.minimum
+    row.repeat, row.warmup = numbers.repeat, options.warmup
+    if case.component == PIPELINE:
+        row.images_per_s = case.batch / (numbers.median / 1e3)

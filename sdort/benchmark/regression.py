@@ -1,0 +1,214 @@
+"""Is it slower than it was: a benchmark against a saved one, with the noise of both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sdort.benchmark.rows import Row
+from sdort.errors import RegressionError, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+KEY = "sdort_bench"
+VERSION = 1
+ACROSS = ("device", "versions", "model")
+"""What makes two rows not comparable when it differs."""
+LEAST = 5
+"""Timed calls that each side needs: the interval of a median of fewer is no more than their range."""
+RESAMPLES = 4000
+CONFIDENCE = 95.0
+SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row against the saved one. ``ratio`` is the median time now over then; ``low`` and ``high`` hold it with 95 %.
+
+    The verdict is ``slower`` or ``faster`` only where the whole interval is beyond the margin; ``reason`` says what
+    else there is to know.
+    """
+
+    verdict: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    before_ms: float | None = None
+    reason: str = ""
+
+
+def as_saved(rows: Sequence[Row]) -> str:
+    """The text of a file that :func:`load` reads."""
+    return json.dumps({KEY: VERSION, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n"
+
+
+def load(path: Path) -> list[Row]:
+    """The rows of a saved benchmark.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content[KEY] != VERSION:
+            raise UsageError(f"{path} was saved in format {content[KEY]}, not {VERSION}", hint="Save it again.")
+        return [_row(each) for each in content["rows"]]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, TypeError):
+            reason = "its parts are not those of one"  # what Python says of them means nothing to a user
+        raise UsageError(
+            f"{path} is no saved benchmark: {reason}",
+            hint="Make one with: sdort bench ... --save FILE",
+        ) from None
+
+
+def _row(saved: dict[str, Any]) -> Row:
+    known = {each.name for each in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db", "lowest_psnr_db"}
+    row = Row(**{name: value for name, value in saved.items() if name in known})
+    row.times_ms = [float(value) for value in saved["times_ms"]]
+    if not all(math.isfinite(value) and value > 0 for value in row.times_ms):
+        raise ValueError("times that are no times")
+    return row
+
+
+def compare(rows: Sequence[Row], saved: Sequence[Row], margin: float, across: Collection[str] = ()) -> None:
+    """Give every row its :class:`Compared`.
+
+    Args:
+        margin: the share by which times may differ, such as 0.1, before it counts.
+        across: those of :data:`ACROSS` that may differ.
+    """
+    before = dict(_keyed(saved))
+    for key, row in _keyed(rows):
+        row.compared = compare_rows(before.get(key), row, margin, across)
+
+
+def _keyed(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], Row]]:
+    """What is measured identifies a row, an ablation's step too; a baseline beside it comes first in both."""
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        key = (row.step, row.engine, row.component, row.batch_size, row.height, row.width, row.steps)
+        yield (*key, seen[key]), row
+        seen[key] += 1
+
+
+def compare_rows(before: Row | None, now: Row, margin: float, across: Collection[str] = ()) -> Compared:
+    """Compare one row; arguments as for :func:`compare`."""
+    if before is None:
+        return Compared(NOT_COMPARABLE, reason="it was not measured then")
+    problem = _obstacle(before, now, across)
+    if problem:
+        return Compared(NOT_COMPARABLE, before_ms=before.median_ms, reason=problem)
+    ratio, low, high = interval(before.times_ms, now.times_ms)
+    most = 1 + margin
+    if low > most:
+        return Compared(SLOWER, ratio, low, high, before.median_ms, f"by more than {margin:.0%}")
+    if high < 1 / most:
+        return Compared(FASTER, ratio, low, high, before.median_ms, f"by more than {margin:.0%}")
+    sure = 1 / most <= low and high <= most
+    reason = f"within {margin:.0%}" if sure else "the noise allows no other verdict; more --repeat might"
+    return Compared(SAME, ratio, low, high, before.median_ms, reason)
+
+
+def _obstacle(before: Row, now: Row, across: Collection[str]) -> str:
+    """Why two rows cannot be compared; empty if they can."""
+    if before.failed or now.failed:
+        return f"its check failed {'now' if now.failed else 'then'}"
+    found = []
+    if "device" not in across and (before.device, before.provider) != (now.device, now.provider):
+        found.append(f"device: {before.device} ({before.provider}) then, {now.device} ({now.provider}) now")
+    if "versions" not in across and before.versions != now.versions:
+        found.append(f"versions: {_changed(before.versions, now.versions)}")
+    if "model" not in across and (before.model_hash, before.dtype) != (now.model_hash, now.dtype):
+        found.append(f"model: {before.dtype} {before.model_hash[:8]} then, {now.dtype} {now.model_hash[:8]} now")
+    fewest = min(len(before.times_ms), len(now.times_ms))
+    if fewest < LEAST:
+        found.append(f"{fewest} timed calls, and {LEAST} are needed")
+    return "; ".join(found)
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> str:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name, 'absent')} then, {now.get(name, 'absent')} now" for name in names)
+
+
+def interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of the medians, now over before, and its 95 % percentile bootstrap interval.
+
+    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13. Seeded: the same times give the same
+    verdict. It knows the noise within the two runs; what else changes from run to run is what the margin is for.
+    """
+    draw = np.random.default_rng(0)
+    medians = [_medians(np.asarray(times, np.float64), draw) for times in (now, before)]
+    low, high = np.percentile(medians[0] / medians[1], [50 - CONFIDENCE / 2, 50 + CONFIDENCE / 2])
+    return float(np.median(now) / np.median(before)), float(low), float(high)
+
+
+def _medians(times: np.ndarray[Any, Any], draw: np.random.Generator) -> np.ndarray[Any, Any]:
+    picked = draw.integers(0, len(times), (RESAMPLES, len(times)))
+    return np.asarray(np.median(times[picked], axis=1))
+
+
+def refuse_slower(rows: Sequence[Row]) -> None:
+    """Raise if a row is slower than the saved one.
+
+    Raises:
+        RegressionError: which ones, and by how much.
+    """
+    slower = [(row, row.compared) for row in rows if row.compared and row.compared.verdict == SLOWER]
+    if slower:
+        words = [f"{_what(row)} takes {found.ratio:.2f} times as long" for row, found in slower]
+        raise RegressionError(f"slower than the saved benchmark: {'; '.join(words)}")
+
+
+def _what(row: Row) -> str:
+    what = f"{row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.engine}"
+    return f"{row.step}: {what}" if row.step else what
+
+
+TITLES = ("what", "then ms", "now ms", "now / then", "95 % interval", "verdict", "why")
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    """The comparison's cells."""
+    found = [(row, row.compared) for row in rows if row.compared]
+    return [
+        [_what(row), _ms(each.before_ms), _ms(row.median_ms), *_ratio(each), each.verdict, each.reason]
+        for row, each in found
+    ]
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _ratio(found: Compared) -> tuple[str, str]:
+    if found.ratio is None:
+        return "-", "-"
+    return f"{found.ratio:.3f}", f"{found.low:.3f} to {found.high:.3f}"
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The comparison as a Markdown table."""
+    cells = [list(TITLES), ["---"] * len(TITLES), *lines(rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def as_table(rows: Sequence[Row]) -> Table:
+    """The comparison as a rich table."""
+    from rich.table import Table
+
+    table = Table(*TITLES, title="Against the saved benchmark", title_justify="left")
+    styles = {SLOWER: "red", FASTER: "green", NOT_COMPARABLE: "yellow"}
+    for line in lines(rows):
+        table.add_row(*line, style=styles.get(line[-2]))
+    return table

@@ -1,0 +1,151 @@
+"""The ablation as a table, Markdown, CSV or JSON, beside the published rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sdort.benchmark.ablation import Ablation, Stage
+from sdort.benchmark.published import CAPTION, PUBLISHED, text
+from sdort.benchmark.rows import Row, caption, rows_as_csv
+from sdort.workload.cases import PIPELINE
+
+MOST_CHANGES = 3
+
+
+def verdict(stage: Stage, batch: int) -> str:
+    """What the check of a step's rows at a batch found: the images' median, the worst component, or a problem."""
+    if stage.problem:
+        return f"FAILED: {stage.problem}"
+    rows = [row for row in stage.rows if row.batch_size == batch]
+    failed = next((row for row in rows if row.failed), None)
+    if failed:
+        return f"FAILED: {failed.component}: {failed.status}"
+    images = [row.psnr_db for row in rows if row.psnr_db is not None]
+    errors = [(row.error, row.component) for row in rows if row.error is not None]
+    found = ["images equal" if math.isinf(min(images)) else f"{min(images):.1f} dB"] if images else []
+    if errors:
+        error, component = max(errors)
+        found.append(f"{component} {error:.1e}")
+    return f"ok: {', '.join(found)}" if found else "no reference"
+
+
+def changes(stage: Stage) -> str:
+    """What a step changed in the graphs: the operators that came, the most first."""
+    if stage.same_as:
+        return f"same graphs as {stage.same_as!r}"
+    came = sorted(((n, name.rpartition(".")[2]) for name, n in stage.changes.items() if n > 0), reverse=True)
+    fused = [each for each in came if f"com.microsoft.{each[1]}" in stage.changes] or came
+    return ", ".join(f"+{n} {name}" for n, name in fused[:MOST_CHANGES])
+
+
+def row_of(stage: Stage, batch: int, component: str) -> Row | None:
+    return next((row for row in stage.rows if (row.batch_size, row.component) == (batch, component)), None)
+
+
+def memory(row: Row | None) -> float | None:
+    """MiB at the highest point: of the device where it tells, else of the process."""
+    if row is None or row.failed:
+        return None
+    pairs = ((row.device_first_mb, row.device_later_mb), (row.host_first_mb, row.host_later_mb))
+    found = next((pair for pair in pairs if pair[0] is not None), None)
+    return max(each for each in found if each is not None) if found else None
+
+
+def components(found: Ablation) -> list[str]:
+    """What was measured, the pipeline last."""
+    return list(dict.fromkeys(row.component for row in found.measured.rows))
+
+
+def batches(found: Ablation) -> list[int]:
+    return sorted({row.batch_size for row in found.measured.rows})
+
+
+def titles(found: Ablation) -> list[str]:
+    times = [f"{name} ms" for name in components(found)]
+    published = [f"published {device}" for device in PUBLISHED]
+    return ["batch", "step", *times, "vs raw", "MB", "verify", "graph", *published]
+
+
+def lines(found: Ablation) -> list[list[str]]:
+    """The table's cells, batch by batch."""
+    return [_line(found, stage, batch) for batch in batches(found) for stage in found.stages]
+
+
+def _line(found: Ablation, stage: Stage, batch: int) -> list[str]:
+    names = components(found)
+    rows = {name: row_of(stage, batch, name) for name in names}
+    times = ["=" if stage.same_as else _number(row.median_ms if row else None) for row in rows.values()]
+    whole = names[-1]
+    first = row_of(found.stages[0], batch, whole)
+    mine = rows[whole]
+    faster = first.median_ms / mine.median_ms if first and mine and first.median_ms and mine.median_ms else None
+    published = [text(each, stage.name, batch) for each in PUBLISHED.values()]
+    return [
+        str(batch), stage.name, *times, f"{faster:.2f}x" if faster else "-", _number(memory(mine)),
+        verdict(stage, batch), changes(stage), *published,
+    ]  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def explain(found: Ablation) -> str:
+    """What holds for all rows."""
+    whole = components(found)[-1:] or [PIPELINE]
+    return (
+        f"{found.original} for {found.provider}. vs raw and MB are of: {whole[0]}. {caption(found.measured.rows)}.\n"
+        f"{CAPTION}"
+    )
+
+
+def as_text(found: Ablation, form: str) -> str:
+    """``csv``, ``json`` or ``markdown``; the first two have every field of every row."""
+    if form == "json":
+        return json.dumps(as_dict(found), indent=2) + "\n"
+    if form == "csv":
+        return rows_as_csv([row for stage in found.stages for row in stage.rows], _steps(found.stages))
+    cells = [titles(found), ["---"] * len(titles(found)), *lines(found)]
+    table = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in cells)
+    return f"{table}\n{explain(found)}\n"
+
+
+def _steps(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    return [{"step": stage.name, "same_as": stage.same_as} for stage in stages for _ in stage.rows]
+
+
+def as_dict(found: Ablation) -> dict[str, Any]:
+    """Plain values; the published rows are apart from the measured ones."""
+    stages = [
+        {
+            "step": stage.name, "problem": stage.problem, "same_as": stage.same_as, "changes": stage.changes,
+            "rows": [row.as_dict() for row in stage.rows],
+        }
+        for stage in found.stages
+    ]  # fmt: skip
+    published = {
+        device: {step: {str(batch): asdict(each) for batch, each in at.items()} for step, at in rows.items()}
+        for device, rows in PUBLISHED.items()
+    }
+    return {"original": found.original, "provider": found.provider, "stages": stages, "published": published}
+
+
+def as_table(found: Ablation) -> Any:
+    """As a rich table."""
+    from rich.table import Table
+
+    left = ("step", "verify", "graph")
+    table = Table(caption=explain(found), caption_justify="left")
+    for title in titles(found):
+        table.add_column(title, justify="left" if title in left else "right")
+    before = ""
+    for line in lines(found):
+        if before and line[0] != before:
+            table.add_section()
+        before = line[0]
+        table.add_row(*line, style="red" if any(cell.startswith("FAILED") for cell in line) else None)
+    return table

@@ -1,0 +1,174 @@
+"""Where the hot nodes of a model stand against what the GPU can do: bytes and arithmetic from shapes, time measured.
+
+It runs in a process of its own, in which every launch waits for its kernel: the host's time of a node is then the
+kernels' own and a few microseconds, on every build of ONNX Runtime. The two roofs are measured in the same process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sdort.benchmark.rows import Row
+from sdort.engines.onnx import OnnxEngine
+from sdort.engines.original import holds_onnx
+from sdort.errors import ProviderError, SdortError
+from sdort.providers.options import Provider, RuntimeOptions, find_provider
+from sdort.runtime.probe import choose_provider
+from sdort.workload.cases import Case
+
+SERIAL = {"CUDA_LAUNCH_BLOCKING": "1", "HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}
+"""Launches wait for their kernels (CUDA's and HIP's documentation of environment variables)."""
+HOT = 10
+"""Nodes to show: those that take the longest, all of one operator and shape together."""
+_BYTES = {"float16": 2, "bfloat16": 2, "float": 4, "double": 8, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
+_PER_ELEMENT = {
+    # Mean, variance, normalizing, affine; with the activation or sum that fused forms have. Rounded: these are bound
+    # by memory, so that their height on the plot does not depend on it.
+    "GroupNorm": 10, "SkipGroupNorm": 11, "LayerNormalization": 8, "SkipLayerNormalization": 9,
+    "InstanceNormalization": 8, "Softmax": 5, "BiasSplitGelu": 10, "Gelu": 8, "QuickGelu": 5, "Sigmoid": 4,
+}  # fmt: skip
+
+SIDE = 4096
+"""Of the square fp16 matrices whose product is the roof of arithmetic."""
+COPIED = 256 << 20
+"""Bytes that the roof of memory reads, and writes: more than any cache holds."""
+
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+"""Dtype and dims of each tensor, as ONNX Runtime's profile names them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The nodes of one operator and shape: per node, bytes that must move at least, operations and seconds."""
+
+    operator: str
+    shape: str
+    nodes: int
+    bytes: int
+    flops: int
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.flops / self.bytes
+
+    @property
+    def speed(self) -> float:
+        """Operations a second."""
+        return self.flops / self.seconds
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The hot nodes of one component, and the roofs: bytes and operations a second, both measured."""
+
+    component: str
+    points: list[Point]
+    bandwidth: float
+    peak: float
+
+
+def flops(operator: str, inputs: Shapes, outputs: Shapes) -> int | None:
+    """Operations of a node, a multiply-add being two; None where shapes do not tell."""
+    dims, out = [shape for _, shape in inputs], outputs[0][1] if outputs else ()
+    if not dims:
+        return None
+    if operator in ("MatMul", "Gemm", "FusedMatMul"):
+        return 2 * math.prod(out) * dims[0][-1]
+    if operator in ("Conv", "NhwcConv", "FusedConv"):
+        return 2 * math.prod(out) * math.prod(dims[1][1:]) if len(dims) > 1 and len(dims[1]) == 4 else None
+    if operator == "MultiHeadAttention":
+        queries, width = out[1], out[2]
+        keys = dims[1][1] if len(dims) > 1 else queries
+        return 4 * out[0] * queries * keys * width
+    if operator == "Attention":
+        projection = 2 * math.prod(dims[0]) * dims[1][1] if len(dims) > 1 else 0
+        return projection + 4 * out[0] * out[1] * out[1] * out[2]
+    return _PER_ELEMENT.get(operator, 1) * math.prod(out)
+
+
+def moved(inputs: Shapes, outputs: Shapes) -> int:
+    """Bytes if every input is read once and every output written once."""
+    return sum(_BYTES.get(dtype, 4) * math.prod(shape) for dtype, shape in [*inputs, *outputs])
+
+
+def hot_nodes(events: Iterable[Mapping[str, Any]], ep: str, most: int = HOT) -> list[Point]:
+    """The nodes on an execution provider that take the longest; those of one operator and shape are one point."""
+    found: dict[tuple[str, str], list[tuple[float, Shapes, Shapes]]] = defaultdict(list)
+    for event in events:
+        arguments = event.get("args", {})
+        if str(event.get("name", "")).endswith("_kernel_time") and arguments.get("provider") == ep:
+            inputs, outputs = (_shapes(arguments.get(f"{kind}_type_shape", ())) for kind in ("input", "output"))
+            words = ", ".join("x".join(map(str, shape)) for _, shape in inputs if len(shape) > 1)
+            found[arguments.get("op_name", ""), words].append((event["dur"] / 1e6, inputs, outputs))
+    points = []
+    for (operator, words), nodes in found.items():
+        seconds, inputs, outputs = sum(each[0] for each in nodes) / len(nodes), nodes[0][1], nodes[0][2]
+        done, size = flops(operator, inputs, outputs), moved(inputs, outputs)
+        if done and size and seconds:
+            points.append(Point(operator, words, len(nodes), size, done, seconds))
+    return sorted(points, key=lambda point: -point.nodes * point.seconds)[:most]
+
+
+def _shapes(listed: Iterable[Mapping[str, Sequence[int]]]) -> Shapes:
+    return [(dtype, tuple(shape)) for each in listed for dtype, shape in each.items()]
+
+
+def measure_roofline(path: Path, case: Case, provider: Provider, options: RuntimeOptions, factor: int) -> Roofline:
+    """Profile one component in a process of its own.
+
+    Raises:
+        ProviderError: the process failed.
+    """
+    plain = replace(options, graph=False, tuning=False, no_fallback=False, profile="")
+    task = {"path": str(path), "case": asdict(case), "factor": factor, "provider": provider.name}
+    task |= {"side": SIDE, "copied": COPIED}
+    task["options"] = asdict(plain)
+    command = [sys.executable, "-m", "sdort.benchmark.roofline_worker", json.dumps(task)]
+    done = subprocess.run(command, env={**os.environ, **SERIAL}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ProviderError(f"the roofline's process failed: {last}", component=case.component)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    points = [Point(**each) for each in answer["points"]]
+    return Roofline(case.component, points, answer["bandwidth"], answer["peak"])
+
+
+def task_of(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]:
+    """What :func:`measure_roofline` sent."""
+    return Case(**task["case"]), find_provider(task["provider"]), RuntimeOptions(**task["options"])
+
+
+WORTH = ("unet", "vae_decoder")
+"""Components whose time counts."""
+
+
+def measure_rooflines(path: Path, rows: Sequence[Row], options: RuntimeOptions) -> tuple[list[Roofline], list[str]]:
+    """The rooflines of a pipeline's measured components at their first batch and size, and what kept others away."""
+    provider, _ = choose_provider(options)
+    if not provider.on_gpu:
+        return [], ["No roofline: it is for GPUs, and this ran on the CPU."]
+    mine = {row.component: row for row in reversed(rows) if row.engine == OnnxEngine.name and not row.failed}
+    if not holds_onnx(path) or not set(WORTH) & set(mine):
+        return [], [f"No roofline: it needs {' or '.join(WORTH)}, measured in onnxruntime."]
+    engine = OnnxEngine(path, provider, options)
+    found, remarks = [], []
+    for name in WORTH:
+        if name in mine:
+            row = mine[name]
+            case = Case(name, row.batch_size, row.height, row.width)
+            try:
+                found.append(measure_roofline(engine.folder.models[name], case, provider, options, engine.factor))
+            except SdortError as error:
+                remarks.append(f"No roofline of {name}: {error.message}")
+    return found, remarks

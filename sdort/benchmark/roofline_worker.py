@@ -1,0 +1,100 @@
+"""The process behind :mod:`sdort.benchmark.roofline`: JSON in and out.
+
+``python -m sdort.benchmark.roofline_worker TASK``
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdort.benchmark.roofline import hot_nodes, task_of
+from sdort.errors import ProviderError
+from sdort.inspection.profile import profile_run
+from sdort.pipelines.folder import image_channels
+from sdort.providers.options import Provider, RuntimeOptions, provider_options
+from sdort.runtime.probe import why_not
+from sdort.runtime.session import open_session
+from sdort.workload.cases import make_feeds
+
+CALLS = 8
+
+
+def main() -> None:
+    """Answer one task on stdout.
+
+    Raises:
+        ProviderError: the provider does not load.
+    """
+    task = json.loads(sys.argv[1])
+    case, provider, options = task_of(task)
+    reason = why_not(provider, options)  # it also loads the libraries that a GPU's provider needs
+    if reason:
+        raise ProviderError(reason)
+    with tempfile.TemporaryDirectory() as folder:
+        logged = replace(options, profile=str(Path(folder) / "profile"))
+        session = open_session(Path(task["path"]), case.component, provider, logged)
+        channels = image_channels(session.path, case.component)
+        events = profile_run(session, make_feeds(case, session.inputs, task["factor"], channels))
+    measured = roofs(provider, options, task["side"], task["copied"])
+    answer = {"points": [asdict(point) for point in hot_nodes(events, provider.ep)], **measured}
+    print(json.dumps(answer))  # noqa: T201 - it is the answer
+
+
+def roofs(provider: Provider, options: RuntimeOptions, side: int, copied: int) -> dict[str, float]:
+    """Bytes a second of negating a large tensor, and operations a second of a large product, both in fp16.
+
+    Args:
+        side: of the square matrices.
+        copied: bytes of the tensor.
+    """
+    product = _seconds("MatMul", [(side, side), (side, side)], provider, options)
+    copy = _seconds("Neg", [(copied // 2,)], provider, options)
+    return {"bandwidth": 2 * copied / copy, "peak": 2 * side**3 / product}
+
+
+def _seconds(operator: str, shapes: list[tuple[int, ...]], provider: Provider, options: RuntimeOptions) -> float:
+    """The median time of one node with inputs and output on the device."""
+    import onnxruntime as ort
+
+    settings: Mapping[str, Any] = provider_options(provider, options)
+    session = ort.InferenceSession(_model(operator, shapes), providers=[(provider.ep, dict(settings))])
+    binding = session.io_binding()
+    device = provider.device or "cpu"
+    draw = np.random.default_rng(0)
+    for index, shape in enumerate(shapes):
+        value = draw.standard_normal(shape, np.float32).astype(np.float16)
+        binding.bind_ortvalue_input(f"x{index}", ort.OrtValue.ortvalue_from_numpy(value, device, options.device_id))
+    binding.bind_output("y", device, options.device_id)
+    times = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        session.run_with_iobinding(binding)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def _model(operator: str, shapes: list[tuple[int, ...]]) -> bytes:
+    from onnx import TensorProto, helper
+
+    half = TensorProto.FLOAT16
+    inputs = [helper.make_tensor_value_info(f"x{index}", half, shape) for index, shape in enumerate(shapes)]
+    node = helper.make_node(operator, [each.name for each in inputs], ["y"])
+    graph = helper.make_graph([node], "roof", inputs, [helper.make_tensor_value_info("y", half, shapes[0])])
+    content: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    ).SerializeToString()
+    return content
+
+
+if __name__ == "__main__":
+    main()

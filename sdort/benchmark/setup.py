@@ -1,0 +1,188 @@
+"""What to measure: the options, the engines, the cases and what they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from sdort.console import progress
+from sdort.engines.onnx import Engine, OnnxEngine
+from sdort.engines.original import (
+    Reference,
+    checkpoint_of,
+    compute_reference,
+    draw,
+    holds_onnx,
+    open_reference,
+    original_of,
+)
+from sdort.engines.torch import TorchEngine
+from sdort.errors import UsageError
+from sdort.generation.images import Generated
+from sdort.providers.options import Provider, RuntimeOptions
+from sdort.workload.cases import Case, cases
+
+ENGINES = ("onnxruntime", "torch", "torch-compile")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
+
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    engine: str = "onnxruntime"
+    engines: Sequence[str] = ()
+    """Run the pipeline in all of these, in turn, instead of in ``engine``; ratios are to the first."""
+    checkpoint: Path | None = None
+    baseline: Path | None = None
+    baseline_engine: str | None = None
+    reference: Path | None = None
+    components: Sequence[str] = ()
+    batch_sizes: Sequence[int] = (1,)
+    sizes: Sequence[tuple[int, int]] = ()
+    steps: int = 20
+    scheduler: str | None = None
+    warmup: int = 3
+    repeat: int = 10
+    placement: bool = False
+    """Also see on which execution provider each component's operators run, and how long."""
+
+
+def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:
+    """Every case to measure.
+
+    Raises:
+        UsageError: a size that the autoencoder cannot make.
+    """
+    factor = engines[-1].factor
+    for height, width in options.sizes:
+        if height % factor or width % factor:
+            raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
+    made = cases(components, options.batch_sizes, options.sizes or [engines[-1].default_size()])
+    return [_guided(case, engines) for case in made]
+
+
+def _guided(case: Case, engines: Sequence[Engine]) -> Case:
+    """A static UNet is exported for guidance, with two samples an image; it takes no other batch."""
+    if case.component == "unet" and all(each.static_batch("unet") == 2 * case.batch for each in engines):
+        return replace(case, batch=2 * case.batch)
+    return case
+
+
+PRESETS = ("mlperf-sdxl",)
+
+
+def apply_preset(name: str, path: Path, options: Options) -> Options:
+    """The settings of a preset in place of the options' own.
+
+    ``mlperf-sdxl`` has those of MLPerf Inference's text-to-image task: SDXL, 1024x1024, 20 steps, Euler, one image
+    (https://github.com/mlcommons/inference/tree/master/text_to_image).
+
+    Raises:
+        UsageError: there is no such preset, or the pipeline is not SDXL.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}", hint=f"Choose one of: {', '.join(PRESETS)}.")
+    if not (path / "text_encoder_2").is_dir():
+        raise UsageError(f"--preset {name} is for SDXL, and {path} is not: it has no text_encoder_2")
+    return replace(options, sizes=((1024, 1024),), steps=20, scheduler="euler", batch_sizes=(1,))
+
+
+@contextmanager
+def open_engines(path: Path, options: Options, provider: Provider) -> Iterator[list[Engine]]:
+    """The engines to measure, the baseline first.
+
+    Raises:
+        UsageError: a torch engine's checkpoint is not known.
+        ProviderError: torch does not reach the device.
+        BadModelError: a folder holds no pipeline.
+    """
+    with ExitStack() as stack:
+        engines: list[Engine] = []
+        wanted = [(path, kind) for kind in options.engines or (options.engine,)]
+        if options.checkpoint is None and len(wanted) > 1 and any(kind != "onnxruntime" for _, kind in wanted):
+            options = replace(options, checkpoint=stack.enter_context(checkpoint_of(path)))  # found or made once
+        if options.baseline:
+            kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
+            wanted.insert(0, (options.baseline, kind))
+        for folder, kind in wanted:
+            engine = _open_engine(folder, kind, options, provider, stack)
+            stack.callback(engine.close)
+            engines.append(engine)
+        yield engines
+
+
+def _open_engine(path: Path, kind: str, options: Options, provider: Provider, stack: ExitStack) -> Engine:
+    if kind == "onnxruntime":
+        return OnnxEngine(path, provider, options.runtime)
+    if kind not in ENGINES:
+        raise UsageError(f"there is no engine {kind!r}", hint=f"Choose one of: {', '.join(ENGINES)}.")
+    checkpoint = options.checkpoint or stack.enter_context(checkpoint_of(path))
+    dtype, device = _torch_dtype(path, options, provider), options.runtime.device_id
+    return TorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
+
+
+def _torch_dtype(path: Path, options: Options, provider: Provider) -> str:
+    """On a GPU that of the ONNX pipeline beside it.
+
+    On the CPU fp32: that is what ONNX Runtime computes in between the casts of an fp16 model, while torch rounds every
+    result and takes a hundred times as long.
+    """
+    if not provider.on_gpu:
+        return "float32"
+    return OnnxEngine(path, provider, options.runtime).dtype("unet") if holds_onnx(path) else "float16"
+
+
+def choose_components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[str]:
+    """The components that all engines have, of those that are wanted.
+
+    Raises:
+        UsageError: a wanted component is not there.
+    """
+    common = [name for name in engines[-1].components() if all(name in each.components() for each in engines)]
+    unknown = [name for name in wanted if name not in common]
+    if unknown:
+        raise UsageError(
+            f"there is no component {', '.join(unknown)} to measure", hint=f"There are: {', '.join(common)}."
+        )
+    return list(wanted) or common
+
+
+def find_reference(path: Path, options: Options, todo: Sequence[Case], provider: Provider) -> Reference | None:
+    """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
+    with _place_of_reference(path, options) as place:
+        if place is None:
+            return None
+        with progress("computing the reference"):
+            found = compute_reference(place, todo, provider, _plain(options), options.steps, options.scheduler)
+    found.more = partial(_draw_more, path, options, provider)
+    return found
+
+
+@contextmanager
+def _place_of_reference(path: Path, options: Options) -> Iterator[Path | None]:
+    if options.reference or options.baseline:
+        yield options.reference
+    elif holds_onnx(path):
+        with original_of(path) as original:
+            yield original
+    else:
+        yield path
+
+
+def _plain(options: Options) -> RuntimeOptions:
+    return replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+
+
+def _draw_more(path: Path, options: Options, provider: Provider, cases: Sequence[Case]) -> list[Generated]:
+    with _place_of_reference(path, options) as place, progress("drawing more with the reference"):
+        if place is None:
+            raise UsageError(f"what {path} was made from is gone")
+        engine = open_reference(place, provider, _plain(options))
+        try:
+            return draw(engine, cases, options.steps, options.scheduler)
+        finally:
+            engine.close()

@@ -1,0 +1,1 @@
+"""GPU operators and fp16 or bf16 rounding on a CPU."""

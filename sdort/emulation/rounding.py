@@ -1,0 +1,110 @@
+"""An fp16 or bf16 model as its provider's kernels compute it, on any CPU: every result is rounded where it is stored.
+
+ONNX Runtime's CPU provider has next to no kernels for either. It casts, and where two of its nodes meet it keeps fp32,
+so a model that overflows on a GPU seems sound there. Here every cast is explicit, and stays. Attention is spelled out
+with its scores stored too, as kernels do that are not fused into one (on ROCm, ONNX Runtime's own).
+
+A model that is made for bf16 holds fp32: its provider rounds weights, inputs and every result itself
+(:mod:`sdort.onnx_io.bf16`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, inliner, parser
+
+from sdort.emulation.attention_steps import multi_head_attention
+from sdort.emulation.standard import Call, expand
+from sdort.onnx_io.bf16 import says_bf16
+from sdort.passes.widen import all_nodes, tensors_of, widen
+
+DOMAIN = "sdort.emulated"
+
+
+def write_emulated(path: Path, out: Path, component: str) -> None:
+    """Write the emulation of a model beside it, so that both share the weights.
+
+    Args:
+        path: the fp16 model, or the one that was made for bf16.
+        out: another ``.onnx`` file in the same folder.
+
+    Raises:
+        BadModelError: the file is unsafe or broken, or has an operator in a form that is not known.
+    """
+    onnx.save(emulate(path, component), out)
+
+
+def emulate(path: Path, component: str) -> onnx.ModelProto:
+    """The emulation of such a model, without the weights; see :func:`write_emulated`."""
+    proto = onnx.load(path, load_external_data=False)
+    return emulate_graph(proto, narrow_tensors(path, component))
+
+
+def narrow_tensors(path: Path, component: str) -> set[str]:
+    """The names of the tensors of such a model that are stored in fp16 or bf16, weights and inputs too."""
+    bf16 = says_bf16(onnx.load(path, load_external_data=False))
+    return tensors_of(path, component, np.dtype(np.float32 if bf16 else np.float16))
+
+
+def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str]) -> onnx.ModelProto:
+    """The emulation of a model, or of a part of one, that is in memory; ``proto`` belongs to this function now."""
+    bf16 = says_bf16(proto)
+    for node in proto.graph.node:
+        if node.op_type == "MultiHeadAttention" and node.output[0] in narrow:
+            _spell_out(proto, node, TensorProto.BFLOAT16 if bf16 else TensorProto.FLOAT16)
+    if bf16:
+        _round_to_bf16(proto, narrow)
+    else:
+        widen(proto, narrow, all_nodes(proto), rounding=True)
+    expand(proto)
+    return inliner.inline_local_functions(proto)
+
+
+def _round_to_bf16(proto: onnx.ModelProto, floats: Collection[str]) -> None:
+    """Round the tensors of ``floats`` in place: results where they are made, weights and inputs where they are read."""
+    nodes, made, given = list(proto.graph.node), set[str](), set[str]()
+    del proto.graph.node[:]
+    del proto.graph.value_info[:]
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            # Resize tells an empty constant of scales from one that is computed.
+            if name in floats and name not in made and not (node.op_type == "Resize" and index):
+                if name not in given:
+                    _add_rounding(proto.graph, name, f"{name}//read")
+                    given.add(name)
+                node.input[index] = f"{name}//read"
+        results = [name for name in node.output if name in floats]
+        for index, name in enumerate(node.output):
+            node.output[index] = f"{name}//exact" if name in floats else name
+        proto.graph.node.append(node)
+        for name in results:
+            _add_rounding(proto.graph, f"{name}//exact", name)
+        made.update(results)
+
+
+def _add_rounding(graph: onnx.GraphProto, source: str, target: str) -> None:
+    stored = f"{target}//stored"
+    graph.node.append(helper.make_node("Cast", [source], [stored], stored, to=TensorProto.BFLOAT16))
+    graph.node.append(helper.make_node("Cast", [stored], [target], f"{target}//wide", to=TensorProto.FLOAT))
+
+
+def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto, to: int) -> None:
+    """Make an attention without mask and bias a call of a function that stores its scores."""
+    call = Call.of(node)
+    body = multi_head_attention(call, to)
+    if body is None or any(call.inputs[3:]) or call.attributes.get("unidirectional"):
+        return
+    # Of the model's opset: functions of several are not inlined together with own operators'.
+    opset = next(entry.version for entry in proto.opset_import if not entry.domain)
+    header = f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>'
+    signature = call.signature(("query", "key", "value"), ("output",))
+    function = parser.parse_function(f"{header}\nAttention{len(proto.functions)} {signature} {{{body}\n}}")
+    proto.functions.append(function)
+    if all(entry.domain != DOMAIN for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    node.domain, node.op_type = DOMAIN, function.name
+    del node.attribute[:]

@@ -1,0 +1,1 @@
+"""What runs a component or a pipeline: ONNX Runtime or torch."""

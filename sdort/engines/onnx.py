@@ -1,0 +1,220 @@
+"""What runs a component or a whole pipeline: ONNX Runtime here, torch in :mod:`sdort.engines.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sdort.errors import BadModelError, UsageError
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
+from sdort.generation.tuned_shapes import keep_case, keep_drawn
+from sdort.onnx_io.bf16 import made_for_bf16
+from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
+from sdort.providers.options import Provider, RuntimeOptions
+from sdort.runtime.session import Array, Session, open_session, static_size
+from sdort.workload.cases import PIPELINE, PROMPT, Case, make_feeds
+
+if TYPE_CHECKING:
+    from sdort.inspection.description import Component
+
+
+class Runner(Protocol):
+    """One case, ready to run again and again."""
+
+    def __call__(self) -> object:
+        """Run once and return when the device has finished."""
+
+    def result(self) -> dict[str, Array] | list[Generated]:
+        """Outputs (of a component, by name) or images (of the pipeline) of the last run, in host memory."""
+
+
+class Engine(Protocol):
+    """A pipeline in one runtime. Sessions are opened by the first case that needs them."""
+
+    name: str
+    path: Path
+    provider: Provider
+
+    def components(self) -> list[str]:
+        """Component names, and ``pipeline`` if images can be drawn."""
+
+    @property
+    def factor(self) -> int:
+        """Pixels a latent."""
+
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the model was made for."""
+
+    def dtype(self, component: str) -> str:
+        """``float32`` or ``float16``: what most of the weights are; ``bfloat16`` where they are rounded to that."""
+
+    def model_hash(self) -> str:
+        """Tells this model from another."""
+
+    def static_batch(self, component: str) -> int | None:
+        """The one batch that a static component takes."""
+
+    def import_libraries(self, components: Sequence[str]) -> None:
+        """Import what running ``components`` needs, so that imports are neither timed nor counted as memory."""
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
+        """Open what ``case`` needs and put its inputs on the device."""
+
+    def close(self) -> None:
+        """Free the sessions."""
+
+
+def bench_request(case: Case, steps: int, scheduler: str | None) -> Request:
+    """The images that a pipeline case draws."""
+    return Request(
+        PROMPT,
+        steps=steps,
+        height=case.height,
+        width=case.width,
+        seed=case.seed,
+        num_images=case.batch,
+        images_at_once=case.batch,
+        scheduler=scheduler,
+    )
+
+
+class OnnxEngine:
+    """A folder of ONNX components, or one component, on an execution provider."""
+
+    name = "onnxruntime"
+
+    def __init__(self, path: Path, provider: Provider, options: RuntimeOptions) -> None:
+        self.path = path
+        self.provider = provider
+        self.options = options
+        self.folder: PipelineFolder = open_folder(path, ())
+        self._sessions: dict[str, Session] = {}
+
+    def components(self) -> list[str]:
+        names = [name for name in self.folder.models if name != "safety_checker"]
+        return [*names, *([PIPELINE] if self.folder.draws and self._draws() else [])]
+
+    def _draws(self) -> bool:
+        """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
+        channels = static_size(_inputs(self.folder.models["unet"], "unet").get("sample", ()), 1)
+        return channels in (None, self.folder.vae.get("latent_channels", 4))
+
+    @property
+    def factor(self) -> int:
+        return self.folder.vae_factor
+
+    def default_size(self) -> tuple[int, int]:
+        if "unet" not in self.folder.models:
+            return self.folder.default_size
+        sample = _inputs(self.folder.models["unet"], "unet").get("sample", ())
+        height, width = (
+            (static_size(sample, axis) or 0) * self.folder.vae_factor or side
+            for axis, side in enumerate(self.folder.default_size, 2)
+        )
+        return height, width
+
+    def dtype(self, component: str) -> str:
+        name = "unet" if component == PIPELINE else component
+        path = self.folder.models[name]
+        return "bfloat16" if self.provider.bf16 and made_for_bf16(path) else weights_dtype(path, name)
+
+    def static_batch(self, component: str) -> int | None:
+        shapes = _inputs(self.folder.models[component], component).values()
+        return next((static_size(shape, 0) for shape in shapes if len(shape) > 1), None)
+
+    def model_hash(self) -> str:
+        return self.folder.model_hash
+
+    def import_libraries(self, components: Sequence[str]) -> None:
+        if PIPELINE in components:
+            from sdort.generation.prompts import load_tokenizer
+            from sdort.generation.schedulers import load_scheduler, set_steps
+
+            for encoder in self.folder.family.encoders:
+                load_tokenizer(self.path / encoder.tokenizer)
+            with suppress(UsageError):  # not every scheduler takes so few
+                set_steps(load_scheduler(self.path / "scheduler", None), 1)
+
+    def session(self, component: str) -> Session:
+        """The component's session, opened when it is first asked for."""
+        if component not in self._sessions:
+            path = self.folder.models[component]
+            self._sessions[component] = open_session(path, component, self.provider, self.options)
+        return self._sessions[component]
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
+        if case.component == PIPELINE:
+            return _OnnxPipeline(self, bench_request(case, steps, scheduler))
+        if case.component not in self.folder.models:
+            raise UsageError(f"{self.path} has no {case.component}")
+        return _OnnxComponent(self.session(case.component), case, self.folder.vae_factor)
+
+    def close(self) -> None:
+        self._sessions.clear()
+
+
+class _OnnxComponent:
+    def __init__(self, session: Session, case: Case, factor: int) -> None:
+        channels = image_channels(session.path, case.component)
+        self.binding = session.bind(make_feeds(case, session.inputs, factor, channels))
+        self.keep: Callable[[], None] | None = partial(keep_case, session, case, factor)
+
+    def __call__(self) -> None:
+        self.binding.run()
+
+    def result(self) -> dict[str, Array]:
+        # Now, when the first run is over: that was the one that tuned, and keeping is not to be timed.
+        if self.keep:
+            self.keep()
+            self.keep = None
+        return self.binding.outputs()
+
+
+class _OnnxPipeline:
+    def __init__(self, engine: OnnxEngine, request: Request) -> None:
+        from sdort.generation.pipeline import assemble
+
+        sessions = {name: engine.session(name) for name in engine.folder.needed}
+        self.drawer = assemble(engine.folder, sessions, engine.provider, None)
+        self.request = request
+        self.images: list[Generated] = []
+        self.keep: Callable[[], None] | None = partial(keep_drawn, self.drawer, request)
+
+    def __call__(self) -> None:
+        self.images = list(self.drawer.generate(self.request))
+
+    def result(self) -> list[Generated]:
+        if self.keep:
+            self.keep()
+            self.keep = None
+        return self.images
+
+
+def weights_dtype(path: Path, component: str) -> str:
+    """The dtype that most of a model's weight bytes have, ``float32`` or ``float16``.
+
+    Raises:
+        BadModelError: the file is broken, or its weights are of another kind.
+    """
+    sizes = _described(path, component).weight_bytes
+    floats = {name: sizes[name] for name in ("float32", "float16") if sizes.get(name)}
+    if not floats:
+        raise BadModelError(f"{path} has no float weights", component=component)
+    return max(floats, key=lambda name: floats[name])
+
+
+def _inputs(path: Path, component: str) -> dict[str, tuple[int | str | None, ...]]:
+    """The shapes of a model's inputs."""
+    return {value.name: tuple(value.shape or ()) for value in _described(path, component).inputs}
+
+
+@cache
+def _described(path: Path, component: str) -> Component:
+    from sdort.inspection.description import describe
+    from sdort.onnx_io.load import load_model
+
+    return describe(load_model(path, component), ())

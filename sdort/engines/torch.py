@@ -1,0 +1,198 @@
+"""A diffusers checkpoint in torch, eager or compiled, behind the same interface as an ONNX pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdort.engines.onnx import Runner, bench_request
+from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
+from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
+from sdort.generation.schedulers import load_scheduler, read_config
+from sdort.providers.options import Provider
+from sdort.runtime.session import Array, TensorSpec
+from sdort.workload.cases import PIPELINE, TOKENS, Case, make_feeds
+
+# component: (attribute of the diffusers pipeline, its method)
+_MODULES = {
+    "text_encoder": ("text_encoder", "forward"),
+    "text_encoder_2": ("text_encoder_2", "forward"),
+    "unet": ("unet", "forward"),
+    "vae_encoder": ("vae", "encode"),
+    "vae_decoder": ("vae", "decode"),
+}
+_PARTS = {part for part, _ in _MODULES.values()}
+
+
+class TorchEngine:
+    """A diffusers folder in torch.
+
+    Args:
+        checkpoint: the folder with ``model_index.json`` and safetensors.
+        provider: where it runs: the CPU, or a GPU that torch reaches.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        compiled: run the UNet and the autoencoder through ``torch.compile``.
+
+    Raises:
+        ProviderError: torch does not reach that device.
+        BadModelError: there is no diffusers pipeline.
+    """
+
+    def __init__(self, checkpoint: Path, provider: Provider, dtype: str, *, compiled: bool, device_id: int = 0) -> None:
+        import torch
+
+        self.name = "torch-compile" if compiled else "torch"
+        self.path = checkpoint
+        self.provider = provider
+        self.compiled = compiled
+        self.device = f"cuda:{device_id}" if provider.on_gpu else "cpu"
+        self._dtype = dtype
+        if provider.on_gpu and not torch.cuda.is_available():
+            raise ProviderError(
+                f"this torch ({torch.__version__}) has no GPU",
+                hint="Install torch for CUDA or ROCm, or --provider cpu.",
+            )
+        self.index = read_config(checkpoint / "model_index.json")
+        self._pipeline: Any = None
+        self._loaded: set[str] = set()
+
+    def pipeline(self, component: str) -> Any:
+        """A diffusers pipeline on the device; only the part that ``component`` needs, or all of it."""
+        needed = _PARTS if component == PIPELINE else {_MODULES[component][0]}
+        if self._pipeline is None or not needed <= self._loaded:
+            self._pipeline, self._loaded = self._load(needed), set(needed)
+        return self._pipeline
+
+    def _load(self, needed: Set[str]) -> Any:
+        import torch
+        from diffusers import DiffusionPipeline
+
+        from sdort.exporter.torch_modules import quiet_libraries
+
+        skipped = {*(self._parts() - needed), "safety_checker"} & self.index.keys()
+        try:
+            with quiet_libraries():
+                pipeline = DiffusionPipeline.from_pretrained(
+                    str(self.path), local_files_only=True, use_safetensors=True, **dict.fromkeys(skipped)
+                )
+        except Exception as error:  # diffusers and transformers raise OSError, ValueError, KeyError and more
+            raise BadModelError(f"diffusers cannot load {self.path}: {str(error).strip()}") from error
+        pipeline.set_progress_bar_config(disable=True)
+        with quiet_libraries():
+            pipeline = pipeline.to(self.device, getattr(torch, self._dtype))
+        if self.compiled and "unet" in needed:
+            pipeline.unet = torch.compile(pipeline.unet)
+        if self.compiled and "vae" in needed:
+            pipeline.vae.decode = torch.compile(pipeline.vae.decode)
+        return pipeline
+
+    def _parts(self) -> set[str]:
+        """The pipeline's parts with weights that sdort knows."""
+        return {name for name in _PARTS if isinstance(self.index.get(name), list) and self.index[name][1] is not None}
+
+    def components(self) -> list[str]:
+        names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
+        whole = self._parts() | {"text_encoder_2"} == _PARTS
+        draws = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
+        return [*names, *([PIPELINE] if draws else [])]
+
+    def config(self, part: str) -> dict[str, Any]:
+        """A part's ``config.json``."""
+        return read_config(self.path / part / "config.json")
+
+    @property
+    def factor(self) -> int:
+        """Pixels a latent."""
+        return 1 << (len(self.config("vae")["block_out_channels"]) - 1)
+
+    def default_size(self) -> tuple[int, int]:
+        size = self.config("unet")["sample_size"]
+        height, width = size if isinstance(size, list) else (size, size)
+        return height * self.factor, width * self.factor
+
+    def dtype(self, component: str) -> str:
+        return self._dtype
+
+    def static_batch(self, component: str) -> int | None:
+        return None
+
+    def import_libraries(self, components: Sequence[str]) -> None:
+        import diffusers
+
+        from sdort.exporter.torch_modules import quiet_libraries
+
+        with quiet_libraries():
+            _ = getattr(diffusers, str(self.index.get("_class_name")), None)
+
+    def model_hash(self) -> str:
+        from sdort.pipelines.folder import hash_files
+
+        return hash_files(sorted(self.path.glob("*/*.safetensors")))
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
+        if case.component == PIPELINE:
+            pipeline = self.pipeline(PIPELINE)
+            pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
+            return PipelineRunner(
+                pipeline, bench_request(case, steps, scheduler), (case.height, case.width), self.guard
+            )
+        if case.component not in self.components():
+            raise UsageError(f"{self.path} has no {case.component}")
+        return self.component_runner(case.component, make_feeds(case, self.inputs(case.component), self.factor))
+
+    def component_runner(self, component: str, feeds: Mapping[str, Array]) -> ComponentRunner:
+        """A component on inputs named as in :meth:`inputs`."""
+        part, method = _MODULES[component]
+        module = getattr(self.pipeline(component), part)
+        # Calling the module itself is what torch.compile replaces.
+        call = module if method == "forward" else getattr(module, method)
+        return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard)
+
+    def inputs(self, component: str) -> dict[str, TensorSpec]:
+        """What the component's ONNX export declares."""
+        if component.startswith("text_encoder"):
+            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", TOKENS))}
+        config = self.config(_MODULES[component][0])
+        shapes: dict[str, tuple[int | str, ...]]
+        if component.startswith("vae"):
+            channels = config["in_channels" if component == "vae_encoder" else "latent_channels"]
+            shapes = {"sample": ("batch", channels, "height", "width")}
+        else:
+            shapes = {
+                "sample": ("batch", config["in_channels"], "height", "width"),
+                "timestep": (),
+                "encoder_hidden_states": ("batch", TOKENS, config["cross_attention_dim"]),
+            }
+            if config.get("addition_embed_type") == "text_time":
+                pooled = self.config("text_encoder_2")["projection_dim"]
+                count = (config["projection_class_embeddings_input_dim"] - pooled) // config["addition_time_embed_dim"]
+                shapes |= {"text_embeds": ("batch", pooled), "time_ids": ("batch", count)}
+            if config.get("time_cond_proj_dim") is not None:
+                shapes["timestep_cond"] = ("batch", config["time_cond_proj_dim"])
+        return {name: TensorSpec(name, np.dtype("float32"), shape) for name, shape in shapes.items()}
+
+    def guard(self, call: Callable[[], Any]) -> Any:
+        """Run ``call`` without gradients and wait for the device; torch's errors become ours."""
+        import torch
+
+        try:
+            with torch.inference_mode():
+                result = call()
+                if self.device != "cpu":
+                    torch.cuda.synchronize(self.device)
+        except SdortError:
+            raise
+        except Exception as error:  # torch.compile raises classes of its own
+            first = str(error).strip().split("\n", 1)[0]
+            raise ProviderError(f"{self.name} on {self.device} failed: {first}") from error
+        return result
+
+    def close(self) -> None:
+        import torch
+
+        self._pipeline, self._loaded = None, set()
+        if self.device != "cpu":
+            torch.cuda.empty_cache()

@@ -1,0 +1,121 @@
+"""A component or the whole of a diffusers pipeline in torch, as something to be called again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sdort.generation.images import Generated, to_image
+from sdort.generation.request import Request
+from sdort.runtime.session import Array
+
+Guard = Callable[[Callable[[], Any]], Any]
+"""Runs a call, waits for the device, and turns torch's errors into ours."""
+
+_TEXT_OUTPUTS = ("text_embeds", "last_hidden_state", "pooler_output")
+
+
+class ComponentRunner:
+    """One component on fixed inputs.
+
+    Args:
+        call: the module, or its method.
+        feeds: inputs by the names that the ONNX export has; a 4-D one is the image.
+        device, dtype: where and in which precision; timesteps and token ids keep their dtypes.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        component: str,
+        feeds: Mapping[str, Array],
+        device: str,
+        dtype: str,
+        guard: Guard,
+    ) -> None:
+        import torch
+
+        self.call = call
+        self.component = component
+        self.guard = guard
+        self.arguments = {}
+        for name, value in feeds.items():
+            tensor = torch.from_numpy(np.asarray(value)).to(device)
+            kept = not tensor.is_floating_point() or name == "timestep"
+            self.arguments[name] = tensor if kept else tensor.to(getattr(torch, dtype))
+        self.values: Any = None
+
+    def __call__(self) -> None:
+        self.values = self.guard(self._run)
+
+    def _run(self) -> Any:
+        if self.component == "unet":
+            added = {name: self.arguments[name] for name in ("text_embeds", "time_ids") if name in self.arguments}
+            plain = {name: value for name, value in self.arguments.items() if name not in added}
+            return self.call(**plain, added_cond_kwargs=added or None, return_dict=False)
+        if self.component == "vae_decoder":
+            return self.call(self.arguments["sample"], return_dict=False)
+        if self.component == "vae_encoder":
+            return (self.call(self.arguments["sample"], return_dict=False)[0].parameters,)
+        return self.call(**self.arguments, return_dict=True)
+
+    def result(self) -> dict[str, Array]:
+        """Named as the exports name them."""
+        values = self.values
+        if self.component == "unet":
+            named = {"out_sample": values[0]}
+        elif self.component == "vae_decoder":
+            named = {"sample": values[0]}
+        elif self.component == "vae_encoder":
+            named = {"latent_parameters": values[0]}
+        else:
+            named = {name: values[name] for name in _TEXT_OUTPUTS if name in values}
+        return {name: value.float().cpu().numpy() for name, value in named.items()}
+
+
+class PipelineRunner:
+    """A diffusers pipeline that draws the images of one request."""
+
+    def __init__(self, pipeline: Any, request: Request, size: tuple[int, int], guard: Guard) -> None:
+        self.pipeline = pipeline
+        self.request = request
+        self.size = size
+        self.guard = guard
+        self.decoded: Any = None
+
+    def __call__(self) -> None:
+        self.decoded = self.guard(self._run)
+
+    def _run(self) -> Any:
+        import torch
+        from diffusers.utils.torch_utils import randn_tensor
+
+        request, pipeline = self.request, self.pipeline
+        height, width = self.size
+        generators = [torch.Generator().manual_seed(request.seed + index) for index in range(request.num_images)]
+        latent = (height // pipeline.vae_scale_factor, width // pipeline.vae_scale_factor)
+        # Drawn in fp32 and rounded: torch's fp16 noise of a seed is other noise.
+        shape = (request.num_images, pipeline.unet.config.in_channels, *latent)
+        noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
+        return pipeline(
+            request.prompt,
+            # SDXL's pipeline takes zeros where there is none, as ours does where it is empty.
+            negative_prompt=request.negative_prompt or None,
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance_scale,
+            height=height,
+            width=width,
+            num_images_per_prompt=request.num_images,
+            latents=noise.to(pipeline.device, pipeline.unet.dtype),
+            generator=generators,
+            output_type="np",
+        ).images
+
+    def result(self) -> list[Generated]:
+        # diffusers' arrays are [height, width, 3] in [0, 1].
+        return [
+            to_image(image.transpose(2, 0, 1) * 2 - 1, self.request.seed + index)
+            for index, image in enumerate(self.decoded)
+        ]

@@ -1,0 +1,109 @@
+"""A checkpoint's tensors bound to an architecture's parameters, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from sdort.errors import BadModelError
+from sdort.model.weights import Cast, Weight
+
+_FLOATS = {np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
+
+# Tensors of older checkpoints that the architectures no longer have as parameters.
+_IGNORED = (
+    # CLIP: 0, 1, 2, ...; a buffer that transformers saved until 4.31.
+    re.compile(r"(?:text_model\.)?embeddings\.position_ids"),
+)
+
+# diffusers renamed the VAE's attention in 0.15 and still converts old checkpoints while it loads them
+# (ModelMixin._fix_state_dict_keys_on_load).
+_VAE_ATTENTION = re.compile(r"(.*\battentions\.\d+\.)(query|key|value|proj_attn)(\.\w+)")
+_VAE_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+_SHOWN = 5
+
+
+def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]], component: str) -> dict[str, Weight]:
+    """Find every parameter's tensor, as float32.
+
+    Args:
+        tensors: what the checkpoint has, by the names it uses.
+        parameters: the architecture's parameters with their shapes.
+        component: for messages.
+
+    Raises:
+        BadModelError: a parameter has no tensor, a tensor has no parameter, or a shape or dtype does not fit.
+    """
+    bound: dict[str, Weight] = {}
+    foreign = []
+    for name, tensor in tensors.items():
+        parameter = next((each for each in _spellings(name) if each in parameters), None)
+        if parameter is None:
+            foreign.append(name)
+        elif parameter in bound:
+            raise BadModelError(
+                f"the checkpoint has parameter {parameter!r} twice, also as {name!r}", component=component
+            )
+        else:
+            bound[parameter] = tensor
+    foreign = [name for name in foreign if not any(pattern.fullmatch(name) for pattern in _IGNORED)]
+    missing = [name for name in parameters if name not in bound]
+    if missing or foreign:
+        raise _mismatch(missing, foreign, component)
+    _check_shapes(bound, parameters, component)
+    return {name: _as_float32(name, weight, component) for name, weight in bound.items()}
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """``name`` and what the same parameter is called in other versions of the libraries."""
+    yield name
+    # transformers 5 dropped CLIPTextModel's inner module of that name (CLIPTextModelWithProjection kept it).
+    yield name.removeprefix("text_model.")
+    yield f"text_model.{name}"
+    old = _VAE_ATTENTION.fullmatch(name)
+    if old:
+        yield f"{old[1]}{_VAE_NAMES[old[2]]}{old[3]}"
+
+
+def _mismatch(missing: list[str], foreign: list[str], component: str) -> BadModelError:
+    parts = []
+    if missing:
+        parts.append(f"lacks {len(missing)} of the parameters that its config.json asks for ({_some(missing)})")
+    if foreign:
+        parts.append(f"has {len(foreign)} tensors that its config.json has no place for ({_some(foreign)})")
+    return BadModelError(
+        f"the checkpoint {' and '.join(parts)}",
+        component=component,
+        hint="The weights and the config.json are not of the same model.",
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN])
+    return f"{shown}, ..." if len(names) > _SHOWN else shown
+
+
+def _check_shapes(bound: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]], component: str) -> None:
+    wrong = [name for name, weight in bound.items() if weight.shape != tuple(parameters[name])]
+    if wrong:
+        name = min(wrong)
+        raise BadModelError(
+            f"{len(wrong)} tensors of the checkpoint have another shape than its config.json asks for: {name!r} is "
+            f"{list(bound[name].shape)}, not {list(parameters[name])} ({_some(wrong)})",
+            component=component,
+            hint="The weights and the config.json are not of the same model.",
+        )
+
+
+def _as_float32(name: str, weight: Weight, component: str) -> Weight:
+    if weight.dtype not in _FLOATS:
+        raise BadModelError(
+            f"parameter {name!r} is stored as {weight.dtype}, a quantized or foreign format",
+            component=component,
+            hint="Save the checkpoint as float32, float16 or bfloat16.",
+        )
+    return weight if weight.dtype == np.float32 else Cast(weight, np.float32)

@@ -1,0 +1,192 @@
+"""The export of a pipeline: the one function behind ``sdort export``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.console import detail, progress
+from sdort.demo import NAMES
+from sdort.errors import UsageError
+from sdort.exporter.bind import bind
+from sdort.exporter.cache import TraceCache, default_folder
+from sdort.exporter.checkpoint import read_checkpoint
+from sdort.exporter.manifest import (
+    ComponentReport,
+    ExportReport,
+    copy_processors,
+    write_index,
+    write_json,
+    write_manifest,
+)
+from sdort.exporter.signatures import FOLDERS, Component, at_size, vae_scale
+from sdort.exporter.source import Source, open_source, plan, read_config
+from sdort.exporter.template import Template, fill, make_template
+from sdort.model.weights import Weight
+from sdort.onnx_io.hashing import hash_file
+from sdort.onnx_io.save import data_file, write
+from sdort.staging import staged_directory
+
+DEFAULT_OPSET = 23
+"""The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
+
+
+@dataclass(frozen=True)
+class StaticSize:
+    """The one size that a static export works at: images per run, and their height and width in pixels."""
+
+    batch: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.height}x{self.width}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to export; see :func:`export`."""
+
+    components: Collection[str] = ()
+    opset: int = DEFAULT_OPSET
+    static: StaticSize | None = None
+    variant: str | None = None
+    allow_pickle: bool = False
+    cache_dir: Path | None = None
+
+
+def export(model: str, out: Path, options: Options | None = None, *, overwrite: bool = False) -> ExportReport:
+    """Export a diffusers pipeline to ONNX.
+
+    Args:
+        model: a diffusers directory, a hub id, or ``demo``.
+        out: the folder to make: one folder a component with ``model.onnx`` and its data, and what else optimum's
+            ONNX Runtime pipelines and sdort read.
+        options: components (all by default), opset, static size (dynamic by default), the variant of the weights,
+            whether pickled weights may be read, and the folder of the trace cache.
+        overwrite: replace ``out`` if it exists.
+
+    Raises:
+        UsageError: ``model`` or a component does not exist, or the static size does not fit the VAE.
+        BadModelError: the checkpoint is broken, incomplete, or of another kind.
+        OutputError: ``out`` exists or cannot be written.
+    """
+    options = options or Options()
+    start = time.perf_counter()
+    cache = TraceCache(options.cache_dir or default_folder())
+    # A folder that is called demo is not the demo.
+    reads = [Path(model)] if Path(model).is_dir() and model not in NAMES else []
+    with (
+        # First, so that an OUT that exists is told before a long download.
+        staged_directory(out, overwrite, reads) as stage,
+        open_source(model, variant=options.variant, allow_pickle=options.allow_pickle) as source,
+    ):
+        components = plan(source, options.components, cache)
+        if options.static:
+            components = _at_static_size(source, components, options.static, cache)
+        report = ExportReport(
+            out,
+            source.name,
+            str(source.index.get("_class_name")),
+            options.opset,
+            str(options.static) if options.static else None,
+        )
+        tensors = _read_tensors(source, components, options)
+        for component in components:
+            written = _export_component(component, tensors[FOLDERS[component.name]], stage, options.opset, cache)
+            write_json(stage / component.name / "config.json", read_config(source, component.name, cache))
+            report.components.append(written)
+        copy_processors(source, stage)
+        write_index(stage, source, components)
+        write_manifest(stage, report)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _read_tensors(source: Source, components: list[Component], options: Options) -> dict[str, Mapping[str, Weight]]:
+    """Describe the weights of every folder, so that a broken file is found before the first slow step."""
+    folders = {FOLDERS[component.name]: component.name for component in components}
+    return {
+        folder: read_checkpoint(source.folder / folder, name, options.variant, options.allow_pickle)
+        for folder, name in folders.items()
+    }
+
+
+def _export_component(
+    component: Component, tensors: Mapping[str, Weight], stage: Path, opset: int, cache: TraceCache
+) -> ComponentReport:
+    start = time.perf_counter()
+    path = stage / component.name / "model.onnx"
+    template = cache.load(component, opset)
+    traced = template is None
+    if template is None:
+        template = _trace(component, tensors, opset, data_file(path).name)
+        cache.store(component, opset, template)
+    weights = bind(tensors, template.parameters, component.name)
+    content = fill(template, weights)
+    path.parent.mkdir()
+    used = [weights[name] for name in template.used]
+    with progress(f"writing {component.name}", sum(weight.nbytes for weight in used)) as advance:
+        written = write(content, path, component.name, advance=advance, checksum=True)
+    seconds = time.perf_counter() - start
+    how = "traced" if traced else "known architecture"
+    detail(f"{component.name}: {written.bytes / 1e6:,.1f} MB, {how}, {seconds:.1f} s")
+    report = ComponentReport(
+        component.name,
+        component.class_name,
+        sum(weight.nbytes // weight.dtype.itemsize for weight in used),
+        len(template.proto.graph.node),
+        written.bytes,
+        traced,
+        seconds,
+        component.inputs,
+        component.outputs,
+        {path.name: hash_file(path)},
+    )
+    if written.data_path and written.xxh128:
+        report.xxh128[written.data_path.name] = written.xxh128
+    return report
+
+
+def _trace(component: Component, tensors: Mapping[str, Weight], opset: int, data_name: str) -> Template:
+    with progress(f"tracing {component.name} (once per architecture)"):
+        from sdort.exporter import torch_modules as architecture
+        from sdort.exporter.trace import trace
+
+        module = architecture.build(component)
+        # Weights that do not fit are noticed here, before the minutes that the trace takes.
+        bind(tensors, architecture.parameters(module), component.name)
+        return make_template(trace(component, module, opset), component.name, data_name)
+
+
+def _at_static_size(
+    source: Source, components: list[Component], size: StaticSize, cache: TraceCache
+) -> list[Component]:
+    factor = vae_scale(read_config(source, "vae_decoder", cache)) if source.index.get("vae") else 8
+    if size.height % factor or size.width % factor:
+        raise UsageError(f"--static {size}: height and width must be multiples of {factor}")
+    length = _sequence_length(source, cache)
+    sizes = {
+        "batch_size": size.batch,
+        "sequence_length": length,
+        "height": size.height // factor,
+        "width": size.width // factor,
+        "latent_height": size.height // factor,
+        "latent_width": size.width // factor,
+        "sample_height": size.height,
+        "sample_width": size.width,
+    }
+    # Classifier-free guidance runs every latent with and without the prompt, in one batch.
+    guided = sizes | {"batch_size": 2 * size.batch}
+    return [at_size(component, guided if component.name == "unet" else sizes) for component in components]
+
+
+def _sequence_length(source: Source, cache: TraceCache) -> int:
+    """How many tokens a prompt is padded to: all that the text encoder has positions for."""
+    if not source.index.get("text_encoder"):
+        return 77
+    config: dict[str, Any] = read_config(source, "text_encoder", cache)
+    return int(config["max_position_embeddings"])

@@ -1,0 +1,110 @@
+"""What an exported directory holds beside the graphs: configs, processors, ``model_index.json``, ``sdort.json``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sdort import __version__
+from sdort.errors import BadModelError
+from sdort.exporter.signatures import Component, TensorSpec
+from sdort.exporter.source import INDEX, PROCESSORS, Source
+
+MANIFEST = "sdort.json"
+
+_TEXT_FILES = (".json", ".txt", ".jinja")
+
+
+@dataclass
+class ComponentReport:
+    """One exported graph."""
+
+    name: str
+    class_name: str
+    parameters: int
+    nodes: int
+    bytes: int
+    traced: bool
+    """False if the graph came from the trace cache."""
+    seconds: float
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    xxh128: dict[str, str] = field(default_factory=dict)
+    """File name -> its XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
+
+
+@dataclass
+class ExportReport:
+    """What ``sdort export`` did."""
+
+    out: Path
+    source: str
+    pipeline: str
+    opset: int
+    static: str | None
+    components: list[ComponentReport] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def write_manifest(folder: Path, report: ExportReport) -> None:
+    """Write ``sdort.json``: versions, hashes, shapes."""
+    left_out = ("name", "traced", "seconds")
+    components = {
+        each.name: {key: value for key, value in asdict(each).items() if key not in left_out}
+        for each in report.components
+    }
+    manifest = {
+        "versions": {"sdort": __version__}
+        | {package: version(package) for package in ("torch", "diffusers", "transformers", "onnx")},
+        "source": report.source,
+        "pipeline": report.pipeline,
+        "opset": report.opset,
+        "static": report.static,
+        "components": components,
+    }
+    write_json(folder / MANIFEST, manifest)
+
+
+def write_index(folder: Path, source: Source, exported: list[Component]) -> None:
+    """Write ``model_index.json`` with the components that were exported or copied; the others become null."""
+    kept = {component.name for component in exported} | set(PROCESSORS)
+    if kept & {"vae_encoder", "vae_decoder"}:
+        kept.add("vae")
+    index: dict[str, Any] = {}
+    for name, entry in source.index.items():
+        is_component = isinstance(entry, list) and len(entry) == 2 and not name.startswith("_")
+        index[name] = [None, None] if is_component and name not in kept else entry
+    # Safety checkers are not exported; without this diffusers would warn about the missing one.
+    index["requires_safety_checker"] = False
+    index.pop("_name_or_path", None)
+    write_json(folder / INDEX, index)
+
+
+def copy_processors(source: Source, folder: Path) -> None:
+    """Copy the scheduler, tokenizers and feature extractor: small text files.
+
+    Raises:
+        BadModelError: the pipeline names one that it does not have.
+    """
+    for name in PROCESSORS:
+        entry = source.index.get(name)
+        if not isinstance(entry, list) or entry[1:] == [None]:
+            continue
+        files = [file for file in (source.folder / name).glob("*") if file.suffix in _TEXT_FILES and file.is_file()]
+        if not files:
+            raise BadModelError(
+                f"{source.folder / name} is missing or empty", hint="Copy or download the checkpoint again."
+            )
+        (folder / name).mkdir()
+        for file in files:
+            shutil.copyfile(file, folder / name / file.name)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file as diffusers does, indented by two."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,55 @@
+"""Pickled checkpoints, read only when the user allows it. Imports torch."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from sdort.errors import BadModelError
+from sdort.exporter.torch_modules import quiet_libraries
+from sdort.model.weights import Array, Weight
+
+
+class _TorchWeight(Weight):
+    """A tensor that torch mapped from a file."""
+
+    def __init__(self, tensor: Any) -> None:
+        # numpy has no bfloat16; the bits are the same.
+        self._bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+        dtype = ml_dtypes.bfloat16 if tensor.dtype == torch.bfloat16 else tensor.numpy().dtype
+        super().__init__(tuple(tensor.shape), dtype)
+
+    def load(self) -> Array:
+        return np.ascontiguousarray(self._bits.numpy()).view(self.dtype)
+
+
+def read_pickle(path: Path, component: str) -> dict[str, Weight]:
+    """The tensors of a ``.bin`` file, read by torch's restricted unpickler, which runs no code of the file.
+
+    Raises:
+        BadModelError: the file is broken or holds more than tensors.
+    """
+    try:
+        with quiet_libraries():  # torch warns about what it refuses a moment later
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise BadModelError(
+            f"cannot read tensors from {path} ({first})",
+            component=component,
+            hint="The file is damaged, or holds more than tensors; convert it to safetensors where you trust it.",
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(each, torch.Tensor) for each in state.values()):
+        raise BadModelError(f"{path} holds something else than named tensors", component=component)
+    return {str(name): _TorchWeight(tensor.detach()) for name, tensor in state.items()}
+
+
+def _is_zip(path: Path) -> bool:
+    """torch's format since 1.6, which can be mapped; the older one is read into memory."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"

@@ -1,0 +1,111 @@
+"""Headers of safetensors files, read and checked; the tensors stay on disk.
+
+A checkpoint is a download from a stranger, so everything that the header claims is held against the file's size
+before a tensor is described. Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import ml_dtypes
+import numpy as np
+
+from sdort.errors import BadModelError
+from sdort.model.weights import Stored
+
+# The limit of the reference implementation.
+_MAX_HEADER = 100_000_000
+
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+def read_tensors(path: Path) -> dict[str, Stored]:
+    """Every tensor of a safetensors file by name.
+
+    Raises:
+        BadModelError: the file cannot be read, is truncated, or its header contradicts itself or the file.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(_MAX_HEADER, size - 8):
+                raise _broken(path, "the header does not fit into the file")
+            header = file.read(length)
+    except OSError as error:
+        raise BadModelError(f"cannot read {path}: {error.strerror or error}") from error
+    start = 8 + length
+    entries = {name: entry for name, entry in _parse(path, header).items() if name != "__metadata__"}
+    tensors = {name: _tensor(path, name, entry, start, size) for name, entry in entries.items()}
+    _check_overlap(path, tensors)
+    return tensors
+
+
+def _parse(path: Path, header: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(header, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, f"the header is no JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise _broken(path, "the header is no table of tensors")
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return table
+
+
+def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Stored:
+    if not isinstance(entry, dict):
+        raise _broken(path, f"tensor {name!r} is not described")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise BadModelError(
+            f"{path}: tensor {name!r} is stored as {dtype!r}, which sdort does not read",
+            hint="Save the checkpoint as float32, float16 or bfloat16.",
+        )
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise _broken(path, f"tensor {name!r} has shape {shape!r} and offsets {offsets!r}")
+    begin, end = offsets
+    if not begin <= end <= size - start:
+        raise _broken(path, f"tensor {name!r} lies outside the file")
+    if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
+        raise _broken(path, f"tensor {name!r} of shape {shape} has {end - begin} bytes")
+    return Stored(path, start + begin, shape, _DTYPES[dtype])
+
+
+def _naturals(values: Any) -> TypeGuard[list[int]]:
+    # Bounded in number and size: the product of a million huge dims would keep Python busy for hours.
+    if not isinstance(values, list) or len(values) > 8:
+        return False
+    return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
+
+
+def _check_overlap(path: Path, tensors: dict[str, Stored]) -> None:
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if tensor.offset < end:
+            raise _broken(path, f"tensor {name!r} overlaps another one")
+        end = tensor.offset + tensor.nbytes
+
+
+def _broken(path: Path, what: str) -> BadModelError:
+    return BadModelError(f"{path} is not a valid safetensors file: {what}", hint="Copy or download it again.")

@@ -1,0 +1,182 @@
+"""What is exported: a diffusers directory, a hub id, or the demo pipeline."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.console import progress
+from sdort.demo import NAMES, write_demo
+from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.exporter.cache import TraceCache
+from sdort.exporter.configs import class_defaults, normalise, read_json
+from sdort.exporter.signatures import FOLDERS, LIBRARIES, Component, describe
+
+INDEX = "model_index.json"
+
+# Folders of a pipeline that are copied as they are.
+PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A diffusers pipeline on disk."""
+
+    name: str
+    """What the user called it: a hub id, ``demo``, or the folder's own name."""
+    folder: Path
+    index: dict[str, Any]
+    """``model_index.json``: the pipeline's class, and the library and class of every component."""
+
+
+@contextmanager
+def open_source(model: str, *, variant: str | None = None, allow_pickle: bool = False) -> Iterator[Source]:
+    """Find ``model`` on disk, after making or downloading it if need be.
+
+    Raises:
+        UsageError: there is no such thing.
+        BadModelError: it is no diffusers pipeline.
+        SdortError: a hub id cannot be downloaded.
+    """
+    if model in NAMES:
+        with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder, progress("making the demo pipeline"):
+            write_demo(model, Path(folder))
+            yield read_source(Path(folder), model)
+        return
+    path = Path(model).expanduser()
+    if path.is_dir():
+        yield read_source(path, path.resolve().name)
+    elif path.exists():
+        raise _single_file(path)
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
+        yield read_source(_download(model, variant, allow_pickle), model)
+    else:
+        raise UsageError(
+            f"{model} does not exist", hint="MODEL is a diffusers directory, a hub id such as owner/name, or demo."
+        )
+
+
+def read_source(folder: Path, name: str) -> Source:
+    """The pipeline in a folder.
+
+    Raises:
+        BadModelError: the folder holds no diffusers pipeline, or one of another kind.
+    """
+    if not (folder / INDEX).is_file():
+        raise BadModelError(
+            f"{folder} is no diffusers pipeline: it has no {INDEX}",
+            hint="Give the folder that holds it; save one with DiffusionPipeline.save_pretrained.",
+        )
+    if _is_exported(folder):
+        raise BadModelError(
+            f"{folder} holds ONNX graphs already, and no weights to export",
+            hint=f"The next step is: sdort optimize {folder} OUT",
+        )
+    index = read_json(folder / INDEX, "the pipeline's index")
+    if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
+        raise BadModelError(
+            f"{folder} is a {index.get('_class_name', 'pipeline')} without a UNet, VAE or CLIP text encoder",
+            hint="sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
+        )
+    return Source(name, folder, index)
+
+
+def _is_exported(folder: Path) -> bool:
+    """Some published checkpoints have ONNX graphs beside their weights; these are exported from their weights."""
+    graphs = any((folder / name / "model.onnx").is_file() for name in FOLDERS)
+    weights = [
+        file for name in FOLDERS.values() for kind in ("*.safetensors", "*.bin") for file in (folder / name).glob(kind)
+    ]
+    return graphs and not weights
+
+
+def plan(source: Source, wanted: Collection[str], cache: TraceCache) -> list[Component]:
+    """The components to export, described from their configs; all that the pipeline has if none are ``wanted``.
+
+    Raises:
+        UsageError: a wanted component is not in the pipeline.
+        BadModelError: a component's config is broken, or of an architecture that sdort does not export.
+    """
+    classes = {name: _class_name(source, name) for name, folder in FOLDERS.items() if _entry(source.index, folder)}
+    unknown = sorted(set(wanted) - classes.keys())
+    if unknown:
+        raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
+    configs = {name: read_config(source, name, cache) for name in classes}
+    second = configs.get("text_encoder_2", {})
+    return [
+        describe(
+            name,
+            class_name,
+            normalise(class_name, configs[name], cache.defaults(class_name, class_defaults)),
+            hidden_states=str(source.index.get("_class_name")).startswith("StableDiffusionXL"),
+            text_embeds=second.get("projection_dim"),
+        )
+        for name, class_name in classes.items()
+        if not wanted or name in wanted
+    ]
+
+
+def read_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
+    """A component's ``config.json`` with defaults filled in: old configs lack what later versions added."""
+    class_name = _class_name(source, name)
+    config = read_json(source.folder / FOLDERS[name] / "config.json", "the config")
+    # Where somebody's checkpoint once lay is nobody's business.
+    config.pop("_name_or_path", None)
+    return cache.defaults(class_name, class_defaults) | config
+
+
+def _entry(index: dict[str, Any], folder: str) -> list[Any] | None:
+    entry = index.get(folder)
+    return entry if isinstance(entry, list) and len(entry) == 2 and entry[1] is not None else None
+
+
+def _class_name(source: Source, name: str) -> str:
+    entry = _entry(source.index, FOLDERS[name])
+    class_name = entry[1] if entry else None
+    text = LIBRARIES.get(class_name) == "transformers" if isinstance(class_name, str) else None
+    expected = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL"}.get(FOLDERS[name])
+    if class_name != expected if expected else not text:
+        raise BadModelError(
+            f"{source.name} has a {class_name} there, which sdort does not export",
+            component=name,
+            hint="sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
+        )
+    return str(class_name)
+
+
+def _single_file(path: Path) -> SdortError:
+    hint = "MODEL is a diffusers directory, a hub id such as owner/name, or demo."
+    if path.suffix in (".safetensors", ".ckpt"):
+        hint = (
+            "Save it as a directory first, with diffusers: "
+            f"StableDiffusionPipeline.from_single_file({os.fspath(path)!r}).save_pretrained(DIRECTORY)"
+        )
+    return BadModelError(f"{path} is a single file, not a diffusers directory", hint=hint)
+
+
+def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
+    """diffusers' own download, or its copy of an earlier one."""
+    with progress(f"downloading {model}"):
+        from diffusers import DiffusionPipeline
+
+        from sdort.exporter.torch_modules import quiet_libraries
+
+        try:
+            with quiet_libraries():
+                # None: safetensors, or pickles where there are none.
+                folder = DiffusionPipeline.download(
+                    model, variant=variant, use_safetensors=None if allow_pickle else True
+                )
+        except Exception as error:  # offline, no such model, gated: each library below raises its own
+            first = str(error).strip().partition("\n")[0].partition(" Please check out")[0]
+            raise SdortError(
+                f"cannot load {model} from the hub ({type(error).__name__}: {first})",
+                hint="Check the name, the network and your token; or download it elsewhere and give its folder.",
+            ) from error
+    return Path(folder)

@@ -1,0 +1,142 @@
+"""The torch modules to be traced, built from a config without weights. Imports torch, diffusers, transformers."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from sdort.errors import BadModelError
+from sdort.exporter.signatures import Component
+
+PREFIX = "model."
+"""Stands before every parameter's name in the modules that :func:`build` returns."""
+
+
+class _TextEncoder(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any, outputs: list[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs = outputs
+
+    def forward(self, input_ids: Any) -> tuple[Any, ...]:
+        result = self.model(input_ids, output_hidden_states=True, return_dict=True)
+        hidden = {f"hidden_states.{index}": state for index, state in enumerate(result.hidden_states)}
+        return tuple(hidden[name] if name in hidden else result[name] for name in self.outputs)
+
+
+class _UNet(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any, inputs: list[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+
+    def forward(self, *tensors: Any) -> Any:
+        given = dict(zip(self.inputs, tensors, strict=True))
+        added = {name: given.pop(name) for name in ("text_embeds", "time_ids") if name in given}
+        return self.model(**given, added_cond_kwargs=added or None, return_dict=False)[0]
+
+
+class _VaeEncoder(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sample: Any) -> Any:
+        return self.model.encode(sample, return_dict=False)[0].parameters
+
+
+class _VaeDecoder(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, latent_sample: Any) -> Any:
+        return self.model.decode(latent_sample, return_dict=False)[0]
+
+
+def build(component: Component) -> Any:
+    """The component as a module of positional tensors, with parameters on the meta device.
+
+    Raises:
+        BadModelError: the config describes no module.
+    """
+    with quiet_libraries():
+        try:
+            with torch.device("meta"):
+                model = _construct(component)
+        except Exception as error:  # whatever an odd config makes diffusers or transformers stumble over
+            raise BadModelError(
+                f"its config.json does not make a {component.class_name} ({type(error).__name__}: {error})",
+                component=component.name,
+                hint=f"The config is damaged, or newer than the installed {component.class_name}.",
+            ) from error
+    model.eval().requires_grad_(False)
+    _restore_buffers(component, model)
+    if component.name == "unet":
+        return _UNet(model, [spec.name for spec in component.inputs])
+    if component.name in ("vae_encoder", "vae_decoder"):
+        return (_VaeEncoder if component.name == "vae_encoder" else _VaeDecoder)(model)
+    return _TextEncoder(model, [spec.name for spec in component.outputs])
+
+
+def parameters(module: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of a built module's parameters, under the names that a checkpoint uses."""
+    return {name.removeprefix(PREFIX): tuple(value.shape) for name, value in module.named_parameters()}
+
+
+def allocate(module: Any) -> None:
+    """Give the parameters memory that is never touched: torch traces them on the CPU, nobody reads them.
+
+    The system hands out such memory page by page at the first access, so it costs address space only.
+    """
+    for child in module.modules():
+        for name, parameter in list(child.named_parameters(recurse=False)):
+            empty = torch.empty(parameter.shape, dtype=torch.float32)
+            setattr(child, name, torch.nn.Parameter(empty, requires_grad=False))
+
+
+def _construct(component: Component) -> Any:
+    if component.class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
+        # sdpa is what the exporter turns into one Attention; the eager path becomes a dozen operators.
+        config = transformers.CLIPTextConfig(**component.config, attn_implementation="sdpa")
+        return getattr(transformers, component.class_name)(config)
+    return getattr(diffusers, component.class_name)(**component.config)
+
+
+def _restore_buffers(component: Component, model: Any) -> None:
+    """Buffers are constants that code computed; on the meta device their values are lost."""
+    for path, buffer in list(model.named_buffers()):
+        owner, _, name = path.rpartition(".")
+        if name != "position_ids":
+            raise BadModelError(f"buffer {path!r} of {component.class_name} is unknown", component=component.name)
+        # CLIP: 0, 1, 2, ... in a row (transformers, CLIPTextEmbeddings).
+        values = torch.arange(buffer.shape[-1], dtype=buffer.dtype).expand(buffer.shape)
+        model.get_submodule(owner).register_buffer(name, values.clone(), persistent=False)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep torch, diffusers and transformers from chattering about optional packages, old configs and progress."""
+    loggers = [logging.getLogger(name) for name in ("torch", "diffusers", "transformers", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    bars = [each for each in (diffusers.utils.logging, transformers.utils.logging) if each.is_progress_bar_enabled()]
+    try:
+        for bar in bars:
+            bar.disable_progress_bar()
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for bar in bars:
+            bar.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

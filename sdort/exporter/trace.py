@@ -1,0 +1,163 @@
+"""From a torch module without weights to an ONNX graph without weights.
+
+The graph is taken before the exporter's own optimizer, which folds Linear transposes into nameless constants and
+merges parameters that happen to be equal: afterwards a checkpoint could not be bound to it by name. It is cleaned
+up by sdort's passes instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from sdort import __version__
+from sdort.errors import BadModelError, SdortError
+from sdort.exporter import torch_modules as architecture
+from sdort.exporter.casts import concrete_casts
+from sdort.exporter.signatures import Component, Dim, TensorSpec, vae_scale
+from sdort.exporter.template import Trace
+
+PARAMETER = "parameter"
+"""``location`` of an initializer whose values come from a checkpoint, in a traced graph."""
+
+# Sizes to trace at. Where diffusers branches on a size, these take the branch that is right for all sizes: a latent
+# that no power of two divides makes its UNet resize to the skip connection's size instead of doubling. None of them
+# is 1 (torch would specialise on it), and no two are equal (torch would take them for the same dim).
+_EXAMPLE = {
+    "batch_size": 2,
+    "sequence_length": 11,
+    "height": 33,
+    "width": 25,
+    "latent_height": 9,
+    "latent_width": 7,
+    "sample_height": 74,
+    "sample_width": 58,
+}
+
+_DTYPES = {"float32": torch.float32, "int64": torch.int64}
+
+
+def trace(component: Component, module: Any, opset: int) -> Trace:
+    """Trace a module from :func:`architecture.build`.
+
+    Raises:
+        SdortError: torch cannot trace it.
+    """
+    shapes = architecture.parameters(module)
+    architecture.allocate(module)
+    with architecture.quiet_libraries(), torch.no_grad():
+        try:
+            program = _export(component, module, opset)
+        except Exception as error:  # torch's exporter raises nearly everything
+            first = str(error).strip().partition("\n")[0]
+            raise SdortError(
+                f"torch {torch.__version__} cannot export it at opset {opset} ({type(error).__name__}: {first})",
+                component=component.name,
+                hint="Try the pinned versions of constraints.txt, or another --opset; -v shows the whole error.",
+            ) from error
+    proto = _weightless(program.model, shapes)
+    _finish(proto, component)
+    return Trace(proto, shapes)
+
+
+def _export(component: Component, module: Any, opset: int) -> Any:
+    names = tuple(_dynamic(spec) for spec in component.inputs)
+    dims = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in names)
+    sizes = _example_sizes(component)
+    examples = tuple(_example(spec, sizes) for spec in component.inputs)
+    # Traced by hand: torch.onnx.export would ask for dims that it may specialise, and retry in a slower mode.
+    if component.name == "unet":
+        dims = (dims,)  # type: ignore[assignment]  # its forward takes *tensors
+    traced = torch.export.export(module, examples, dynamic_shapes=dims, strict=False)
+    return torch.onnx.export(
+        traced,
+        examples,
+        input_names=[spec.name for spec in component.inputs],
+        output_names=[spec.name for spec in component.outputs],
+        opset_version=opset,
+        dynamo=True,
+        dynamic_shapes=names,
+        optimize=False,
+        verbose=False,
+    )
+
+
+def _dynamic(spec: TensorSpec) -> dict[int, str]:
+    return {axis: dim for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+
+
+def _example_sizes(component: Component) -> Mapping[str, int]:
+    """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1."""
+    if component.name != "vae_encoder":
+        return _EXAMPLE
+    larger = max(vae_scale(component.config) // 8, 1)
+    return {name: size * larger if name.startswith("sample_") else size for name, size in _EXAMPLE.items()}
+
+
+def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> Any:
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.dims]
+    # Zeros are valid token ids, timesteps and latents alike; values do not show in a trace.
+    return torch.zeros(shape, dtype=_DTYPES[spec.dtype])
+
+
+def _weightless(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """Serialize the graph with parameters as external tensors, which are not read."""
+    for name, value in model.graph.initializers.items():
+        if name.removeprefix(architecture.PREFIX) in shapes and value.const_value is not None:
+            tensor = value.const_value
+            shape = ir.Shape(shapes[name.removeprefix(architecture.PREFIX)])
+            value.const_value = ir.ExternalTensor(PARAMETER, None, None, tensor.dtype, shape=shape, name=name)
+    return ir.to_proto(model)
+
+
+def _finish(proto: onnx.ModelProto, component: Component) -> None:
+    """Restore the checkpoint's parameter names, set the signature, drop what only debugs the exporter."""
+    graph = proto.graph
+    names = {
+        tensor.name: tensor.name.removeprefix(architecture.PREFIX)
+        for tensor in graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = names.get(name, name)
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    for value in [*graph.value_info, *graph.input, *graph.output, *graph.initializer]:
+        value.ClearField("metadata_props")
+    graph.ClearField("metadata_props")
+    proto.ClearField("metadata_props")
+    concrete_casts(proto)
+    graph.name = component.name
+    proto.producer_name, proto.producer_version = "sdort", __version__
+    _check_signature(graph.input, component.inputs, component.name)
+    for info, spec in zip(graph.output, component.outputs, strict=True):
+        _set_dims(info, spec)
+
+
+def _check_signature(infos: Any, specs: tuple[TensorSpec, ...], component: str) -> None:
+    """A dim that torch specialised would only show when somebody feeds another size."""
+    for info, spec in zip(infos, specs, strict=True):
+        dims: list[Dim] = [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        if info.name != spec.name or tuple(dims) != spec.dims:
+            raise BadModelError(
+                f"torch traced input {spec.name} {list(spec.dims)} as {info.name} {dims}", component=component
+            )
+
+
+def _set_dims(info: onnx.ValueInfoProto, spec: TensorSpec) -> None:
+    """Torch spells output dims its own way, optimum evaluates them as ``name * factor``."""
+    shape = info.type.tensor_type.shape
+    if len(shape.dim) != len(spec.dims):
+        raise SdortError(f"torch traced output {spec.name} {list(spec.dims)} with {len(shape.dim)} dims")
+    for dim, wanted in zip(shape.dim, spec.dims, strict=True):
+        if isinstance(wanted, str):
+            dim.dim_param = wanted
+        else:
+            dim.dim_value = wanted

@@ -1,0 +1,245 @@
+"""From latents to pixels: whole, image by image, or tile by tile, as memory allows.
+
+The decoder's activations at full resolution are far larger than anything in the UNet. Images one by one need no more
+than one image's; tiles no more than one tile's, whatever the image's size, but each is normalized by its own mean and
+variance, so tiles overlap by a quarter and are blended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.console import detail, warn
+from sdort.errors import MemoryShortageError
+from sdort.generation.device_loop import batch_slices
+from sdort.machine.system import System
+from sdort.providers.options import Provider
+from sdort.runtime.session import Session, TensorSpec, static_size
+
+if TYPE_CHECKING:
+    from sdort.workload.cases import Case
+
+Array = npt.NDArray[Any]
+Size = tuple[int, int, int]
+"""Images, and the latents along their height and their width."""
+
+TILE = 64
+"""Latents along a tile's side: 512 pixels of the usual autoencoder."""
+SMALLEST_TILE = 32
+OVERLAP = 0.25
+"""Of a tile's side, with each neighbour."""
+SHARE = 0.8
+"""Of the free memory that a decode may plan with: allocators round up, and the estimate is one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to decode: ``slicing`` takes the images one by one, ``tile`` is a tile's side in latents, None for none."""
+
+    slicing: bool = False
+    tile: int | None = None
+
+    def __str__(self) -> str:
+        tiles = f"in tiles of {self.tile} x {self.tile} latents" if self.tile else ""
+        return ", ".join(filter(None, ["image by image" if self.slicing else "", tiles])) or "all at once"
+
+    def part(self, size: Size) -> Size:
+        """What of ``size`` is decoded at once."""
+        images, height, width = size
+        return 1 if self.slicing else images, min(height, self.tile or height), min(width, self.tile or width)
+
+
+class Planner:
+    """Decides how to decode by what it takes.
+
+    Args:
+        latents: the decoder's input.
+        config: the autoencoder's.
+        factor: pixels a latent along each side.
+    """
+
+    def __init__(self, latents: TensorSpec, config: dict[str, Any], factor: int) -> None:
+        self.latents = latents
+        self.config = config
+        self.factor = factor
+
+    def plan(self, size: Size, tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
+        """What fits.
+
+        Args:
+            tiling, slicing: as asked; None decides by ``free``.
+            free: bytes of free memory where the decoder runs, None if nothing tells.
+        """
+        fixed = static_size(self.latents.shape, 2)
+        tile = fixed or TILE
+        asked = Plan(bool(slicing), tile if tiling and max(size[1:]) > tile else None)
+        if free is None:
+            return asked
+        choices = [asked]
+        if slicing is None and size[0] > 1:
+            choices.append(replace(asked, slicing=True))
+        if tiling is None and not fixed:
+            choices += [replace(choices[-1], tile=side) for side in (TILE, SMALLEST_TILE) if max(size[1:]) > side]
+        fitting = (plan for plan in choices if self.bytes_for(size, plan) <= SHARE * free)
+        return next(fitting, choices[-1])
+
+    def smaller(self, size: Size, plan: Plan) -> Plan | None:
+        """How to go on where ``plan`` ran out of memory; None if nothing takes less at once."""
+        tiles = () if static_size(self.latents.shape, 2) else (TILE, SMALLEST_TILE)
+        choices = [replace(plan, slicing=True), *(Plan(True, side) for side in tiles)]
+        most = math.prod(self.part(size, plan))
+        return next((each for each in choices if math.prod(self.part(size, each)) < most), None)
+
+    def part(self, size: Size, plan: Plan) -> Size:
+        """What the decoder is fed at once: a static model always the batch that it has."""
+        images, height, width = plan.part(size)
+        return static_size(self.latents.shape, 0) or images, height, width
+
+    def size(self, case: Case) -> Size:
+        """Of the images of a case."""
+        return case.batch, case.height // self.factor, case.width // self.factor
+
+    def part_of(self, case: Case, plan: Plan) -> Case:
+        """The case that the decoder runs at once for the images of ``case``."""
+        images, height, width = self.part(self.size(case), plan)
+        return replace(case, batch=images, height=height * self.factor, width=width * self.factor)
+
+    def bytes_for(self, size: Size, plan: Plan) -> int:
+        """An estimate of what decoding takes beside the weights.
+
+        The peak is at full resolution: the last block's input and normalized input, of the second level's channels, and
+        its convolution's output, of the first's, once more as workspace. On the way the attention of the lowest level
+        has its scores, in float32 where it is not fused.
+        """
+        images, height, width = self.part(size, plan)
+        channels = [*self.config["block_out_channels"], self.config["block_out_channels"][-1]]
+        element = self.latents.dtype.itemsize
+        pixels = images * height * width * self.factor**2
+        return int(max(2 * (2 * channels[1] + channels[0]) * pixels * element, 8 * images * (height * width) ** 2))
+
+
+class Decoder(Planner):
+    """The autoencoder's decoder."""
+
+    def __init__(self, session: Session, config: dict[str, Any], factor: int) -> None:
+        super().__init__(next(iter(session.inputs.values())), config, factor)
+        self.session = session
+        self._name, self._output = self.latents.name, session.outputs[0].name
+        self.plan_now = Plan()
+        """How it decodes by now."""
+
+    def decode(self, latents: Array, plan: Plan) -> Iterator[Array]:
+        """Images [3, height * factor, width * factor] in fp32, one after the other, from scaled latents.
+
+        Where memory runs out it goes on in smaller parts, and says so; ``plan_now`` tells.
+
+        Raises:
+            MemoryShortageError: even the smallest tile is too large.
+        """
+        self.plan_now, first = plan, 0
+        one = static_size(self.latents.shape, 0) or 1
+        while first < len(latents):
+            part = latents[first : first + one] if self.plan_now.slicing else latents[first:]
+            try:
+                done = self._at_once(part, self.plan_now.tile)
+            except MemoryShortageError:
+                smaller = self.smaller(size_of(part), self.plan_now)
+                if smaller is None:
+                    raise
+                self.plan_now = smaller
+                warn(f"the decoder ran out of memory; it goes on {smaller}")
+                continue
+            yield from done
+            first += len(part)
+
+    def _at_once(self, latents: Array, tile: int | None) -> Array:
+        parts = batch_slices(self.session, self._name, len(latents))
+        return np.concatenate([decode_tiles(self._run, latents[part], tile, self.factor) for part in parts])
+
+    def _run(self, latents: Array) -> Array:
+        return np.asarray(self.session.run({self._name: latents})[self._output], np.float32)
+
+
+def size_of(latents: Array) -> Size:
+    """The size of latents [images, channels, height, width]."""
+    images, _, height, width = latents.shape
+    return images, height, width
+
+
+def decode_tiles(run: Callable[[Array], Array], latents: Array, tile: int | None, factor: int) -> Array:
+    """Decode [n, channels, h, w] through tiles of at most ``tile`` latents a side, blended where they overlap.
+
+    Args:
+        run: decodes [n, channels, h, w] to [n, 3, h * factor, w * factor].
+    """
+    height, width = latents.shape[2:]
+    if tile is None or max(height, width) <= tile:
+        return run(latents)
+    total = np.zeros((len(latents), 3, height * factor, width * factor), np.float32)
+    weight = np.zeros(total.shape[2:], np.float32)
+    for top in starts(height, tile):
+        for left in starts(width, tile):
+            part = run(np.ascontiguousarray(latents[:, :, top : top + tile, left : left + tile]))
+            rows, columns = part.shape[2:]
+            mask = np.outer(
+                ramp(rows, int(OVERLAP * tile * factor), top > 0, top + tile < height),
+                ramp(columns, int(OVERLAP * tile * factor), left > 0, left + tile < width),
+            )
+            place = np.s_[..., top * factor : top * factor + rows, left * factor : left * factor + columns]
+            total[place] += part * mask
+            weight[place] += mask
+    return total / weight
+
+
+def starts(length: int, tile: int) -> list[int]:
+    """Where tiles begin: evenly spread from the start to the end, each over a quarter of the next at least."""
+    if length <= tile:
+        return [0]
+    count = math.ceil((length - tile) / (tile - int(OVERLAP * tile))) + 1
+    return [round(index * (length - tile) / (count - 1)) for index in range(count)]
+
+
+def ramp(length: int, overlap: int, before: bool, after: bool) -> Array:
+    """Weights of a tile's rows: rising where it has a neighbour before it, falling where it has one after it."""
+    rising = (np.arange(length, dtype=np.float32) + 1) / (overlap + 1)
+    weights = np.ones(length, np.float32)
+    if before:
+        weights = np.minimum(weights, rising)
+    if after:
+        weights = np.minimum(weights, rising[::-1])
+    return weights
+
+
+def free_memory(provider: Provider, device_id: int, system: System | None = None) -> int | None:
+    """Bytes that are free where ``provider`` runs; None where nothing tells."""
+    system = system or System()
+    if not provider.on_gpu:
+        found = [line.split() for line in (system.text("proc/meminfo") or "").splitlines()]
+        return next((int(words[1]) << 10 for words in found if words[0] == "MemAvailable:"), None)
+    if provider.name == "cuda":
+        query = (f"--id={device_id}", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+        lines = system.tool("nvidia-smi", *query) or [""]
+        return int(lines[0]) << 20 if lines[0].strip().isdecimal() else None
+    from sdort.machine.gpus import amd_memory
+
+    memory = amd_memory(system)
+    return memory[device_id] if device_id < len(memory) else None
+
+
+def choose(decoder: Decoder, size: Size, tiling: bool | None, slicing: bool | None) -> Plan:
+    """The plan for latents of a size, on the machine as it is now."""
+    session = decoder.session
+    free = free_memory(session.provider, session.options.device_id) if None in (tiling, slicing) else None
+    plan = decoder.plan(size, tiling, slicing, free)
+    if None in (tiling, slicing):
+        needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(size, Plan()), free or 0))
+        detail(
+            f"decoding {plan}: all at once takes about {needed}, {there if free else 'nobody knows how much'} is free"
+        )
+    return plan

@@ -1,0 +1,334 @@
+"""The denoising loop on the device: between two runs of the UNet nothing comes to the host.
+
+Everything that a step needs lies in the provider's memory from the start: what the UNet is told of the prompts, all
+timesteps, and a matrix of rows, the first noise, every output of the UNet, the noise added on the way. One small model
+between two runs of the UNet puts its last output into the rows and sums them up to its next input, weighted as
+:mod:`sdort.generation.recurrence` says; guidance is part of the weights. The UNet's own inputs and output stay at their
+addresses, so that a graph of the device can replay it. It takes no torch on the device, and is the same code on every
+provider.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.errors import ParityError, UsageError
+from sdort.generation.recurrence import Recurrence
+from sdort.pipelines.families import Condition
+from sdort.runtime.probe import create_session
+from sdort.runtime.session import Session, static_size, timestep_shape
+
+Array = npt.NDArray[Any]
+
+Told = tuple[tuple[str, tuple[int, ...]], ...]
+
+MOST_BYTES = 1 << 30
+"""Of the matrix of rows; what would need more goes step by step through the host."""
+
+
+class Buffer:
+    """An array in the provider's memory, at one address for good."""
+
+    def __init__(self, session: Session, values: Array) -> None:
+        self._host = np.array(values, order="C")  # on the CPU the memory itself
+        self._session = session
+        self._value = session.upload(self._host)
+        self.shape, self.dtype = self._host.shape, self._host.dtype
+
+    def write(self, values: Array) -> None:
+        given = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
+        self._session.guard(lambda: self._value.update_inplace(given))
+
+    def read(self) -> Array:
+        return np.array(self._session.download(self._value))  # a copy: on the CPU it would be the memory itself
+
+    def place(self, first: int = 0, shape: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """What an ``IOBinding`` takes: the device, type, shape and address of the part from ``[first]`` on."""
+        inner = self.dtype.itemsize * math.prod(self.shape[1:])
+        return (
+            *self._session.memory,
+            self.dtype,
+            list(self.shape if shape is None else shape),
+            self._value.data_ptr() + first * inner,
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the UNet runs on at once: ``copies`` prompts (the negative one first) times ``images``."""
+
+    copies: int
+    images: int
+    latent: tuple[int, int, int]
+    """Channels, height, width."""
+
+    @property
+    def samples(self) -> int:
+        return self.copies * self.images
+
+    @property
+    def elements(self) -> int:
+        """Of all images' latents."""
+        return self.images * math.prod(self.latent)
+
+
+def batch_slices(session: Session, name: str, total: int) -> list[slice]:
+    """How to run ``total`` samples: at once, or in parts of the batch that a static model has.
+
+    Raises:
+        UsageError: the static batch does not divide ``total``.
+    """
+    size = static_size(session.inputs[name].shape, 0) or total
+    if total % size:
+        raise UsageError(
+            f"{session.component} was exported for {size} samples at once, which does not divide {total}",
+            hint="With guidance every image is two samples: change --num-images, or export without --static.",
+        )
+    return [slice(first, first + size) for first in range(0, total, size)]
+
+
+class Places:
+    """The UNet's inputs and output for one batch, bound once.
+
+    Args:
+        told: the dimensions of one sample of each input that stays the same from step to step.
+        number: of the first graph that may be recorded here; each part of the batch has one of its own.
+    """
+
+    def __init__(self, session: Session, batch: Batch, told: Mapping[str, tuple[int, ...]], number: int) -> None:
+        self.session = session
+        self.batch = batch
+        inputs, output = session.inputs, session.outputs[0]
+        channels = static_size(output.shape, 1) or batch.latent[0]
+        shape = (batch.samples, *batch.latent)
+        self.slices = batch_slices(session, "sample", batch.samples)
+        each = self.slices[0].stop
+        self.sample = Buffer(session, np.zeros(shape, inputs["sample"].dtype))
+        self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
+        self.timestep = Buffer(session, np.zeros(timestep_shape(inputs, each), inputs["timestep"].dtype))
+        self.others = {
+            name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype)) for name, shape in told.items()
+        }
+        self.graphs = [number + index for index in range(len(self.slices))]
+        self._bindings = [self._bind(part) for part in self.slices]
+
+    def _bind(self, part: slice) -> Any:
+        binding = self.session.ort.io_binding()
+        for name, buffer in {"sample": self.sample, **self.others}.items():
+            binding.bind_input(name, *buffer.place(part.start, (part.stop - part.start, *buffer.shape[1:])))
+        binding.bind_input("timestep", *self.timestep.place())
+        rest = (part.stop - part.start, *self.output.shape[1:])
+        binding.bind_output(self.session.outputs[0].name, *self.output.place(part.start, rest))
+        return binding
+
+    def run(self) -> None:
+        """One run of the UNet from the buffers into the buffers."""
+        for binding, graph in zip(self._bindings, self.graphs, strict=True):
+            self.session.run_bound(binding, graph)
+
+
+def repeated(conditions: Sequence[Condition], images: int) -> Condition:
+    """What all samples are told: [conditions * images, ...] by input, every condition for all images in a row."""
+    return {
+        name: np.concatenate([np.repeat(each[name], images, axis=0) for each in conditions]) for name in conditions[0]
+    }
+
+
+def condition_width(unet: Session) -> int | None:
+    """How many numbers the guidance scale is embedded in; None if the UNet does not take them."""
+    spec = unet.inputs.get("timestep_cond")
+    return (static_size(spec.shape, 1) or 256) if spec else None
+
+
+def open_sum(unet: Session) -> Session:
+    """The small model between two runs of ``unet``, on its provider.
+
+    Inputs: ``rows`` [R, L] and ``weights`` [K, R] in fp32, the UNet's last ``output`` [K, L] with its ``own`` weights
+    [K, K], and the ``time`` of the next step. Outputs: ``sample`` [K, L], the UNet's next input, ``total``, the same in
+    fp32, ``kept``, its last output as rows, and ``now``, the time.
+    """
+    from onnx import helper, parser
+
+    names = {np.dtype(np.float32): "float", np.dtype(np.float16): "float16", np.dtype(np.int64): "int64",
+             np.dtype(np.int32): "int32", np.dtype(np.float64): "double"}  # fmt: skip
+    sample, output = unet.inputs["sample"].dtype, unet.outputs[0].dtype
+    clock = names[unet.inputs["timestep"].dtype] + ("[T]" if unet.inputs["timestep"].shape else "")
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        sum (float[R, L] rows, float[K, R] weights, {names[output]}[K, L] output, float[K, K] own, {clock} time)
+        => ({names[sample]}[K, L] sample, float[K, L] total, float[K, L] kept, {clock} now) {{
+            kept = Cast <to = 1> (output)
+            earlier = MatMul (weights, rows)
+            last = MatMul (own, kept)
+            total = Add (earlier, last)
+            sample = Cast <to = {helper.np_dtype_to_tensor_dtype(sample)}> (total)
+            now = Identity (time)
+        }}""")
+    options = replace(unet.options, graph=False, custom_ops="off", provider_options=_exact(unet))
+    ort = unet.guard(lambda: create_session(model.SerializeToString(), unet.provider, options))
+    return Session(ort, Path("sum"), "scheduler", unet.provider, options)
+
+
+def _exact(unet: Session) -> Mapping[str, str]:
+    """Sums of latents in full fp32: CUDA would round the factors to 11 bits."""
+    return {**unet.options.provider_options, **({"use_tf32": "0"} if unet.provider.name == "cuda" else {})}
+
+
+class Loop:
+    """Denoises batch after batch with one UNet.
+
+    Args:
+        unet: its session; with ``options.graph`` each shape of batch is recorded once and replayed from then on.
+    """
+
+    def __init__(self, unet: Session) -> None:
+        self.unet = unet
+        self._sum: Session | None = None
+        self._places: dict[tuple[Batch, Told], Places] = {}
+
+    def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
+        """Whether the rows of a run are small enough to be kept."""
+        rows = 1 + recurrence.steps * batch.copies + recurrence.noises
+        return rows * batch.elements * 4 <= MOST_BYTES
+
+    def denoise(
+        self,
+        recurrence: Recurrence,
+        batch: Batch,
+        conditions: Sequence[Condition],
+        noise: Array,
+        guidance: Sequence[float],
+        on_step: Callable[[float], None],
+    ) -> tuple[Array, list[float]]:
+        """Take every step.
+
+        Args:
+            conditions: one for each copy.
+            noise: [1 + recurrence.noises, images, channels, height, width]: the first noise, as drawn, and all later.
+            guidance: the weight of each copy's output; they sum up to one.
+
+        Returns:
+            The latents [images, channels, height, width] in fp32, and the seconds of every step.
+
+        Raises:
+            ParityError: the UNet returned NaN or infinity.
+        """
+        samples = repeated(conditions, batch.images)
+        places = self._at(batch, samples)
+        for name, values in samples.items():
+            places.others[name].write(values)
+        # What a run before left there is multiplied by zero at the first sum, but zero times NaN is NaN.
+        places.output.write(np.zeros(places.output.shape, places.output.dtype))
+        history = History(self._summing(), places, recurrence, noise, guidance)
+        seconds = []
+        for step in range(recurrence.steps):
+            started = time.perf_counter()
+            history.prepare(step)
+            places.run()
+            seconds.append(time.perf_counter() - started)
+            on_step(batch.images)
+        history.prepare(recurrence.steps)
+        return history.result(), seconds
+
+    def _at(self, batch: Batch, samples: Condition) -> Places:
+        told = tuple((name, values.shape[1:]) for name, values in samples.items())
+        key = (batch, told)
+        if key not in self._places:
+            number = 1 + sum(len(places.graphs) for places in self._places.values())
+            self._places[key] = Places(self.unet, batch, dict(told), number)
+        return self._places[key]
+
+    def _summing(self) -> Session:
+        if self._sum is None:
+            self._sum = open_sum(self.unet)
+        return self._sum
+
+
+class History:
+    """The rows of one drawing, and the sums over them."""
+
+    def __init__(
+        self, session: Session, places: Places, recurrence: Recurrence, noise: Array, guidance: Sequence[float]
+    ) -> None:
+        self.session = session
+        self.places = places
+        self.recurrence = recurrence
+        batch, steps = places.batch, recurrence.steps
+        self.weights, self.own = _weights(recurrence, np.asarray(guidance))
+        # The UNet's outputs come first, each at its step, then all noise.
+        rows = np.zeros((self.weights.shape[2], batch.elements), np.float32)
+        rows[steps * batch.copies :] = noise.reshape(len(noise), -1)
+        self._rows = Buffer(session, rows)
+        self._weights = Buffer(session, self.weights.astype(np.float32))
+        self._own = Buffer(session, self.own.astype(np.float32))
+        clock = recurrence.timesteps
+        times = (np.round(clock) if places.timestep.dtype.kind == "i" else clock).astype(places.timestep.dtype)
+        spread = np.broadcast_to(times.reshape(-1, *[1] * len(places.timestep.shape)), (steps, *places.timestep.shape))
+        self._times = Buffer(session, spread)
+        self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
+        self._bindings = [self._bind(step) for step in range(steps + 1)]
+
+    def _bind(self, step: int) -> Any:
+        """The sum before ``step``, or after the last."""
+        places, copies = self.places, self.places.batch.copies
+        flat = (copies, places.batch.elements)
+        binding = self.session.ort.io_binding()
+        binding.bind_input("rows", *self._rows.place())
+        binding.bind_input("weights", *self._weights.place(step, self._weights.shape[1:]))
+        binding.bind_input("own", *self._own.place(step, self._own.shape[1:]))
+        binding.bind_input("output", *places.output.place(0, flat))
+        # After the last step there is no next time; any will do.
+        binding.bind_input("time", *self._times.place(min(step, self.recurrence.steps - 1), places.timestep.shape))
+        binding.bind_output("kept", *self._rows.place(max(step - 1, 0) * copies, flat))
+        binding.bind_output("sample", *places.sample.place(0, flat))
+        binding.bind_output("total", *self._total.place())
+        binding.bind_output("now", *places.timestep.place())
+        return binding
+
+    def prepare(self, step: int) -> None:
+        """Keep the output of the step before, and make the input of ``step``, or the result after the last."""
+        self.session.run_bound(self._bindings[step])
+
+    def result(self) -> Array:
+        """The denoised latents.
+
+        Raises:
+            ParityError: some output of the UNet was not finite.
+        """
+        batch = self.places.batch
+        latents: Array = self._total.read()[0].reshape(batch.images, *batch.latent)
+        if not np.isfinite(latents).all():
+            raise ParityError(
+                f"the output has NaN or infinite values at step {self._first_bad()} of {self.recurrence.steps}",
+                component="unet",
+                hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
+            )
+        return latents
+
+    def _first_bad(self) -> int:
+        finite = np.isfinite(self._rows.read()).all(axis=1)
+        return int(np.argmin(finite)) // self.places.batch.copies + 1
+
+
+def _weights(recurrence: Recurrence, guidance: Array) -> tuple[Array, Array]:
+    """What a step's input sums up: weights [steps + 1, copies, rows] of the rows, [..., copies] of the last output.
+
+    The copies of the input are equal. At the sum before step ``i`` the output of step ``i - 1`` is not yet among the
+    rows, so its weights stand apart.
+    """
+    steps, copies = recurrence.steps, len(guidance)
+    table = np.concatenate([recurrence.inputs, recurrence.result[None]])  # [steps + 1, noise | outputs | noises]
+    outputs = table[:, 1 : 1 + steps, None] * guidance  # [steps + 1, steps, copies]
+    own = np.zeros((steps + 1, copies))
+    for step in range(1, steps + 1):
+        own[step] = outputs[step, step - 1]
+        outputs[step, step - 1 :] = 0.0
+    rows = np.concatenate([outputs.reshape(steps + 1, -1), table[:, :1], table[:, 1 + steps :]], axis=1)
+    return np.repeat(rows[:, None], copies, axis=1), np.repeat(own[:, None], copies, axis=1)

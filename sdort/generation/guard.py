@@ -1,0 +1,110 @@
+"""What to do when a stage gives NaN or nothing at all: take it again in the next safer precision.
+
+The safer graph is made on the spot from the one that is open (:mod:`sdort.passes.widen`): the fp16 weights on disk
+serve it too. So it needs no other file, no original and no network, it is there for pipelines that others optimized,
+and it cannot be of another state than the pipeline. diffusers does the same with the decoder of Stable Diffusion XL.
+What fp16 lost from weights that are too small for it does not come back: ``sdort optimize --fp16 auto`` keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from sdort.console import warn
+from sdort.errors import ParityError, SdortError
+from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
+from sdort.pipelines.folder import DECODER
+from sdort.runtime.probe import create_session
+from sdort.runtime.session import Array, Session, load_error
+
+SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
+    "text_encoder": (("all of it", all_nodes),),
+    "text_encoder_2": (("all of it", all_nodes),),
+    "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
+    DECODER: (("all of it", all_nodes),),
+}
+"""What is computed in fp32, by component, the cheapest that may help first."""
+
+T = TypeVar("T")
+
+
+class Guard:
+    """Replaces the sessions of a pipeline by safer ones, where they fail.
+
+    ``widened`` says what is in fp32 by now, by component.
+
+    Args:
+        sessions: the pipeline's, by component; they are exchanged in place.
+    """
+
+    def __init__(self, sessions: MutableMapping[str, Session]) -> None:
+        self.sessions = sessions
+        self.widened: dict[str, str] = {}
+        self._left = {name: list(steps) for name, steps in SAFER.items()}
+
+    def run(self, component: str, work: Callable[[], T], problem_of: Callable[[T], str | None]) -> T:
+        """The result of a stage, done again until there is no problem or nothing safer.
+
+        Args:
+            work: the stage; it takes its session from ``sessions`` anew each time.
+            problem_of: what is wrong with a result, None if nothing is.
+
+        Raises:
+            ParityError: the last try failed too.
+        """
+        while True:
+            try:
+                result = work()
+                problem, error = problem_of(result), None
+            except ParityError as raised:
+                problem, error = raised.message, raised
+            if problem is None:
+                return result
+            if not self.step(component, problem):
+                raise error or ParityError(problem, component=component)
+
+    def step(self, component: str, problem: str) -> bool:
+        """Open the next safer session of a component and say so; False if there is none."""
+        while self._left[component]:
+            what, select = self._left[component].pop(0)
+            session = _open(self.sessions[component], select)
+            if session is not None:
+                self.sessions[component] = session
+                self.widened[component] = what
+                warn(
+                    f"{component}: {problem}. It is done again with {what} in fp32, which takes longer; "
+                    "sdort optimize --fp16 auto makes a pipeline that needs no second try"
+                )
+                return True
+        return False
+
+
+def dead(values: Array) -> str | None:
+    """Why values can be nothing: not finite, or the same everywhere; None if they may be right."""
+    if not np.isfinite(values).all():
+        return "it gave NaN or infinite values"
+    return "it gave the same value everywhere" if values.min() == values.max() else None
+
+
+def _open(session: Session, select: Select) -> Session | None:
+    """A session on the same weights with part of the graph in fp32; None if that part is no fp16, or does not load."""
+    # Its shapes and addresses are others than those that a graph of the device was recorded for.
+    options = replace(session.options, graph=False)
+    try:
+        proto = widen_file(session.path, select, session.component)
+        if proto is None:
+            return None
+        folder = session.path.parent
+        ort = create_session(proto.SerializeToString(), session.provider, options, data_folder=folder)
+    except SdortError as error:
+        warn(f"{session.component}: no safer precision could be tried: {error.message}")
+        return None
+    except Exception as error:  # ONNX Runtime's classes share no base but Exception
+        reason = load_error(error, session.path, session.component, session.provider)
+        warn(f"{session.component}: no safer precision could be tried: {reason.message}")
+        return None
+    return Session(ort, session.path, session.component, session.provider, options)

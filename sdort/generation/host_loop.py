@@ -1,0 +1,101 @@
+"""The denoising loop of diffusers' StableDiffusionPipeline, step by step through the host.
+
+For schedulers that :mod:`sdort.generation.recurrence` cannot tell in numbers; :mod:`sdort.generation.device_loop`
+has the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.errors import ParityError
+from sdort.generation.device_loop import batch_slices, repeated
+from sdort.pipelines.families import Condition
+from sdort.runtime.session import Session, timestep_shape
+
+Array = npt.NDArray[Any]
+
+
+def embed_guidance(guidance_scale: float, width: int) -> Array:
+    """The guidance scale as sines and cosines [1, width], as diffusers embeds it.
+
+    https://github.com/google-research/vdm/blob/dc27b98a554f65cdc654b800da5aa1846545d41b/model_vdm.py#L298
+    """
+    import torch
+
+    half = width // 2
+    # torch's fp32 arithmetic, as in training: the angles are in the thousands, so its roundings show.
+    frequencies = torch.exp(torch.arange(half) * -(math.log(10000.0) / (half - 1)))
+    angles = (guidance_scale - 1) * 1000.0 * frequencies
+    embedded: Array = torch.cat([angles.sin(), angles.cos(), torch.zeros(width % 2)])[None].numpy()
+    return embedded
+
+
+def denoise(
+    unet: Session,
+    scheduler: Any,
+    conditions: Sequence[Condition],
+    noise: Any,
+    generators: list[Any],
+    guidance_scale: float | None,
+    on_step: Callable[[float], None],
+) -> tuple[Array, list[float]]:
+    """Take every step of ``scheduler``, whose timesteps are set.
+
+    Args:
+        conditions: one for each prompt: the negative one first, when there is guidance.
+        noise: [images, channels, height, width], fp32, as drawn.
+        generators: one per image, for schedulers that add noise of their own.
+        guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
+
+    Returns:
+        The denoised latents and the seconds of every step.
+
+    Raises:
+        ParityError: the UNet returned NaN or infinity.
+    """
+    import torch
+
+    extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    told = repeated(conditions, len(noise))
+    latents = noise * scheduler.init_noise_sigma
+    seconds = []
+    for number, timestep in enumerate(scheduler.timesteps, 1):
+        started = time.perf_counter()
+        sample = scheduler.scale_model_input(torch.cat([latents] * len(conditions)), timestep).numpy()
+        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), told))
+        if not torch.isfinite(output).all():
+            raise ParityError(
+                f"the output has NaN or infinite values at step {number} of {len(scheduler.timesteps)}",
+                component="unet",
+                hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
+            )
+        if guidance_scale is not None:
+            without, with_prompt = output.chunk(2)
+            output = without + guidance_scale * (with_prompt - without)
+        latents = scheduler.step(output, timestep, latents, **extra, return_dict=False)[0]
+        seconds.append(time.perf_counter() - started)
+        on_step(len(latents))
+    return latents.numpy(), seconds
+
+
+def _predict(unet: Session, sample: Array, timestep: Array, told: Condition) -> Array:
+    """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
+    rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
+    parts = []
+    for part in batch_slices(unet, "sample", len(sample)):
+        some = sample[part]
+        feeds = {
+            "sample": some,
+            "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(some))),
+            **{name: values[part] for name, values in told.items()},
+        }
+        parts.append(unet.run(feeds)[unet.outputs[0].name])
+    return np.concatenate(parts).astype(np.float32)

@@ -1,0 +1,261 @@
+"""Text to image over ONNX Runtime sessions and diffusers' schedulers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.console import detail, progress
+from sdort.generation.decode import Decoder, Plan, choose, size_of
+from sdort.generation.device_loop import Batch, Loop, condition_width
+from sdort.generation.guard import Guard, dead
+from sdort.generation.host_loop import denoise, embed_guidance
+from sdort.generation.images import Generated, to_image
+from sdort.generation.prompts import load_tokenizer, tokenize, warn_of_cut
+from sdort.generation.recurrence import Recurrence, find_recurrence
+from sdort.generation.request import Request, check_request, check_side, check_text_to_image
+from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.pipelines.families import Condition, Encoder
+from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
+from sdort.providers.options import Provider, RuntimeOptions
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.session import Session, open_session, static_size
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+@dataclass
+class Timings:
+    """Seconds spent per stage; ``steps`` has one entry per denoising step."""
+
+    encode: float = 0.0
+    steps: list[float] = field(default_factory=list)
+    decode: float = 0.0
+
+
+class TextToImage:
+    """A pipeline whose sessions are open. ``fallback`` says why ``provider`` is not the one that was asked for."""
+
+    def __init__(
+        self, folder: PipelineFolder, sessions: dict[str, Session], provider: Provider, fallback: str | None
+    ) -> None:
+        self.folder = folder
+        self.sessions = sessions
+        self.provider = provider
+        self.fallback = fallback
+        encoders = folder.family.encoders
+        self.tokenizers = {each.component: load_tokenizer(folder.path / each.tokenizer) for each in encoders}
+        self.told: dict[str, dict[str, str]] = {}
+        """By text encoder: its outputs, by the UNet's inputs that they go to."""
+        for each in encoders:
+            names = [spec.name for spec in sessions[each.component].outputs]
+            self.told[each.component] = each.outputs(names, folder.config(each.component))
+        self.loop = Loop(sessions["unet"])
+        self.timings = Timings()
+        self.decoded: Plan | None = None
+        """How the last latents were decoded, in the end."""
+        self.guard: Guard | None = None
+        """Takes a stage that fails again in a safer precision; without it the failure is raised."""
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the latents that the autoencoder decodes."""
+        spec = next(iter(self.sessions[DECODER].inputs.values()))
+        return static_size(spec.shape, 1) or int(self.folder.vae.get("latent_channels", 4))
+
+    def size(self, request: Request) -> tuple[int, int]:
+        """Height and width in pixels of what ``request`` draws: as asked, or as the model was made for.
+
+        Raises:
+            UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
+        """
+        factor = self.folder.vae_factor
+        height, width = self.folder.default_size
+        latent = self.sessions["unet"].inputs["sample"].shape
+        return (
+            check_side("height", request.height, height, static_size(latent, 2), factor),
+            check_side("width", request.width, width, static_size(latent, 3), factor),
+        )
+
+    def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
+        """Draw the images of a request, each given as soon as it is done.
+
+        Args:
+            on_step: called after every denoising step with the number of images that it advanced.
+
+        Raises:
+            UsageError: a value that the pipeline cannot do.
+            ParityError: the UNet returned NaN or infinity.
+            ProviderError: a run failed.
+        """
+        check_request(request)
+        size = self.size(request)
+        self.timings = Timings()
+        started = time.perf_counter()
+        conditions = self._conditions(request, size)
+        self.timings.encode = time.perf_counter() - started
+        seeds = [request.seed + index for index in range(request.num_images)]
+        recurrence = find_recurrence(partial(self._scheduler, request))
+        for first in range(0, len(seeds), request.images_at_once):
+            some = seeds[first : first + request.images_at_once]
+            draw = partial(self._draw, request, recurrence, conditions, some, size)
+            latents = self._denoised(draw, on_step)
+            yield from self._decode(latents, request, some)
+
+    def _guidance(self, request: Request) -> float | None:
+        """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
+        embedded = "timestep_cond" in self.sessions["unet"].inputs
+        return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
+
+    def _guarded(self, component: str, work: Callable[[], T], arrays: Callable[[T], Iterable[Array]]) -> T:
+        """What ``work`` gives, or gives in a safer precision if one of its ``arrays`` is dead."""
+        if self.guard is None:
+            return work()
+        return self.guard.run(component, work, lambda result: next(filter(None, map(dead, arrays(result))), None))
+
+    def _denoised(self, draw: Callable[[Callable[[float], None]], Array], on_step: Callable[[float], None]) -> Array:
+        """What ``draw`` gives, which is told ``on_step``; again in a safer precision if an image's latents are dead."""
+        advanced = [0.0]
+
+        def advance(amount: float) -> None:
+            advanced[0] += amount
+            on_step(amount)
+
+        def again() -> list[Array]:
+            if advanced[0]:
+                on_step(-advanced[0])
+                advanced[0] = 0.0
+            if self.loop.unet is not self.sessions["unet"]:
+                self.loop = Loop(self.sessions["unet"])
+            return list(draw(advance))
+
+        latents = self._guarded("unet", again, list)
+        return np.stack(latents)
+
+    def _conditions(self, request: Request, size: tuple[int, int]) -> list[Condition]:
+        """What the UNet is told of each prompt, of the negative one first if there is guidance."""
+        guided = self._guidance(request) is not None
+        silent = guided and not request.negative_prompt and self.folder.empty_is_zero
+        prompts = [request.negative_prompt, request.prompt] if guided and not silent else [request.prompt]
+        for prompt in prompts:
+            warn_of_cut(self.tokenizers["text_encoder"], prompt)
+        parts = [self._encode(encoder, prompts) for encoder in self.folder.family.encoders]
+        if silent:
+            parts = [[{name: np.zeros_like(value) for name, value in each[0].items()}, *each] for each in parts]
+        width = condition_width(self.sessions["unet"])
+        scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
+        return [self.folder.family.condition(each, size) | scale for each in zip(*parts, strict=True)]
+
+    def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Condition]:
+        """What one text encoder tells the UNet of each prompt."""
+        name = encoder.component
+        fed = [{"input_ids": tokenize(self.tokenizers[name], prompt)} for prompt in prompts]
+
+        def work() -> list[Condition]:
+            results = map(self.sessions[name].run, fed)
+            return [{told: result[output] for told, output in self.told[name].items()} for result in results]
+
+        return self._guarded(name, work, lambda parts: [value for part in parts for value in part.values()])
+
+    def _draw(
+        self,
+        request: Request,
+        recurrence: Recurrence | None,
+        conditions: list[Condition],
+        seeds: list[int],
+        size: tuple[int, int],
+        on_step: Callable[[float], None],
+    ) -> Array:
+        """Denoised latents [images, channels, height / factor, width / factor], fp32."""
+        import torch
+        from diffusers.utils.torch_utils import randn_tensor
+
+        factor, scale = self.folder.vae_factor, self._guidance(request)
+        latent = (self.latent_channels, size[0] // factor, size[1] // factor)
+        batch = Batch(len(conditions), len(seeds), latent)
+        # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
+        if recurrence is None or not self.loop.fits(recurrence, batch):
+            detail("this scheduler's steps go through the host")
+            scheduler = self._scheduler(request)
+            unet = self.sessions["unet"]
+            latents, seconds = denoise(unet, scheduler, conditions, noise, generators, scale, on_step)
+        else:
+            later = [
+                randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)
+            ]
+            guidance = [1.0] if scale is None else [1.0 - scale, scale]
+            rows = torch.stack([noise, *later]).numpy()
+            latents, seconds = self.loop.denoise(recurrence, batch, conditions, rows, guidance, on_step)
+        self.timings.steps += seconds
+        return latents
+
+    def _scheduler(self, request: Request) -> Any:
+        scheduler = load_scheduler(self.folder.path / "scheduler", request.scheduler)
+        set_steps(scheduler, request.steps)
+        return scheduler
+
+    def _decode(self, latents: Array, request: Request, seeds: list[int]) -> Iterator[Generated]:
+        decoder = Decoder(self.sessions[DECODER], self.folder.vae, self.folder.vae_factor)
+        scaled = self.folder.unscaled(latents)
+        plan = choose(decoder, size_of(latents), request.vae_tiling, request.vae_slicing)
+        started = time.perf_counter()
+        first = self.sessions[DECODER]
+        for index, (image, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
+            drawn = self._shown(decoder, to_image(image, seed), scaled[index : index + 1], first)
+            self.timings.decode += time.perf_counter() - started
+            self.decoded = decoder.plan_now
+            yield drawn
+            started = time.perf_counter()
+
+    def _shown(self, decoder: Decoder, image: Generated, latents: Array, used: Session) -> Generated:
+        """An image that shows something, decoded again in a safer precision if it does not."""
+        while image.problem is not None and self.guard is not None:
+            problem = f"the image of seed {image.seed} shows nothing: {image.problem}"
+            # A batch is decoded at once, so what decoded this image may have been exchanged since.
+            if self.sessions[DECODER] is used and not self.guard.step(DECODER, problem):
+                break
+            used = decoder.session = self.sessions[DECODER]
+            image = to_image(next(decoder.decode(latents, decoder.plan_now)), image.seed)
+        return image
+
+
+def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
+    """Open a pipeline's sessions on a provider.
+
+    Raises:
+        BadModelError: the folder is no text-to-image pipeline, or a component does not load.
+        ProviderError: the provider does not load and fallback is forbidden, or it cannot run a component.
+    """
+    folder = open_folder(path)
+    provider, fallback = choose_provider(options)
+    sessions = {}
+    with progress("loading", total=len(folder.needed)) as advance:
+        for name in folder.needed:
+            # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
+            own = options if name == "unet" else replace(options, graph=False)
+            sessions[name] = open_session(folder.models[name], name, provider, own)
+            advance(1)
+    return assemble(folder, sessions, provider, fallback)
+
+
+def assemble(
+    folder: PipelineFolder, sessions: dict[str, Session], provider: Provider, fallback: str | None
+) -> TextToImage:
+    """Put open sessions of ``folder``'s components together.
+
+    Raises:
+        BadModelError: they do not make text to image, or the tokenizer does not load.
+    """
+    pipeline = TextToImage(folder, sessions, provider, fallback)
+    check_text_to_image(sessions, folder.family, pipeline.latent_channels)
+    return pipeline

@@ -1,0 +1,112 @@
+"""What a user wants drawn, and the refusals that need no model run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sdort.errors import BadModelError, UsageError
+from sdort.pipelines.families import SIZE_NUMBERS, Family
+from sdort.runtime.session import Session, static_size
+
+IMAGES_AT_ONCE = 4
+"""Images that share a UNet call: more fill a small card's memory and gain little."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to draw. Image ``i`` of several has the seed ``seed + i``, so that each can be drawn again alone."""
+
+    prompt: str
+    negative_prompt: str = ""
+    steps: int = 50
+    guidance_scale: float = 7.5
+    height: int | None = None
+    width: int | None = None
+    seed: int = 0
+    num_images: int = 1
+    scheduler: str | None = None
+    images_at_once: int = IMAGES_AT_ONCE
+    vae_tiling: bool | None = None
+    """Decode in tiles; None where memory asks for it."""
+    vae_slicing: bool | None = None
+    """Decode one image at a time; None where memory asks for it."""
+
+
+def check_request(request: Request) -> None:
+    """Refuse what no pipeline can do.
+
+    Raises:
+        UsageError: the option and what it may be.
+    """
+    if request.steps < 1:
+        raise UsageError(f"--steps {request.steps} is less than 1")
+    if request.num_images < 1 or request.images_at_once < 1:
+        raise UsageError(f"--num-images {request.num_images} is less than 1")
+    # torch's generator takes 64 bits; a negative seed is an alias of a positive one.
+    if not 0 <= request.seed < 1 << 63:
+        raise UsageError(f"--seed {request.seed} is not between 0 and 2^63 - 1")
+
+
+def check_text_to_image(sessions: Mapping[str, Session], family: Family, latent_channels: int) -> None:
+    """Refuse pipelines whose UNet needs more than noise, a timestep, what its family tells it, and the guidance scale.
+
+    Raises:
+        BadModelError: which input it needs and what the model is for.
+    """
+    unet = sessions["unet"]
+    _check_inputs(unet, family)
+    channels = static_size(unet.inputs["sample"].shape, 1)
+    if channels in (None, latent_channels):
+        return
+    kind = "an inpainting model, which wants a mask and a masked image" if channels == 9 else "made for another task"
+    raise BadModelError(
+        f"the UNet takes {channels} channels, not the {latent_channels} of latent noise; it is {kind}",
+        component="unet",
+        hint="sdort run draws from text alone: take a text-to-image checkpoint.",
+    )
+
+
+def _check_inputs(unet: Session, family: Family) -> None:
+    needed = family.inputs
+    extra, missing = sorted(set(unet.inputs) - needed - {"timestep_cond"}), sorted(needed - set(unet.inputs))
+    if extra or missing:
+        what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"
+        raise BadModelError(
+            f"the UNet {what}: it is not one of {family.name}",
+            component="unet",
+            hint="Other families can be optimized, and benched by component, but not run yet.",
+        )
+    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.told_size else None
+    if numbers not in (None, SIZE_NUMBERS):
+        raise BadModelError(
+            f"the UNet takes {numbers} numbers as time_ids, not {SIZE_NUMBERS}: it is SDXL's refiner, which works on "
+            "an image",
+            component="unet",
+            hint="sdort run draws from text alone: take SDXL's base model.",
+        )
+
+
+def check_side(name: str, asked: int | None, default: int, fixed: int | None, factor: int) -> int:
+    """The height or width in pixels to draw.
+
+    Args:
+        name: ``height`` or ``width``.
+        asked: what the user wants, None for the model's own.
+        default: what the model was trained for.
+        fixed: the static size of the latent, None when it is dynamic.
+        factor: pixels a latent.
+
+    Raises:
+        UsageError: not a multiple of ``factor``, or another size than a static model has.
+    """
+    size = (fixed * factor if fixed else default) if asked is None else asked
+    if size <= 0 or size % factor:
+        below = max(size // factor, 1) * factor
+        raise UsageError(f"--{name} {size} is not a multiple of {factor}", hint=f"Take {below} or {below + factor}.")
+    if fixed and size != fixed * factor:
+        raise UsageError(
+            f"this pipeline was exported for the {name} {fixed * factor}, not {size}",
+            hint="Leave the option out, or export again without --static.",
+        )
+    return size

@@ -1,0 +1,1 @@
+"""What is in a model, and where its nodes run."""

@@ -1,0 +1,243 @@
+"""What is inside a model: operators, inputs and outputs, weights, and which execution provider has kernels for it.
+
+Weights are described, never read: inspecting a 3 GB model costs the time of parsing its graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from sdort.model.model import Model
+from sdort.onnx_io.bf16 import KEY
+from sdort.onnx_io.components import find_models
+from sdort.onnx_io.load import load_model
+
+if TYPE_CHECKING:
+    from sdort.providers.target import Target
+    from sdort.rewrite.editor import Editor
+
+PROVIDERS = ("rocm", "migraphx", "cuda", "cpu")
+
+# Of changes, in the order in which they are told.
+_KINDS = ("count", "version", "bytes", "input", "output", "operator")
+
+FUSED_DOMAINS = frozenset({"com.microsoft", "sdort"})
+
+
+@dataclass(frozen=True)
+class Value:
+    """A graph input or output: its dtype's name and its shape, where a str is a symbolic and None an unknown dim."""
+
+    name: str
+    dtype: str | None
+    shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        dims = "?" if self.shape is None else f"[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        return f"{self.dtype or '?'}{dims}"
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Nodes that a provider has no kernel for, so that lowering has to rewrite them.
+
+    ``operator`` is named as by :func:`operator_name`; the whole graph's opset stands there as ``opset 23``.
+    """
+
+    operator: str
+    nodes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Component:
+    """The facts about one component's graph."""
+
+    component: str
+    path: Path | None
+    producer: str
+    ir_version: int | None
+    opsets: dict[str, int]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: int
+    operators: dict[str, int]
+    """Count per operator, as ``Conv`` or ``com.microsoft.GroupNorm``, the most frequent first."""
+    parameters: int
+    """Elements of all floating-point constants."""
+    weight_bytes: dict[str, int]
+    """Bytes of constants per dtype, the largest first."""
+    computed_in: str
+    """``bf16`` where the model asks its provider for that, else empty: what its tensors are."""
+    providers: dict[str, tuple[Rewrite, ...]]
+    """What each provider's lowering has to rewrite; an empty tuple if it has a kernel for every node."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A fact that differs between two models; None where a model has no such thing.
+
+    ``kind`` is ``component`` or one of ``_KINDS``.
+    """
+
+    kind: str
+    name: str
+    before: Any
+    after: Any
+
+
+def inspect_path(path: Path, providers: Sequence[str] = PROVIDERS) -> list[Component]:
+    """Describe one ``.onnx`` file, or every model of a folder, diffusion component or not.
+
+    Raises:
+        BadModelError: ``path`` holds no model, or a broken or unsafe one.
+    """
+    return [describe(load_model(file, name), providers) for name, file in find_models(path).items()]
+
+
+def describe(model: Model, providers: Sequence[str] = PROVIDERS) -> Component:
+    """Collect the facts about a model in memory, without computing any weight."""
+    graph = model.graph
+    nodes = list(graph.nodes)
+    counts = Counter(operator_name(node) for node in nodes)
+    constants = _constants(nodes)
+    weight_bytes: Counter[str] = Counter()
+    for constant in constants:
+        # Never constant.values, which would load them.
+        weight_bytes[_dtype_name(constant.dtype)] += math.prod(constant.shape) * _item_size(constant.dtype)
+    return Component(
+        component=model.component,
+        path=model.path,
+        producer=" ".join(part for part in (graph.producer_name, graph.producer_version) if part),
+        ir_version=graph.ir_version,
+        opsets={"ai.onnx": graph.opset} | {domain.domain: domain.version for domain in _other_domains(graph)},
+        inputs=tuple(_value(tensor) for tensor in graph.inputs),
+        outputs=tuple(_value(tensor) for tensor in graph.outputs),
+        nodes=len(nodes),
+        operators=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+        parameters=sum(math.prod(c.shape) for c in constants if _is_float(c.dtype)),
+        weight_bytes=dict(weight_bytes.most_common()),
+        computed_in=model.metadata.get(KEY, ""),
+        providers=_rewrites(model, nodes, providers),
+    )
+
+
+def operator_name(node: gs.Node) -> str:
+    """``Conv`` for a standard operator, ``com.microsoft.GroupNorm`` for one of another domain."""
+    return f"{node.domain}.{node.op}" if node.domain not in (None, "", "ai.onnx") else str(node.op)
+
+
+def is_fused(operator: str) -> bool:
+    """Whether an operator, named as by :func:`operator_name`, is one that only ONNX Runtime or sdort has."""
+    return operator.rpartition(".")[0] in FUSED_DOMAINS
+
+
+def compare(before: Sequence[Component], after: Sequence[Component]) -> dict[str, list[Change]]:
+    """What changed from ``before`` to ``after``: for each component, in order, its differing facts.
+
+    A component that only one side has is one change, of the component itself. Two single models are compared whatever
+    their components are called.
+    """
+    if len(before) == len(after) == 1:
+        return {after[0].component: list(_changes(before[0], after[0]))}
+    old = {component.component: component for component in before}
+    new = {component.component: component for component in after}
+    changes = {}
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name in old and name in new:
+            changes[name] = list(_changes(old[name], new[name]))
+        else:
+            changes[name] = [
+                Change("component", name, "present" if name in old else None, "present" if name in new else None)
+            ]
+    return changes
+
+
+def _changes(old: Component, new: Component) -> Iterator[Change]:
+    facts_before, facts_after = _facts(old), _facts(new)
+    keys = [*facts_before, *(key for key in facts_after if key not in facts_before)]
+    for key in sorted(keys, key=lambda key: _KINDS.index(key[0])):
+        before, after = facts_before.get(key), facts_after.get(key)
+        if before != after:
+            yield Change(*key, before, after)
+
+
+def _facts(component: Component) -> dict[tuple[str, str], Any]:
+    """Everything comparable, by kind and name."""
+    facts: dict[tuple[str, str], Any] = {
+        ("count", "nodes"): component.nodes,
+        ("count", "parameters"): component.parameters,
+        ("version", "IR"): component.ir_version,
+    }
+    facts |= {("version", f"opset {domain}"): version for domain, version in component.opsets.items()}
+    facts |= {("bytes", dtype): size for dtype, size in component.weight_bytes.items()}
+    facts |= {("input", value.name): str(value) for value in component.inputs}
+    facts |= {("output", value.name): str(value) for value in component.outputs}
+    return facts | {("operator", name): count for name, count in component.operators.items()}
+
+
+def _constants(nodes: Sequence[gs.Node]) -> list[gs.Constant]:
+    """Each constant that a node reads, once."""
+    found = {id(tensor): tensor for node in nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)}
+    return list(found.values())
+
+
+def _rewrites(model: Model, nodes: Sequence[gs.Node], providers: Sequence[str]) -> dict[str, tuple[Rewrite, ...]]:
+    # Imported here: comparing two models needs neither targets nor shapes.
+    from sdort.providers import load_target
+    from sdort.rewrite.editor import Editor
+
+    if not providers:
+        return {}
+    # Kernels take some forms of an operator only, which its inputs' shapes tell.
+    editor = Editor(model)
+    return {name: tuple(_rewrites_for(load_target(name), editor, nodes)) for name in providers}
+
+
+def _rewrites_for(target: Target, editor: Editor, nodes: Sequence[gs.Node]) -> Iterator[Rewrite]:
+    opset = editor.graph.opset
+    if opset > target.opset:
+        yield Rewrite(f"opset {opset}", len(nodes), f"lowered to opset {target.opset}")
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in nodes:
+        reason = target.unsupported(node, editor)
+        if reason is not None:
+            counts[operator_name(node), reason] += 1
+    for (operator, reason), count in counts.most_common():
+        yield Rewrite(operator, count, reason)
+
+
+def _other_domains(graph: gs.Graph) -> list[onnx.OperatorSetIdProto]:
+    return [domain for domain in graph.import_domains or () if domain.domain not in ("", "ai.onnx")]
+
+
+def _value(tensor: gs.Tensor) -> Value:
+    dtype = None if tensor.dtype is None else _dtype_name(tensor.dtype)
+    shape = (
+        None if tensor.shape is None else tuple(dim if isinstance(dim, (int, str)) else None for dim in tensor.shape)
+    )
+    return Value(str(tensor.name), dtype, shape)
+
+
+def _dtype_name(dtype: Any) -> str:
+    # graphsurgeon keeps the types that numpy lacks as ONNX's own numbers.
+    if isinstance(dtype, int):
+        return str(onnx.TensorProto.DataType.Name(dtype)).lower()
+    return str(np.dtype(dtype))
+
+
+def _item_size(dtype: Any) -> int:
+    return int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize if isinstance(dtype, int) else dtype.itemsize)
+
+
+def _is_float(dtype: Any) -> bool:
+    return "float" in _dtype_name(dtype)

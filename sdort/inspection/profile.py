@@ -1,0 +1,206 @@
+"""Where a model's nodes run and how long they take: per execution provider and operator.
+
+The nodes come from the log of a session's initialisation, the times from ONNX Runtime's profile of one run after a
+first. A GPU provider that was built with its profiler reports the kernels' own times; without it the profile has only
+the time that the host spends on each node, which on a GPU is that of the launch.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdort.console import detail
+from sdort.pipelines.folder import image_channels
+from sdort.providers.options import CPU, Provider, RuntimeOptions
+from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
+from sdort.runtime.session import Array, Session, open_logged
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sdort.workload.cases import Case
+
+
+@dataclass(frozen=True)
+class Share:
+    """The nodes of one operator on one execution provider; ``milliseconds`` are of all of them in one run."""
+
+    provider: str
+    operator: str
+    nodes: int
+    milliseconds: float | None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One component's."""
+
+    component: str
+    shares: tuple[Share, ...]
+    """The longest first, then the most nodes."""
+    kernel_times: bool
+    """Whether times are those of the device's kernels, and not of the host's calls."""
+    fallen: dict[str, int]
+    """Operators that compute on the CPU though the model runs elsewhere: nodes of each. Arithmetic on sizes is none."""
+    copies: dict[str, int]
+    """Copies that ONNX Runtime inserted between host and device."""
+
+    def total(self, provider: str) -> tuple[int, float | None]:
+        """Nodes and milliseconds on one execution provider."""
+        mine = [share for share in self.shares if share.provider == provider]
+        times = [share.milliseconds for share in mine if share.milliseconds is not None]
+        return sum(share.nodes for share in mine), sum(times) if times else None
+
+
+def measure_placement(
+    path: Path, component: str, provider: Provider, options: RuntimeOptions, feeds: Mapping[str, Array] | None = None
+) -> Placement:
+    """Open a model in a session of its own and see.
+
+    Args:
+        feeds: inputs to time a run on; without them nothing runs, and there are no times.
+
+    Raises:
+        SdortError: the model cannot be opened or run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        profile = str(Path(folder) / "profile") if feeds is not None else ""
+        # A graph's nodes are not run one by one.
+        plain = replace(options, graph=False, no_fallback=False, tuning=False, profile=profile)
+        # A session that logs its placement also logs its end.
+        (log, events), _ = run_logged(lambda: _open_and_run(path, component, provider, plain, feeds))
+    return summarize(component, provider, parse_placement(log), events)
+
+
+def _open_and_run(
+    path: Path, component: str, provider: Provider, options: RuntimeOptions, feeds: Mapping[str, Array] | None
+) -> tuple[str, list[dict[str, Any]]]:
+    session, log = open_logged(path, component, provider, options)
+    return log, profile_run(session, feeds) if feeds is not None else []
+
+
+def measure_cases(
+    models: Mapping[str, Path], todo: Sequence[Case], provider: Provider, options: RuntimeOptions, factor: int
+) -> list[Placement]:
+    """The placement of each component at its case.
+
+    Args:
+        factor: pixels a latent.
+    """
+    from sdort.generation.tuned_shapes import model_inputs
+    from sdort.workload.cases import make_feeds
+
+    found = []
+    for case in todo:
+        path = models[case.component]
+        channels = image_channels(path, case.component)
+        feeds = make_feeds(case, model_inputs(path, case.component), factor, channels)
+        found.append(measure_placement(path, case.component, provider, options, feeds))
+    return found
+
+
+def profile_run(session: Session, feeds: Mapping[str, Array]) -> list[dict[str, Any]]:
+    """The events of a second run: the first allocates and tunes."""
+    for _ in range(2):
+        session.run(feeds)
+    path = Path(session.ort.end_profiling())
+    try:
+        events: list[dict[str, Any]] = json.loads(path.read_text())
+    except ValueError as error:
+        detail(f"{session.component}: ONNX Runtime's profile cannot be read: {error}")
+        return []
+    runs = [event["ts"] for event in events if event.get("name") == "model_run"]
+    return [event for event in events if runs and event.get("ts", 0) >= max(runs)]
+
+
+def summarize(
+    component: str, provider: Provider, placed: Mapping[str, Counter[str]], events: Sequence[Mapping[str, Any]]
+) -> Placement:
+    """Put the log's counts and the profile's times together.
+
+    Args:
+        placed: execution provider -> operator -> nodes; operator "" where one provider has all.
+        events: of the profile of one run.
+    """
+    host, kernels, seen = _times(events)
+    kernel_times = provider.on_gpu and bool(kernels)
+    shares = []
+    for ep, counts in placed.items():
+        known = counts if "" not in counts else (seen.get(ep) or counts)
+        times = kernels if kernel_times and ep == provider.ep else host.get(ep, Counter())
+        for operator, nodes in known.items():
+            microseconds = times.get(operator, 0 if times else None)
+            shares.append(Share(ep, operator, nodes, None if microseconds is None else microseconds / 1000))
+    shares.sort(key=lambda share: (-(share.milliseconds or 0), -share.nodes, share.operator))
+    on_cpu = placed.get(CPU.ep, Counter()) if provider.on_gpu else Counter[str]()
+    return Placement(
+        component,
+        tuple(shares),
+        kernel_times,
+        {operator: nodes for operator, nodes in sorted(on_cpu.items()) if operator not in SHAPE_OPERATORS},
+        {name: nodes for name in COPIES if (nodes := sum(counts[name] for counts in placed.values()))},
+    )
+
+
+def _times(
+    events: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, Counter[str]], Counter[str], dict[str, Counter[str]]]:
+    """Microseconds of the host per execution provider and operator, those of kernels per operator, and nodes seen."""
+    host: dict[str, Counter[str]] = defaultdict(Counter)
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    kernels: Counter[str] = Counter()
+    for event in events:
+        arguments = event.get("args", {})
+        operator = arguments.get("op_name", "")
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time"):
+            host[arguments.get("provider", "")][operator] += event["dur"]
+            seen[arguments.get("provider", "")][operator] += 1
+        elif event.get("cat") == "Kernel":
+            kernels[operator or "(no operator)"] += event["dur"]
+    return host, kernels, seen
+
+
+def placement_table(found: Sequence[Placement], most: int = 12) -> Table:
+    """For people: per component and provider the sum, then its ``most`` costly operators."""
+    from rich.table import Table
+
+    times = "ms" if any(each.kernel_times for each in found) else "ms (host)"
+    table = Table("component", "execution provider", "operator", title="Placement", title_justify="left")
+    table.add_column("nodes", justify="right")
+    table.add_column(times, justify="right")
+    for each in found:
+        for ep in dict.fromkeys(share.provider for share in each.shares):
+            nodes, milliseconds = each.total(ep)
+            table.add_row(each.component, ep, "all", str(nodes), _ms(milliseconds), style="bold")
+            mine = [share for share in each.shares if share.provider == ep and share.operator]
+            for share in mine[:most]:
+                table.add_row("", "", share.operator, str(share.nodes), _ms(share.milliseconds))
+            if len(mine) > most:
+                table.add_row("", "", f"{len(mine) - most} more", str(sum(s.nodes for s in mine[most:])), "")
+        table.add_section()
+    return table
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds:.3f}"
+
+
+def remarks(found: Sequence[Placement], provider: Provider) -> list[str]:
+    """What to know about a placement, one sentence a component."""
+    lines = []
+    for each in found:
+        if not provider.on_gpu:
+            continue
+        fallen = ", ".join(f"{nodes} {operator}" for operator, nodes in each.fallen.items())
+        copies = ", ".join(f"{nodes} {name}" for name, nodes in each.copies.items())
+        lines.append(
+            f"{each.component}: {fallen or 'nothing but arithmetic on sizes'} on the CPU, {copies or 'no'} copies"
+            " between host and device"
+        )
+    return lines

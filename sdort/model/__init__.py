@@ -1,0 +1,1 @@
+"""A model in memory: the graph, weights that are described and not loaded, symbolic sizes, signatures."""

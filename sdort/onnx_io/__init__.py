@@ -1,0 +1,1 @@
+"""Between ONNX files and models: parsing, checks of untrusted files, external data, saving."""

@@ -1,0 +1,1 @@
+"""What sdort knows of operators, one file an operator."""

@@ -1,0 +1,1 @@
+"""``sdort optimize``: fused, lowered and converted for a provider."""

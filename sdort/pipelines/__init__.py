@@ -1,0 +1,1 @@
+"""A pipeline on disk: its components, configs, manifest and family."""

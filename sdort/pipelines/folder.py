@@ -1,0 +1,163 @@
+"""A pipeline on disk: its components, configs and manifest, as text to image needs them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sdort.errors import BadModelError
+from sdort.generation.schedulers import read_config
+from sdort.pipelines.families import Family, family_of
+
+INDEX = "model_index.json"
+MANIFEST = "sdort.json"
+DECODER = "vae_decoder"
+# Of every family's AutoencoderKL; old conversion scripts write no config beside the ONNX files.
+_VAE_CHANNELS = [128, 256, 512, 512]
+
+_SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """Where the components of an exported or optimized pipeline lie, and what its configs say."""
+
+    path: Path
+    models: dict[str, Path]
+
+    def config(self, component: str) -> dict[str, Any]:
+        """A component's ``config.json``, empty when there is none."""
+        path = self.path / component / "config.json"
+        return read_config(path) if path.is_file() else {}
+
+    @property
+    def family(self) -> Family:
+        """Which family it is of."""
+        return family_of(self.models)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The components that draw."""
+        return (*(encoder.component for encoder in self.family.encoders), "unet", DECODER)
+
+    @property
+    def draws(self) -> bool:
+        """Whether everything is there that text to image takes."""
+        tokenizers = [self.path / encoder.tokenizer for encoder in self.family.encoders]
+        return set(self.needed) <= self.models.keys() and all(folder.is_dir() for folder in tokenizers)
+
+    @property
+    def empty_is_zero(self) -> bool:
+        """Whether an empty negative prompt is told to the UNet as zeros, not as what the encoders make of it."""
+        path = self.path / INDEX
+        index = read_config(path) if path.is_file() else {}
+        return self.family.empty_is_zero and bool(index.get("force_zeros_for_empty_prompt", True))
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the UNet was made for."""
+        size = self.config("unet").get("sample_size") or self.family.side // self.vae_factor
+        height, width = size if isinstance(size, list) else (size, size)
+        return height * self.vae_factor, width * self.vae_factor
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """``sdort.json``, empty when the pipeline comes from elsewhere."""
+        path = self.path / MANIFEST
+        return read_config(path) if path.is_file() else {}
+
+    @cached_property
+    def vae(self) -> dict[str, Any]:
+        """The autoencoder's config, as optimum or diffusers place it, or what it is in that family."""
+        usual = {"scaling_factor": self.family.scaling_factor, "block_out_channels": _VAE_CHANNELS}
+        return usual | (self.config(DECODER) or self.config("vae"))
+
+    @property
+    def vae_factor(self) -> int:
+        """Pixels a latent along each side."""
+        return 1 << (len(self.vae["block_out_channels"]) - 1)
+
+    def unscaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Denoised latents [images, channels, height, width] as the decoder takes them."""
+        # Of each channel, in some of SDXL's descendants, or of all.
+        spread = np.asarray(self.vae.get("latents_std") or 1.0, np.float32).reshape(-1, 1, 1)
+        mean = np.asarray(self.vae.get("latents_mean") or self.vae.get("shift_factor") or 0.0, np.float32)
+        return latents * spread / np.float32(self.vae["scaling_factor"]) + mean.reshape(-1, 1, 1)
+
+    @property
+    def scheduler_class(self) -> str:
+        """Diffusers' class of the pipeline's own scheduler."""
+        return str(read_config(self.path / "scheduler" / "scheduler_config.json").get("_class_name"))
+
+    @cached_property
+    def model_hash(self) -> str:
+        """A short hash over all components; see :func:`hash_model`."""
+        digest = hashlib.sha256()
+        for name, path in sorted(self.models.items()):
+            digest.update(f"{name}:{hash_model(path)}".encode())
+        return digest.hexdigest()[:16]
+
+
+def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFolder:
+    """Find a pipeline's components.
+
+    Args:
+        needed: components that have to be there; None for those that draw.
+
+    Raises:
+        BadModelError: there is no pipeline, or it lacks a component of ``needed``.
+    """
+    from sdort.onnx_io.load import find_components
+
+    folder = PipelineFolder(path, find_components(path))
+    missing = [name for name in (folder.needed if needed is None else needed) if name not in folder.models]
+    if missing == ["text_encoder"] and "text_encoder_2" in folder.models:
+        raise BadModelError(
+            f"{path} has the second text encoder only, as SDXL's refiner, which works on an image",
+            hint="sdort run draws from text alone: take SDXL's base model.",
+        )
+    if missing:
+        raise BadModelError(
+            f"{path} has no {', '.join(missing)}",
+            hint="Text to image wants a whole pipeline: sdort export MODEL OUT, without --component.",
+        )
+    return folder
+
+
+def image_channels(path: Path, component: str) -> int | None:
+    """The channels of a component's image or latent, by the config beside its model; None where there is none."""
+    config = path.parent / "config.json"
+    key = "latent_channels" if component == DECODER else "in_channels"
+    found = read_config(config).get(key) if config.is_file() else None
+    return found if isinstance(found, int) else None
+
+
+def hash_model(path: Path) -> str:
+    """:func:`hash_files` over an ``.onnx`` file and the files beside it whose names start alike: its external data."""
+    return hash_files(sorted(each for each in path.parent.iterdir() if each.name.startswith(path.stem)))
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """A hash that tells one model from another in milliseconds.
+
+    Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB spread over them, so that an
+    edit between the blocks goes unseen.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        with open(path, "rb") as stream:
+            for offset in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
+                stream.seek(offset)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""onnxruntime-gpu, CUDA execution provider."""
+
+from sdort.providers.kernels import (
+    argmax_of_floats,
+    bias_split_gelu,
+    group_norm,
+    group_norm_of_two,
+    multi_head_attention,
+    nhwc_conv,
+)
+from sdort.providers.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of
+from sdort.providers.target import Target, any_form
+
+TARGET = Target(
+    name="cuda",
+    execution_provider="CUDAExecutionProvider",
+    opset=18,
+    ir_version=10,
+    channels_last=True,
+    kernels={
+        "Attention": any_form,
+        "BiasAdd": any_form,
+        "BiasGelu": any_form,
+        "BiasSplitGelu": bias_split_gelu,
+        "FastGelu": any_form,
+        "Gelu": any_form,
+        "GroupNorm": group_norm,
+        "MultiHeadAttention": multi_head_attention,
+        "NhwcConv": nhwc_conv,
+        "QuickGelu": any_form,
+        "SkipGroupNorm": group_norm,
+        "SkipLayerNormalization": any_form,
+    },
+    own={"GroupNorm": group_norm_of_two},
+    forms={"ArgMax": argmax_of_floats},
+)
+
+# What onnxruntime-gpu 1.31.1's own get_provider_options() returns, and one that it takes and does not return.
+_OPTIONS: dict[str, Option] = {
+    "arena_extend_strategy": one_of("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv1d_pad_to_nc1d": flag(False),
+    "cudnn_conv_algo_search": one_of("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "cudnn_conv_use_max_workspace": flag(True),
+    "device_id": number(0).owned_by("Use --device-id."),
+    "do_copy_in_default_stream": flag(True),
+    "enable_cuda_graph": flag(False).owned_by("Use --graph."),
+    "enable_cudnn": flag(True),
+    "enable_skip_layer_norm_strict_mode": flag(False),
+    "external_data_loader_reading_threads": number(4),
+    "fuse_conv_bias": flag(False),
+    "gpu_external_alloc": address(),
+    "gpu_external_empty_cache": address(),
+    "gpu_external_free": address(),
+    "gpu_mem_limit": number(NO_LIMIT),
+    "has_user_compute_stream": address(),
+    "prefer_nhwc": flag(False),
+    "sdpa_kernel": number(0),
+    "tunable_op_enable": flag(False),
+    "tunable_op_max_tuning_duration_ms": number(0),
+    "tunable_op_tuning_enable": flag(False),
+    "use_ep_level_unified_stream": flag(False),
+    "use_tf32": flag(True),
+    "user_compute_stream": address(),
+}
+# Names that onnxruntime-gpu 1.22.0's library does not contain.
+_NEWER = {"enable_cudnn", "external_data_loader_reading_threads"}
+
+PROVIDER = Provider(
+    name="cuda",
+    ep="CUDAExecutionProvider",
+    library="libonnxruntime_providers_cuda.so",
+    device="cuda",
+    graph={"enable_cuda_graph": "1"},
+    vendor="nvidia",
+    needs="Install the CUDA and cuDNN libraries that this onnxruntime-gpu was built for "
+    "(pip install 'onnxruntime-gpu[cuda,cudnn]'); check with nvidia-smi that the GPU is visible.",
+    # The library's NEEDED entries and what it opens by name, and the packages on PyPI.
+    libraries={
+        "libcuda.so.1": "the NVIDIA driver",
+        "libcudart.so.13": "nvidia-cuda-runtime",
+        "libcublas.so.13": "nvidia-cublas",
+        "libcublasLt.so.13": "nvidia-cublas",
+        "libcurand.so.10": "nvidia-curand",
+        "libcudnn.so.9": "nvidia-cudnn-cu13",
+    },
+    opened=frozenset({"libcudnn.so.9"}),
+    releases={"1.22": {name: each for name, each in _OPTIONS.items() if name not in _NEWER}, "1.31": _OPTIONS},
+)

@@ -1,0 +1,85 @@
+"""onnxruntime-migraphx 1.27.1: the operators on its execution provider's own list.
+
+MIGraphX fuses standard graphs itself, so what its list lacks (SkipGroupNorm, BiasSplitGelu, BiasAdd) stays in standard
+operators, in channels-first.
+"""
+
+from sdort.providers.kernels import attention_on_rocm, unpacked_attention
+from sdort.providers.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of, text
+from sdort.providers.target import NodeView, Target, any_form
+
+
+def _attention(view: NodeView) -> str | None:
+    return unpacked_attention(view) or attention_on_rocm(view)
+
+
+STANDARD = """
+Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu Clip
+Concat Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear
+Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gemm
+GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity InstanceNormalization
+IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization MatMul MatMulInteger Max
+MaxPool Mean Min Mod Mul Multinomial Neg Not OneHot Or Pad Pow PRelu QuantizeLinear Range Reciprocal ReduceL1
+ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu
+Reshape Resize ReverseSequence Round ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Sinh Slice Softmax
+Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu
+Unsqueeze Where Xor
+"""
+"""The execution provider's own list of standard operators."""
+
+TARGET = Target(
+    name="migraphx",
+    execution_provider="MIGraphXExecutionProvider",
+    opset=18,
+    ir_version=10,
+    channels_last=False,
+    kernels={
+        "BiasGelu": any_form,
+        "FastGelu": any_form,
+        "MultiHeadAttention": _attention,
+        "QuickGelu": any_form,
+        "SkipLayerNormalization": any_form,
+    },
+    only=frozenset(STANDARD.split()),
+    spelled={"Resize": (1, 2)},  # its region and its scales, where it has sizes
+)
+
+_IGNORED = (
+    "onnxruntime-migraphx 1.27.1 takes it and goes on as if it had not: get_provider_options() shows the default."
+)
+
+# What onnxruntime-migraphx 1.27.1's own get_provider_options() returns.
+_OPTIONS: dict[str, Option] = {
+    "device_id": number(0).owned_by("Use --device-id."),
+    "migraphx_arena_extend_strategy": one_of("kNextPowerOfTwo", "kSameAsRequested").owned_by(_IGNORED),
+    "migraphx_bf16_enable": flag(False),
+    "migraphx_exhaustive_tune": flag(False),
+    "migraphx_external_alloc": address(),
+    "migraphx_external_empty_cache": address(),
+    "migraphx_external_free": address(),
+    "migraphx_fp16_enable": flag(False),
+    "migraphx_fp8_enable": flag(False),
+    "migraphx_int8_calibration_table_name": text(),
+    "migraphx_int8_enable": flag(False),
+    "migraphx_int8_use_native_calibration_table": flag(False),
+    "migraphx_mem_limit": number(NO_LIMIT).owned_by(_IGNORED),
+    "migraphx_model_cache_dir": text(),
+}
+
+PROVIDER = Provider(
+    name="migraphx",
+    ep="MIGraphXExecutionProvider",
+    library="libonnxruntime_providers_migraphx.so",
+    # Its memory belongs to vendor AMD, which IOBinding.bind_output cannot name, so tensors pass through host memory.
+    device=None,
+    tuning={"migraphx_exhaustive_tune": "1"},
+    bf16={"migraphx_bf16_enable": "1"},
+    precisions=frozenset(f"migraphx_{name}_enable" for name in ("bf16", "fp16", "fp8", "int8")),
+    no_graph="MIGraphX runs its compiled program itself and has no option for a graph",
+    vendor="amd",
+    needs="Install ROCm 7 with MIGraphX or add its lib folder to LD_LIBRARY_PATH; "
+    "check with rocminfo that the GPU is visible.",
+    # The library's NEEDED entries, and the packages of AMD's repository.
+    libraries={"libmigraphx_c.so.3": "migraphx", "libamdhip64.so.7": "hip-runtime-amd"},
+    releases={"1.27": _OPTIONS},
+)

@@ -1,0 +1,153 @@
+"""The one place that turns a request into provider and session options; the providers are in :mod:`sdort.providers`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdort.errors import UsageError
+from sdort.machine.distributions import flavour
+from sdort.ops.library import register, resolve
+from sdort.providers.cpu import PROVIDER as CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.provider import Options, Provider
+from sdort.providers.rocm import PROVIDER as ROCM
+
+__all__ = ["AUTO", "CPU", "CUDA", "MIGRAPHX", "PROVIDERS", "ROCM", "Provider", "RuntimeOptions"]
+
+AUTO = "auto"
+
+
+PROVIDERS = {provider.name: provider for provider in (ROCM, MIGRAPHX, CUDA, CPU)}
+"""By name, best first: the order in which ``auto`` tries them."""
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What a user asked of the runtime.
+
+    Turned into options by :func:`provider_options` and :func:`session_options` alone.
+    """
+
+    provider: str = AUTO
+    tuning: bool = False
+    tuning_ms: int = 100
+    """How long TunableOp may try one kernel, in milliseconds."""
+    no_fallback: bool = False
+    device_id: int = 0
+    custom_ops: str = "auto"
+    """sdort's own operators: ``auto``, ``on``, ``off`` or a library's path (:func:`sdort.ops.library.resolve`)."""
+    threads: int = 0
+    """Threads within an operator on the CPU; 0 lets ONNX Runtime choose."""
+    graph: bool = False
+    """Record a run as a graph of the device (HIP graph, CUDA graph) and replay it."""
+    profile: str = ""
+    """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
+
+
+def find_provider(name: str) -> Provider:
+    """The provider of that name.
+
+    Raises:
+        UsageError: no such provider.
+    """
+    if name not in PROVIDERS:
+        raise UsageError(
+            f"there is no execution provider {name!r}", hint=f"Choose one of: {', '.join((AUTO, *PROVIDERS))}."
+        )
+    return PROVIDERS[name]
+
+
+def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, str]:
+    """The options that ONNX Runtime gets for ``provider``.
+
+    Raises:
+        UsageError: as :func:`check_options`.
+    """
+    check_options(provider, options)
+    if not provider.on_gpu:
+        return {}
+    result = {"device_id": str(options.device_id), **provider.options}
+    if options.tuning:
+        result.update(provider.tuning)
+    if "tunable_op_tuning_enable" in result:
+        result["tunable_op_max_tuning_duration_ms"] = str(options.tuning_ms)
+    if options.graph:
+        result.update(provider.graph)
+    return {**result, **options.provider_options}
+
+
+def check_options(provider: Provider, options: RuntimeOptions) -> None:
+    """Refuse what ``provider`` cannot be asked for, before a session is made.
+
+    Raises:
+        UsageError: ``options.graph`` where there are no graphs; one of ``options.provider_options`` that this release
+            of the provider does not know, that has no such value, or that is set otherwise or to no effect.
+    """
+    if options.graph and not provider.graph:
+        raise UsageError(
+            f"--graph is not possible on {provider.name}: {provider.no_graph}",
+            hint="Leave it out, or run on rocm or cuda.",
+        )
+    if not options.provider_options:
+        return
+    release, known = provider.known_options(flavour().version)
+    for name, value in options.provider_options.items():
+        _check_option(f"{provider.ep} of ONNX Runtime {release}", known, name, value)
+
+
+def _check_option(ep: str, known: Options, name: str, value: str) -> None:
+    option = known.get(name)
+    if option is None:
+        usable = ", ".join(each for each, found in known.items() if not found.instead) or "none at all"
+        raise UsageError(f"{ep} has no option {name!r}", hint=f"It has: {usable}.")
+    if option.instead:
+        raise UsageError(f"{name} cannot be set by --provider-option", hint=option.instead)
+    if not re.fullmatch(option.values, value):
+        raise UsageError(f"--provider-option {name}={value}: the value is {option.words}")
+
+
+def session_options(
+    onnxruntime: Any, provider: Provider, options: RuntimeOptions, severity: int, left_out: Collection[str] = ()
+) -> Any:
+    """ONNX Runtime's ``SessionOptions`` for ``provider``, logging from ``severity`` (0 verbose ... 4 fatal) on.
+
+    ``left_out`` names operators of sdort's library that are not registered.
+
+    Raises:
+        ProviderError: the custom operators are asked for and not built, or cannot be loaded.
+        UsageError: ``options.custom_ops`` is no library.
+    """
+    result = onnxruntime.SessionOptions()
+    result.log_severity_level = severity
+    result.intra_op_num_threads = options.threads
+    # Its threads would otherwise go on spinning after a run and take the processor from the scheduler's torch threads.
+    result.add_session_config_entry("session.force_spinning_stop", "1")
+    if options.profile:
+        result.enable_profiling = True
+        result.profile_file_prefix = options.profile
+    library = resolve(options.custom_ops)
+    if library:
+        register(result, library, provider.name, left_out)
+    return result
+
+
+def can_tune(provider: Provider, options: RuntimeOptions) -> bool:
+    """Whether there is something to search: the provider's kernels, or on a GPU sdort's own."""
+    return bool(provider.tuning) or (provider.on_gpu and resolve(options.custom_ops) is not None)
+
+
+def tuning_remark(provider: Provider, options: RuntimeOptions) -> str | None:
+    """What to tell the user about ``--tuning`` on the provider that is in use."""
+    if options.tuning and not provider.tuning and can_tune(provider, options):
+        return f"tuning on {provider.name}: the first steps try the variants of sdort's own kernels and take longer"
+    if options.tuning and not provider.tuning:
+        return f"--tuning has no effect on {provider.name}: that provider has nothing to search"
+    if options.tuning:
+        return f"tuning on {provider.name}: the first steps search for the fastest kernels and take longer"
+    return provider.note or None

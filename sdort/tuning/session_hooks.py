@@ -1,0 +1,189 @@
+"""What a session takes from kept bundles, and what it leaves in one.
+
+``prepare`` before the session is made, ``give`` after, ``keep`` when it has run. A run without ``--tuning`` uses what
+is kept and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdort.console import detail, warn
+from sdort.errors import ProviderError
+from sdort.ops.library import resolve, tuning_table
+from sdort.providers.options import Provider, RuntimeOptions
+from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
+from sdort.tuning.key import Key, Shapes, make_key
+from sdort.tuning.store import Filling, Store
+from sdort.tuning.working_folder import Work, work
+from sdort.warmup.kernels import Entry, read_table
+
+if TYPE_CHECKING:
+    from sdort.runtime.session import Session
+
+_PROGRAMS_OPTION = {"migraphx": "migraphx_model_cache_dir"}
+_USES_MIOPEN = ("rocm", "migraphx")
+
+
+@dataclass
+class Tuned:
+    """What a session is made with: ``options`` for ``create_session``, then :meth:`give`."""
+
+    options: RuntimeOptions
+    results: dict[str, bytes] = field(default_factory=dict)
+    """TunableOp's, by the bundle's name."""
+
+    def give(self, ort: Any) -> None:
+        """Hand TunableOp's results to an ``InferenceSession``; what it refuses is a warning that says why."""
+        for name, text in self.results.items():
+            try:
+                set_results(ort, json.loads(text))
+            except (ValueError, RecursionError, ProviderError) as error:
+                warn(f"the tuning bundle {name} is not used: {error}")
+
+
+def prepare(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> Tuned:
+    """Look for what is kept of a model on this machine, at any shapes, and lay it out for the session to come."""
+    store = Store()
+    if not provider.on_gpu or not (options.tuning or store.names()):
+        return Tuned(options)
+    try:
+        key = make_key(path, component, provider, options, {})
+    except ProviderError as error:
+        (warn if options.tuning else detail)(f"tuning results are neither used nor kept: {error.message}")
+        return Tuned(options)
+    if not options.tuning and not any(store.of_model(key)):
+        return Tuned(options)
+    place = work()  # now: to make its folder is to write, which nobody may do while reading
+    try:
+        with store.reading():
+            bundles = list(_sound(store, key))
+            for bundle in bundles:
+                detail(f"{component}: tuned before, {bundle.name}")
+            options = _lay_out(place, bundles, key, provider, options)
+            results = {each.name: (each.folder / TUNABLE).read_bytes() for each in bundles if TUNABLE in each.files}
+    except (OSError, sqlite3.Error) as error:
+        warn(f"tuning results are not used: {error}")
+        return Tuned(options)
+    return Tuned(options, results)
+
+
+def _sound(store: Store, key: Key) -> Iterator[Bundle]:
+    for bundle in store.of_model(key):
+        try:
+            check_files(bundle)
+        except BundleError as error:
+            warn(f"{error.message}; it is not used (sdort tuning prune removes it)")
+            continue
+        yield bundle
+
+
+def _lay_out(
+    place: Work, bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions
+) -> RuntimeOptions:
+    """Point the libraries at a folder with the bundles' files."""
+    if provider.name in _USES_MIOPEN and (options.tuning or _have(bundles, MIOPEN)):
+        place.use_miopen()
+    for bundle in bundles:
+        place.take(bundle)
+    if resolve(options.custom_ops) and (options.tuning or _have(bundles, OPS)):
+        entries: list[Entry] = []
+        for bundle in bundles:
+            entries += read_table(bundle.folder / OPS)
+        place.use_ops(tuning_table(), entries, options.tuning)
+    name = _PROGRAMS_OPTION.get(provider.name)
+    if name is None or name in options.provider_options:
+        return options
+    return replace(options, provider_options={**options.provider_options, name: str(place.programs(key.model))})
+
+
+def _have(bundles: Sequence[Bundle], what: str) -> bool:
+    return any(name.partition("/")[0] == what for bundle in bundles for name in bundle.files)
+
+
+def set_results(ort: Any, results: Any) -> None:
+    """Give a session what an earlier one's ``get_tuning_results()`` returned.
+
+    Raises:
+        ProviderError: they are another machine's or another ONNX Runtime's; it names the validator that differs.
+    """
+    if not hasattr(ort, "set_tuning_results"):
+        raise ProviderError("this ONNX Runtime takes no tuning results")
+    here = {each["ep"]: each["validators"] for each in ort.get_tuning_results()}
+    for each in _checked(results):
+        ep = each["ep"]
+        if ep not in here:
+            raise ProviderError(f"this session takes no tuning results for {ep}")
+        for name, value in {**dict.fromkeys(here[ep]), **each["validators"]}.items():
+            if here[ep].get(name) != value:
+                raise ProviderError(f"{name} is {value!r} there and {here[ep].get(name)!r} here")
+    try:
+        ort.set_tuning_results(results, error_on_invalid=True)
+    except Exception as error:  # ONNX Runtime's classes share no base but Exception
+        raise ProviderError(f"ONNX Runtime refuses the tuning results: {error}") from error
+
+
+def _checked(results: Any) -> list[dict[str, Any]]:
+    """What ONNX Runtime's Python layer takes: anything else it would refuse with an error of its insides."""
+    sound = isinstance(results, list) and all(
+        isinstance(each, dict)
+        and isinstance(each.get("ep"), str)
+        and _strings(each.get("validators"), str)
+        and isinstance(each.get("results"), dict)
+        and all(_strings(kernels, int) for kernels in each["results"].values())
+        for each in results
+    )
+    if not sound:
+        raise ProviderError(f"{TUNABLE} holds no tuning results")
+    return list(results)
+
+
+def _strings(value: Any, kind: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
+
+
+def results_of(ort: Any) -> list[dict[str, Any]]:
+    """``get_tuning_results()`` without execution providers that found nothing; empty where there is no such call."""
+    if not hasattr(ort, "get_tuning_results"):
+        return []
+    return [each for each in ort.get_tuning_results() if each["results"]]
+
+
+def keep(session: Session, shapes: Shapes, store: Store | None = None) -> Path:
+    """Store what was tuned in a session, for inputs of ``shapes``.
+
+    Returns:
+        The bundle's folder.
+
+    Raises:
+        OutputError: the cache cannot be written.
+        ProviderError: the driver does not tell what GPU there is.
+    """
+    store = store or Store()
+    key = session_key(session, shapes)
+    with filling(session, key, store):
+        pass
+    return store.folder / key.name
+
+
+def session_key(session: Session, shapes: Shapes) -> Key:
+    """The key of what a session finds for inputs of ``shapes``."""
+    return make_key(session.path, session.component, session.provider, session.options, shapes)
+
+
+@contextmanager
+def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
+    """The bundle of a session that has run, filled; the block may add seconds."""
+    results = results_of(session.ort)
+    with store.filling(key) as made:
+        if results:
+            (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))
+        if session.provider.on_gpu:
+            work().give(key.model, made.folder)
+        yield made

@@ -1,0 +1,177 @@
+"""Where the libraries of this process read and write what they tune.
+
+MIOpen reads its variables once per process, and any session may make it write, so bundles are copied into a folder of
+the process's own and merged there; what lies there after tuning goes into new bundles.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sqlite3
+import tempfile
+from contextlib import ExitStack, closing
+from functools import cache
+from pathlib import Path
+
+from sdort.console import detail
+from sdort.errors import OutputError
+from sdort.tuning.bundle import MIOPEN, OPS, PROGRAMS, Bundle
+from sdort.tuning.store import Store
+from sdort.warmup.kernels import Entry, read_table
+
+MIOPEN_FOLDERS = {"MIOPEN_USER_DB_PATH": "db", "MIOPEN_CUSTOM_CACHE_DIR": "cache"}
+OPS_TABLE, OPS_TUNE = "SDORT_OPS_TUNING", "SDORT_OPS_TUNE"
+_SQLITE = b"SQLite format 3\0"
+_PASSING = (".lock", ".tmp", "-journal", "-wal", "-shm")
+"""Ends of names of files that only matter while somebody writes."""
+
+
+class Work:
+    """A folder of this process. What the user's own environment points elsewhere stays where it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tables = 0
+
+    def use_miopen(self) -> None:
+        """Point MIOpen here, before it is first used."""
+        for variable, name in MIOPEN_FOLDERS.items():
+            place = self.folder / MIOPEN / name
+            if os.environ.setdefault(variable, str(place)) == str(place):
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                detail(f"{variable} is set: what MIOpen finds stays in {os.environ[variable]}")
+
+    def use_ops(self, table: Path, more: list[Entry], tune: bool) -> None:
+        """Give sdort's kernels a table: ``table``, what an earlier session found, and ``more``."""
+        given = os.environ.get(OPS_TABLE)
+        ours = given is None or Path(given) == table or Path(given).parent == self.folder
+        if tune:
+            os.environ[OPS_TUNE] = "1"
+        if not ours:
+            detail(f"{OPS_TABLE} is set: what sdort's kernels find stays in {given}")
+            return
+        # A name of its own, as the library reads a table again when its name changes.
+        self._tables += 1
+        entries = {(e.architecture, e.key): e for e in [*read_table(table), *self.ops(), *more]}
+        target = self.folder / f"{self._tables}-{OPS}"
+        write_table(target, list(entries.values()))
+        os.environ[OPS_TABLE] = str(target)
+
+    def ops(self) -> list[Entry]:
+        """What sdort's kernels found and were given here."""
+        given = Path(os.environ.get(OPS_TABLE, ""))
+        return read_table(given) if given.parent == self.folder else []
+
+    def programs(self, model: str) -> Path:
+        """Where MIGraphX keeps a model's compiled programs."""
+        folder = self.folder / PROGRAMS / model
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def contents(self, model: str) -> list[tuple[str, int]]:
+        """The files that MIOpen and MIGraphX left here, with their sizes."""
+        found = [path for top in (MIOPEN, f"{PROGRAMS}/{model}") for path in (self.folder / top).rglob("*")]
+        return sorted((str(path), path.stat().st_size) for path in found if path.is_file())
+
+    def take(self, bundle: Bundle) -> None:
+        """Copy and merge the files of a bundle that was checked."""
+        for name in bundle.files:
+            top, _, rest = name.partition("/")
+            if top == MIOPEN:
+                merge(bundle.folder / name, self.folder / name)
+            elif top == PROGRAMS:
+                link(bundle.folder / name, self.programs(bundle.key.model) / rest)
+
+    def give(self, model: str, stage: Path) -> None:
+        """Copy what lies here into the folder of a bundle that is being filled."""
+        for path in sorted((self.folder / MIOPEN).rglob("*")):
+            if path.is_file() and not path.name.endswith(_PASSING):
+                copy(path, stage / path.relative_to(self.folder))
+        for path in sorted((self.folder / PROGRAMS / model).rglob("*")):
+            if path.is_file() and not path.name.endswith(_PASSING):
+                link(path, stage / PROGRAMS / path.relative_to(self.folder / PROGRAMS / model))
+        if entries := self.ops():
+            write_table(stage / OPS, entries)
+
+
+@cache
+def work() -> Work:
+    """This process's folder: in the cache, or for want of room in the system's folder for temporary files."""
+    stack = ExitStack()
+    try:
+        folder = stack.enter_context(Store().hidden())
+    except OutputError as error:
+        detail(str(error))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdort-tuning-")))
+    atexit.register(stack.close)
+    return Work(folder)
+
+
+def write_table(path: Path, entries: list[Entry]) -> None:
+    """A table as :func:`sdort.warmup.kernels.read_table` and the library read it."""
+    lines = [f"{e.architecture}\t{e.key}\t{e.variant}\t{e.microseconds!r}\n" for e in entries]
+    path.write_text("".join(["# architecture\tkey\tvariant\tmicroseconds\n", *sorted(lines)]))
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under another name where the file system can: compiled programs hold a model's weights."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+        os.chmod(target, 0o444)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file; a database of SQLite with what its writer has not yet moved into it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not (_is_sqlite(source) and _backed_up(source, target)):
+        shutil.copyfile(source, target)
+
+
+def _backed_up(source: Path, target: Path) -> bool:
+    try:
+        # As a URI: nothing is written to the source, not even what its last writer left to be done.
+        uri = f"{source.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+    except sqlite3.Error:  # no database after all
+        target.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def merge(source: Path, target: Path) -> None:
+    """Add what ``source`` has to ``target``: lines ``problem=solutions`` of text, kernels of MIOpen's database."""
+    if not target.exists():
+        copy(source, target)
+    elif source.suffix == ".txt":
+        lines = {line.partition(b"=")[0]: line for path in (target, source) for line in path.read_bytes().splitlines()}
+        target.write_bytes(b"".join(line + b"\n" for line in lines.values()))
+    elif _is_sqlite(source) and _is_sqlite(target):
+        _merge_kernels(source, target)
+
+
+def _merge_kernels(source: Path, target: Path) -> None:
+    """Copy the compiled kernels that ``target`` lacks; the table ``kern_db`` of MIOpen's kern_db.hpp."""
+    with closing(sqlite3.connect(target)) as database:
+        database.execute("ATTACH ? AS other", (str(source),))
+        theirs, ours = (
+            [row[1] for row in database.execute(f"PRAGMA {schema}.table_info(kern_db)") if row[1] != "id"]
+            for schema in ("other", "main")
+        )
+        if theirs and theirs == ours:
+            names = ", ".join(f'"{name}"' for name in ours)
+            database.execute(f"INSERT OR IGNORE INTO main.kern_db ({names}) SELECT {names} FROM other.kern_db")
+            database.commit()
+
+
+def _is_sqlite(path: Path) -> bool:
+    with open(path, "rb") as stream:
+        return stream.read(len(_SQLITE)) == _SQLITE

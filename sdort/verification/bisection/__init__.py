@@ -1,0 +1,1 @@
+"""The search for the first tensor that differs, and for what made it differ."""

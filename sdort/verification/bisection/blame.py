@@ -1,0 +1,207 @@
+"""What made two graphs part: the part of the candidate between agreeing tensors and the wrong one, run alone.
+
+It is fed with the original's own values. Wrong as it is and right in fp32: rounding to fp16 is to blame. Wrong in both:
+what rewrote these nodes. Right in both: no node, but the errors before it, which add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from sdort.errors import SdortError
+from sdort.runtime.session import Array
+from sdort.verification.bisection.fused_steps import Inside, Step, look_inside
+from sdort.verification.bisection.search import Parting, find_parting
+from sdort.verification.bisection.subgraph import extract, nodes_between, source_values
+from sdort.verification.bisection.tensor_pairs import LARGEST_FP16, Graphs, Pair, largest_of, run_graph, share_of
+from sdort.verification.components import Comparison
+from sdort.verification.limits import Tolerance
+from sdort.verification.parity import precision as weights_precision
+
+FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
+_TIDYING = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half")
+STEPS = (*_TIDYING, "channels last", "expand", "borrow shapes", "half")
+"""Makers that are named only when no fusion is."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """One node of the candidate between the last agreeing tensors and the first wrong one."""
+
+    node: str
+    operator: str
+    makers: tuple[str, ...]
+    """The fusions and steps that made it; empty if it is the original's."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where and why a component goes wrong."""
+
+    component: str
+    output: str
+    kind: str
+    """``fusion``, ``cast``, ``node`` (changed by neither), ``sum of errors`` or ``runtime``."""
+    message: str
+    node: str | None = None
+    """The first wrong node, by the original's name."""
+    operator: str | None = None
+    tensor: str | None = None
+    """Its output, in the original."""
+    share: float = 0.0
+    """How much of the tolerance that tensor uses."""
+    largest_value: float = 0.0
+    """The largest magnitude of that tensor in the original; fp16 ends at 65504."""
+    blamed: tuple[str, ...] = ()
+    """Fusions or steps."""
+    culprits: tuple[Culprit, ...] = ()
+    originals: tuple[str, ...] = ()
+    """The original's nodes that the culprits stand for."""
+    sessions: int = 0
+    sources: dict[str, float] = field(default_factory=dict)
+    """The tensors of the original that the wrong one is computed from, and how much of the tolerance they use."""
+    inside: Step | None = None
+    """The first wrong step inside a fused operator, by the original's node; the message says if there is none."""
+
+
+def bisect(graphs: Graphs, failed: Comparison) -> Finding:
+    """Find the first node after which the graphs differ, and what touched it.
+
+    Args:
+        failed: a comparison with the original's ONNX that is out of tolerance, on ``graphs.feeds``.
+    """
+    parting = find_parting(graphs, failed.output, failed.limit)
+    if parting is None:
+        message = (
+            "the output is right as soon as tensors inside are watched: no node is wrong, but one of ONNX Runtime's "
+            "own fusions, which watching prevents"
+        )
+        return Finding(graphs.component, failed.output, RUNTIME, message)
+    return explain(graphs, failed.output, parting, failed.limit)
+
+
+def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> Finding:
+    """Name the nodes between the agreeing tensors and the wrong one, and what is wrong with them."""
+    original, candidate = graphs.graph(graphs.original).graph, graphs.graph(graphs.candidate).graph
+    sources = list(parting.sources)
+    culprits = nodes_between(candidate, parting.pair.candidate, {pair.candidate for pair in sources})
+    replaced = nodes_between(original, parting.pair.original, {pair.original for pair in sources})
+    values = graphs.values([parting.pair, *sources])
+    shares = [_share(graphs, culprits, parting.pair, values, limit, wide) for wide in (False, True)]
+    kind = _kind(shares, culprits, graphs)
+    makers = tuple(dict.fromkeys(maker for n in culprits for maker in graphs.provenance.makers.get(n.name, ())))
+    fusions = tuple(maker for maker in makers if maker not in STEPS)
+    precision = _precision(graphs)
+    producer = replaced[-1]
+    largest = largest_of(values[parting.pair][0])
+    inside = None if kind == SUM else look_inside(graphs, culprits, parting.pair, values, limit)
+    return Finding(
+        graphs.component,
+        output,
+        kind,
+        _message(kind, producer, culprits, fusions, precision, largest, inside),
+        producer.name,
+        producer.op_type,
+        parting.pair.original,
+        parting.share,
+        largest,
+        _blamed(kind, precision, fusions or makers),
+        tuple(Culprit(n.name, n.op_type, graphs.provenance.makers.get(n.name, ())) for n in culprits),
+        tuple(node.name for node in replaced),
+        parting.sessions,
+        {pair.original: share for pair, share in parting.sources.items()},
+        inside.first if inside else None,
+    )
+
+
+def _kind(shares: Sequence[float | None], culprits: Sequence[onnx.NodeProto], graphs: Graphs) -> str:
+    narrow, wide = shares
+    if narrow is not None and narrow <= 1:
+        return SUM
+    if narrow is not None and wide is not None and wide <= 1:
+        return CAST
+    return FUSION if any(node.name in graphs.provenance.makers for node in culprits) else NODE
+
+
+def _blamed(kind: str, precision: str, makers: tuple[str, ...]) -> tuple[str, ...]:
+    """The provider itself rounds to bf16; to fp16, a step of the pipeline does."""
+    if kind == CAST:
+        return ("bf16",) if precision == "bf16" else ("half",)
+    return makers if kind == FUSION else ()
+
+
+def _message(
+    kind: str,
+    producer: onnx.NodeProto,
+    culprits: Sequence[onnx.NodeProto],
+    fusions: Sequence[str],
+    precision: str,
+    largest: float,
+    inside: Inside | None,
+) -> str:
+    first = f"the graphs part at {producer.name or producer.output[0]} ({producer.op_type})"
+    made = f", made by {', '.join(fusions)}" if fusions else ""
+    here = f"{', '.join(dict.fromkeys(node.op_type for node in culprits))}{made}"
+    sizes = "" if inside and inside.first else f"; {_sizes(precision, largest)}"
+    reasons = {
+        FUSION: f"{here}: it computes something else than the original's nodes, or its weights are not theirs",
+        CAST: f"rounding to {precision} does it: {here} is right in fp32 on the same inputs{sizes}",
+        NODE: f"{here}: no fusion touched it; its weights, its attributes or the provider's kernel differ",
+        SUM: f"{here} is right on the original's own values: the errors before it have added up",
+    }
+    hint = "; sdort optimize --fp16 auto keeps such nodes in fp32" if kind == CAST and precision == "fp16" else ""
+    return f"{first}: {reasons[kind]}{_inside(inside, kind, precision) if inside else ''}{hint}"
+
+
+def _precision(graphs: Graphs) -> str:
+    model = graphs.graph(graphs.candidate)
+    return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[weights_precision(model)]
+
+
+def _inside(inside: Inside, kind: str, precision: str) -> str:
+    """What was seen inside, in words."""
+    step = inside.first
+    if step is None:
+        return f"; {inside.note}"
+    right = f"; right before it: {', '.join(step.right)}" if step.right else ""
+    how = f"off by {step.share:.3g} times the tolerance"
+    if step.share == np.inf:
+        how = _sizes(precision, step.largest_value)
+    elif kind == CAST and step.largest_before:
+        apart = _spacing(precision, step.largest_before)
+        how += f"; values up to {step.largest_before:.3g} go in, where {precision} has steps of {apart:.3g}"
+    return f"; the first wrong step inside is {step.step}, {step.node or step.tensor} ({step.operator}): {how}{right}"
+
+
+def _spacing(precision: str, value: float) -> float:
+    """How far numbers of this size are apart: fp16 has 11 bits, bf16 has 8."""
+    return math.ldexp(1.0, math.frexp(value)[1] - (11 if precision == "fp16" else 8))
+
+
+def _sizes(precision: str, largest: float) -> str:
+    ends = f", and fp16 ends at {LARGEST_FP16:g}" if precision == "fp16" else ""
+    return f"values up to {largest:.3g} come out{ends}"
+
+
+def _share(
+    graphs: Graphs,
+    nodes: Sequence[onnx.NodeProto],
+    target: Pair,
+    values: Mapping[Pair, tuple[Array, Array]],
+    limit: Tolerance,
+    wide: bool,
+) -> float | None:
+    """How much of the tolerance the nodes alone use, fed with the original's values; None if they do not run alone."""
+    inputs = source_values(target, values, wide)
+    region = extract(graphs, nodes, target.candidate, inputs, wide)
+    feeds = {**graphs.feeds, **inputs}
+    try:
+        found = run_graph(region, graphs.candidate.parent, graphs, feeds, original=False, exact=wide)
+    except SdortError:  # what the nodes lack alone, only ONNX Runtime knows
+        return None
+    return share_of(limit, values[target][0], found[target.candidate])

@@ -1,0 +1,191 @@
+"""Which step inside a fused operator is wrong, by the node of the original that computes the same.
+
+The part of the candidate where the graphs part is spelled out and run on the original's values, in the candidate's
+precision: on the CPU, whatever provider it is for, with the scores of an attention stored as a GPU's kernels store them
+that are not fused into one. The steps are held against the original's nodes one by one, so there is never more than one
+pair of their tensors in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, inliner
+
+from sdort.emulation.rounding import emulate_graph
+from sdort.errors import SdortError
+from sdort.onnx_io.bf16 import says_bf16
+from sdort.runtime.session import Array
+from sdort.verification.bisection.decomposition import spell_out
+from sdort.verification.bisection.step_detection import STEPS, landmarks, stored
+from sdort.verification.bisection.subgraph import extract, nodes_between, source_values
+from sdort.verification.bisection.tensor_pairs import Graphs, Pair, largest_of, run_session, share_of, watched
+from sdort.verification.limits import Tolerance
+from sdort.verification.parity import open_session, precision
+from sdort.verification.runners import is_for_gpu
+
+Values = Mapping[Pair, tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The first step inside that is wrong."""
+
+    step: str
+    """What it computes, in words."""
+    node: str
+    """The original's node that computes it."""
+    operator: str
+    tensor: str
+    """Its output in the original; of one that the original does not have apart, the operator's that computes it."""
+    share: float
+    """How much of the tolerance it uses; above 1."""
+    largest_value: float
+    """The largest magnitude in the original."""
+    largest_before: float
+    """The largest magnitude in the step before it; 0 if none was compared."""
+    right: tuple[str, ...]
+    """The steps before it that were compared and are right."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What was seen inside."""
+
+    first: Step | None
+    note: str = ""
+    """Why no step is named."""
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Both parts, with their operators spelled out."""
+
+    original: onnx.ModelProto
+    """Whole, its weights where they are."""
+    nodes: Sequence[onnx.NodeProto]
+    """The part of it."""
+    candidate: onnx.ModelProto
+    """The part alone, its weights inside, every result rounded where it is stored."""
+    inputs: Mapping[str, Array]
+
+
+def look_inside(
+    graphs: Graphs, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values, limit: Tolerance
+) -> Inside | None:
+    """Compare the steps of a part of the candidate with the original's nodes.
+
+    Args:
+        nodes: the candidate's part.
+        target: the tensors in which it ends, which differ.
+        values: of ``target`` and of the tensors that it is computed from, which agree.
+
+    Returns:
+        None if the original has no steps there, but one node.
+    """
+    fused = " and ".join(dict.fromkeys(node.op_type for node in nodes if node.domain)) or "it"
+    try:
+        sides = _spelled_out(graphs, nodes, target, values)
+        return _compare(graphs, sides, target, values[target][0], limit, fused)
+    except SdortError as error:
+        return Inside(None, f"what is inside {fused} cannot be compared: {error.message}")
+
+
+def _spelled_out(graphs: Graphs, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values) -> _Sides:
+    inputs = source_values(target, values)
+    part = extract(graphs, nodes, target.candidate, inputs, wide=False)
+    part = spell_out(part, {node.output[0] for node in part.graph.node}, _score_type(graphs))
+    part = emulate_graph(part, graphs.narrow) if graphs.narrow else inliner.inline_local_functions(part)
+    original = graphs.graph(graphs.original)
+    sources = {pair.original for pair in values if pair != target}
+    between = nodes_between(original.graph, target.original, sources)
+    whole = {node.output[0] for node in between if node.op_type == "Attention"}
+    if whole:  # newer exporters write an attention as one node of ONNX's
+        original = inliner.inline_local_functions(spell_out(original, whole))
+        between = nodes_between(original.graph, target.original, sources)
+    return _Sides(original, between, part, {**graphs.feeds, **inputs})
+
+
+def _score_type(graphs: Graphs) -> int:
+    """The type, of TensorProto, in which the scores of an attention are stored."""
+    model = graphs.graph(graphs.candidate)
+    if says_bf16(model):
+        return TensorProto.BFLOAT16
+    # ONNX Runtime's CPU provider computes in fp32 between the casts that it puts around a node.
+    narrow = precision(model) == "float16" and (graphs.place.provider.on_gpu or is_for_gpu(model))
+    return TensorProto.FLOAT16 if narrow else TensorProto.FLOAT
+
+
+def _compare(graphs: Graphs, sides: _Sides, target: Pair, wanted: Array, limit: Tolerance, fused: str) -> Inside | None:
+    """Step by step, the target last."""
+    steps, found = landmarks(sides.nodes), landmarks(sides.candidate.graph.node)
+    last = next((STEPS[step] for step, name in steps.items() if name == target.original), "the output")
+    inner = {step: name for step, name in steps.items() if name != target.original}
+    if not inner:
+        return None
+    right, before = list[str](), 0.0
+    for step, name in inner.items():
+        measured = _measure(graphs, sides, Pair(name, found[step]), limit) if step in found else None
+        if measured is not None:
+            share, largest = measured
+            if share > 1:
+                node, operator, tensor = _origin(graphs, sides, name)
+                return Inside(Step(STEPS[step], node, operator, tensor, share, largest, before, tuple(right)))
+            right.append(STEPS[step])
+            before = largest
+    if not right:
+        return Inside(None, f"what is inside {fused} cannot be compared: none of its steps is a node of the original")
+    share = share_of(limit, wanted, _candidate_value(graphs, sides, target.candidate))
+    if share > 1:
+        node, operator, tensor = _origin(graphs, sides, target.original)
+        return Inside(Step(last, node, operator, tensor, share, largest_of(wanted), before, tuple(right)))
+    return Inside(None, f"{', '.join(right)} and {last} are right, computed one by one: the kernel of {fused} differs")
+
+
+def _measure(graphs: Graphs, sides: _Sides, pair: Pair, limit: Tolerance) -> tuple[float, float] | None:
+    """How much of the tolerance a step uses, and its largest magnitude; None if they are no views of each other.
+
+    Its tensors are gone when the next step's are computed: the scores of an attention may have a GB.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(sides.original)
+    wanted = watched(model, graphs.original.parent, graphs, [pair.original], original=True)[pair.original]
+    found = _candidate_value(graphs, sides, stored(sides.candidate.graph.node, pair.candidate))
+    if not same_order(wanted.shape, found.shape):
+        return None
+    return share_of(limit, wanted.reshape(found.shape), found), largest_of(wanted)
+
+
+def same_order(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether tensors of one step that are of these shapes hold the same elements in the same order.
+
+    Heads and groups are dims of their own or merged with a neighbour, in front or behind; channels that are first in
+    one and last in the other are neither.
+    """
+    return math.prod(one) == math.prod(other) and (tuple(one[:2]) == tuple(other[:2]) or one[-2:] == other[-2:])
+
+
+def _candidate_value(graphs: Graphs, sides: _Sides, name: str) -> Array:
+    model = onnx.ModelProto()
+    model.CopyFrom(sides.candidate)
+    del model.graph.output[:]
+    model.graph.output.append(onnx.ValueInfoProto(name=name))
+    session = open_session(model, graphs.candidate.parent, graphs.component)
+    return run_session(session, model, sides.inputs, graphs.component)[name]
+
+
+def _origin(graphs: Graphs, sides: _Sides, tensor: str) -> tuple[str, str, str]:
+    """The original's node that computes a tensor, its operator and its output.
+
+    A step of what was spelled out is inside that.
+    """
+    original = graphs.graph(graphs.original).graph.node
+    node = next((each for each in original if tensor in each.output), None)
+    if node is None:
+        made = {name for each in sides.nodes for name in each.output}
+        node = next(each for each in original if each.op_type == "Attention" and each.output[0] in made)
+        tensor = node.output[0]
+    return node.name, node.op_type, tensor

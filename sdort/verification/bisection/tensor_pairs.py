@@ -1,0 +1,227 @@
+"""Looking into two graphs: which tensors of theirs correspond, and what these hold on the same inputs.
+
+Tensors become extra outputs, a bounded number in one session, so it works on every build of ONNX Runtime and the memory
+for what is watched stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnxruntime import InferenceSession
+
+from sdort.emulation.rounding import emulate_graph, narrow_tensors
+from sdort.errors import BadModelError
+from sdort.model.pieces import split
+from sdort.ops.library import resolve
+from sdort.rewrite.provenance import Provenance, read_provenance
+from sdort.runtime.session import Array
+from sdort.verification.limits import Tolerance
+from sdort.verification.parity import open_session, precision
+from sdort.verification.runners import Feeds, Outputs, Place, is_emulated, read_graph
+
+SLICE = 16
+"""Tensors that are watched in one session."""
+LARGEST_FP16 = 65504.0
+TO_LAST = (0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of the original and the candidate's that stands for it: its namesake, or a twin of another name,
+    which is channels-last."""
+
+    original: str
+    candidate: str
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A component's original and candidate, and how to run them."""
+
+    component: str
+    original: Path
+    candidate: Path
+    place: Place
+    feeds: Feeds
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        return read_provenance(self.graph(self.candidate))
+
+    @cached_property
+    def narrow(self) -> set[str]:
+        """The candidate's tensors that are stored in fp16 or bf16."""
+        dtype = precision(self.graph(self.candidate))
+        return set() if dtype == "float32" else narrow_tensors(self.candidate, self.component)
+
+    @cached_property
+    def emulated(self) -> bool:
+        """Whether the candidate runs with every result rounded as a GPU stores it, as it did when it failed."""
+        return is_emulated(self.graph(self.candidate), self.place)
+
+    def graph(self, path: Path) -> onnx.ModelProto:
+        """A fresh copy: sessions change what they get."""
+        return read_graph(path)
+
+    def pairs(self, output: str) -> list[Pair]:
+        """The corresponding tensors that ``output`` depends on, in the order of the original; it is the last one.
+
+        A tensor of the candidate that has the name of one of the original holds the same values: passes give what
+        is new a new name. A channels-last twin stands for the tensor that the provenance names.
+
+        Raises:
+            BadModelError: the original has no such output; what is wrong may then lie behind the last pair.
+        """
+        original, candidate = self.graph(self.original), self.graph(self.candidate)
+        if output not in outputs_of(original.graph):
+            raise BadModelError(f"the original has no output {output}", component=self.component)
+        needed = set(ancestors(candidate.graph, [output]))
+        order = {name: index for index, name in enumerate(outputs_of(original.graph))}
+        found: dict[str, str] = {}
+        for name in outputs_of(candidate.graph):
+            meant = name if name in order else self.provenance.layouts.get(name)
+            if meant in order and name in needed and (meant == name or meant not in found):
+                found[meant] = name
+        return [Pair(name, found[name]) for name in sorted(found, key=order.__getitem__)]
+
+    def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
+        """What the two tensors of each pair hold: (the original's in the candidate's layout, the candidate's)."""
+        wanted = watched(self.graph(self.original), self.original.parent, self, [pair.original for pair in pairs], True)
+        found = watched(self.graph(self.candidate), self.candidate.parent, self, [p.candidate for p in pairs], False)
+        return {
+            pair: (laid_out(pair, wanted[pair.original], found[pair.candidate]), found[pair.candidate])
+            for pair in pairs
+        }
+
+
+def outputs_of(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every tensor that a node computes, in order."""
+    return (name for node in graph.node for name in node.output if name)
+
+
+def ancestors(graph: onnx.GraphProto, outputs: Iterable[str], stop: Set[str] = frozenset()) -> list[str]:
+    """``outputs`` and the tensors that they are computed from, up to and with those in ``stop`` and the inputs."""
+    producers = {name: node for node in graph.node for name in node.output}
+    found = dict.fromkeys(outputs)
+    stack = [name for name in found if name in producers]
+    while stack:
+        for source in producers[stack.pop()].input:
+            if source and source not in found:
+                found[source] = None
+                if source in producers and source not in stop:
+                    stack.append(source)
+    return list(found)
+
+
+def watched(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Outputs:
+    """The values of the named tensors, by the nodes that they need alone. ``model`` belongs to this function now."""
+    graph = model.graph
+    needed = set(ancestors(graph, names))
+    nodes = [node for node in graph.node if needed & set(node.output)]
+    weights = [weight for weight in graph.initializer if weight.name in needed]
+    inputs = [value for value in graph.input if value.name in needed]
+    declared = {value.name: value for value in graph.output}
+    # Without a type, if it is not declared: ONNX Runtime infers it.
+    outputs = [declared.get(name, onnx.ValueInfoProto(name=name)) for name in dict.fromkeys(names)]
+    part = onnx.GraphProto(name=graph.name, node=nodes, initializer=weights, input=inputs, output=outputs)
+    model.graph.CopyFrom(part)
+    return run_graph(model, folder, graphs, graphs.feeds, original)
+
+
+def run_graph(
+    graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds, original: bool, *, exact: bool = False
+) -> Outputs:
+    """Run a graph as the original (CPU, without ONNX Runtime's own fusions) or where and as the candidate runs.
+
+    Args:
+        exact: a part of the candidate that is in fp32, so nothing is rounded as a GPU would.
+    """
+    place, options = graphs.place, graphs.place.options
+    provider = None if original else place.provider.name
+    library = None if original or graphs.emulated else resolve(options.custom_ops)
+    if graphs.emulated and not original and not exact:
+        graph = emulate_graph(graph, graphs.narrow)
+    return run_session(open_session(graph, folder, graphs.component, provider, library), graph, feeds, graphs.component)
+
+
+def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds, component: str) -> Outputs:
+    """All outputs of a session on ``graph``, each input in the dtype that the graph declares.
+
+    Raises:
+        BadModelError: it does not run.
+    """
+    dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in graph.graph.input}
+    given = {arg.name: np.asarray(feeds[arg.name], dtypes[arg.name]) for arg in session.get_inputs()}
+    try:
+        values = session.run(None, given)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        reason = str(error).strip().splitlines()[0]
+        raise BadModelError(f"a part of it does not run: {reason}", component=component) from error
+    # Copies: an output lies in the session's arena, which lives as long as the smallest of them.
+    return {arg.name: np.array(value) for arg, value in zip(session.get_outputs(), values, strict=True)}
+
+
+def laid_out(pair: Pair, value: Array, like: Array) -> Array:
+    """The original's value in the layout of the candidate's: channels-last, or another view of the same elements.
+
+    A twin is told by its name, not by its shape: where all of height, width and channels are 64 the shapes are equal.
+    """
+    if pair.original != pair.candidate and value.ndim == 4:
+        return value.transpose(TO_LAST)
+    return value.reshape(like.shape) if value.size == like.size else value
+
+
+def difference(wanted: Array, actual: Array) -> tuple[float, float]:
+    """How far two tensors are apart: (largest, mean), as shares of the spread.
+
+    The largest is relative to the spread and the element's own size, which rounding errors follow. Values that fp16
+    cannot hold are cut for tensors in fp16: a mask's -3e38 is -inf there, and means the same.
+
+    Returns:
+        Infinities where the shapes differ or something is NaN, or infinite without being so in the original.
+    """
+    if wanted.shape != actual.shape:
+        return np.inf, np.inf
+    if wanted.dtype.kind != "f" or not wanted.size:
+        return (0.0, 0.0) if np.array_equal(wanted, actual) else (np.inf, np.inf)
+    limit = LARGEST_FP16 if actual.dtype == np.float16 else float(np.finfo(np.float32).max)
+    spread = _spread(wanted, limit)
+    largest = total = 0.0
+    for expected, value in zip(_pieces(wanted), _pieces(actual), strict=True):
+        lost = np.isinf(value) & (np.abs(expected) <= 1e30)  # too large for a number that means something
+        if np.isnan(value).any() or np.isnan(expected).any() or lost.any():
+            return np.inf, np.inf
+        expected, value = np.clip(expected, -limit, limit), np.clip(value, -limit, limit)
+        apart = np.abs(value - expected)
+        largest = max(largest, float((apart / (spread + np.abs(expected))).max()))
+        total += float(apart.sum())
+    return largest, total / wanted.size / spread
+
+
+def share_of(limit: Tolerance, wanted: Array, actual: Array) -> float:
+    """How much of the tolerance a tensor uses; 1 is the limit."""
+    largest, mean = difference(wanted, actual)
+    return max(largest / limit.largest, mean / limit.mean)
+
+
+def _spread(values: Array, limit: float) -> float:
+    """The standard deviation of the values cut to the limit; where it is 0, the largest of them, and else 1."""
+    mean = sum(float(np.clip(each, -limit, limit).sum()) for each in _pieces(values)) / values.size
+    square = sum(float(((np.clip(each, -limit, limit) - mean) ** 2).sum()) for each in _pieces(values)) / values.size
+    return square**0.5 or min(largest_of(values), limit) or 1.0
+
+
+def largest_of(values: Array) -> float:
+    """The largest magnitude."""
+    return max((float(np.abs(each).max()) for each in _pieces(values)), default=0.0)
+
+
+def _pieces(values: Array) -> Iterator[Array]:
+    """The values in fp64, piece by piece: the scores of an attention have a GB, and eight copies would be made."""
+    return (each.astype(np.float64) for each in split(values))

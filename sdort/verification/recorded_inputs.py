@@ -1,0 +1,149 @@
+"""What components are fed with: random numbers, and what flows between them while the original draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.images import Generated
+from sdort.generation.recurrence import Recurrence
+from sdort.generation.request import Request
+from sdort.pipelines.folder import DECODER, PipelineFolder
+from sdort.runtime.session import Array, Session
+from sdort.verification.runners import Feeds, Outputs, Place, open_drawer, read_graph
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
+
+RANDOM, REAL = "random", "real"
+MOMENTS = 4
+"""Timesteps of a denoising run whose inputs are kept: the first, the last and two between."""
+LARGEST = 64
+"""Latent sides of random inputs are not longer: attention without fusions takes memory with their fourth power."""
+DRAWN = 2
+"""Prompts whose run is watched; their inputs differ less than a run's timesteps do."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Feeds of one component and what they are."""
+
+    kind: str
+    label: str
+    feeds: Feeds
+    timestep: float | None = None
+    """Where in a denoising run they were fed; None for what is fed once."""
+
+
+def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0) -> list[Inputs]:
+    """Batches of one and two: the model's own size, up to :data:`LARGEST`, and one that is not square.
+
+    A static model has one.
+
+    Args:
+        factor: pixels a latent.
+        size: height and width of the model's own latent.
+    """
+    inputs = declared_inputs(read_graph(path), component)
+    scale = factor if component == "vae_encoder" else 1
+    first = (min(size[0], LARGEST), min(size[1], LARGEST))
+    sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
+    found: dict[tuple[Any, ...], Inputs] = {}
+    for batch, (height, width) in enumerate(sides, 1):
+        feeds = make_inputs(inputs, Sample(batch, height * scale, width * scale), component, seed)
+        shapes = ", ".join("x".join(map(str, value.shape)) or "scalar" for value in feeds.values())
+        found.setdefault(tuple(value.shape for value in feeds.values()), Inputs(RANDOM, shapes, feeds))
+    return list(found.values())
+
+
+class Recorder(Session):
+    """A session that keeps what it is fed."""
+
+    def __init__(self, session: Session) -> None:
+        self.__dict__.update(session.__dict__)
+        self.fed: list[dict[str, Array]] = []
+
+    def run(self, feeds: Mapping[str, Any]) -> Outputs:
+        self.fed.append({name: np.array(value) for name, value in feeds.items()})
+        return super().run(feeds)
+
+
+class HostLoop(Loop):
+    """Sends every step through the host, where a :class:`Recorder` sees it."""
+
+    def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
+        return False
+
+
+@dataclass
+class Watched:
+    """A drawing run: its images, and what its components were fed with."""
+
+    images: dict[tuple[str, int], Generated] = field(default_factory=dict)
+    """By prompt and seed."""
+    inputs: dict[str, list[Inputs]] = field(default_factory=dict)
+    """By component."""
+
+
+def watch(
+    folder: PipelineFolder,
+    place: Place,
+    requests: Sequence[Request],
+    on_step: Callable[[float], None],
+    *,
+    images: bool = True,
+) -> Watched:
+    """Draw with a pipeline and keep what its components were fed with.
+
+    Args:
+        images: draw every image of every request; else only the first one of those that are watched.
+
+    Raises:
+        SdortError: the pipeline does not draw from text, or a run failed.
+    """
+    drawer = open_drawer(folder, place)
+    recorders = {name: Recorder(session) for name, session in drawer.sessions.items()}
+    drawer.sessions = dict(recorders)
+    drawer.loop = HostLoop(drawer.sessions["unet"])
+    watched = Watched()
+    for number, request in enumerate(requests if images else requests[:DRAWN], 1):
+        for recorder in recorders.values():
+            recorder.fed.clear()
+        drawn = drawer.generate(request, on_step)
+        first = next(drawn)
+        watched.images[request.prompt, first.seed] = first
+        if number <= DRAWN:
+            _keep(watched.inputs, recorders, first, f"prompt {number}", folder)
+        if images:
+            watched.images.update({(request.prompt, image.seed): image for image in drawn})
+    return watched
+
+
+def _keep(
+    kept: dict[str, list[Inputs]],
+    recorders: Mapping[str, Recorder],
+    image: Generated,
+    label: str,
+    folder: PipelineFolder,
+) -> None:
+    """Sort what was fed while one image was drawn."""
+    steps = recorders["unet"].fed
+    for index in sorted({round(part * (len(steps) - 1) / (MOMENTS - 1)) for part in range(MOMENTS)}):
+        moment = float(np.asarray(steps[index]["timestep"]).flat[0])
+        what = f"{label}, step {index + 1} of {len(steps)}, timestep {moment:g}"
+        kept.setdefault("unet", []).append(Inputs(REAL, what, steps[index], moment))
+    for each in folder.family.encoders:
+        fed = recorders[each.component].fed
+        for index, feeds in enumerate(fed):
+            what = f"{label}{'' if index else ', the negative one' if len(fed) > 1 else ''}"
+            kept.setdefault(each.component, []).append(Inputs(REAL, what, feeds))
+    for feeds in recorders[DECODER].fed[:1]:
+        kept.setdefault(DECODER, []).append(Inputs(REAL, f"{label}, its latent", feeds))
+    encoder = folder.models.get("vae_encoder")
+    if encoder and image.problem is None:
+        name = declared_inputs(read_graph(encoder), "vae_encoder")[0].name
+        pixels = image.pixels.astype(np.float32).transpose(2, 0, 1)[None] / 127.5 - 1
+        kept.setdefault("vae_encoder", []).append(Inputs(REAL, f"{label}, its image", {name: pixels}))

@@ -1,0 +1,215 @@
+"""What ``sdort verify`` found, as tables, lines and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sdort.verification.components import Comparison
+from sdort.verification.images import ImageComparison
+from sdort.verification.limits import ENOUGH, REASONS
+from sdort.verification.metrics import Errors
+from sdort.verification.report.semantic_text import semantic_lines, semantic_record
+from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PROMPT = 48
+"""Letters of a prompt that the terminal's table shows."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All comparisons of a component with one reference on one kind of inputs."""
+
+    component: str
+    inputs: str
+    against: str
+    cases: int
+    worst: Comparison
+    """The one that uses most of its limit."""
+    largest: Errors | None
+    """The largest of each error over all cases, and the smallest cosine; None if nothing could be compared."""
+
+    @property
+    def verdict(self) -> str:
+        return PASSED if self.worst.passed else FAILED
+
+
+def summarize(comparisons: Sequence[Comparison]) -> list[Summary]:
+    """One summary for each component, kind of inputs and reference, in their order."""
+    groups: dict[tuple[str, str, str], list[Comparison]] = {}
+    for each in comparisons:
+        groups.setdefault((each.component, each.inputs, each.against), []).append(each)
+    return [
+        Summary(*key, len(group), max(group, key=lambda each: (not each.passed, each.share)), _largest(group))
+        for key, group in groups.items()
+    ]
+
+
+def _largest(group: Sequence[Comparison]) -> Errors | None:
+    found = [each.errors for each in group if each.errors is not None]
+    if not found:
+        return None
+    return Errors(
+        largest=max(each.largest for each in found),
+        mean=max(each.mean for each in found),
+        cosine=min(each.cosine for each in found),
+        largest_share=max(each.largest_share for each in found),
+        mean_share=max(each.mean_share for each in found),
+    )
+
+
+HEADS = (
+    "component", "inputs", "against", "cases", "max error", "mean error", "1 - cosine", "max / spread", "allowed",
+    "mean / spread", "allowed", "",
+)  # fmt: skip
+IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "")
+
+
+def summary_cells(summary: Summary) -> tuple[str, ...]:
+    """A row under :data:`HEADS`."""
+    found, limit = summary.largest, summary.worst.limit
+    first = (summary.component, summary.inputs, summary.against, str(summary.cases))
+    if found is None:
+        return (*first, *[""] * 7, summary.verdict)
+    return (
+        *first,
+        f"{found.largest:.1e}",
+        f"{found.mean:.1e}",
+        f"{max(1 - found.cosine, 0):.1e}",
+        f"{found.largest_share:.1e}",
+        f"{limit.largest:.1e}",
+        f"{found.mean_share:.1e}",
+        f"{limit.mean:.1e}",
+        summary.verdict,
+    )
+
+
+def image_cells(each: ImageComparison) -> tuple[str, ...]:
+    """A row under :data:`IMAGE_HEADS`."""
+    decibels = "" if each.psnr is None else f"{each.psnr:.1f}"
+    similarity = "" if each.ssim is None else f"{each.ssim:.4f}"
+    pixel = "" if each.largest_pixel is None else str(each.largest_pixel)
+    return (each.prompt, str(each.seed), decibels, similarity, pixel, image_verdict(each))
+
+
+def _short(prompt: str) -> str:
+    return prompt if len(prompt) <= PROMPT else f"{prompt[: PROMPT - 3]}..."
+
+
+def image_verdict(each: ImageComparison) -> str:
+    """One of :data:`PASSED`, :data:`FAILED` and :data:`DIFFERS`."""
+    return PASSED if each.passed else FAILED if each.problem else DIFFERS
+
+
+def tables(result: Verification) -> list[Table]:
+    """For the terminal: components, then images."""
+    from rich.table import Table
+
+    made = []
+    rows = [summary_cells(summary) for summary in summarize(result.comparisons)]
+    pictures = [(_short(cells[0]), *cells[1:]) for cells in map(image_cells, result.images)]
+    for heads, cells, words in ((HEADS, rows, 3), (IMAGE_HEADS, pictures, 1)):
+        if not cells:
+            continue
+        table = Table()
+        for index, head in enumerate(heads):
+            table.add_column(head, justify="left" if index < words or not head else "right", no_wrap=index != 0)
+        for row in cells:
+            table.add_row(*row, style={PASSED: None, DIFFERS: "yellow"}.get(row[-1], "red"))
+        made.append(table)
+    return made
+
+
+def lines(result: Verification) -> list[str]:
+    """What the tables do not say: reasons, findings, what is missing, and what it was compared with."""
+    said = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
+            if not s.worst.passed]  # fmt: skip
+    said += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem or each.differs}" for each in result.images
+             if not each.passed]  # fmt: skip
+    said += images_lines(result)
+    for finding in result.findings:
+        said.append(f"{finding.component}: {finding.message}")
+        said += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
+    said += semantic_lines(result.semantic) if result.semantic else []
+    said += [f"not compared: {what}" for what in result.missing]
+    return [*said, *result.notes]
+
+
+def images_lines(result: Verification) -> list[str]:
+    """What was found of all images together, where there is something to say about one."""
+    judged = result.judged
+    if all(each.passed for each in result.images):
+        return []
+    said = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
+    if judged.few:
+        seeds = math.ceil(ENOUGH / len({each.prompt for each in result.images}))
+        said.append(f"images: {judged.images} may differ by chance; --seeds {seeds} tells")
+    return said
+
+
+def _problem(summary: Summary) -> str:
+    return f"{summary.worst.output} ({summary.worst.sample}): {summary.worst.problem}"
+
+
+def record(result: Verification) -> dict[str, Any]:
+    """Everything as plain data, for JSON."""
+    return {
+        "candidate": result.candidate,
+        "against": result.against,
+        "checkpoint": result.checkpoint,
+        "provider": result.provider,
+        "steps": result.steps,
+        "passed": result.passed,
+        "failed": result.failed,
+        "missing": result.missing,
+        "notes": result.notes,
+        "precisions": result.precisions,
+        "components": [_comparison(each) for each in result.comparisons],
+        "images": [_with_infinity(_image(each)) for each in result.images],
+        "images_together": _with_infinity(asdict(result.judged)),
+        "findings": [_with_infinity(asdict(each)) for each in result.findings],
+        "semantic": None if result.semantic is None else semantic_record(result.semantic),
+        "limits": [asdict(each) for each in REASONS],
+    }
+
+
+def _with_infinity(values: dict[str, Any]) -> dict[str, Any]:
+    """Infinity as the text ``inf``, as ``sdort bench`` has it: JSON lacks it, and null is what was not measured."""
+    told = {key: _with_infinity(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in told.items()}
+
+
+def _comparison(each: Comparison) -> dict[str, Any]:
+    measured = {} if each.errors is None else asdict(each.errors)
+    return {
+        "component": each.component,
+        "precision": each.precision,
+        "inputs": each.inputs,
+        "sample": each.sample,
+        "timestep": each.timestep,
+        "against": each.against,
+        "output": each.output,
+        "passed": each.passed,
+        "problem": each.problem,
+        **measured,
+        "allowed": {"largest_share": each.limit.largest, "mean_share": each.limit.mean, "cosine": each.limit.cosine},
+    }
+
+
+def _image(each: ImageComparison) -> dict[str, Any]:
+    return {
+        "prompt": each.prompt,
+        "seed": each.seed,
+        "precision": each.precision,
+        "psnr": each.psnr,
+        "ssim": each.ssim,
+        "largest_pixel": each.largest_pixel,
+        "differs": each.differs,
+        "passed": each.passed,
+        "problem": each.problem,
+    }

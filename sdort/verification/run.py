@@ -1,0 +1,238 @@
+"""``sdort verify`` as a library call: every component, every image, and where it goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdort.console import progress, warn
+from sdort.engines.original import checkpoint_of, holds_onnx, original_of
+from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
+from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.runtime.probe import choose_provider
+from sdort.verification.bisection.blame import bisect
+from sdort.verification.bisection.tensor_pairs import Graphs
+from sdort.verification.checks import precision
+from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
+from sdort.verification.images import compare_images, failed_images, make_requests
+from sdort.verification.parity import precision as weights_precision
+from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, Watched, random_inputs, watch
+from sdort.verification.result import Options, Verification
+from sdort.verification.runners import Place, open_drawer, read_graph
+from sdort.verification.semantic_score import judge_candidate
+from sdort.verification.torch_images import draw_in_torch
+
+SKIPPED = ("safety_checker",)
+"""No part of the generation; no pass is made for it."""
+
+ROUNDED = (
+    "fp16 or bf16 on the CPU: a graph made for a GPU is rounded here where a GPU stores a result, one made for the CPU "
+    "where ONNX Runtime does, which keeps fp32 in between; what a GPU's kernels do inside shows only there"
+)
+
+
+@dataclass
+class _Run:
+    """One verification on its way."""
+
+    folder: PipelineFolder
+    original: PipelineFolder | None
+    checkpoint: Path | None
+    place: Place
+    options: Options
+    result: Verification
+
+    @property
+    def components(self) -> list[str]:
+        return list(self.options.components) or [name for name in self.folder.models if name not in SKIPPED]
+
+
+def verify(candidate: Path, options: Options) -> Verification:
+    """Compare a pipeline, or one component, with what it was made from.
+
+    Args:
+        candidate: a folder of ONNX components, or one ``.onnx`` file.
+
+    Returns:
+        What was measured; nothing is raised for a difference, see :func:`sdort.verification.result.refuse_failed`.
+
+    Raises:
+        UsageError: it is not known what to compare with, or a component does not exist.
+        BadModelError: there is no pipeline.
+        ProviderError: the provider does not load and may not be replaced.
+    """
+    provider, fallback = choose_provider(options.runtime)
+    if fallback:
+        warn(fallback)
+    with ExitStack() as stack:
+        folder = open_folder(candidate, ())
+        original, checkpoint, note = _find_references(candidate, options, stack)
+        result = Verification(candidate, original.path if original else None, checkpoint, provider.name, options.steps)
+        result.notes += [note] if note else []
+        run = _Run(folder, original, checkpoint, Place(provider, options.runtime), options, result)
+        _check_components(run)
+        if not provider.on_gpu and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
+            result.notes.append(ROUNDED)
+        watched = _watch(run)
+        for component in run.components:
+            _verify_component(run, component, watched)
+        if options.images:
+            _verify_images(run, watched)
+        if options.semantic:
+            _judge(run)
+    if checkpoint and not checkpoint.exists():
+        result.checkpoint = Path(checkpoint.name)  # made for the while, as the demo's is: a name, and no place
+    return result
+
+
+def _find_references(
+    candidate: Path, options: Options, stack: ExitStack
+) -> tuple[PipelineFolder | None, Path | None, str | None]:
+    """The original's ONNX folder, the diffusers checkpoint, and what is to be said about the latter."""
+    against = options.against or stack.enter_context(original_of(candidate))
+    original = open_folder(against, ()) if against and holds_onnx(against) else None
+    checkpoint, note = options.checkpoint, None
+    if checkpoint is None and options.torch:
+        try:
+            checkpoint = stack.enter_context(checkpoint_of(against or candidate))
+        except UsageError:
+            note = "not compared with torch: the diffusers checkpoint is not known (--checkpoint DIR names it)"
+    if original is None and checkpoint is None:
+        raise UsageError(
+            f"it is not known what {candidate} was made from, or that is not on this machine",
+            hint="Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder.",
+        )
+    return original, checkpoint, note
+
+
+def _check_components(run: _Run) -> None:
+    for name in run.options.components:
+        if name not in run.folder.models:
+            raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
+    drawn = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
+    for name in dict.fromkeys([*run.components, *drawn]):
+        dtype = weights_precision(read_graph(run.folder.models[name]))
+        run.result.precisions[name] = precision(dtype, run.place.provider)
+
+
+def _requests(options: Options) -> list[Request]:
+    return make_requests(options.prompts, options.seeds, options.steps)
+
+
+def _watch(run: _Run) -> Watched:
+    """Draw with the original, for real inputs and for its images. An export has no ONNX original: it is watched itself.
+
+    Without a whole pipeline there is nothing to draw with; what that leaves out is told.
+    """
+    options = run.options
+    wanted = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
+    if not wanted:
+        return Watched()
+    requests = _requests(options)
+    total = len(requests) * options.seeds * options.steps
+    try:
+        with progress("drawing with the original", total=total) as advance:
+            return watch(run.original or run.folder, _plain(run), requests, advance, images=options.images)
+    except SdortError as error:
+        run.result.missing.append(
+            f"{' and '.join(wanted)}: {error.message} (--inputs random --no-images asks for less)"
+        )
+        return Watched()
+
+
+def _plain(run: _Run) -> Place:
+    """Where the original draws: the candidate's place without what is there for speed."""
+    options = replace(run.options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+    return Place(run.place.provider, options)
+
+
+def _inputs(run: _Run, component: str, watched: Watched) -> list[Inputs]:
+    found: list[Inputs] = []
+    if RANDOM in run.options.inputs:
+        reference = run.original or run.folder
+        factor = run.folder.vae_factor
+        height, width = (side // factor for side in run.folder.default_size)
+        path = reference.models.get(component, run.folder.models[component])
+        found += random_inputs(path, component, factor, (height, width))
+    return [*found, *watched.inputs.get(component, [])] if REAL in run.options.inputs else found
+
+
+def _verify_component(run: _Run, component: str, watched: Watched) -> None:
+    result = run.result
+    references: dict[str, Path] = {}
+    if run.original and component in run.original.models:
+        references[ONNX] = run.original.models[component]
+    if run.checkpoint:
+        references[TORCH] = run.checkpoint
+    try:
+        if not references:
+            raise BadModelError("the original has no such component")
+        inputs = _inputs(run, component, watched)
+        path, limits = run.folder.models[component], result.precisions[component]
+        with progress(f"{component}: comparing"):
+            found, missing = compare_component(component, path, references, run.place, inputs, limits)
+    except SdortError as error:
+        result.missing.append(f"{component}: {error.message}")
+        return
+    result.comparisons += found
+    result.missing += missing
+    if run.options.bisect:
+        _bisect(run, found)
+
+
+def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
+    """Search in the first failed comparison of each output with the original's ONNX, the smallest inputs first."""
+    outputs: set[str] = set()
+    for each in found:
+        if each.passed or each.against != ONNX or each.output in outputs or run.original is None or each.feeds is None:
+            continue
+        outputs.add(each.output)
+        component = each.component
+        original, candidate = run.original.models[component], run.folder.models[component]
+        graphs = Graphs(component, original, candidate, run.place, each.feeds.feeds)
+        run.result.searched.append(component)
+        try:
+            with progress(f"{component}: searching for the node"):
+                run.result.findings.append(bisect(graphs, each))
+        except SdortError as error:  # what was compared is worth telling without it
+            run.result.missing.append(f"{component}: --bisect cannot tell: {error.message}")
+    if not outputs and not all(each.passed for each in found):
+        run.result.notes.append(
+            f"{found[0].component}: nothing to bisect, it differs from torch and not from the ONNX original"
+        )
+
+
+def _verify_images(run: _Run, watched: Watched) -> None:
+    """Draw with the candidate and compare image by image."""
+    dtypes = [run.result.precisions[name].dtype for name in run.folder.needed if name in run.result.precisions]
+    coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
+    requests = _requests(run.options)
+    references = watched.images
+    if not references:
+        return  # told already
+    if run.original is None and run.checkpoint is not None:
+        references = draw_in_torch(run.checkpoint, requests)
+    total = len(requests) * run.options.seeds * run.options.steps
+    try:
+        drawer = open_drawer(run.folder, run.place)
+    except SdortError as error:
+        run.result.missing.append(f"images: {error.message}")
+        return
+    with progress("drawing", total=total) as advance:
+        for request in requests:
+            drawn: dict[tuple[str, int], Generated] = {}
+            try:
+                for image in drawer.generate(request, advance):
+                    drawn[request.prompt, image.seed] = image
+            except SdortError as error:
+                run.result.images += failed_images(request, references, coarsest, error.message, len(drawn))
+            run.result.images += compare_images(drawn, references, coarsest)
+
+
+def _judge(run: _Run) -> None:
+    original = (run.original, _plain(run)) if run.original else run.checkpoint
+    judge_candidate(run.folder, run.place, original, run.options, run.result)

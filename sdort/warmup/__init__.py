@@ -1,0 +1,1 @@
+"""``sdort warm``: compile and tune ahead of time."""

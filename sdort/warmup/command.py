@@ -1,0 +1,240 @@
+"""``sdort warm`` as a library call: compile and tune a pipeline's components for a list of sizes, and keep it.
+
+An item is a component at a size and a batch. Its bundle is the mark that it is finished, so an interrupted warm-up goes
+on where it stopped, and two at once do no harm.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sdort.console import detail, progress, say, warn
+from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
+from sdort.generation.command import announce
+from sdort.pipelines.folder import open_folder
+from sdort.providers.options import RuntimeOptions, can_tune
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.session import Session, open_session
+from sdort.tuning.session_hooks import filling, results_of
+from sdort.tuning.store import Store
+from sdort.tuning.working_folder import work
+from sdort.warmup.plan import Item, Options, Target, add, describe, plan
+from sdort.workload.cases import Case
+
+_RUNS = 5
+"""How often an item runs at most until nothing new is found: the first run finds nearly all."""
+
+NEW, KEPT, LEFT, FAILED, TOO_LARGE = "new", "kept", "left", "failed", "too large"
+
+
+@dataclass
+class Warmed:
+    """What became of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
+
+    The decoder's may be ``too large`` for the memory: it goes on in a smaller form then, which is another item.
+
+    ``decodes`` says of the decoder which images these shapes decode, and whether whole, one by one or in tiles.
+    ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, before anything of these shapes
+    was kept and with it; both in this process, where the driver is already awake.
+    """
+
+    component: str
+    batch: int
+    height: int
+    width: int
+    status: str
+    bundle: str
+    decodes: list[str] = field(default_factory=list)
+    before_s: float | None = None
+    after_s: float | None = None
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        return describe(Case(self.component, self.batch, self.height, self.width), self.decodes)
+
+
+def warm(path: Path, options: Options, store: Store | None = None) -> list[Warmed]:
+    """Run every component at every size and batch until nothing new is found, and keep a bundle of each.
+
+    Returns:
+        One entry an item, in the order in which they were taken.
+
+    Raises:
+        OutputError: the cache cannot be written.
+        ProviderError: the provider does not load, and fallback is forbidden.
+        UsageError: a size, a batch or a component that the pipeline cannot do.
+        BadModelError: there is no pipeline at ``path``.
+    """
+    store = store or Store()
+    announce(options.runtime)
+    provider, _ = choose_provider(options.runtime)
+    tunes = can_tune(provider, options.runtime)
+    if not tunes:
+        say(f"there is nothing to tune on {provider.name}: every shape is run once, to see that it runs")
+    # A graph cannot be recorded while kernels are tried, and is not part of the key.
+    runtime = replace(options.runtime, tuning=tunes, graph=False)
+    target = Target(open_folder(path, ()), provider, runtime)
+    items = plan(target, options)
+    with store.hidden():  # a cache that cannot be written is known before hours of work
+        pass
+    return _Warmer(store, target, options.budget).all(items)
+
+
+class _Warmer:
+    """Takes items one by one and learns how long each component's take."""
+
+    def __init__(self, store: Store, target: Target, budget: float | None) -> None:
+        self.store = store
+        self.target = target
+        self.runtime = target.runtime
+        self.deadline = None if budget is None else time.monotonic() + budget
+        self.learnt: dict[str, list[float]] = {}
+        self.todo: list[Item] = []
+
+    def all(self, items: list[Item]) -> list[Warmed]:
+        there = set(self.store.names())
+        waiting = {item.key.name: item for item in items}
+        done: dict[str, Warmed] = {}
+        self.todo = [item for name, item in waiting.items() if name not in there]
+        with progress("warming up", len(items), self.remaining) as advance:
+            while waiting:
+                count, name = len(waiting), next(iter(waiting))
+                done[name] = self.one(waiting[name])
+                smaller = [each for each in self.instead(waiting.pop(name), done[name]) if each.key.name not in done]
+                for each in smaller:
+                    add(waiting, each)
+                self.todo = [item for other, item in waiting.items() if other not in there]
+                self.tell(done[name])
+                advance(count - len(waiting))
+        return list(done.values())
+
+    def instead(self, item: Item, found: Warmed) -> list[Item]:
+        """What an item that is too large for the memory goes on with; it has failed if there is nothing."""
+        if found.status != TOO_LARGE:
+            return []
+        smaller = self.target.smaller(item)
+        if smaller:
+            forms = dict.fromkeys(str(decode.form) for each in smaller for decode in each.decodes)
+            warn(f"{item}: the decoder ran out of memory; it goes on {' and '.join(forms)}")
+        else:
+            found.status = FAILED
+        return smaller
+
+    def one(self, item: Item) -> Warmed:
+        """Take one item. Whatever goes wrong in it costs that item alone, but for a cache that cannot be written."""
+        case = item.case
+        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
+        found.decodes = [str(each) for each in item.decodes]
+        # Looked for now, not while planning: another process may have finished it meanwhile.
+        kept = self.store.find(item.key)
+        if kept:
+            found.status, found.before_s = KEPT, kept.first_run_s
+            return found
+        if self.left() <= (self.estimate(item) or 0):
+            return found
+        started = time.monotonic()
+        try:
+            with progress(str(item)):
+                found.before_s, found.after_s = self.run(item)
+        except OutputError:
+            raise
+        except SdortError as error:
+            if self.left() > 0:
+                detail(str(error))
+                short = isinstance(error, MemoryShortageError) and item.decodes
+                found.status, found.problem = TOO_LARGE if short else FAILED, error.message
+            return found
+        found.status = NEW
+        self.learnt.setdefault(case.component, []).append(time.monotonic() - started)
+        return found
+
+    def run(self, item: Item) -> tuple[float, float | None]:
+        """Tune and keep; seconds of the first run without what is kept and with it."""
+        started = time.perf_counter()
+        with self.opened(item, self.runtime) as session:
+            binding = session.bind(item.feeds)
+            binding.run()
+            before = time.perf_counter() - started
+            state = found_so_far(session, item.key.model)
+            for _ in range(_RUNS - 1 if self.runtime.tuning else 0):
+                binding.run()
+                last, state = state, found_so_far(session, item.key.model)
+                if state == last:
+                    break
+            with filling(session, item.key, self.store) as made:
+                made.first_run_s = round(before, 4)
+        if not self.runtime.tuning:
+            return before, None
+        started = time.perf_counter()
+        with self.opened(item, replace(self.runtime, tuning=False)) as session:
+            session.bind(item.feeds).run()
+        return before, time.perf_counter() - started
+
+    @contextmanager
+    def opened(self, item: Item, options: RuntimeOptions) -> Iterator[Session]:
+        """The item's session, whose run is given up when the budget is spent."""
+        session = open_session(item.path, item.case.component, self.target.provider, options)
+        left = self.left()
+        if left <= 0:
+            raise ProviderError("the time was up before it ran")
+        timer = threading.Timer(left if left < threading.TIMEOUT_MAX else threading.TIMEOUT_MAX, session.stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield session
+        finally:
+            timer.cancel()
+
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    def estimate(self, item: Item) -> float | None:
+        """How long an item takes: as the finished ones of its component on average."""
+        times = self.learnt.get(item.case.component)
+        return sum(times) / len(times) if times else None
+
+    def remaining(self) -> float | None:
+        """Seconds to the end, None while an item of some component is still to be seen."""
+        guesses = [self.estimate(item) for item in self.todo]
+        known = [guess for guess in guesses if guess is not None]
+        return min(sum(known), max(0.0, self.left())) if len(known) == len(guesses) else None
+
+    def tell(self, done: Warmed) -> None:
+        """A line about an item, with what is to come."""
+        if done.status == FAILED:
+            warn(f"{done}: {done.problem}")
+        if done.status != NEW or done.before_s is None:
+            return
+        after = "" if done.after_s is None else f", with what is kept {done.after_s:.1f} s"
+        left = self.remaining()
+        rest = f"; {len(self.todo)} to go" + ("" if left is None else f", about {left:.0f} s") if self.todo else ""
+        say(f"{done}: first run {done.before_s:.1f} s{after}{rest}")
+
+
+def found_so_far(session: Session, model: str) -> Any:
+    """What tuning has found up to now, to be compared with what it has later."""
+    if not session.provider.on_gpu:
+        return None
+    return results_of(session.ort), work().contents(model), work().ops()
+
+
+def refuse_failed(done: Sequence[Warmed]) -> None:
+    """Raise if an item failed.
+
+    Raises:
+        ProviderError: how many, and the first reason.
+    """
+    failed = [each for each in done if each.status == FAILED]
+    if failed:
+        raise ProviderError(
+            f"{len(failed)} of {len(done)} did not run. The first: {failed[0]}: {failed[0].problem}",
+            hint="What else was tuned is kept. Was the model made for this provider (sdort inspect tells)? "
+            "Where memory is short, take smaller sizes or batches; -v shows the whole reason.",
+        )

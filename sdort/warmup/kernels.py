@@ -1,0 +1,94 @@
+"""Which variant of each kernel is fastest, measured on this machine's GPU and kept for every later run.
+
+The library does it: with ``SDORT_OPS_TUNE=1`` a kernel that meets a new shape times its variants on the real buffers
+and adds a line to the table (custom_ops/driver/tuning.h). Here every component runs once per size and batch size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.console import progress
+from sdort.errors import ProviderError
+from sdort.ops.library import ON, resolve, tuning_table
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table: on ``architecture``, ``variant`` is the fastest for ``key``."""
+
+    architecture: str
+    key: str
+    variant: str
+    microseconds: float
+
+
+def read_table(path: Path | None = None) -> list[Entry]:
+    """The table, by default this machine's; empty without one. Damaged lines are passed over, as in the library."""
+    path = path or tuning_table()
+    entries = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        fields = line.split("\t")
+        if line.startswith("#") or len(fields) != 4:
+            continue
+        try:
+            entries.append(Entry(fields[0], fields[1], fields[2], float(fields[3])))
+        except ValueError:
+            continue
+    return entries
+
+
+def tune(
+    pipeline: Path, provider: str, batches: Sequence[int], sizes: Sequence[tuple[int, int]], device_id: int = 0
+) -> list[Entry]:
+    """Run every component at each size and batch size once, with tuning on.
+
+    Returns:
+        The lines that were added.
+
+    Raises:
+        ProviderError: no GPU provider loads here, or the library is not built or has no code for the GPU.
+        BadModelError: there is no pipeline at ``pipeline``.
+    """
+    from sdort.engines.onnx import OnnxEngine
+    from sdort.providers.options import RuntimeOptions
+    from sdort.runtime.probe import choose_provider
+    from sdort.workload.cases import cases
+
+    options = RuntimeOptions(provider, no_fallback=True, device_id=device_id, custom_ops=ON)
+    resolve(ON)
+    chosen, _ = choose_provider(options)
+    if not chosen.on_gpu:
+        raise ProviderError("there is no GPU to tune for here", hint="On the CPU there is one variant of each kernel.")
+    before = set(read_table())
+    with _tuning_on():
+        engine = OnnxEngine(pipeline, chosen, options)
+        planned = cases(engine.components(), batches, sizes or (engine.default_size(),))
+        with progress("tuning", total=len(planned)) as advance:
+            for case in planned:
+                if case.component != "pipeline":
+                    engine.prepare(case, 1, None)()
+                advance(1)
+        engine.close()
+    return [entry for entry in read_table() if entry not in before]
+
+
+@contextmanager
+def _tuning_on() -> Iterator[None]:
+    table = tuning_table()
+    table.parent.mkdir(parents=True, exist_ok=True)
+    wanted = {"SDORT_OPS_TUNE": "1", "SDORT_OPS_TUNING": str(table)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value

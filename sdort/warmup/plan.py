@@ -1,0 +1,150 @@
+"""What ``sdort warm`` is asked for, as items: a component on inputs of fixed shapes each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort.errors import UsageError
+from sdort.generation.decode import Plan, Planner, free_memory
+from sdort.generation.tuned_shapes import Inputs, drawing_cases, feed_shapes, model_inputs
+from sdort.pipelines.folder import DECODER, PipelineFolder, image_channels
+from sdort.providers.options import Provider, RuntimeOptions
+from sdort.runtime.session import Array
+from sdort.tuning.key import Key, make_key
+from sdort.workload.cases import Case, make_feeds
+
+NOT_DRAWN = ("safety_checker", "vae_encoder")
+"""Components that drawing from text does not run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to warm up. No ``sizes`` is the model's own, no ``components`` all that drawing from text runs."""
+
+    runtime: RuntimeOptions
+    sizes: Sequence[tuple[int, int]] = ()
+    images: Sequence[int] = (1,)
+    components: Sequence[str] = ()
+    budget: float | None = None
+    """Seconds after which no item is begun, and the one that runs is given up."""
+    vae_tiling: bool | None = None
+    """Decode in tiles; None where ``sdort run`` would, by the memory that is free."""
+    vae_slicing: bool | None = None
+    """Decode one image at a time; None likewise."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Images that the decoder decodes, counted by ``case.batch``, and how."""
+
+    case: Case
+    form: Plan
+
+    def __str__(self) -> str:
+        return f"{self.case.batch} of {self.case.height}x{self.case.width} {self.form}"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A component on inputs of fixed shapes; ``case.batch`` counts samples."""
+
+    case: Case
+    path: Path
+    feeds: dict[str, Array]
+    key: Key
+    decodes: list[Decode] = field(default_factory=list)
+    """Of the decoder: what it decodes with these shapes."""
+
+    def __str__(self) -> str:
+        return describe(self.case, self.decodes)
+
+
+def describe(case: Case, decodes: Sequence[object]) -> str:
+    """An item in words, the decoder's with what it decodes."""
+    return f"{case} ({'; '.join(map(str, decodes))})" if decodes else str(case)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a pipeline is warmed up."""
+
+    folder: PipelineFolder
+    provider: Provider
+    runtime: RuntimeOptions
+
+    def item(self, case: Case, inputs: Inputs, decodes: Sequence[Decode] = ()) -> Item:
+        """A component at a case."""
+        path = self.folder.models[case.component]
+        feeds = make_feeds(case, inputs, self.folder.vae_factor, image_channels(path, case.component))
+        key = make_key(path, case.component, self.provider, self.runtime, feed_shapes(feeds))
+        return Item(case, path, feeds, key, list(decodes))
+
+    def decoding(self, decode: Decode, inputs: Inputs) -> Item:
+        """The decoder at what it is fed at once to decode."""
+        return self.item(self.planner(inputs).part_of(decode.case, decode.form), inputs, [decode])
+
+    def planner(self, inputs: Inputs) -> Planner:
+        """Of the decoder with these inputs."""
+        return Planner(next(iter(inputs.values())), self.folder.vae, self.folder.vae_factor)
+
+    def smaller(self, item: Item) -> list[Item]:
+        """What ``sdort run`` goes on with where the decoder ran out of memory in ``item``; empty if with nothing."""
+        inputs = model_inputs(item.path, item.case.component)
+        planner = self.planner(inputs)
+        found: dict[str, Item] = {}
+        for each in item.decodes:
+            form = planner.smaller(planner.size(each.case), each.form)
+            if form is not None:
+                add(found, self.decoding(Decode(each.case, form), inputs))
+        return list(found.values())
+
+
+def add(items: dict[str, Item], item: Item) -> None:
+    """Put ``item`` among others by the names of their bundles; one of the same shapes takes over what it decodes."""
+    there = items.setdefault(item.key.name, item)
+    there.decodes.extend(each for each in item.decodes if each not in there.decodes)
+
+
+def plan(target: Target, options: Options) -> list[Item]:
+    """Every item once; all components at the first size first, so that the time of each is known early.
+
+    Raises:
+        UsageError: a size that the autoencoder cannot make, or an unknown component.
+    """
+    folder = target.folder
+    known = [name for name in folder.models if name not in NOT_DRAWN]
+    unknown = [name for name in options.components if name not in folder.models]
+    if unknown:
+        raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
+    inputs = {name: model_inputs(folder.models[name], name) for name in options.components or known}
+    free = _free_beside(target, known) if DECODER in inputs else None
+    items: dict[str, Item] = {}
+    for case in _cases(folder, options, inputs):
+        specs = inputs[case.component]
+        if case.component == DECODER:
+            planner = target.planner(specs)
+            form = planner.plan(planner.size(case), options.vae_tiling, options.vae_slicing, free)
+            add(items, target.decoding(Decode(case, form), specs))
+        else:
+            add(items, target.item(case, specs))
+    return list(items.values())
+
+
+def _cases(folder: PipelineFolder, options: Options, inputs: Mapping[str, Inputs]) -> Iterator[Case]:
+    """What drawing runs the components on."""
+    for height, width in options.sizes or [folder.default_size]:
+        if height % folder.vae_factor or width % folder.vae_factor:
+            raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
+        for images in options.images:
+            for name, specs in inputs.items():
+                yield from drawing_cases(name, specs, images, (height, width), guided=True)
+
+
+def _free_beside(target: Target, components: Sequence[str]) -> int | None:
+    """Bytes that a run has left to decode in, with all components loaded; None where nothing tells."""
+    free = free_memory(target.provider, target.runtime.device_id)
+    folders = [target.folder.models[name].parent for name in components]
+    files = [file for folder in folders for file in folder.iterdir() if file.is_file()]
+    return None if free is None else max(0, free - sum(file.stat().st_size for file in set(files)))

@@ -1,0 +1,1 @@
+"""What a component is fed with: cases and random inputs."""
