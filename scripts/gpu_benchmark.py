@@ -111,7 +111,7 @@ def make_pipeline(folder: Path) -> Path:
     import diffusers
     import transformers
 
-    from sdort.exporter.tokenizer import write_tokenizer
+    from sdort.demo.tokenizer import write_tokenizer
 
     size = write_tokenizer(folder / "tokenizer")
     torch.manual_seed(15)

@@ -25,8 +25,8 @@ from demo_score import report
 from demo_words import caption_words, learn_merges
 from torch.nn.functional import l1_loss, mse_loss
 
-from sdort.exporter.demo import rename_parameters
-from sdort.exporter.tokenizer import LENGTH, write_tokenizer
+from sdort.demo.random_pipeline import rename_parameters
+from sdort.demo.tokenizer import LENGTH, write_tokenizer
 
 SEED = 20
 WIDTH = 128

@@ -141,3 +141,30 @@ def _plain(obj: Any) -> Any:
     if hasattr(obj, "item") and not hasattr(obj, "__len__"):
         return _plain(obj.item())
     return None if isinstance(obj, float) and not math.isfinite(obj) else obj
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep torch, diffusers and transformers from chattering about optional packages, old configs and progress."""
+    import logging
+    import warnings
+
+    import diffusers
+    import transformers
+
+    loggers = [logging.getLogger(name) for name in ("torch", "diffusers", "transformers", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    bars = [each for each in (diffusers.utils.logging, transformers.utils.logging) if each.is_progress_bar_enabled()]
+    try:
+        for bar in bars:
+            bar.disable_progress_bar()
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for bar in bars:
+            bar.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -243,3 +243,16 @@ def exchange(first: Path, second: Path) -> bool:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside, then rename.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        with staged_file(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -22,7 +22,7 @@ PRELOADED = (
     "sdort.cli.export",
     "sdort.cli.optimize",
     "sdort.cli.run",
-    "sdort.exporter.demo",
+    "sdort.demo.random_pipeline",
     "sdort.exporter.command",
     "sdort.optimizer.command",
     "sdort.generation.command",

@@ -58,7 +58,7 @@ def make_pipeline(family: str, folder: Path) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel
 
     if family == "sd1":
-        from sdort.exporter.demo import make_demo
+        from sdort.demo.random_pipeline import make_demo
 
         make_demo(folder)
         return

@@ -34,10 +34,10 @@ from sdort.engines.onnx import OnnxEngine, weights_dtype
 from sdort.engines.original import checkpoint_of, original_of
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
 from sdort.generation.images import Generated
+from sdort.model.signature import TensorSpec
 from sdort.optimizer.command import Request, optimize
 from sdort.pipelines.folder import image_channels
 from sdort.providers.options import CPU, CUDA, ROCM, RuntimeOptions
-from sdort.runtime.session import TensorSpec
 from sdort.verification.checks import (
     GPU_ALLOWANCE,
     PSNR,

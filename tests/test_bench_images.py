@@ -14,11 +14,11 @@ from sdort.benchmark.delivery import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options
-from sdort.engines.original import Reference, draw
 from sdort.errors import ParityError, UsageError
 from sdort.generation.images import Generated
 from sdort.providers.options import CPU
 from sdort.verification.checks import Precision
+from sdort.verification.references import Reference, draw
 from sdort.workload.cases import SEED, Case
 
 

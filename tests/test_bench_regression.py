@@ -15,17 +15,8 @@ from click.testing import CliRunner, Result
 from tiny_pipeline import Tiny
 
 from sdort.benchmark import measure as bench_module
-from sdort.benchmark.regression import (
-    Compared,
-    as_markdown,
-    as_saved,
-    compare,
-    compare_rows,
-    interval,
-    load,
-    refuse_slower,
-)
-from sdort.benchmark.rows import Row
+from sdort.benchmark.regression import as_markdown, as_saved, compare, compare_rows, interval, load, refuse_slower
+from sdort.benchmark.rows import Compared, Row
 from sdort.cli import cli
 from sdort.errors import RegressionError, UsageError
 

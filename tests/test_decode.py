@@ -19,8 +19,9 @@ from sdort.generation.decode import Decoder, Plan, Planner, decode_tiles, free_m
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.machine.system import System
+from sdort.model.signature import TensorSpec
 from sdort.providers.options import CPU, CUDA, ROCM, Provider, RuntimeOptions
-from sdort.runtime.session import TensorSpec, run_error
+from sdort.runtime.session import run_error
 from sdort.workload.cases import Case
 
 Array = np.ndarray[Any, Any]

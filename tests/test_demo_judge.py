@@ -27,7 +27,7 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from demo_batches import Sampler
     from demo_words import caption_words, learn_merges
 
-    from sdort.exporter.tokenizer import write_tokenizer
+    from sdort.demo.tokenizer import write_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, learn_merges(caption_words()))
@@ -66,7 +66,7 @@ def test_captions_are_tokenized_as_the_tokenizer_does(sampler: Any, tmp_path: Pa
     from demo_words import caption_words, learn_merges
     from transformers import CLIPTokenizer
 
-    from sdort.exporter.tokenizer import write_tokenizer
+    from sdort.demo.tokenizer import write_tokenizer
 
     write_tokenizer(tmp_path, learn_merges(caption_words()))
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path)

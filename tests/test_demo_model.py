@@ -87,7 +87,7 @@ def test_the_tokenizer_has_a_token_for_every_word() -> None:
 def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
     from demo_words import caption_words, learn_merges
 
-    from sdort.exporter.tokenizer import write_tokenizer
+    from sdort.demo.tokenizer import write_tokenizer
 
     write_tokenizer(tmp_path, learn_merges(caption_words()))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
@@ -111,7 +111,7 @@ def test_it_draws_what_prompts_ask_for(tmp_path: Path) -> None:
     import torch
     from diffusers import StableDiffusionPipeline
 
-    from sdort.exporter.torch_modules import quiet_libraries
+    from sdort.console import quiet_libraries
 
     write_demo("demo", tmp_path)
     with quiet_libraries():

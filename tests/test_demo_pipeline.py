@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sdort.exporter.demo import make_demo
+    from sdort.demo.random_pipeline import make_demo
 
     folder = tmp_path_factory.mktemp("demo")
     make_demo(folder)
@@ -21,7 +21,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_always_the_same(demo: Path, tmp_path: Path) -> None:
     import torch
 
-    from sdort.exporter.demo import make_demo
+    from sdort.demo.random_pipeline import make_demo
 
     torch.manual_seed(1234)
     torch.rand(5)
@@ -32,7 +32,7 @@ def test_it_is_always_the_same(demo: Path, tmp_path: Path) -> None:
 def test_making_it_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
     import torch
 
-    from sdort.exporter.demo import make_demo
+    from sdort.demo.random_pipeline import make_demo
 
     torch.manual_seed(5)
     expected = torch.rand(4)
@@ -59,7 +59,7 @@ def test_diffusers_makes_an_image_with_contrast(demo: Path) -> None:
     import torch
     from diffusers import StableDiffusionPipeline
 
-    from sdort.exporter.torch_modules import quiet_libraries
+    from sdort.console import quiet_libraries
 
     with quiet_libraries():
         pipeline = StableDiffusionPipeline.from_pretrained(demo)
@@ -99,8 +99,8 @@ def test_transformers_4_finds_the_text_encoders_parameters(demo: Path) -> None:
     import torch
     from transformers import CLIPTextModel
 
+    from sdort.console import quiet_libraries
     from sdort.exporter.safetensors import read_tensors
-    from sdort.exporter.torch_modules import quiet_libraries
 
     stored = read_tensors(demo / "text_encoder" / "model.safetensors")
     with quiet_libraries():

@@ -28,7 +28,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sdort.exporter.demo import make_demo
+    from sdort.demo.random_pipeline import make_demo
 
     folder = tmp_path_factory.mktemp("demo")
     make_demo(folder)

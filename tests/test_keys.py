@@ -17,8 +17,8 @@ from sdort.exporter.signatures import Component, TensorSpec
 from sdort.machine.distributions import Flavour
 from sdort.onnx_io.bf16 import BF16
 from sdort.onnx_io.bf16 import KEY as BF16_KEY
+from sdort.onnx_io.hashing import hash_files, hash_model
 from sdort.ops.library import library_hash
-from sdort.pipelines.folder import hash_files, hash_model
 from sdort.providers.options import CUDA, MIGRAPHX, ROCM, RuntimeOptions
 from sdort.tuning import device as machines
 from sdort.tuning import key as keys

@@ -15,8 +15,8 @@ from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.ops import library
 from sdort.ops.build import Build, BuildOptions, last_build
+from sdort.ops.table import Entry, read_table
 from sdort.providers.options import CPU, RuntimeOptions, session_options
-from sdort.warmup.kernels import Entry, read_table
 
 
 @pytest.fixture(autouse=True)

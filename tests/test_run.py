@@ -127,7 +127,7 @@ def test_the_demo_pipeline_as_exported_draws_the_images_of_diffusers(
     from diffusers import StableDiffusionPipeline
     from pipelines import export_family, trace_folder
 
-    from sdort.exporter.torch_modules import quiet_libraries
+    from sdort.console import quiet_libraries
 
     folder = tmp_path_factory.mktemp("demo")
     exported = export_family("sd1", folder, trace_folder(request.config))

@@ -19,7 +19,8 @@ from sdort.generation.images import constant_problem, output_paths, to_image
 from sdort.generation.schedulers import find_scheduler, load_scheduler, scheduler_names
 from sdort.machine import distributions as flavours
 from sdort.machine.system import System
-from sdort.pipelines.folder import hash_model
+from sdort.model.signature import timestep_shape
+from sdort.onnx_io.hashing import hash_model
 from sdort.providers.options import (
     CPU,
     CUDA,
@@ -33,7 +34,7 @@ from sdort.providers.options import (
 from sdort.runtime import placement, probe
 from sdort.runtime.environment import versions
 from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
-from sdort.runtime.session import Session, open_session, run_error, timestep_shape
+from sdort.runtime.session import Session, open_session, run_error
 
 SAMPLE = """
 <ir_version: 8, opset_import: ["": 17]>

@@ -22,18 +22,17 @@ from sdort.cli import cli
 from sdort.errors import BadModelError
 from sdort.generation.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.recorded import HostLoop, Recorder
 from sdort.generation.request import Request, check_text_to_image
-from sdort.generation.tuned_shapes import drawing_cases, feed_shapes
+from sdort.model.signature import TensorSpec
 from sdort.optimizer.command import Request as OptimizeRequest
 from sdort.optimizer.command import optimize
 from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
 from sdort.pipelines.folder import DECODER, PipelineFolder
 from sdort.precision.inputs import recorded_inputs
 from sdort.providers.options import RuntimeOptions
-from sdort.runtime.session import TensorSpec
 from sdort.verification.checks import psnr
-from sdort.verification.recorded_inputs import HostLoop, Recorder
-from sdort.workload.cases import make_feeds
+from sdort.workload.cases import drawing_cases, feed_shapes, make_feeds
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +58,7 @@ def theirs(exported: Exported) -> Any:
     """diffusers' own pipeline."""
     from diffusers import StableDiffusionXLPipeline
 
-    from sdort.exporter.torch_modules import quiet_libraries
+    from sdort.console import quiet_libraries
 
     with quiet_libraries():
         pipeline = StableDiffusionXLPipeline.from_pretrained(exported.checkpoint, add_watermarker=False)

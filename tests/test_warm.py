@@ -21,10 +21,11 @@ from sdort import console
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.generation import decode
-from sdort.generation import tuned_shapes as drawing
+from sdort.generation import keep_tuning as drawing
+from sdort.generation.keep_tuning import keep_drawn
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
-from sdort.generation.tuned_shapes import drawing_cases, keep_drawn, model_inputs
+from sdort.inspection.description import model_inputs
 from sdort.pipelines.folder import open_folder
 from sdort.providers.options import CPU, CUDA, MIGRAPHX, RuntimeOptions
 from sdort.runtime.session import Session, open_session
@@ -36,6 +37,7 @@ from sdort.tuning.key import make_key
 from sdort.tuning.store import Store
 from sdort.warmup import command as warm
 from sdort.warmup import plan
+from sdort.workload.cases import drawing_cases
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -18,10 +18,11 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options, choose_components, find_reference, plan_cases
 from sdort.console import say
 from sdort.engines.onnx import OnnxEngine
-from sdort.engines.original import Reference, holds_onnx, original_of
+from sdort.engines.original import holds_onnx, original_of
 from sdort.errors import SdortError, UsageError
 from sdort.pipelines.folder import open_folder
 from sdort.providers.options import Provider
+from sdort.verification.references import Reference
 from sdort.workload.cases import PIPELINE, Case
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sdort.benchmark import regression, rows
 from sdort.benchmark.ablation import Ablation, ablate
-from sdort.benchmark.delivery import failures, listed, refuse_failed, show_text, write_atomically
+from sdort.benchmark.delivery import failures, listed, refuse_failed, show_text
 from sdort.benchmark.measure import Measurement, measure
 from sdort.benchmark.regression import as_saved, compare, load, refuse_slower
 from sdort.benchmark.report import ablation_table
@@ -19,6 +19,7 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options
 from sdort.console import say, show
 from sdort.errors import OutputError, ParityError, SdortError
+from sdort.staging import write_atomically
 
 
 @dataclass(frozen=True)

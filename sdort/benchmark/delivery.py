@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from sdort.benchmark.rows import Row
-from sdort.errors import OutputError, ParityError
-from sdort.staging import staged_file
+from sdort.errors import ParityError
 
 MOST_LISTED = 12
 """Failures that a message names one by one; the result has them all."""
@@ -18,19 +16,6 @@ def show_text(text: str) -> None:
     import click
 
     click.echo(text, nl=False)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, then rename.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    try:
-        with staged_file(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def refuse_failed(rows: Sequence[Row]) -> None:

@@ -13,7 +13,6 @@ from sdort.benchmark.setup import Options, choose_components, find_reference, op
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, progress
 from sdort.engines.onnx import Engine, OnnxEngine, Runner
-from sdort.engines.original import Reference, Result, draw, verdict
 from sdort.errors import SdortError
 from sdort.generation.command import announce
 from sdort.generation.images import Generated
@@ -24,6 +23,7 @@ from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
+from sdort.verification.references import Reference, Result, draw, verdict
 from sdort.workload.cases import PIPELINE, Case, further
 
 _MIB = 1 << 20

@@ -6,13 +6,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Compared, Row
 from sdort.errors import RegressionError, UsageError
 
 if TYPE_CHECKING:
@@ -27,22 +27,6 @@ LEAST = 5
 RESAMPLES = 4000
 CONFIDENCE = 95.0
 SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A row against the saved one. ``ratio`` is the median time now over then; ``low`` and ``high`` hold it with 95 %.
-
-    The verdict is ``slower`` or ``faster`` only where the whole interval is beyond the margin; ``reason`` says what
-    else there is to know.
-    """
-
-    verdict: str
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    before_ms: float | None = None
-    reason: str = ""
 
 
 def as_saved(rows: Sequence[Row]) -> str:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdort.benchmark.regression import Compared
     from sdort.inspection.profile import Placement
 
 
@@ -213,3 +212,19 @@ def as_table(rows: Sequence[Row]) -> Any:
     for row in rows:
         table.add_row(*(cell(row) for _, cell in _SHORT), style="red" if row.failed else None)
     return table
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row against the saved one. ``ratio`` is the median time now over then; ``low`` and ``high`` hold it with 95 %.
+
+    The verdict is ``slower`` or ``faster`` only where the whole interval is beyond the margin; ``reason`` says what
+    else there is to know.
+    """
+
+    verdict: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    before_ms: float | None = None
+    reason: str = ""

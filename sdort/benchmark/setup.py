@@ -10,19 +10,12 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.engines.onnx import Engine, OnnxEngine
-from sdort.engines.original import (
-    Reference,
-    checkpoint_of,
-    compute_reference,
-    draw,
-    holds_onnx,
-    open_reference,
-    original_of,
-)
+from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.providers.options import Provider, RuntimeOptions
+from sdort.verification.references import Reference, compute_reference, draw
 from sdort.workload.cases import Case, cases
 
 ENGINES = ("onnxruntime", "torch", "torch-compile")

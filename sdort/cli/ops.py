@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sdort.ops.build import Build
     from sdort.ops.library import Description
-    from sdort.warmup.kernels import Entry
+    from sdort.ops.table import Entry
 
 
 @click.group(
@@ -137,7 +137,7 @@ def tune(
     """
     from sdort.console import emit_json, say, show
     from sdort.ops.library import tuning_table
-    from sdort.warmup.kernels import read_table
+    from sdort.ops.table import read_table
     from sdort.warmup.kernels import tune as run_tuning
 
     if show_only:

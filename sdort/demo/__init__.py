@@ -16,7 +16,7 @@ NAMES = (DEMO, RANDOM)
 def write_demo(name: str, folder: Path) -> None:
     """Write the pipeline of that name as a diffusers directory into ``folder``, which exists."""
     if name == RANDOM:
-        from sdort.exporter.demo import make_demo
+        from sdort.demo.random_pipeline import make_demo
 
         make_demo(folder)
     else:

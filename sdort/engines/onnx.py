@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from sdort.errors import BadModelError, UsageError
 from sdort.generation.images import Generated
+from sdort.generation.keep_tuning import keep_drawn
 from sdort.generation.request import Request
-from sdort.generation.tuned_shapes import keep_case, keep_drawn
+from sdort.model.signature import Array, static_size
 from sdort.onnx_io.bf16 import made_for_bf16
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
 from sdort.providers.options import Provider, RuntimeOptions
-from sdort.runtime.session import Array, Session, open_session, static_size
+from sdort.runtime.session import Session, open_session
+from sdort.runtime.tuning_results import keep_case
 from sdort.workload.cases import PIPELINE, PROMPT, Case, make_feeds
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import numpy as np
 from sdort.engines.onnx import Runner, bench_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
-from sdort.generation.schedulers import load_scheduler, read_config
+from sdort.generation.schedulers import load_scheduler
+from sdort.model.signature import Array, TensorSpec
+from sdort.pipelines.configs import read_config
 from sdort.providers.options import Provider
-from sdort.runtime.session import Array, TensorSpec
 from sdort.workload.cases import PIPELINE, TOKENS, Case, make_feeds
 
 # component: (attribute of the diffusers pipeline, its method)
@@ -70,7 +71,7 @@ class TorchEngine:
         import torch
         from diffusers import DiffusionPipeline
 
-        from sdort.exporter.torch_modules import quiet_libraries
+        from sdort.console import quiet_libraries
 
         skipped = {*(self._parts() - needed), "safety_checker"} & self.index.keys()
         try:
@@ -122,13 +123,13 @@ class TorchEngine:
     def import_libraries(self, components: Sequence[str]) -> None:
         import diffusers
 
-        from sdort.exporter.torch_modules import quiet_libraries
+        from sdort.console import quiet_libraries
 
         with quiet_libraries():
             _ = getattr(diffusers, str(self.index.get("_class_name")), None)
 
     def model_hash(self) -> str:
-        from sdort.pipelines.folder import hash_files
+        from sdort.onnx_io.hashing import hash_files
 
         return hash_files(sorted(self.path.glob("*/*.safetensors")))
 

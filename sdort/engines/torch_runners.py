@@ -9,7 +9,7 @@ import numpy as np
 
 from sdort.generation.images import Generated, to_image
 from sdort.generation.request import Request
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 
 Guard = Callable[[Callable[[], Any]], Any]
 """Runs a call, waits for the device, and turns torch's errors into ours."""

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
-from sdort.exporter.torch_modules import quiet_libraries
 from sdort.model.weights import Array, Weight
 
 

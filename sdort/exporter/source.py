@@ -165,7 +165,7 @@ def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
     with progress(f"downloading {model}"):
         from diffusers import DiffusionPipeline
 
-        from sdort.exporter.torch_modules import quiet_libraries
+        from sdort.console import quiet_libraries
 
         try:
             with quiet_libraries():

@@ -66,7 +66,7 @@ def make_template(trace: Trace, component: str, data_name: str) -> Template:
         data_name: the data file's name.
     """
     from sdort.onnx_io.load import from_proto
-    from sdort.optimizer.pipeline import canonicalize
+    from sdort.passes.tidy import canonicalize
     from sdort.passes.upgrade import to_target_opset
     from sdort.rewrite.pattern import OPSET
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import diffusers
 import torch
 import transformers
 
+from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import Component
 
@@ -119,24 +116,3 @@ def _restore_buffers(component: Component, model: Any) -> None:
         # CLIP: 0, 1, 2, ... in a row (transformers, CLIPTextEmbeddings).
         values = torch.arange(buffer.shape[-1], dtype=buffer.dtype).expand(buffer.shape)
         model.get_submodule(owner).register_buffer(name, values.clone(), persistent=False)
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Keep torch, diffusers and transformers from chattering about optional packages, old configs and progress."""
-    loggers = [logging.getLogger(name) for name in ("torch", "diffusers", "transformers", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    bars = [each for each in (diffusers.utils.logging, transformers.utils.logging) if each.is_progress_bar_enabled()]
-    try:
-        for bar in bars:
-            bar.disable_progress_bar()
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for bar in bars:
-            bar.enable_progress_bar()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 
 from sdort import __version__
+from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
@@ -49,7 +50,7 @@ def trace(component: Component, module: Any, opset: int) -> Trace:
     """
     shapes = architecture.parameters(module)
     architecture.allocate(module)
-    with architecture.quiet_libraries(), torch.no_grad():
+    with quiet_libraries(), torch.no_grad():
         try:
             program = _export(component, module, opset)
         except Exception as error:  # torch's exporter raises nearly everything

@@ -12,16 +12,18 @@ from sdort.errors import ParityError
 from sdort.generation.decode import Planner
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, output_paths, save_png
+from sdort.generation.keep_tuning import keep_drawn
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.request import Request, check_request
 from sdort.generation.schedulers import find_scheduler
-from sdort.generation.tuned_shapes import drawing_cases, keep_drawn, model_inputs
+from sdort.inspection.description import model_inputs
 from sdort.inspection.profile import Placement, measure_cases, remarks
 from sdort.ops.library import library_hash, resolve
 from sdort.pipelines.folder import DECODER, open_folder
 from sdort.providers.options import AUTO, RuntimeOptions, can_tune, find_provider, tuning_remark
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
+from sdort.workload.cases import drawing_cases
 
 
 def run(

@@ -19,8 +19,9 @@ from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError
 from sdort.generation.device_loop import batch_slices
 from sdort.machine.system import System
+from sdort.model.signature import TensorSpec, static_size
 from sdort.providers.options import Provider
-from sdort.runtime.session import Session, TensorSpec, static_size
+from sdort.runtime.session import Session
 
 if TYPE_CHECKING:
     from sdort.workload.cases import Case

@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from sdort.errors import ParityError, UsageError
 from sdort.generation.recurrence import Recurrence
+from sdort.model.signature import static_size, timestep_shape
 from sdort.pipelines.families import Condition
 from sdort.runtime.probe import create_session
-from sdort.runtime.session import Session, static_size, timestep_shape
+from sdort.runtime.session import Session
 
 Array = npt.NDArray[Any]
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from sdort.errors import ParityError
 from sdort.generation.device_loop import batch_slices, repeated
+from sdort.model.signature import timestep_shape
 from sdort.pipelines.families import Condition
-from sdort.runtime.session import Session, timestep_shape
+from sdort.runtime.session import Session
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import OutputError, UsageError
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 from sdort.staging import staged_file
 
 _CONSTANT = 2

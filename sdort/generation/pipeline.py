@@ -22,11 +22,12 @@ from sdort.generation.prompts import load_tokenizer, tokenize, warn_of_cut
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, check_request, check_side, check_text_to_image
 from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.model.signature import static_size
 from sdort.pipelines.families import Condition, Encoder
 from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
 from sdort.providers.options import Provider, RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.session import Session, open_session, static_size
+from sdort.runtime.session import Session, open_session
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import numpy as np
 
 from sdort.console import warn
 from sdort.errors import BadModelError
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model.signature import static_size
 from sdort.pipelines.families import SIZE_NUMBERS, Family
-from sdort.runtime.session import Session, static_size
+from sdort.runtime.session import Session
+from sdort.workload.cases import IMAGES_AT_ONCE
 
-IMAGES_AT_ONCE = 4
 """Images that share a UNet call: more fill a small card's memory and gain little."""
 
 

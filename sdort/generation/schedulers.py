@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
+from sdort.pipelines.configs import read_config
 
 # short name: (diffusers class, what its config gets in addition)
 SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -102,19 +102,3 @@ def set_steps(scheduler: Any, steps: int) -> None:
             f"{type(scheduler).__name__} cannot take {steps} steps with this pipeline's settings: {error}",
             hint="Ask for another number of --steps, or for another --scheduler.",
         ) from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object from a pipeline's folder.
-
-    Raises:
-        BadModelError: it is missing, unreadable or not an object.
-    """
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadModelError(f"cannot read {path}: {reason}", hint="Export the pipeline again.") from error
-    if not isinstance(config, dict):
-        raise BadModelError(f"{path} is not a JSON object", hint="Export the pipeline again.")
-    return config

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail
+from sdort.model.signature import Array
 from sdort.pipelines.folder import image_channels
 from sdort.providers.options import CPU, Provider, RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
-from sdort.runtime.session import Array, Session, open_logged
+from sdort.runtime.session import Session, open_logged
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,7 +94,7 @@ def measure_cases(
     Args:
         factor: pixels a latent.
     """
-    from sdort.generation.tuned_shapes import model_inputs
+    from sdort.inspection.description import model_inputs
     from sdort.workload.cases import make_feeds
 
     found = []

@@ -113,12 +113,6 @@ def optimize_model(model: Model, options: Options) -> ComponentReport:
     return report
 
 
-def canonicalize(model: Model) -> None:
-    """What an exporter's graph needs to be a tidy standard one: constants folded, shape residue gone."""
-    upgrade.to_pattern_opset(model)
-    tidy.run(Editor(model))
-
-
 def count_operators(model: Model) -> dict[str, int]:
     """Operators by name; those of other domains as ``domain.name``."""
     names = (f"{n.domain}.{n.op}" if n.domain else n.op for n in model.graph.nodes)

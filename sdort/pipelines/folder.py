@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import BadModelError
-from sdort.generation.schedulers import read_config
+from sdort.onnx_io.hashing import hash_model
+from sdort.pipelines.configs import read_config
 from sdort.pipelines.families import Family, family_of
 
 INDEX = "model_index.json"
@@ -21,8 +21,6 @@ MANIFEST = "sdort.json"
 DECODER = "vae_decoder"
 # Of every family's AutoencoderKL; old conversion scripts write no config beside the ONNX files.
 _VAE_CHANNELS = [128, 256, 512, 512]
-
-_SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -137,27 +135,3 @@ def image_channels(path: Path, component: str) -> int | None:
     key = "latent_channels" if component == DECODER else "in_channels"
     found = read_config(config).get(key) if config.is_file() else None
     return found if isinstance(found, int) else None
-
-
-def hash_model(path: Path) -> str:
-    """:func:`hash_files` over an ``.onnx`` file and the files beside it whose names start alike: its external data."""
-    return hash_files(sorted(each for each in path.parent.iterdir() if each.name.startswith(path.stem)))
-
-
-def hash_files(paths: Iterable[Path]) -> str:
-    """A hash that tells one model from another in milliseconds.
-
-    Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB spread over them, so that an
-    edit between the blocks goes unseen.
-    """
-    digest = hashlib.sha256()
-    for path in paths:
-        if not path.is_file():
-            continue
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
-        with open(path, "rb") as stream:
-            for offset in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
-                stream.seek(offset)
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]

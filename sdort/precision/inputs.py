@@ -66,11 +66,11 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -
 
 def _record(source: Path) -> dict[str, list[Feed]]:
     from sdort.generation.pipeline import assemble
+    from sdort.generation.recorded import HostLoop, Recorder
     from sdort.generation.request import Request
     from sdort.pipelines.folder import open_folder
     from sdort.providers.options import CPU
     from sdort.runtime.session import open_session
-    from sdort.verification.recorded_inputs import HostLoop, Recorder
 
     folder = open_folder(source)
     options = RuntimeOptions("cpu", custom_ops="off")

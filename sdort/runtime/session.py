@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
 from sdort.machine.distributions import import_onnxruntime
+from sdort.model.signature import Array, TensorSpec
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.options import Provider, RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.probe import FATAL, create_session, first_line
 from sdort.tuning.session_hooks import prepare
-
-Array = npt.NDArray[Any]
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -29,15 +26,6 @@ _DTYPES = {
     "tensor(int32)": "int32",
     "tensor(bool)": "bool",
 }
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """An input or output as the model declares it; a dynamic dimension is its symbol, or None without one."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | str | None, ...]
 
 
 class Binding:
@@ -300,19 +288,3 @@ def _device_lost(text: str) -> bool:
         "device lost", "device is lost", "uncorrectable ecc", "hiperrornodevice", "no longer available",
     )  # fmt: skip
     return any(sign in text for sign in signs)
-
-
-def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:
-    """A dimension's fixed size, None when it is dynamic or absent."""
-    size = shape[axis] if axis < len(shape) else None
-    return size if isinstance(size, int) else None
-
-
-def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, ...]:
-    """A UNet's timestep as the model declares it: a scalar, one for all samples, or one for each."""
-    timestep, sample = inputs["timestep"].shape, inputs["sample"].shape
-    if not timestep:
-        return ()
-    if isinstance(timestep[0], int):
-        return (timestep[0],)
-    return (batch,) if timestep[0] is not None and timestep[0] == sample[0] else (1,)

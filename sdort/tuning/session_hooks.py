@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from sdort.console import detail, warn
 from sdort.errors import ProviderError
 from sdort.ops.library import resolve, tuning_table
+from sdort.ops.table import Entry, read_table
 from sdort.providers.options import Provider, RuntimeOptions
 from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
-from sdort.tuning.key import Key, Shapes, make_key
-from sdort.tuning.store import Filling, Store
+from sdort.tuning.key import Key, make_key
+from sdort.tuning.store import Store
 from sdort.tuning.working_folder import Work, work
-from sdort.warmup.kernels import Entry, read_table
 
 if TYPE_CHECKING:
-    from sdort.runtime.session import Session
+    pass
 
 _PROGRAMS_OPTION = {"migraphx": "migraphx_model_cache_dir"}
 _USES_MIOPEN = ("rocm", "migraphx")
@@ -146,44 +145,3 @@ def _checked(results: Any) -> list[dict[str, Any]]:
 
 def _strings(value: Any, kind: type) -> bool:
     return isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
-
-
-def results_of(ort: Any) -> list[dict[str, Any]]:
-    """``get_tuning_results()`` without execution providers that found nothing; empty where there is no such call."""
-    if not hasattr(ort, "get_tuning_results"):
-        return []
-    return [each for each in ort.get_tuning_results() if each["results"]]
-
-
-def keep(session: Session, shapes: Shapes, store: Store | None = None) -> Path:
-    """Store what was tuned in a session, for inputs of ``shapes``.
-
-    Returns:
-        The bundle's folder.
-
-    Raises:
-        OutputError: the cache cannot be written.
-        ProviderError: the driver does not tell what GPU there is.
-    """
-    store = store or Store()
-    key = session_key(session, shapes)
-    with filling(session, key, store):
-        pass
-    return store.folder / key.name
-
-
-def session_key(session: Session, shapes: Shapes) -> Key:
-    """The key of what a session finds for inputs of ``shapes``."""
-    return make_key(session.path, session.component, session.provider, session.options, shapes)
-
-
-@contextmanager
-def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
-    """The bundle of a session that has run, filled; the block may add seconds."""
-    results = results_of(session.ort)
-    with store.filling(key) as made:
-        if results:
-            (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))
-        if session.provider.on_gpu:
-            work().give(key.model, made.folder)
-        yield made

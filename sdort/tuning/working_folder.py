@@ -17,9 +17,9 @@ from pathlib import Path
 
 from sdort.console import detail
 from sdort.errors import OutputError
+from sdort.ops.table import Entry, read_table
 from sdort.tuning.bundle import MIOPEN, OPS, PROGRAMS, Bundle
 from sdort.tuning.store import Store
-from sdort.warmup.kernels import Entry, read_table
 
 MIOPEN_FOLDERS = {"MIOPEN_USER_DB_PATH": "db", "MIOPEN_CUSTOM_CACHE_DIR": "cache"}
 OPS_TABLE, OPS_TUNE = "SDORT_OPS_TUNING", "SDORT_OPS_TUNE"
@@ -111,7 +111,7 @@ def work() -> Work:
 
 
 def write_table(path: Path, entries: list[Entry]) -> None:
-    """A table as :func:`sdort.warmup.kernels.read_table` and the library read it."""
+    """A table as :func:`sdort.ops.table.read_table` and the library read it."""
     lines = [f"{e.architecture}\t{e.key}\t{e.variant}\t{e.microseconds!r}\n" for e in entries]
     path.write_text("".join(["# architecture\tkey\tvariant\tmicroseconds\n", *sorted(lines)]))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sdort.generation.images import Generated
+from sdort.model.signature import Array
 from sdort.providers.options import CUDA, Provider
-from sdort.runtime.session import Array
 from sdort.verification.images import compare, judge_images
 from sdort.verification.limits import GPU_ALLOWANCE as GPU_ALLOWANCE
 from sdort.verification.limits import PSNR as PSNR

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sdort.benchmark.delivery import write_atomically
 from sdort.console import detail, emit_json, say, show
 from sdort.errors import OutputError
+from sdort.staging import write_atomically
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines, record, tables
 from sdort.verification.report.timesteps import timestep_lines

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import SdortError
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 from sdort.verification.checks import Precision
 from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
 from sdort.verification.metrics import Errors, errors

@@ -14,7 +14,7 @@ import numpy as np
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
 

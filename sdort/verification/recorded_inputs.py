@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sdort.generation.device_loop import Batch, Loop
 from sdort.generation.images import Generated
-from sdort.generation.recurrence import Recurrence
+from sdort.generation.recorded import HostLoop, Recorder
 from sdort.generation.request import Request
 from sdort.pipelines.folder import DECODER, PipelineFolder
-from sdort.runtime.session import Array, Session
-from sdort.verification.runners import Feeds, Outputs, Place, open_drawer, read_graph
+from sdort.verification.runners import Feeds, Place, open_drawer, read_graph
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 RANDOM, REAL = "random", "real"
@@ -57,25 +55,6 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
         shapes = ", ".join("x".join(map(str, value.shape)) or "scalar" for value in feeds.values())
         found.setdefault(tuple(value.shape for value in feeds.values()), Inputs(RANDOM, shapes, feeds))
     return list(found.values())
-
-
-class Recorder(Session):
-    """A session that keeps what it is fed."""
-
-    def __init__(self, session: Session) -> None:
-        self.__dict__.update(session.__dict__)
-        self.fed: list[dict[str, Array]] = []
-
-    def run(self, feeds: Mapping[str, Any]) -> Outputs:
-        self.fed.append({name: np.array(value) for name, value in feeds.items()})
-        return super().run(feeds)
-
-
-class HostLoop(Loop):
-    """Sends every step through the host, where a :class:`Recorder` sees it."""
-
-    def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
-        return False
 
 
 @dataclass

@@ -12,10 +12,11 @@ from sdort.emulation.rounding import emulate
 from sdort.emulation.standard import needs_expansion
 from sdort.errors import BadModelError
 from sdort.generation.pipeline import TextToImage, assemble
+from sdort.model.signature import Array
 from sdort.ops.library import AUTO, OFF, resolve
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.options import CPU, Provider, RuntimeOptions
-from sdort.runtime.session import Array, Session, check_file, open_session
+from sdort.runtime.session import Session, check_file, open_session
 from sdort.verification.parity import open_session as open_graph
 from sdort.verification.parity import precision
 
@@ -36,7 +37,7 @@ def open_component(path: Path, component: str, place: Place) -> Session:
 
     On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.emulation.standard`), one in fp16
     or bf16 with every result rounded as a GPU stores it (:mod:`sdort.emulation.rounding`): ONNX Runtime's CPU provider
-    keeps fp32 between its casts, where nothing overflows. Who asks for a library of sdort's operators gets their CPU kernels.
+    keeps fp32 between its casts, where nothing overflows. With a library of sdort's operators, its CPU kernels run.
 
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.

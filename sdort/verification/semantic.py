@@ -10,7 +10,7 @@ import numpy as np
 
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 
 Counts = dict[str, tuple[int, int]]
 """By kind: right pictures, and those that were judged."""

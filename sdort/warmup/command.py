@@ -21,7 +21,7 @@ from sdort.pipelines.folder import open_folder
 from sdort.providers.options import RuntimeOptions, can_tune
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session
-from sdort.tuning.session_hooks import filling, results_of
+from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import work
 from sdort.warmup.plan import Item, Options, Target, add, describe, plan

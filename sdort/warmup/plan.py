@@ -8,12 +8,12 @@ from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.generation.decode import Plan, Planner, free_memory
-from sdort.generation.tuned_shapes import Inputs, drawing_cases, feed_shapes, model_inputs
+from sdort.inspection.description import model_inputs
+from sdort.model.signature import Array
 from sdort.pipelines.folder import DECODER, PipelineFolder, image_channels
 from sdort.providers.options import Provider, RuntimeOptions
-from sdort.runtime.session import Array
 from sdort.tuning.key import Key, make_key
-from sdort.workload.cases import Case, make_feeds
+from sdort.workload.cases import Case, Inputs, drawing_cases, feed_shapes, make_feeds
 
 NOT_DRAWN = ("safety_checker", "vae_encoder")
 """Components that drawing from text does not run."""

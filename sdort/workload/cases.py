@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.runtime.session import Array, TensorSpec, static_size, timestep_shape
+from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 
 PIPELINE = "pipeline"
 TOKENS = 77
+IMAGES_AT_ONCE = 4
 SEED = 1234
 
 PROMPT = "a photo of an astronaut riding a horse on mars"
@@ -113,3 +114,30 @@ def _check_static(case: Case, spec: TensorSpec, value: Array) -> None:
             component=case.component,
             hint="Give the batch and size that it was exported for, or export again without --static.",
         )
+
+
+Inputs = Mapping[str, TensorSpec]
+
+
+def drawing_cases(
+    component: str, inputs: Inputs, images: int, size: tuple[int, int], *, guided: bool, at_once: int = IMAGES_AT_ONCE
+) -> list[Case]:
+    """What a component runs on while ``images`` are drawn.
+
+    Args:
+        size: height and width in pixels.
+        guided: whether there is classifier-free guidance: a UNet then takes two samples an image.
+    """
+    static = next((static_size(spec.shape, 0) for spec in inputs.values() if len(spec.shape) > 1), None)
+    if component.startswith("text_encoder"):
+        # One prompt after the other.
+        return [Case(component, static or 1, *size)]
+    parts = {min(at_once, images - first) for first in range(0, images, at_once)}
+    samples = 2 if component == "unet" and guided and "timestep_cond" not in inputs else 1
+    batches = {static or samples * part for part in parts}
+    return [Case(component, batch, *size) for batch in sorted(batches)]
+
+
+def feed_shapes(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    """The dimensions of every input."""
+    return {name: np.shape(value) for name, value in feeds.items()}

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from sdort.errors import SdortError
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 from sdort.verification.bisection.fused_steps import Inside, Step, look_inside
 from sdort.verification.bisection.search import Parting, find_parting
 from sdort.verification.bisection.subgraph import extract, nodes_between, source_values

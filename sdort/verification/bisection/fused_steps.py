@@ -17,8 +17,8 @@ from onnx import TensorProto, inliner
 
 from sdort.emulation.rounding import emulate_graph
 from sdort.errors import SdortError
+from sdort.model.signature import Array
 from sdort.onnx_io.bf16 import says_bf16
-from sdort.runtime.session import Array
 from sdort.verification.bisection.decomposition import spell_out
 from sdort.verification.bisection.step_detection import STEPS, landmarks, stored
 from sdort.verification.bisection.subgraph import extract, nodes_between, source_values

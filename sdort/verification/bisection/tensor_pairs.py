@@ -18,9 +18,9 @@ from onnxruntime import InferenceSession
 from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
 from sdort.model.pieces import split
+from sdort.model.signature import Array
 from sdort.ops.library import resolve
 from sdort.rewrite.provenance import Provenance, read_provenance
-from sdort.runtime.session import Array
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import open_session, precision
 from sdort.verification.runners import Feeds, Outputs, Place, is_emulated, read_graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 
 MOST_GAIN = 64
 """A difference map is made at most this much brighter: more would show rounding as if it were damage."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
-from sdort.runtime.session import Array
+from sdort.model.signature import Array
 from sdort.verification.result import FAILED
 
 

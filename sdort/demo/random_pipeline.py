@@ -10,8 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from sdort.exporter.tokenizer import LENGTH, write_tokenizer
-from sdort.exporter.torch_modules import quiet_libraries
+from sdort.console import quiet_libraries
+from sdort.demo.tokenizer import LENGTH, write_tokenizer
 
 SEED = 15
 

@@ -1,0 +1,26 @@
+"""Tuning results kept for the shapes that generating images fed to each component."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sdort.generation.request import Request
+from sdort.runtime.tuning_results import keep_case, keep_shapes
+from sdort.workload.cases import drawing_cases
+
+if TYPE_CHECKING:
+    from sdort.generation.pipeline import TextToImage
+
+
+def keep_drawn(drawer: TextToImage, request: Request) -> None:
+    """Keep what was tuned while a request was drawn; a cache that cannot be written costs a warning."""
+    size, guided = drawer.size(request), request.guidance_scale > 1
+    for component, session in drawer.sessions.items():
+        if component != "unet":  # the decoder's depend on the memory that was free
+            for shapes in sorted(session.ran_on):
+                keep_shapes(session, dict(shapes))
+            continue
+        for case in drawing_cases(
+            component, session.inputs, request.num_images, size, guided=guided, at_once=request.images_at_once
+        ):
+            keep_case(session, case, drawer.folder.vae_factor)

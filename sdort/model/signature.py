@@ -1,0 +1,37 @@
+"""Inputs and outputs as a model declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output as the model declares it; a dynamic dimension is its symbol, or None without one."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+
+def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:
+    """A dimension's fixed size, None when it is dynamic or absent."""
+    size = shape[axis] if axis < len(shape) else None
+    return size if isinstance(size, int) else None
+
+
+def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, ...]:
+    """A UNet's timestep as the model declares it: a scalar, one for all samples, or one for each."""
+    timestep, sample = inputs["timestep"].shape, inputs["sample"].shape
+    if not timestep:
+        return ()
+    if isinstance(timestep[0], int):
+        return (timestep[0],)
+    return (batch,) if timestep[0] is not None and timestep[0] == sample[0] else (1,)

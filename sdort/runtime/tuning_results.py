@@ -1,0 +1,82 @@
+"""Bundles filled from sessions that have run: what was tuned is kept for the shapes that were fed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sdort.console import detail, warn
+from sdort.errors import SdortError
+from sdort.pipelines.folder import image_channels
+from sdort.runtime.session import Session
+from sdort.tuning.bundle import TUNABLE
+from sdort.tuning.key import Key, Shapes, make_key
+from sdort.tuning.store import Filling, Store
+from sdort.tuning.working_folder import work
+from sdort.workload.cases import Case, feed_shapes, make_feeds
+
+
+def keep_case(session: Session, case: Case, factor: int) -> None:
+    """Keep what was tuned on a case.
+
+    Args:
+        factor: pixels a latent.
+    """
+    feeds = make_feeds(case, session.inputs, factor, image_channels(session.path, case.component))
+    keep_shapes(session, feed_shapes(feeds))
+
+
+def keep_shapes(session: Session, shapes: Shapes) -> None:
+    """Keep what was tuned on inputs of ``shapes``; nothing without ``--tuning``."""
+    if not session.options.tuning or not session.provider.on_gpu:
+        return
+    try:
+        place = keep(session, shapes)
+    except SdortError as error:
+        warn(f"what was tuned is lost: {error.message}")
+    else:
+        detail(f"kept what was tuned: {place}")
+
+
+def results_of(ort: Any) -> list[dict[str, Any]]:
+    """``get_tuning_results()`` without execution providers that found nothing; empty where there is no such call."""
+    if not hasattr(ort, "get_tuning_results"):
+        return []
+    return [each for each in ort.get_tuning_results() if each["results"]]
+
+
+def keep(session: Session, shapes: Shapes, store: Store | None = None) -> Path:
+    """Store what was tuned in a session, for inputs of ``shapes``.
+
+    Returns:
+        The bundle's folder.
+
+    Raises:
+        OutputError: the cache cannot be written.
+        ProviderError: the driver does not tell what GPU there is.
+    """
+    store = store or Store()
+    key = session_key(session, shapes)
+    with filling(session, key, store):
+        pass
+    return store.folder / key.name
+
+
+def session_key(session: Session, shapes: Shapes) -> Key:
+    """The key of what a session finds for inputs of ``shapes``."""
+    return make_key(session.path, session.component, session.provider, session.options, shapes)
+
+
+@contextmanager
+def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
+    """The bundle of a session that has run, filled; the block may add seconds."""
+    results = results_of(session.ort)
+    with store.filling(key) as made:
+        if results:
+            (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))
+        if session.provider.on_gpu:
+            work().give(key.model, made.folder)
+        yield made
