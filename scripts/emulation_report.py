@@ -4,8 +4,9 @@
     python scripts/emulation_report.py [--kernel SUBSTRING]
 
 An error is in units of what the kernel's other tests allow (their tolerances, against float64): 1 and less is right.
-Builds the machine code where that has not been done (tests/native.py). A cell says "stop" where the emulator refused
-to go on, and "-" where a target has no such kernel; targets whose machine code of a kernel is the same share a run.
+Builds the machine code where that has not been done (tests/support/native.py). A cell says "stop" where the
+emulator refused to go on, and "-" where a target has no such kernel; targets whose machine code of a kernel is the same
+share a run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-import emulated
-import machine_code_cases
-from emulator import EmulationError
 from kernel_report import natural
+from support import emulated, machine_code_cases
+from support.emulator import EmulationError
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Plants faults in one module, one at a time, and runs its tests on each: which do they not see? (docs/mutation.md)
 
-    .test-venv/bin/python scripts/mutate.py sdort/onnx_io/wire.py --tests tests/test_wire.py --sample 60
+    .test-venv/bin/python scripts/mutate.py sdort/onnx_io/wire.py --tests tests/onnx_io/test_wire.py --sample 60
 
 cosmic-ray finds the places and plants the faults, in a copy of the tree; it lives in an environment of its own.
 """

@@ -2,7 +2,7 @@
 # Makes the environment (.test-venv), installs the compilers that are missing, and passes the checks: ruff, mypy, pytest.
 #
 #   scripts/test.sh                          all of them
-#   scripts/test.sh tests/test_cli.py -x     only pytest, with these arguments
+#   scripts/test.sh tests/cli/test_cli.py -x     only pytest, with these arguments
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
@@ -23,5 +23,5 @@ ruff format --check .
 echo "==> mypy"
 mypy
 echo "==> pytest"
-python -c 'import sys; sys.path.insert(0, "tests"); import native; print("custom operators:", native.build_folder())'
+python -c 'import sys; sys.path.insert(0, "tests"); from support import native; print("custom operators:", native.build_folder())'
 python -m pytest -n "$cores" --dist worksteal

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import homes
 import pytest
+from support import homes
 
 if TYPE_CHECKING:
-    from exports import Case
+    from support.exports import Case
 
 _HOME, _WATCH = pytest.StashKey[Path](), pytest.StashKey[homes.Watch]()
 _numbers = itertools.count()
@@ -57,7 +57,7 @@ def exported(request: pytest.FixtureRequest) -> Callable[[Case], Path]:
     folder = request.config.cache.mkdir("exports")
 
     def export(case: Case) -> Path:
-        from exports import export_case
+        from support.exports import export_case
 
         return export_case(case, folder)
 

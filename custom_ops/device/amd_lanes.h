@@ -6,7 +6,7 @@
 // (llvm/llvm-project pull requests 142962, 182162). An empty asm, which HIP counts as convergent, takes their result where
 // they stand (`pinned`). It is no instruction and, not being volatile, no barrier to scheduling. DPP, ds_*, v_readfirstlane and
 // v_mfma_* are marked, and DPP that is pinned could not become a part of the addition after it (v_add_f32_dpp). A vote is a
-// comparison, which does not move if its result is used as a number. tests/exec_gate.py reads all of that from the objects.
+// comparison, which does not move if its result is used as a number. tests/support/exec_gate.py reads all of that from the objects.
 #pragma once
 
 namespace sdort {

@@ -19,7 +19,7 @@ import onnx
 from sdort.errors import BadModelError
 from sdort.operators import own as own_operators
 
-DOMAIN = "sdort.emulation.standard"
+DOMAIN = "sdort.reference"
 MINIMUM_OPSET = 18
 """The bodies use CastLike and Split's num_outputs; optimized models are at 18 or later."""
 

@@ -23,9 +23,6 @@ from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from sdort.providers.target import Target
     from sdort.rewrite.editor import Editor
 

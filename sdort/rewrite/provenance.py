@@ -15,7 +15,7 @@ import onnx
 
 from sdort.rewrite.editor import Editor
 
-KEY = "sdort.rewrite.provenance"
+KEY = "sdort.provenance"
 """In the model's ``metadata_props``. Some 60 bytes a node: 100 KB for a UNet of Stable Diffusion."""
 
 

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdort.console import detail, warn
 from sdort.errors import ProviderError
@@ -22,9 +22,6 @@ from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check
 from sdort.tuning.key import Key, make_key
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import Work, work
-
-if TYPE_CHECKING:
-    pass
 
 _PROGRAMS_OPTION = {"migraphx": "migraphx_model_cache_dir"}
 _USES_MIOPEN = ("rocm", "migraphx")

@@ -1,0 +1,146 @@
+"""Every reason for which a fusion's check refuses a match has a graph that is refused for it, and for it alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from support.fusion_models import before_model
+
+from sdort.onnx_io.load import from_proto
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.rewrite.match import Refusal
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def constant(name: str, values: Any) -> Change:
+    """Another value of a constant, of the same dtype."""
+
+    def change(model: onnx.ModelProto) -> None:
+        (tensor,) = [each for each in model.graph.initializer if each.name == name]
+        dtype = numpy_helper.to_array(tensor).dtype
+        tensor.CopyFrom(numpy_helper.from_array(np.array(values, dtype), name))
+
+    return change
+
+
+def open_axis(name: str, axis: int) -> Change:
+    """A size of an input that is not known before it comes."""
+
+    def change(model: onnx.ModelProto) -> None:
+        (info,) = [each for each in model.graph.input if each.name == name]
+        info.type.tensor_type.shape.dim[axis].dim_param = "open"
+
+    return change
+
+
+def attribute(name: str, value: Any) -> Change:
+    """Another value of an attribute, wherever it is."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for each in node.attribute:
+                if each.name == name:
+                    each.CopyFrom(onnx.helper.make_attribute(name, value))
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        for each in changes:
+            each(model)
+
+    return change
+
+
+def shape(name: str, dims: list[int] | None) -> Change:
+    """Another shape of an input; None for none at all."""
+
+    def change(model: onnx.ModelProto) -> None:
+        (info,) = [each for each in model.graph.input if each.name == name]
+        info.CopyFrom(onnx.helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, dims))
+
+    return change
+
+
+REFUSED: list[tuple[str, int, Change, str]] = [
+    (
+        "channels_last_sequence",
+        0,
+        both(open_axis("x", 1), constant("flat", [0, 0, -1])),
+        "the number of channels is not fixed",
+    ),
+    ("group_normalization", 0, constant("ones", [1, 1, 1, 2]), "the inner normalization's ones are not all 1"),
+    ("group_normalization", 1, constant("ones", [2, 1, 1, 1]), "the inner normalization's ones are not all 1"),
+    ("group_normalization", 0, constant("zeros", [0, 0, 0, 1]), "the inner normalization's zeros are not all 0"),
+    ("group_normalization", 1, constant("zeros", [-1, 0, 0, 0]), "the inner normalization's zeros are not all 0"),
+    ("attention_to_standard", 0, both(open_axis("q", 2), open_axis("k", 2)), "the width is not fixed"),
+    ("attention_to_standard", 0, open_axis("v", 2), "the width is not fixed"),
+    (
+        "attention_to_standard",
+        0,
+        both(attribute("q_num_heads", 5), attribute("kv_num_heads", 5)),
+        "the width is no multiple of the heads",
+    ),
+    ("attention_to_standard", 0, shape("v", [2, 5, 13]), "the width is no multiple of the heads"),
+    ("attention_to_standard", 1, attribute("softmax_precision", 12), "a softmax is computed in floating point only"),
+    (
+        "group_norm_to_standard",
+        0,
+        both(open_axis("x", 3), open_axis("gamma", 0), open_axis("beta", 0)),
+        "the number of channels is not fixed",
+    ),
+    ("group_normalization_to_standard", 0, shape("x", None), "the image's rank is not known"),
+    ("restore_fused_mat_mul", 0, shape("a", None), "the number of axes is not known, or one"),
+    ("restore_fused_mat_mul", 0, shape("b", [5]), "the number of axes is not known, or one"),
+    ("group_norm_to_standard", 0, attribute("groups", 3), "the channels are no multiple of the groups"),
+    ("group_norm_to_standard", 0, attribute("groups", 0), "the channels are no multiple of the groups"),
+    ("group_norm_to_standard", 0, attribute("groups", -2), "the channels are no multiple of the groups"),
+    ("pooled_token", 0, constant("number", [1, 2]), "the prompts are not numbered 0, 1, 2"),
+    ("pooled_token", 2, constant("number", [[1], [0]]), "the prompts are not numbered 0, 1, 2"),
+    ("pooled_token", 0, constant("size", [4]), "the rows are not as long as the prompts"),
+    ("pooled_token", 1, constant("start", [0, 4]), "the rows do not begin at 0, S, 2 S"),
+    ("pooled_token", 1, constant("start", [5, 0]), "the rows do not begin at 0, S, 2 S"),
+]
+
+
+@pytest.mark.parametrize(("name", "index", "change", "reason"), REFUSED)
+def test_refused(name: str, index: int, change: Change, reason: str) -> None:
+    fusion = load_fusions()[name]
+    model = before_model(fusion, index, np.random.default_rng(0))
+    change(model)
+    editor = Editor(from_proto(model, None, "test"))
+    refused: dict[str, Refusal] = {}
+    assert apply_fusion(fusion, editor, refused=refused).matched == 0
+    assert {refusal.reason for refusal in refused.values()} == {reason}
+
+
+def reasons(name: str) -> list[str]:
+    """The sentences with which a fusion's file refuses or declines, as regular expressions."""
+    found = []
+    for node in ast.walk(ast.parse(Path(str(load_fusions()[name].module.__file__)).read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("refuse", "decline"):
+            parts = node.args[0].values if isinstance(node.args[0], ast.JoinedStr) else [node.args[0]]
+            found.append("".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".*" for p in parts))
+    return found
+
+
+OTHERS = [name for name, fusion in load_fusions().items() if fusion.anchor not in ("Attention", "Softmax")]
+"""Those of attention have tests of their own, form by form."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_reason_has_a_graph(name: str) -> None:
+    """A condition that nothing meets would not be missed if it were gone."""
+    seen = [reason for fusion, _, _, reason in REFUSED if fusion == name]
+    assert [each for each in reasons(name) if not any(re.fullmatch(each, reason) for reason in seen)] == []

@@ -1,0 +1,78 @@
+"""Every fusion: Before becomes After, a second time nothing happens, and both compute the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support.fusion_models import CASES, TOLERANCE, before_model, feeds
+
+from sdort.emulation.standard import expand
+from sdort.model.model import Model
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model
+from sdort.optimizer.pipeline import count_operators
+from sdort.passes import upgrade
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import STAGES, apply_fusion, load_fusions
+from sdort.rewrite.pattern import Pattern
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_before_becomes_after(name: str, index: int, tmp_path: Path) -> None:
+    fusion = load_fusions()[name]
+    rng = np.random.default_rng([*name.encode(), index])
+    before = before_model(fusion, index, rng)
+    model = from_proto(onnx.ModelProto.FromString(before.SerializeToString()), None, "test")
+    editor = Editor(model)
+
+    assert apply_fusion(fusion, editor).matched == 1
+    editor.finish()
+    assert count_operators(model) == dict(sorted(_operators(fusion.spellings[index][1]).items()))
+    if fusion.stage != "lower":
+        assert apply_fusion(fusion, editor).matched == 0
+
+    inputs = feeds(before, rng)
+    for wanted, found in zip(_run(before, inputs), _run(_saved(model, tmp_path), inputs), strict=True):
+        assert found.shape == wanted.shape
+        assert np.abs(found - wanted).max() <= TOLERANCE * wanted.std()
+
+
+def _operators(after: Pattern) -> Counter[str]:
+    return Counter(f"{n.domain}.{n.op}" if n.domain else n.op for n in after.nodes)
+
+
+def _saved(model: Model, folder: Path) -> onnx.ModelProto:
+    upgrade.set_opset(model, model.graph.opset)
+    save_model(model, folder / "after.onnx")
+    return onnx.load(folder / "after.onnx")
+
+
+def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    expand(model)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()}))
+
+
+@pytest.mark.parametrize("name", load_fusions())
+def test_file_is_complete(name: str) -> None:
+    fusion = load_fusions()[name]
+    assert fusion.stage in STAGES
+    assert fusion.module.__doc__
+    anchor = fusion.anchor.rpartition(".")[2]
+    for before, _ in fusion.spellings:
+        assert anchor in {node.op for node in before.nodes}
+
+
+def test_order_follows_run_after() -> None:
+    order = list(load_fusions())
+    for name, fusion in load_fusions().items():
+        for earlier in fusion.run_after:
+            assert order.index(earlier) < order.index(name)
+            assert load_fusions()[earlier].stage == fusion.stage

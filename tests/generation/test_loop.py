@@ -1,0 +1,274 @@
+"""The denoising loop on the device, and the schedulers' numbers that it runs on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+from support import rocm_stub, tiny_pipeline
+from support.loop_models import UNET
+
+from sdort.errors import ParityError, UsageError
+from sdort.generation import device_loop as loop_module
+from sdort.generation.device_loop import Batch, Loop, open_sum
+from sdort.generation.recurrence import Recurrence, find_recurrence
+from sdort.generation.schedulers import SCHEDULERS
+from sdort.providers.options import CPU, CUDA, ROCM, Provider, RuntimeOptions
+from sdort.runtime.probe import create_session
+from sdort.runtime.session import Session, open_session
+
+Array = np.ndarray[Any, Any]
+
+# --- recurrences ---
+
+
+def scheduler(name: str, steps: int, **config: Any) -> Any:
+    import diffusers
+
+    class_name, additions = SCHEDULERS[name]
+    made = getattr(diffusers, class_name).from_config({**tiny_pipeline.SCHEDULER, **additions, **config})
+    made.set_timesteps(steps)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")  # diffusers' arithmetic on numpy 2
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("name", sorted(set(SCHEDULERS) - {"lms"}))  # which needs scipy
+def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the scheduler itself, on outputs that depend on the input as a UNet's do."""
+    import sys
+
+    import torch
+
+    found = find_recurrence(lambda: scheduler(name, 6, prediction_type=prediction))
+    assert found is not None
+    theirs = scheduler(name, 6, prediction_type=prediction)
+    rng = np.random.default_rng(7)
+    noises = [torch.from_numpy(rng.normal(size=(2, 4, 3, 5)).astype(np.float32)) for _ in range(1 + found.noises)]
+    later = iter(noises[1:])
+    module = sys.modules[type(theirs).__module__]
+    monkeypatch.setattr(module, "randn_tensor", lambda *args, **kwargs: next(later), raising=False)
+    latents = noises[0] * theirs.init_noise_sigma
+    outputs: list[Array] = []
+    for step, timestep in enumerate(theirs.timesteps):
+        sample = theirs.scale_model_input(latents, timestep)
+        rows = [noises[0].numpy(), *outputs, *[np.zeros(sample.shape)] * (found.steps - step)]
+        rows += [noise.numpy() for noise in noises[1:]]
+        np.testing.assert_allclose(np.tensordot(found.inputs[step], rows, 1), sample, rtol=0, atol=2e-5 * sample.std())
+        outputs.append(np.tanh(sample.numpy()) + float(timestep) / 1000)
+        latents = theirs.step(torch.from_numpy(outputs[-1]), timestep, latents, return_dict=False)[0]
+    rows = [noises[0].numpy(), *outputs, *[noise.numpy() for noise in noises[1:]]]
+    np.testing.assert_allclose(np.tensordot(found.result, rows, 1), latents, rtol=0, atol=2e-5 * latents.std())
+    np.testing.assert_array_equal(found.timesteps, theirs.timesteps)
+    assert next(later, None) is None
+
+
+@pytest.mark.parametrize("config", [{"clip_sample": True}, {"thresholding": True}], ids=str)
+def test_a_scheduler_that_clips_has_none(config: dict[str, bool]) -> None:
+    assert find_recurrence(lambda: scheduler("ddim", 6, **config)) is None
+
+
+# --- the loop ---
+
+
+def unet(folder: Path, clock: str = "int64", io: str = "float", n: str = "N", condition: bool = False) -> Session:
+    more = f", {io}[{n}, 3] timestep_cond" if condition else ""
+    last = "out = Identity (timed)"
+    if condition:
+        last = (
+            "c = ReduceMean <axes = [1], keepdims = 0> (timestep_cond)\nd = Unsqueeze (c, axes)\nout = Mul (timed, d)"
+        )
+    to = {"float": 1, "float16": 10}[io]
+    text = UNET.format(io=io, clock=clock, n=n, more=more, last=last, to=to)
+    path = folder / "unet.onnx"
+    path.write_bytes(parser.parse_model(text).SerializeToString())
+    return open_session(path, "unet", CPU, RuntimeOptions("cpu"))
+
+
+STEPS = 3
+TEXT = "encoder_hidden_states"
+LATENT = (4, 2, 3)
+
+
+def draw(copies: int, images: int, noises: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(5)
+    width = 1 + STEPS + noises
+    table = rng.normal(size=(STEPS + 1, width))
+    for step in range(STEPS):
+        table[step, 1 + step : 1 + STEPS] = 0  # an input knows the outputs before it only
+    return {
+        "recurrence": Recurrence(np.array([8, 5, 2]), table[:-1], table[-1]),
+        "batch": Batch(copies, images, LATENT),
+        "conditions": [{TEXT: rng.normal(size=(1, 5, 6)).astype(np.float32)} for _ in range(copies)],
+        "noise": rng.normal(size=(1 + noises, images, *LATENT)).astype(np.float32),
+        "guidance": [-1.5, 2.5] if copies == 2 else [1.0],
+    }
+
+
+def expected(recurrence: Recurrence, conditions: list[dict[str, Array]], noise: Array, guidance: list[float]) -> Array:
+    outputs: list[Array] = []
+    for step in range(STEPS):
+        rows = [noise[0], *outputs, *[np.zeros(noise[0].shape)] * (STEPS - step), *noise[1:]]
+        sample = np.tensordot(recurrence.inputs[step], rows, 1)
+        each = [
+            (sample + told[TEXT].mean() + recurrence.timesteps[step]) * told.get("timestep_cond", np.ones(1)).mean()
+            for told in conditions
+        ]
+        outputs.append(sum(weight * output for weight, output in zip(guidance, each, strict=True)))
+    return np.asarray(np.tensordot(recurrence.result, [noise[0], *outputs, *noise[1:]], 1))
+
+
+@pytest.mark.parametrize(
+    ("copies", "images", "noises", "model"),
+    [
+        (2, 1, 0, {}),
+        (1, 3, 2, {"clock": "float[1]"}),
+        (2, 2, 3, {"clock": "float[N]", "condition": True}),
+        (2, 2, 0, {"n": "2"}),  # a static batch: two runs of the UNet a step
+        (1, 2, 1, {"io": "float16"}),
+    ],
+)
+def test_the_loop_is_its_formula(copies: int, images: int, noises: int, model: dict[str, Any], tmp_path: Path) -> None:
+    session = unet(tmp_path, **model)
+    given = draw(copies, images, noises)
+    if model.get("condition"):
+        for number, told in enumerate(given["conditions"], 1):
+            told["timestep_cond"] = np.array([[number, 2, 0]], np.float32)
+    loop = Loop(session)
+    advanced: list[float] = []
+    wanted = expected(given["recurrence"], given["conditions"], given["noise"], given["guidance"])
+    tolerance = 2e-2 if model.get("io") else 1e-5
+    for _ in range(2):  # the second time in the buffers of the first
+        latents, seconds = loop.denoise(**given, on_step=advanced.append)
+        assert latents.shape == (images, *LATENT)
+        np.testing.assert_allclose(latents, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
+        assert len(seconds) == STEPS
+    assert advanced == [images] * 2 * STEPS
+
+
+def test_a_static_batch_has_to_divide_the_samples(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exported for 2 samples at once, which does not divide 3"):
+        Loop(unet(tmp_path, n="2")).denoise(**draw(1, 3), on_step=lambda _: None)
+
+
+def test_nan_is_found_at_its_step_and_does_not_stay(tmp_path: Path) -> None:
+    loop = Loop(unet(tmp_path, clock="float"))
+    given = draw(2, 1)
+    bad = {
+        **given,
+        "recurrence": Recurrence(np.array([8, np.nan, 2]), given["recurrence"].inputs, given["recurrence"].result),
+    }
+    with pytest.raises(ParityError, match="NaN or infinite values at step 2 of 3") as caught:
+        loop.denoise(**bad, on_step=lambda _: None)
+    assert caught.value.component == "unet"
+    assert np.isfinite(loop.denoise(**given, on_step=lambda _: None)[0]).all()
+
+
+@pytest.mark.parametrize("asked", [{}, {"use_tf32": "1"}, {"arena_extend_strategy": "kSameAsRequested"}])
+@pytest.mark.parametrize("provider", [CUDA, ROCM], ids=lambda each: each.name)
+def test_sums_are_exact_on_every_gpu(
+    provider: Provider, asked: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler's factors are large and cancel: CUDA's TF32 would round them to 11 bits, whatever the UNet takes.
+
+    Its graph is its own: recorded with the UNet's it would replay one step's sum for all.
+    """
+    opened: list[tuple[Provider, RuntimeOptions]] = []
+
+    def create(model: bytes, where: Provider, options: RuntimeOptions) -> Any:
+        opened.append((where, options))
+        return create_session(model, CPU, RuntimeOptions("cpu"))
+
+    session = unet(tmp_path)
+    session.provider = provider
+    session.options = RuntimeOptions(provider.name, graph=True, device_id=1, custom_ops="on", provider_options=asked)
+    monkeypatch.setattr(loop_module, "create_session", create)
+    made = open_sum(session)
+    ((where, options),) = opened
+    exact = {"use_tf32": "0"} if provider is CUDA else {}
+    assert where is made.provider is provider
+    assert options.provider_options == {**asked, **exact}
+    assert (options.graph, options.device_id, options.custom_ops) == (False, 1, "off")
+    assert session.options.provider_options == asked
+
+
+def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
+    loop, given = Loop(unet(tmp_path)), draw(2, 1)
+    assert loop.fits(given["recurrence"], given["batch"])
+    assert not loop.fits(given["recurrence"], Batch(2, 64, (4, 512, 512)))
+
+
+# --- on the real ROCm provider, over a stub of HIP ---
+
+SCRIPT = """
+import sys, pathlib, numpy
+from sdort.generation.device_loop import Batch, Loop
+from sdort.runtime.probe import create_session
+from sdort.providers.options import ROCM, RuntimeOptions
+from sdort.generation.recurrence import Recurrence
+from sdort.runtime.session import Session
+
+options = RuntimeOptions("rocm", custom_ops="off", graph=sys.argv[3] == "graph")
+path = pathlib.Path(sys.argv[1])
+session = Session(create_session(str(path), ROCM, options), path, "unet", ROCM, options)
+assert session.ort.get_providers()[0] == "ROCMExecutionProvider"
+steps, rng = 4, numpy.random.default_rng(0)
+table = rng.normal(size=(steps + 1, steps + 1))
+recurrence = Recurrence(numpy.arange(steps), table[:-1], table[-1])
+
+def mark(_):
+    with open(sys.argv[2], "a") as log:
+        log.write('{"call": "step"}\\n')
+
+loop = Loop(session)
+for side in map(int, sys.argv[4:]):
+    loop.denoise(
+        recurrence, Batch(2, 1, (4, side, side)),
+        [{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2,
+        rng.normal(size=(1, 1, 4, side, side)).astype("f"), [-1.0, 2.0], mark,
+    )
+"""
+
+
+def run_on_rocm(folder: Path, how: str, *sides: int) -> list[dict[str, Any]]:
+    """What the stub of HIP saw of copies and graphs, and where each step ended."""
+    unet(folder)
+    log = folder / "copies"
+    root = Path(__file__).resolve().parents[2]
+    arguments = [str(folder / "unet.onnx"), str(log), how, *map(str, sides)]
+    done = rocm_stub.runtime().run(SCRIPT, *arguments, copies=str(log), PYTHONPATH=str(root))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def kinds(calls: list[dict[str, Any]]) -> set[str]:
+    return {call["kind"] for call in calls if call["call"] == "copy"}
+
+
+@pytest.mark.parametrize("how", ["plain", "graph"])
+def test_between_two_steps_nothing_comes_to_the_host(how: str, tmp_path: Path) -> None:
+    calls = run_on_rocm(tmp_path, how, 8)
+    marks = [index for index, call in enumerate(calls) if call["call"] == "step"]
+    assert len(marks) == 4
+    # Before the loop the inputs go up, after it the latents come down: the log does see copies.
+    assert "host to device" in kinds(calls[: marks[0]])
+    assert "device to host" in kinds(calls[marks[-1] :])
+    assert kinds(calls[marks[0] : marks[-1]]) <= {"device to device"}
+    count = Counter(call["call"] for call in calls)
+    # Recording does not run anything, so that the first step is a replay too.
+    assert (count["record"], count["replay"]) == ((1, 4) if how == "graph" else (0, 0))
+
+
+def test_a_graph_is_recorded_once_for_every_shape(tmp_path: Path) -> None:
+    calls = run_on_rocm(tmp_path, "graph", 8, 16, 8, 16)
+    records = [index for index, call in enumerate(calls) if call["call"] == "record"]
+    marks = [index for index, call in enumerate(calls) if call["call"] == "step"]
+    assert len(marks) == 4 * 4
+    assert len(records) == 2
+    assert records[0] < marks[0] < marks[3] < records[1] < marks[4]  # the first step of each shape
+    assert Counter(call["call"] for call in calls)["replay"] == 4 * 4

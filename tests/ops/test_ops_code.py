@@ -1,0 +1,199 @@
+"""The machine code of every kernel, read from the built objects of every architecture, against what headers say."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernel_report import Kernel, amd_metadata, objects_of, read, unit_of
+from support import native
+from support.machine_code import all_objects, instructions, kernels, machine_of, moves, objects, wide
+
+ARCHITECTURES = {"gfx90a", "gfx942", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201"}
+"""What clang 19 knows; gfx950 needs a later one."""
+
+LDS = 65536
+"""Bytes that a block may have on every AMD GPU."""
+
+IN_FLIGHT = 32 << 10
+"""Bytes of loads that a compute unit waits for at a time: twice what bandwidth times latency asks for.
+
+An H100's share is 3.35 TB/s x 650 ns / 132 = 16 KiB, an MI300X's 5.3 TB/s x 800 ns / 304 = 14 KiB, and that of an
+RX 7900 XTX's work-group processors 0.96 TB/s x 600 ns / 48 = 12 KiB.
+"""
+
+
+def kernel_names(architecture: str) -> set[str]:
+    """Of the source for that kind of machine, as its CPU code registers them."""
+    library = native.simulated(machine_of(architecture))
+    library.sdort_body_names.restype = ctypes.c_char_p
+    names: bytes = library.sdort_body_names()
+    return set(names.decode().split())
+
+
+def all_kernels() -> Iterator[tuple[Path, Kernel]]:
+    for path in all_objects():
+        for kernel in kernels(path).values():
+            yield path, kernel
+
+
+def test_every_architecture_has_every_kernel() -> None:
+    assert {path.stem for path in objects("*.hsaco")} >= ARCHITECTURES
+    for path in all_objects():
+        assert set(kernels(path)) == kernel_names(path.stem), path.stem
+        assert {kernel.architecture for kernel in kernels(path).values()} == {path.stem}
+
+
+def test_the_report_finds_in_the_library_what_was_compiled() -> None:
+    embedded = {kernel for code in objects_of(native.library()) for kernel in read(code)}
+    assert embedded == {kernel for _, kernel in all_kernels()}
+
+
+def test_the_list_of_registers_has_every_kernel() -> None:
+    listed = set(re.findall(r"^\| `(\w+)`", (native.SOURCE / "REGISTERS.md").read_text(), re.M))
+    assert listed == set[str]().union(*(kernel_names(each) for each in ("gfx942", "gfx1100", "gfx1201", "sm_90")))
+
+
+def test_no_kernel_spills() -> None:
+    for _, kernel in all_kernels():
+        assert kernel.spills == 0, kernel
+
+
+def test_waves_shared_memory_and_arguments_are_what_amd_has() -> None:
+    for path in objects("*.hsaco"):
+        wave = 64 if path.stem.startswith("gfx9") else 32
+        for name, numbers in amd_metadata(path.read_bytes()).items():
+            assert numbers["wavefront_size"] == wave, (path.name, name)
+            assert numbers["group_segment_fixed_size"] <= LDS, (path.name, name)
+            assert numbers["kernarg_segment_size"] <= 512, (path.name, name)
+
+
+def stated_blocks(kernel: Kernel) -> int:
+    """Blocks on a compute unit that the kernel's header counts on, as far as registers go."""
+    nvidia = kernel.architecture.startswith("sm_")
+    family, _, variant = re.sub("_(f16|f32)", "", kernel.name).partition("_norm_")
+    if kernel.name.startswith("bias_add"):
+        return 8
+    if kernel.name.startswith("bias_split_gelu"):
+        rows = int(kernel.name[-1]) if kernel.name[-1].isdigit() else 1
+        return {1: 5, 2: 4, 4: 3}[rows] if nvidia else {1: 8, 2: 8, 4: 6}[rows]
+    if family == "skip_layer":
+        vectors = int(variant[-1]) if variant[-1].isdigit() else 1
+        return {1: 5, 2: 3, 3: 2}[vectors] if nvidia else {1: 8, 2: 6, 3: 4}[vectors]
+    if family == "group":
+        return launch_bounds(kernel.architecture).get(kernel.name, 1)
+    if "general" in kernel.name:
+        return launch_bounds(kernel.architecture)[kernel.name] if nvidia else 2
+    return launch_bounds(kernel.architecture).get(kernel.name, 4) if nvidia else 3  # four where it has all keys
+
+
+BEFORE_HOPPER = re.compile(
+    r"^#if defined\(__CUDA_ARCH__\) && __CUDA_ARCH__ < 900.*?\n(.*?)#else\n(.*?)#endif\n", re.M | re.S
+)
+
+
+def launch_bounds(architecture: str) -> dict[str, int]:
+    """Kernel -> the blocks that its source names: for GroupNorm, and for attention on NVIDIA."""
+    folder = native.SOURCE / "kernels"
+    found: dict[str, int] = {}
+    for form, path in (("alone", "group_norm_kernel.h"), ("together", "group_norm_together_kernel.h")):
+        text = (folder / path).read_text()
+        for instance, blocks in re.findall(rf"^SDORT_GROUP_NORM_{form.upper()}\(([\d, ]+), (\d+)\)", text, re.M):
+            name = f"{form}_{instance.replace(', ', '_')}"
+            found |= {f"group_norm_{dtype}_{name}": int(blocks) for dtype in ("f16", "f32")}
+    [blocks] = re.findall(r"kTwoBlocks = (\d+);", (folder / "group_norm.h").read_text())
+    found |= {f"group_norm_{dtype}_{name}": int(blocks) for dtype in ("f16", "f32") for name in ("measure", "apply")}
+    text = (folder / "attention_general_kernel.h").read_text()
+    for columns, blocks in re.findall(r"^SDORT_ATTENTION_GENERAL\((\d+), (\d+)\)", text, re.M):
+        found |= {f"attention_general_{dtype}_{columns}": int(blocks) for dtype in ("f16", "f32")}
+    text = (folder / "attention_kernel.h").read_text()
+    text = BEFORE_HOPPER.sub(r"\1" if architecture == "sm_80" else r"\2", text)
+    for size, keys, step, tiles, blocks in re.findall(
+        r"^SDORT_ATTENTION\((\d+), (\d+), (\d+), (\d+), (\d+)\)", text, re.M
+    ):
+        found[f"attention_f16_{size}_q{tiles}_k{keys}_s{step}"] = int(blocks)
+    return found
+
+
+def test_launch_bounds_are_found_in_the_source() -> None:
+    bounds = launch_bounds("sm_90")
+    assert bounds["group_norm_f16_together_128_12_20"] == 4
+    flash = {name for name in kernel_names("sm_90") if re.search(r"attention.*(_k\d|general)", name)}
+    assert flash == {name for name in bounds if name.startswith("attention")}
+    assert {name for name, blocks in launch_bounds("sm_80").items() if blocks != bounds[name]} == {
+        "attention_f16_40_q2_k64_s32"
+    }
+
+
+def test_as_many_blocks_as_headers_count_on() -> None:
+    """What shared memory leaves room for is the tiling's or geometry's business, and held elsewhere to the byte."""
+    for _, kernel in all_kernels():
+        unit = unit_of(kernel.architecture)
+        room = unit.shared // (kernel.shared + unit.block_shared) if kernel.shared else 32
+        assert kernel.blocks >= min(room, stated_blocks(kernel)), kernel
+
+
+def vectors_in_flight(name: str) -> int | None:
+    """16-byte loads that a lane has on their way at a time, of tensors; None of what goes by elements or computes."""
+    if re.fullmatch(r"bias_add_f\d\d_vector", name):
+        return 2
+    if found := re.fullmatch(r"bias_split_gelu_f\d\d_r(\d)", name):
+        return 2 * int(found[1])
+    if found := re.fullmatch(r"skip_layer_norm_f\d\d_w\dv(\d)", name):
+        return 2 * int(found[1])
+    if found := re.fullmatch(r"group_norm_f\d\d_(?:alone|together)_\d+_(\d+)(?:_\d+)?", name):
+        return int(found[1])
+    if re.fullmatch(r"group_norm_f\d\d_(measure|apply)", name):
+        return 8
+    return None
+
+
+def test_enough_loads_are_on_their_way_to_fill_the_memory() -> None:
+    for _, kernel in all_kernels():
+        if vectors := vectors_in_flight(kernel.name):
+            assert kernel.blocks * kernel.threads * vectors * 16 >= IN_FLIGHT, kernel
+
+
+def designed_moves(name: str) -> tuple[int, int] | None:
+    """Loads and stores of 16 bytes in the code of a vector kernel, at least: one for each tensor, row and vector."""
+    if re.fullmatch(r"bias_add_f\d\d_vector", name):
+        return 3, 1  # X, skip, bias; Y
+    if found := re.fullmatch(r"bias_split_gelu_f\d\d_r(\d)", name):
+        rows = int(found[1])
+        return 2 + 2 * rows, rows  # two halves of the bias and of each row; Y
+    if found := re.fullmatch(r"skip_layer_norm_f\d\d_w\dv(\d)", name):
+        vectors = int(found[1])
+        return 5 * vectors, 2 * vectors  # X, skip, gamma, beta, bias; Y, S
+    return None
+
+
+def test_vector_kernels_move_16_bytes_and_nothing_else() -> None:
+    held = set()
+    for path, kernel in all_kernels():
+        if designed := designed_moves(kernel.name):
+            counts = moves(instructions(path)[kernel.name])
+            loads, stores = wide(counts, "load"), wide(counts, "store")
+            assert loads >= designed[0], (kernel, counts)
+            assert stores >= designed[1], (kernel, counts)
+            assert loads + stores == counts.total(), (kernel, counts)
+            held.add(kernel.name)
+    assert len(held) == 2 * (1 + 3 + 9)
+
+
+def test_the_others_move_elements_and_no_bytes() -> None:
+    """An access is as wide as an element, so f32 has no 16-bit ones, and none is half an element."""
+    narrow = re.compile("(bias_add|bias_split_gelu|skip_layer_norm)_(f16|f32)_(narrow|wide)")
+    for path, kernel in all_kernels():
+        if found := narrow.fullmatch(kernel.name):
+            names = " ".join(moves(instructions(path)[kernel.name]))
+            pattern = r"short|_u16|_b16|\.U16" if found[2] == "f16" else r"_dword\b|_b32|\.32"
+            assert len(re.findall(pattern, names)) == len(names.split()) > 0, (kernel, names)
+
+
+def test_sums_of_matrix_products_stay_in_vector_registers() -> None:
+    """Where a lane may have more than 256 registers, clang moves them to accumulation registers and back."""
+    for path in objects("gfx9*.hsaco"):
+        for name, counts in instructions(path).items():
+            assert not {each for each in counts if "accvgpr" in each}, (path.name, name)

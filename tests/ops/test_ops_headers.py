@@ -1,0 +1,75 @@
+"""What every kernel's header says: formula, shapes, geometry, roofline, and what was measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support import native
+
+KERNELS = native.SOURCE / "kernels"
+HEADERS = sorted(path for path in KERNELS.glob("*.h") if path.with_name(f"{path.stem}_kernel.h").exists())
+PARTS = ("Shapes", "Geometry", "Roofline", "Measured")
+
+
+def comment(path: Path) -> str:
+    """The comment that the header begins with, without its slashes."""
+    lines = path.read_text().split("\n#pragma once")[0].splitlines()
+    assert all(line.startswith("//") for line in lines), path.name
+    return "\n".join(line[2:] for line in lines)
+
+
+def part(path: Path, name: str) -> str:
+    found = re.search(rf"^ {name} +(.*?)(?=^ [A-Z]\w+  |\Z)", comment(path), re.M | re.S)
+    assert found, f"{path.name} has no {name}"
+    return " ".join(found[1].split())
+
+
+def measured() -> dict[tuple[str, str], tuple[float, str]]:
+    """Operator and shape -> microseconds and share of the copy's bandwidth, as MEASURED.md has them."""
+    rows = {}
+    for line in (native.SOURCE / "MEASURED.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 8 and re.fullmatch(r"[\d.]+", cells[3]):
+            rows[cells[0], cells[1]] = float(cells[3]), cells[6]
+    return rows
+
+
+def test_every_kernel_has_a_header() -> None:
+    assert [path.stem for path in HEADERS] == [
+        "attention",
+        "bias_add",
+        "bias_split_gelu",
+        "group_norm",
+        "skip_layer_norm",
+    ]
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=lambda path: path.stem)
+def test_formula_shapes_geometry_and_roofline(path: Path) -> None:
+    assert re.match(r" \w+[:,].* = .*", comment(path)), "the first line is the formula"
+    for name in PARTS:
+        assert len(part(path, name)) > 20, name
+    roofline = part(path, "Roofline")
+    for word in (r"\bbytes\b", r"\bflops\b|exponentials", "-bound|bound by", r"\d"):
+        assert re.search(word, roofline, re.I), word
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=lambda path: path.stem)
+def test_what_was_measured_is_in_the_table(path: Path) -> None:
+    """Device and date, at least two shapes, each as MEASURED.md has it, and what was not measured."""
+    text = part(path, "Measured")
+    found = re.fullmatch(r"H100 80GB, 2\d{3}-\d\d-\d\d, fp16: (.*); not measured on AMD hardware\.", text)
+    assert found, text
+    [operator] = [
+        name
+        for name in ("MultiHeadAttention", "BiasAdd", "BiasSplitGelu", "GroupNorm", "SkipLayerNormalization")
+        if comment(path).startswith((f" {name}:", f" {name},"))
+    ]
+    rows = [re.fullmatch(r"(.+) ([\d.]+) µs \((\d+%) of copy\)", each) for each in found[1].split(", ")]
+    assert len(rows) >= 2
+    for row in rows:
+        assert row
+        microseconds, share = measured()[operator, row[1]]
+        assert (f"{microseconds:.1f}", share) == (row[2], row[3]), row[1]

@@ -1,0 +1,199 @@
+"""The library as users meet it: ``sdort ops``, ``--custom-ops``, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from support import native
+
+from sdort.cli import cli
+from sdort.errors import ProviderError, UsageError
+from sdort.ops import library
+from sdort.ops.build import Build, BuildOptions, last_build
+from sdort.ops.table import Entry, read_table
+from sdort.providers.options import CPU, RuntimeOptions, session_options
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SDORT_OPS_TUNING", raising=False)
+    return tmp_path / "cache" / "sdort" / "ops"
+
+
+@pytest.fixture
+def built(empty_cache: Path) -> Path:
+    """The library in its place in the cache, as ``sdort ops build`` leaves it."""
+    target = library.built_library()
+    target.parent.mkdir(parents=True)
+    shutil.copy(native.library(), target)
+    stored = {
+        "path": library.NAME,
+        "code": ["gfx1100"],
+        "left_out": ["gfx950"],
+        "headers": "here (API 21)",
+        "seconds": 3.0,
+        "date": "2026-11-21 00:00:00",
+        "options": {"architectures": ["gfx1100"], "hip": None, "cuda": None, "compiler": None, "ort_include": None},
+    }
+    (target.parent / "build.json").write_text(json.dumps(stored))
+    return target
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_nothing_is_registered_until_it_is_built() -> None:
+    assert library.resolve("auto") is None
+    assert library.resolve("off") is None
+    with pytest.raises(ProviderError, match=r"not built here.*\n.*sdort ops build"):
+        library.resolve("on")
+
+
+def test_what_is_built_is_found(built: Path) -> None:
+    assert library.resolve("auto") == library.resolve("on") == built
+    assert library.resolve("off") is None
+    assert last_build() == Build(
+        built, ("gfx1100",), ("gfx950",), "here (API 21)", 3.0, "2026-11-21 00:00:00", BuildOptions(("gfx1100",))
+    )
+
+
+def test_a_path_names_a_library(tmp_path: Path) -> None:
+    assert library.resolve(str(native.library())) == native.library().resolve()
+    with pytest.raises(UsageError, match="there is no such file"):
+        library.resolve(str(tmp_path / "none.so"))
+    other = tmp_path / "other.so"
+    other.write_bytes(b"text")
+    with pytest.raises(UsageError, match="is not a library of sdort's operators"):
+        library.resolve(str(other))
+
+
+def test_a_shared_library_of_somebody_else_is_refused() -> None:
+    runtime = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"), None)
+    foreign = runtime or next(Path(onnxruntime.__file__).parent.glob("capi/*.so"))
+    with pytest.raises(UsageError, match="is not a library of sdort's operators"):
+        library.resolve(str(foreign))
+
+
+def test_the_library_describes_itself() -> None:
+    found = library.describe(native.library())
+    by_name = {(each.domain, each.name): each for each in found.operators}
+    assert {("com.microsoft", "GroupNorm"), ("com.microsoft", "BiasSplitGelu"), ("sdort", "GroupNorm")} <= set(by_name)
+    assert by_name["com.microsoft", "BiasAdd"].cpu
+    assert by_name["com.microsoft", "BiasAdd"].gpu
+    assert not by_name["com.microsoft", "NhwcConv"].gpu
+    vendors = {each.vendor for each in found.code_objects}
+    assert vendors <= {"hip", "cuda"}
+    assert all(each.bytes > 1000 for each in found.code_objects)
+
+
+def test_sessions_register_it(built: Path) -> None:
+    options = session_options(onnxruntime, CPU, RuntimeOptions("cpu"), 3)
+    from onnx import parser
+
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>'
+        "one (float[N, S, 8] x, float[8] b) => (float[N, S, 4] y) { y = com.microsoft.BiasSplitGelu (x, b) }"
+    ).SerializeToString()
+    providers = ["CPUExecutionProvider"]
+    assert onnxruntime.InferenceSession(model, options, providers=providers).get_inputs()
+    without = session_options(onnxruntime, CPU, RuntimeOptions("cpu", custom_ops="off"), 4)
+    with pytest.raises(Exception, match="BiasSplitGelu"):
+        onnxruntime.InferenceSession(model, without, providers=providers)
+
+
+def test_a_damaged_library_is_told(built: Path) -> None:
+    built.write_bytes(b"damaged")
+    with pytest.raises(ProviderError, match=r"cannot load.*\n.*sdort ops build --force"):
+        session_options(onnxruntime, CPU, RuntimeOptions("cpu"), 4)
+
+
+def test_list(built: Path) -> None:
+    code, output = invoke("ops", "list")
+    assert code == 0
+    assert "BiasSplitGelu" in output
+    assert "left out, as no compiler here knows it: gfx950" in output
+    code, output = invoke("ops", "list", "--json")
+    assert code == 0
+    found = json.loads(output)
+    assert found["sha256"] == library.library_hash(built)
+    assert found["cache_bytes"] >= built.stat().st_size
+    assert {each["name"] for each in found["library"]["operators"]} >= {"GroupNorm", "NhwcConv"}
+
+
+def test_list_without_a_library() -> None:
+    code, output = invoke("ops", "list")
+    assert code == 6
+    assert "sdort ops build" in output
+
+
+def test_build_says_what_is_there(built: Path) -> None:
+    code, output = invoke("ops", "build", "--arch", "gfx1100")
+    assert code == 0
+    assert "up to date:" in output
+    assert "machine code for gfx1100" in output
+
+
+@pytest.mark.parametrize("name", ["1100", "gfx", "sm_90", "gfx1100;rm"])
+def test_build_refuses_what_is_no_architecture(name: str) -> None:
+    code, output = invoke("ops", "build", "--arch", name)
+    assert code == 2
+    assert "looks like gfx1100" in output
+
+
+def test_a_failed_build_leaves_the_cache_as_it_was(built: Path, tmp_path: Path) -> None:
+    before = sorted((p.name, p.read_bytes()) for p in built.parent.iterdir())
+    code, output = invoke("ops", "build", "--ort-include", str(tmp_path), "--force")
+    assert code == 1
+    assert "there is no onnxruntime_c_api.h" in output
+    assert sorted((p.name, p.read_bytes()) for p in built.parent.iterdir()) == before
+    assert [p.name for p in built.parent.parent.iterdir()] == [built.parent.name]
+
+
+def test_build_without_cmake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    code, output = invoke("ops", "build")
+    assert code == 2
+    assert "cmake is not here" in output
+
+
+def test_a_build_for_the_cpu_alone(empty_cache: Path) -> None:
+    headers = native.build_folder() / "onnxruntime"
+    include = ("--ort-include", str(headers)) if headers.is_dir() else ()
+    code, output = invoke("ops", "build", "--no-hip", "--no-cuda", *include, "--json")
+    assert code == 0, output
+    assert json.loads(output)["code"] == []
+    assert library.resolve("on") == library.built_library()
+    assert sorted(p.name for p in library.built_library().parent.iterdir()) == ["build.json", library.NAME]
+
+
+def test_the_tuning_table_is_read_line_by_line(empty_cache: Path) -> None:
+    assert read_table() == []
+    empty_cache.mkdir(parents=True)
+    library.tuning_table().write_text(
+        "# comment\ngfx1100\tbias f16\tr2\t3.5\nbroken line\ngfx1100\tx\ty\tnot a number\n"
+    )
+    assert read_table() == [Entry("gfx1100", "bias f16", "r2", 3.5)]
+    code, output = invoke("ops", "tune", "--show", "--json")
+    assert code == 0
+    assert json.loads(output)["entries"] == [
+        {"architecture": "gfx1100", "key": "bias f16", "variant": "r2", "microseconds": 3.5}
+    ]
+
+
+def test_tuning_needs_a_gpu(built: Path, tmp_path: Path) -> None:
+    code, output = invoke("ops", "tune", str(tmp_path), "--provider", "cuda")
+    assert code == 6
+    assert "cuda cannot be used" in output
+    code, output = invoke("ops", "tune", str(tmp_path))
+    assert code == 6
+    assert "no GPU to tune for" in output
+    code, output = invoke("ops", "tune")
+    assert code == 2

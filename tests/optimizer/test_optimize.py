@@ -1,0 +1,409 @@
+"""``sdort optimize``: what ends up in OUT, what is refused with which exit code, and that OUT is then untouched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from support.small_graphs import Array, feeds_for, parse, run
+
+import sdort
+from sdort import console
+from sdort.cli import cli
+from sdort.errors import UsageError
+from sdort.optimizer.command import Request, optimize
+
+RNG = np.random.default_rng(0)
+WEIGHTS: dict[str, Array] = {
+    "table": RNG.standard_normal((20, 8)).astype(np.float32),
+    "width": RNG.standard_normal((8, 8)).astype(np.float32),
+    "gamma": np.ones(8, np.float32),
+    "beta": np.zeros(8, np.float32),
+}
+GELU = "c = Mul (h, a)  g = Mul (c, half)"
+ENCODER = f"""g (int64[batch, sequence] input_ids) => (float[batch, sequence, 8] last_hidden_state)
+<float one = {{1.0}}, float half = {{0.5}}, float root = {{1.4142135}}> {{
+    e = Gather (table, input_ids)  h = MatMul (e, width)
+    d = Div (h, root)  r = Erf (d)  a = Add (r, one)  {GELU}
+    last_hidden_state = LayerNormalization <axis = -1> (g, gamma, beta)
+}}"""
+"""A text encoder as far as anybody can tell from its inputs and outputs: one Gelu, one LayerNormalization."""
+CLASSIFIER = "g (float[batch, 3, 8, 8] clip_input) => (float[batch, 3, 8, 8] images) { images = Neg (clip_input) }"
+OPERATORS = {"Gather": 1, "LayerNormalization": 1, "MatMul": 1, "com.microsoft.Gelu": 1}
+
+
+@pytest.fixture(autouse=True)
+def _restore_verbosity() -> Iterator[None]:
+    yield
+    console.set_verbosity(console.NORMAL)
+
+
+def write_model(folder: Path, text: str = ENCODER, **changed: Array) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: values for name, values in {**WEIGHTS, **changed}.items() if name in text}
+    onnx.save(parse(text, weights, 17), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A pipeline folder of two text encoders."""
+    folder = tmp_path / "in"
+    for name in ("text_encoder", "text_encoder_2"):
+        write_model(folder / name)
+    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    for name in ("tokenizer/vocab.json", "tokenizer/merges.txt", "scheduler/scheduler_config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.fixture
+def call(source: Path, tmp_path: Path) -> Callable[..., Result]:
+    """Calls ``sdort optimize IN OUT --provider cpu ...``."""
+
+    def invoke(*options: object, given: Path = source) -> Result:
+        arguments = ["optimize", given, tmp_path / "out", "--provider", "cpu", *options]
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def refused(result: Result, tmp_path: Path, code: int, *words: str) -> None:
+    """It ended with this code and these words, and left no OUT and nothing half-written beside it."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert [word for word in words if word not in result.stderr] == []
+    assert "Traceback" not in result.output
+    assert [path for path in tmp_path.iterdir() if path.name not in ("in", "report.json", "elsewhere")] == []
+
+
+# --- what is made ---
+
+
+def test_a_pipeline_folder(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    result = call()
+    assert result.exit_code == 0, result.output
+    made = files(tmp_path / "out")
+    assert {name for name in made if not name.endswith((".onnx", ".data"))} == {
+        "model_index.json", "scheduler/scheduler_config.json", "sdort.json", "tokenizer/merges.txt",
+        "tokenizer/vocab.json",
+    }  # fmt: skip
+    assert made["tokenizer/vocab.json"] == b"tokenizer/vocab.json"
+    for name in ("text_encoder", "text_encoder_2"):
+        proto = onnx.load(tmp_path / "out" / name / "model.onnx")
+        assert [node.op_type for node in proto.graph.node] == ["Gather", "MatMul", "Gelu", "LayerNormalization"]
+        assert f"{name} " in result.stdout
+    feeds = feeds_for(proto, {"batch": 2, "sequence": 5})
+    wanted = run(onnx.load(source / "text_encoder_2" / "model.onnx"), feeds)[0]
+    assert np.abs(run(proto, feeds)[0] - wanted).max() < 1e-5
+    assert result.stdout.count("1 Gelu") == 2
+
+
+def test_the_manifest_adds_to_that_of_the_export(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    (source / "sdort.json").write_text('{"model": "demo", "optimized": "before"}')
+    assert call("--fp16").exit_code == 0
+    manifest = json.loads((tmp_path / "out" / "sdort.json").read_text())
+    sizes = {
+        n: sum(f.stat().st_size for f in (tmp_path / "out" / n).glob("*")) for n in ("text_encoder", "text_encoder_2")
+    }
+    stated = {name: entry.pop("bytes") for name, entry in manifest["optimized"]["components"].items()}
+    half = {**OPERATORS, "Cast": 1}
+    assert manifest == {
+        "model": "demo",
+        "optimized": {
+            "sdort": sdort.__version__,
+            "from": str(source.resolve()),
+            "provider": "cpu",
+            "fp16": True,
+            "precision": "fp16",
+            "components": {"text_encoder": {"operators": half}, "text_encoder_2": {"operators": half}},
+        },
+    }
+    assert all(0 < stated[name] <= sizes[name] for name in sizes)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
+def test_a_manifest_that_is_none(call: Callable[..., Result], source: Path, tmp_path: Path, content: str) -> None:
+    (source / "sdort.json").write_bytes(content.encode("latin-1"))
+    refused(call(), tmp_path, 3, "sdort.json", "JSON")
+
+
+def test_one_file(call: Callable[..., Result], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "in" / "text_encoder")
+    assert call(given=path).exit_code == 0
+    assert {name for name in files(tmp_path / "out") if not name.endswith(".data")} == {"model.onnx", "sdort.json"}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["named", "as the working folder"])
+def test_the_folder_of_one_component(
+    call: Callable[..., Result], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """OUT is laid out as IN is."""
+    (source / "text_encoder" / "config.json").write_text("{}")
+    monkeypatch.chdir(source / "text_encoder")
+    assert call(given=Path() if inside else source / "text_encoder").exit_code == 0
+    made = {name for name in files(tmp_path / "out") if not name.endswith(".data")}
+    assert made == {"config.json", "model.onnx", "sdort.json"}
+
+
+def test_one_component_of_several(call: Callable[..., Result], tmp_path: Path) -> None:
+    assert call("--component", "text_encoder_2").exit_code == 0
+    assert (tmp_path / "out" / "text_encoder_2" / "model.onnx").is_file()
+    assert not (tmp_path / "out" / "text_encoder").exists()
+
+
+def test_the_safety_checker_is_for_those_who_ask(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    write_model(source / "safety_checker", CLASSIFIER)
+    assert call().exit_code == 0
+    assert not (tmp_path / "out" / "safety_checker").exists()
+    assert call("--overwrite", "--component", "safety_checker").exit_code == 0
+    assert (tmp_path / "out" / "safety_checker" / "model.onnx").is_file()
+
+
+def test_links_are_not_followed(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret.json").write_text("secret")
+    (source / "linked.json").symlink_to(elsewhere / "secret.json")
+    (source / "tokenizer" / "more").symlink_to(elsewhere)
+    (source / "unfinished.bin").write_text("weights")
+    assert call().exit_code == 0
+    names = set(files(tmp_path / "out"))
+    assert not [name for name in names if "secret" in name or "linked" in name or "more" in name or ".bin" in name]
+    assert b"secret" not in b"".join(files(tmp_path / "out").values())
+
+
+# --- what is printed ---
+
+
+def test_json_is_the_report(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    result = call("--json", "--component", "text_encoder", "--report", tmp_path / "report.json")
+    printed = json.loads(result.stdout)
+    assert printed == json.loads((tmp_path / "report.json").read_text())
+    assert result.stderr == ""
+    component = printed["components"]["text_encoder"]
+    assert component["fusions"]["gelu_erf"] == {"matched": 1, "candidates": 1, "left": []}
+    assert component["operators"] == OPERATORS
+    assert (component["nodes_before"], component["nodes_after"]) == (8, 4)
+    assert component["operators_before"]["Mul"] == 2
+    assert {"load", "tidy", "raise", "fuse", "write"} < set(component["seconds"])
+    assert (printed["source"], printed["provider"], printed["fp16"]) == (str(source), "cpu", False)
+    assert printed["misses"] == []
+    assert printed["peak_rss_mb"] > 10
+
+
+def test_quiet_says_nothing(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    result = call("-q", "--allow-misses", "--explain")
+    assert (result.exit_code, result.output) == (0, "")
+    again = call("-q", "--allow-misses")
+    assert (again.exit_code, again.stdout) == (7, "")
+    assert again.stderr.startswith("Error: ")
+    assert json.loads(call("-q", "--allow-misses", "--overwrite", "--json").stdout)["misses"] != []
+
+
+def test_explain_says_what_was_left_and_why(call: Callable[..., Result], source: Path) -> None:
+    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    result = call("--explain", "--allow-misses", "--component", "text_encoder")
+    (line,) = (line for line in result.stdout.splitlines() if line.split()[:2] == ["text_encoder", "gelu_erf"])
+    assert line.split()[2:5] == ["0/1", "Erf.3", "1/5"]
+    assert "expected Mul" in line
+    assert "What was left" not in call("--allow-misses", "--overwrite").stdout
+
+
+# --- OUT that exists ---
+
+
+def test_an_existing_out_is_replaced_if_asked(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    assert call().exit_code == 0
+    before = files(tmp_path / "out")
+    (source / "model_index.json").write_text("{}")
+    result = call("--fp16")
+    assert result.exit_code == 7
+    assert "--overwrite" in result.stderr
+    assert files(tmp_path / "out") == before
+    assert call("--fp16", "--overwrite").exit_code == 0
+    assert files(tmp_path / "out")["model_index.json"] == b"{}"
+    assert json.loads(files(tmp_path / "out")["sdort.json"])["optimized"]["fp16"]
+
+
+def test_a_failure_leaves_an_existing_out_as_it_was(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    assert call().exit_code == 0
+    before = files(tmp_path / "out")
+    write_model(source / "text_encoder_2", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    assert call("--overwrite").exit_code == 4
+    assert files(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+# --- usage ---
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--disable", "gelu_orf"], ["'gelu_orf' names no fusion", "gelu_erf", "nhwc"]),
+        (["--component", "vae"], ["no component 'vae'", "text_encoder, text_encoder_2"]),
+        (["--expect", "Gelu"], ["is not NAME=COUNT"]),
+        (["--expect", "Gelu=-1"], ["is not NAME=COUNT"]),
+        (["--expect", "unet:Gelu=1"], ["--expect unet:Gelu", "no component 'unet'"]),
+        (["--io-fp16"], ["--io-fp16 needs --fp16"]),
+        (["--provider", "vulkan"], ["'vulkan' is not one of"]),
+    ],
+)
+def test_requests_that_name_nothing(
+    call: Callable[..., Result], tmp_path: Path, options: list[str], words: list[str]
+) -> None:
+    refused(call(*options), tmp_path, 2, *words)
+
+
+def test_an_input_that_is_not_there(call: Callable[..., Result], tmp_path: Path) -> None:
+    refused(call(given=tmp_path / "nowhere"), tmp_path, 2, "nowhere does not exist")
+
+
+def test_a_usage_error_is_json_too(call: Callable[..., Result]) -> None:
+    result = call("--disable", "gelu_orf", "--json")
+    assert json.loads(result.stdout)["exit_code"] == result.exit_code == 2
+
+
+def test_a_disabled_fusion_is_left_out(call: Callable[..., Result], tmp_path: Path) -> None:
+    assert call("--disable", "gelu_erf", "--component", "text_encoder").exit_code == 0
+    proto = onnx.load(tmp_path / "out" / "text_encoder" / "model.onnx")
+    assert "Erf" in {node.op_type for node in proto.graph.node}
+
+
+# --- what should have fused ---
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [("Gelu=2", None), ("text_encoder:Gelu=1", None), ("Gelu=1", 2), ("text_encoder_2:Gelu=0", 1)],
+)
+def test_expected_counts(call: Callable[..., Result], tmp_path: Path, expected: str, found: int | None) -> None:
+    result = call("--expect", expected)
+    if found is None:
+        assert result.exit_code == 0
+    else:
+        refused(result, tmp_path, 4, f"--expect {expected}: found {found}")
+
+
+def test_what_is_expected_is_not_forgiven(call: Callable[..., Result], tmp_path: Path) -> None:
+    result = call("--expect", "Gelu=7", "--allow-misses")
+    refused(result, tmp_path, 4, "--expect Gelu=7: found 2")
+    assert "--allow-misses" not in result.stderr
+
+
+def test_a_miss_is_an_error_with_a_report(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    result = call("--report", tmp_path / "report.json")
+    refused(
+        result, tmp_path, 4, "text_encoder: gelu_erf left 'Erf.3'", "expected Mul", "1 of 5 nodes", "--allow-misses"
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(report["misses"]) == 1
+    assert report["misses"][0] in result.stderr
+    assert report["components"]["text_encoder"]["fusions"]["gelu_erf"]["candidates"] == 1
+
+
+def test_misses_may_be_allowed(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    result = call("--allow-misses", "--report", tmp_path / "report.json")
+    assert result.exit_code == 0
+    assert "missed: text_encoder: gelu_erf left 'Erf.3'" in result.stdout
+    assert (tmp_path / "out" / "text_encoder" / "model.onnx").is_file()
+    assert len(json.loads((tmp_path / "report.json").read_text())["misses"]) == 1
+
+
+def config(source: Path, content: Any) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (source / "text_encoder" / "config.json").write_text(text)
+
+
+def test_a_graph_that_is_not_what_its_config_says(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    config(source, {"num_hidden_layers": 2, "hidden_act": "gelu"})
+    result = call()
+    refused(
+        result, tmp_path, 4,
+        "text_encoder: attention: expected 2 Attention, found 0",
+        "text_encoder: layer_norm: expected 5 LayerNormalization, found 1",
+        "text_encoder: gelu: expected 2 Gelu, found 1",
+    )  # fmt: skip
+    assert "text_encoder_2" not in result.stderr
+    # Who leaves a fusion out cannot have its count.
+    assert call("--disable", "gelu").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", {}, {"num_hidden_layers": "many"}, {"num_hidden_layers": 1, "hidden_act": "x"}]
+)
+def test_a_config_that_says_nothing(call: Callable[..., Result], source: Path, content: Any) -> None:
+    config(source, content)
+    result = call("-v")
+    assert result.exit_code == 0
+    assert "no counts can be derived from" in result.stderr
+
+
+# --- bad models, full numbers ---
+
+
+def test_an_overflow_names_the_weight(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    wide = WEIGHTS["width"].copy()
+    wide[3, 4] = -70000
+    write_model(source / "text_encoder_2", width=wide)
+    refused(call("--fp16"), tmp_path, 5, "component 'text_encoder_2'", "1 weights: width", "without --fp16")
+    assert call().exit_code == 0
+
+
+def test_broken_models(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    path = source / "text_encoder_2" / "model.onnx"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    refused(call(), tmp_path, 3, "text_encoder_2")
+    write_model(path.parent, CLASSIFIER)
+    refused(call(), tmp_path, 3, "is no text_encoder_2", "clip_input")
+    proto = parse(ENCODER, WEIGHTS, 17)
+    onnx.save(proto, path, save_as_external_data=True, size_threshold=0, location="weights.bin")
+    (path.parent / "weights.bin").unlink()
+    refused(call(), tmp_path, 3, "component 'text_encoder_2'", "weights.bin")
+
+
+def test_a_folder_without_models(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    for name in ("text_encoder", "text_encoder_2"):
+        shutil.rmtree(source / name)
+    refused(call(), tmp_path, 3, "holds no ONNX pipeline", "sdort export")
+
+
+def test_a_report_that_cannot_be_written(call: Callable[..., Result], tmp_path: Path) -> None:
+    refused(call("--report", tmp_path / "none" / "report.json"), tmp_path, 7, "cannot write", "report.json")
+
+
+def test_out_may_not_be_the_input(source: Path) -> None:
+    before = files(source)
+    result = CliRunner().invoke(cli, ["optimize", str(source), str(source), "--overwrite"])
+    assert result.exit_code == 7
+    assert "is the input" in result.stderr
+    assert files(source) == before
+
+
+# --- as a library ---
+
+
+def test_from_python(source: Path, tmp_path: Path) -> None:
+    report = optimize(Request(source, tmp_path / "out", provider="cuda", expect={"Gelu": 2}))
+    assert (report.provider, report.misses, list(report.components)) == ("cuda", [], ["text_encoder", "text_encoder_2"])
+    assert report.seconds > 0
+    with pytest.raises(UsageError, match="'nothing' names no fusion"):
+        optimize(Request(source, tmp_path / "other", disable=["nothing"]))
+    assert not (tmp_path / "other").exists()

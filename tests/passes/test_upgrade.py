@@ -1,0 +1,175 @@
+"""Opsets: what an operator meant in the model's opset it means in ours; what cannot be said is refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from support.small_graphs import Array, feeds_for, load, parse, run, to_proto
+
+from sdort.errors import BadModelError
+from sdort.model.model import Model
+from sdort.optimizer.pipeline import count_operators
+from sdort.passes.upgrade import set_opset, to_pattern_opset, to_target_opset
+from sdort.rewrite.pattern import OPSET
+
+CHANGED = {
+    "ReduceMean 13": (13, "y = ReduceMean <axes = [1]> (x)", ""),
+    "ReduceMean of negative axes": (17, "y = ReduceMean <axes = [-1, 1], keepdims = 0> (x)", ""),
+    "ReduceMean of everything": (17, "y = ReduceMean <keepdims = 0> (x)", ""),
+    "ReduceMax 12": (12, "y = ReduceMax <axes = [2]> (x)", ""),
+    "ReduceMin 17": (17, "y = ReduceMin <axes = [2]> (x)", ""),
+    "ReduceL2 14": (14, "y = ReduceL2 <axes = [2]> (x)", ""),
+    "ReduceSum 11": (11, "y = ReduceSum <axes = [0, 2]> (x)", ""),
+    "ReduceSum 13": (13, "y = ReduceSum (x, one)", "<int64[1] one = {1}>"),
+    "Unsqueeze 11": (11, "y = Unsqueeze <axes = [0, 4]> (x)", ""),
+    "Unsqueeze 13": (13, "y = Unsqueeze (x, one)", "<int64[1] one = {1}>"),
+    "Squeeze 11": (11, "u = Unsqueeze <axes = [1]> (x)  y = Squeeze <axes = [1]> (u)", ""),
+    "Squeeze of what it finds": (11, "u = Unsqueeze <axes = [1]> (x)  y = Squeeze (u)", ""),
+    "Split 11": (11, "a, b, y = Split <axis = 1, split = [1, 1, 2]> (x)", ""),
+    "Split 11 in halves": (11, "a, y = Split <axis = 1> (x)", ""),
+    "Split 13": (13, "a, y = Split <axis = 1> (x, sizes)", "<int64[2] sizes = {1, 3}>"),
+    "Split 17 in halves": (17, "a, y = Split <axis = 2> (x)", ""),
+    "Softmax 11 of the last axis": (11, "y = Softmax <axis = 2> (x)", ""),
+    "Softmax 12 of -1": (12, "y = Softmax <axis = -1> (x)", ""),
+    "Softmax 13 of any axis": (13, "y = Softmax <axis = 1> (x)", ""),
+    "Pad 13": (13, "y = Pad (x, sides)", "<int64[6] sides = {1, 0, 2, 0, 1, 0}>"),
+    "what is as it was": (14, "s = Shape (x)  a = Transpose <perm = [0, 2, 1]> (x)  y = Reshape (a, s)", ""),
+}
+RANKS = {"ReduceMean of negative axes": 1, "ReduceMean of everything": 0, "Unsqueeze 11": 5, "Unsqueeze 13": 4}
+
+
+def upgraded(text: str, opset: int) -> Model:
+    model = load(text, opset=opset)
+    to_pattern_opset(model)
+    assert model.graph.opset == OPSET
+    return model
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_old_forms_mean_what_they_meant(name: str) -> None:
+    opset, body, constants = CHANGED[name]
+    dims = ", ".join("abcde"[: RANKS.get(name, 3)])
+    text = f"g (float[2, 4, 6] x) => (float{f'[{dims}]' if dims else ''} y) {constants} {{ {body} }}"
+    proto = parse(text, opset=opset)
+    feeds = feeds_for(proto, {})
+    model = upgraded(text, opset)
+    assert {entry.domain: entry.version for entry in to_proto(model).opset_import}[""] == OPSET
+    for found, wanted in zip(run(model, feeds), run(proto, feeds), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+NEWER = {
+    "Cast that says its default": (24, 'h = Cast <to = 10, round_mode = "up"> (x)  y = Cast <to = 1> (h)'),
+    "Attention without what is new": (25, "y = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x)"),
+    # Defined by operators that are older.
+    "an attribute that came later": (
+        25,
+        "y = Attention <q_num_heads = 2, kv_num_heads = 2, left_window_size = 1> (x, x, x)",
+    ),
+    "an input that came later": (24, "y = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x, , , , i)"),
+    "Swish": (24, "y = Swish (x)"),
+    "Swish of another slope": (25, "a = Swish <alpha = 1.702> (x)  y = Neg (a)"),
+    "shapes": (25, "s = Shape (x)  t = Transpose <perm = [0, 2, 1]> (x)  y = Reshape (t, s)"),
+}
+
+
+def _by_reference(proto: onnx.ModelProto, feeds: dict[str, Array]) -> Array:
+    outputs: Any = ReferenceEvaluator(proto).run(None, feeds)
+    return np.asarray(outputs[0])
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_forms_mean_what_they_meant(name: str) -> None:
+    """Against ONNX's reference: ONNX Runtime does not have all of them."""
+    opset, body = NEWER[name]
+    lengths = "<int64[2] i = {2, 3}>" if "i)" in body else ""
+    text = f"g (float[2, 4, 6] x) => (float[a, b, c] y) {lengths} {{ {body} }}"
+    proto = parse(text, opset=opset)
+    feeds = feeds_for(proto, {})
+    model = upgraded(text, opset)
+    found, wanted = (_by_reference(each, feeds) for each in (to_proto(model), proto))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    to_target_opset(model, 23)
+    assert not {"Swish", "round_mode"} & {*count_operators(model), *(a for n in model.graph.nodes for a in n.attrs)}
+
+
+def test_softmax_of_all_axes_but_the_first() -> None:
+    """Before opset 13 the default was axis 1, flattened: of a matrix, that is the last one."""
+    text = "g (float[2, 6] x) => (float[2, 6] y) { y = Softmax (x) }"
+    proto = parse(text, opset=11)
+    feeds = feeds_for(proto, {})
+    np.testing.assert_array_equal(run(upgraded(text, 11), feeds)[0], run(proto, feeds)[0])
+
+
+REFUSED = {
+    "Softmax over several axes": (11, "y = Softmax <axis = 1> (x)", "over axis 1 is not over the last axis"),
+    "Softmax by default": (12, "y = Softmax (x)", "over axis 1 is not over the last axis"),
+    "an attribute that is an input now": (11, "y = Dropout <ratio = 0.5> (x)", "Dropout of opset 11 has changed"),
+    "other inputs": (11, "y = BatchNormalization (x, s, s, s, s)", "BatchNormalization of opset 11 has changed"),
+    "what came later": (24, "y = TensorScatter (x, x, i)", "TensorScatter as opset 24 has it cannot be expressed"),
+    "another default": (12, "y = Hardmax (x)", "Hardmax of opset 12 has changed"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_changed_its_meaning_is_refused(case: tuple[int, str, str]) -> None:
+    opset, body, message = case
+    constants = "<float[4] s = {1.0, 2.0, 3.0, 4.0}, int64[2] i = {4, 4}>"
+    model = load(f"g (float[2, 4, 6] x) => (float[a, b, c] y) {constants} {{ {body} }}", opset=opset)
+    with pytest.raises(BadModelError, match=message) as caught:
+        to_pattern_opset(model)
+    assert caught.value.component == "test"
+    assert re.fullmatch(r"[A-Z]\w+\.0", caught.value.node or "")
+    assert "Export the model again" in (caught.value.hint or "")
+
+
+# --- down to a target ---
+
+
+def test_targets_get_their_opset() -> None:
+    body = "a = Softmax (x)  s, b = Split <axis = 1, num_outputs = 2> (a)  y = ReduceMean (b, one)"
+    text = f"g (float[2, 4, 6] x) => (float[a, b, c] y) <int64[1] one = {{1}}> {{ {body} }}"
+    model = load(text)
+    feeds = feeds_for(parse(text), {})
+    (before,) = run(model, feeds)
+    to_target_opset(model, 18)
+    assert [(d.domain, d.version) for d in model.graph.import_domains] == [("", 18)]
+    np.testing.assert_array_equal(run(model, feeds)[0], before)
+
+
+@pytest.mark.parametrize(
+    ("body", "operator"),
+    [
+        ("y = Gelu (x)", "Gelu"),
+        ("y = RMSNormalization (x, x)", "RMSNormalization"),
+        ("q = Cast <to = 10, saturate = 0> (x)  y = Cast <to = 1> (q)", "Cast"),
+        ("y = GroupNormalization <num_groups = 2> (x, s, s)", "GroupNormalization"),
+    ],
+)
+def test_what_a_target_has_no_opset_for_is_refused(body: str, operator: str) -> None:
+    constants = "<float[4] s = {1.0, 2.0, 3.0, 4.0}>"
+    model = load(f"g (float[2, 4, 4] x) => (float[a, b, c] y) {constants} {{ {body} }}")
+    with pytest.raises(BadModelError, match=f"{operator} of opset 23 cannot be expressed in opset 18") as caught:
+        to_target_opset(model, 18)
+    assert caught.value.node == f"{operator}.0"
+    assert model.graph.opset == OPSET
+
+
+def test_operators_of_other_domains_have_opsets_of_their_own() -> None:
+    text = "g (float[B] x) => (float[B] y) { a = com.microsoft.Gelu (x)  y = com.microsoft.QuickGelu (a) }"
+    model = load(text, opset=14)
+    to_pattern_opset(model)
+    to_target_opset(model, 18)
+    assert count_operators(model) == {"com.microsoft.Gelu": 1, "com.microsoft.QuickGelu": 1}
+
+
+def test_one_entry_a_domain_is_declared() -> None:
+    model = load("g (float[B] x) => (float[B] y) { y = com.microsoft.Gelu (x) }", opset=14)
+    for opset in (17, 18):
+        set_opset(model, opset)
+        assert [(d.domain, d.version) for d in model.graph.import_domains] == [("", opset), ("com.microsoft", 1)]

@@ -1,0 +1,256 @@
+"""Killed and interrupted at any moment: no half of an output, no broken cache, and what was there before stays.
+
+``sdort warm`` and the bundles have tests of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support import forked, pipelines, tiny_pipeline
+from support.moments import KILLED, spread
+
+ROUNDS = 14
+"""Kills of each command, spread over all that it does."""
+RUN = ("--height", "64", "--width", "64", "--provider", "cpu", "--seed", "1", "-o", "out/image.png")
+OLD = {"old.onnx": b"what was there before"}
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell starts what runs in the background deaf to SIGINT, and the commands that it starts inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> pipelines.Exported:
+    """The demo's export, and traces that exports of it find."""
+    return pipelines.export_family("sd1", tmp_path_factory.mktemp("demo"), pipelines.trace_folder(request.config))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny")).onnx
+
+
+@pytest.fixture
+def folder(tmp_path: Path, demo: pipelines.Exported) -> Path:
+    """Where commands run, with a cache that knows the demo's traces."""
+    shutil.copytree(demo.traces, tmp_path / "cache" / "sdort" / "traces")
+    return tmp_path
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file's content; of sdort's own record the kind of its entries only, for it holds times."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if "sdort.json" in found:
+        found["sdort.json"] = str(sorted(json.loads(found["sdort.json"]))).encode()
+    return found
+
+
+def place_old(out: Path) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    for name, content in OLD.items():
+        (out / name).write_bytes(content)
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob(".*sdort-*"))
+
+
+def making(command: str, demo: pipelines.Exported) -> tuple[str, ...]:
+    """The command line that makes ``out``."""
+    if command == "export":
+        return "export", "demo-random", "out"
+    return "optimize", str(demo.out), "out", "--fp16", "--provider", "cpu"
+
+
+@pytest.mark.parametrize("command", ["export", "optimize"])
+def test_a_kill_leaves_a_whole_folder_or_what_was_there(command: str, folder: Path, demo: pipelines.Exported) -> None:
+    out, args = folder / "out", (*making(command, demo), "--overwrite")
+    seconds = forked.work(folder, *args)
+    new, traces = tree(out), tree(folder / "cache")
+    kills = 0
+    for number, moment in enumerate(spread(seconds, ROUNDS, seed=len(command))):
+        shutil.rmtree(out, ignore_errors=True)
+        before = OLD if number % 2 else {}
+        if before:
+            place_old(out)
+        kills += forked.start(folder, *args, moment=moment).finish() == KILLED
+        assert out.exists() or not before
+        assert tree(out) in (before, new)
+        assert len(hidden(folder)) <= 1  # each run removes what the one before left behind
+    assert kills > ROUNDS / 4
+    forked.work(folder, *args)
+    assert tree(out) == new
+    assert tree(folder / "cache") == traces
+    assert hidden(folder) == []
+
+
+def test_a_kill_before_any_change_of_the_file_system(folder: Path, demo: pipelines.Exported) -> None:
+    """Of a folder that is being replaced: every instant at which the disk could hold half of something."""
+    out, args = folder / "out", (*making("optimize", demo), "--component", "vae_decoder", "--overwrite")
+    forked.work(folder, *args)
+    new = tree(out)
+    assert len(new) > 3
+    seen = []
+    for number in range(1, 100):
+        place_old(out)
+        status = forked.start(folder, *args, dies_at=number).finish()
+        assert tree(out) in (OLD, new), number
+        seen.append((tree(out) == new, bool(hidden(folder))))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+    assert number > 10
+    # At first nothing, then a hidden folder beside the old one, then the new one with the old one hidden, at last that.
+    assert list(dict.fromkeys(seen)) == [(False, False), (False, True), (True, True), (True, False)]
+
+
+# ---- drawing ----
+
+
+def images(folder: Path) -> list[Path]:
+    """Those that are there, each looked at to the last pixel."""
+    found = sorted((folder / "out").glob("*.png"))
+    for path in found:
+        if path.read_bytes() != OLD["old.onnx"]:
+            with Image.open(path) as image:
+                image.load()
+                assert image.size == (64, 64)
+                assert json.loads(image.text["sdort"])["prompt"] == "a"  # type: ignore[attr-defined]
+    return found
+
+
+def test_a_kill_leaves_whole_images(folder: Path, tiny: Path) -> None:
+    (folder / "out").mkdir()
+    args = ("run", str(tiny), "--prompt", "a", *RUN, "--steps", "2", "--num-images", "6", "--overwrite")
+    seconds = forked.work(folder, *args)
+    paths = images(folder)
+    assert len(paths) == 6
+    kills, kept = 0, 0
+    for moment in spread(seconds, ROUNDS, seed=3):
+        for path in paths:
+            path.write_bytes(OLD["old.onnx"])
+        kills += forked.start(folder, *args, moment=moment).finish() == KILLED
+        assert images(folder) == paths
+        kept += sum(path.read_bytes() == OLD["old.onnx"] for path in paths)
+    assert kills > ROUNDS / 4
+    assert kept > 0
+    forked.work(folder, *args)
+    assert all(path.read_bytes() != OLD["old.onnx"] for path in images(folder))
+    assert hidden(folder / "out") == []
+
+
+def test_a_kill_before_any_change_leaves_an_image_or_what_was_there(folder: Path, tiny: Path) -> None:
+    path, old = folder / "out" / "image.png", OLD["old.onnx"]
+    path.parent.mkdir()
+    seen = []
+    for number in range(1, 50):
+        path.write_bytes(old)
+        args = ("run", str(tiny), "--prompt", "a", *RUN, "--steps", "1", "--overwrite")
+        status = forked.start(folder, *args, dies_at=number).finish()
+        assert images(folder) == [path]
+        seen.append((path.read_bytes() != old, bool(hidden(path.parent))))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+    assert list(dict.fromkeys(seen)) == [(False, False), (False, True), (True, False)]
+
+
+# ---- ctrl-C ----
+
+
+@pytest.mark.parametrize("command", ["export", "optimize"])
+def test_an_interrupted_command_cleans_up(command: str, folder: Path, demo: pipelines.Exported) -> None:
+    out, args = folder / "out", (*making(command, demo), "--overwrite")
+    seconds = forked.work(folder, *args)
+    new = tree(out)
+    statuses = []
+    for moment in spread(seconds, 4, seed=1):
+        place_old(out)
+        running = forked.start(folder, *args, moment=moment, how=signal.SIGINT)
+        statuses.append(running.finish())
+        assert tree(out) == (OLD if statuses[-1] else new)
+        assert hidden(folder) == []
+        if statuses[-1]:
+            assert running.said().splitlines()[-1] == "Error: interrupted"
+            assert "Traceback" not in running.said()
+    assert 130 in statuses
+    assert set(statuses) <= {0, 130}
+
+
+def test_images_that_are_done_stay_after_ctrl_c(folder: Path, tiny: Path) -> None:
+    (folder / "out").mkdir()
+    args = ("run", str(tiny), "--prompt", "a", *RUN, "--steps", "8", "--num-images", "40")
+    running = forked.start(folder, *args)
+    while not images(folder) and running.process.is_alive():
+        time.sleep(0.005)
+    assert running.send(signal.SIGINT) == 130
+    done = images(folder)
+    assert 0 < len(done) < 40
+    lines = running.said().splitlines()
+    # Which of them may be known to be written when it ends, the last one not.
+    assert set(lines) >= {f"wrote {path.relative_to(folder)}" for path in done[:-1]}
+    assert lines[-1] == "Error: interrupted"
+    assert "Traceback" not in running.said()
+    assert hidden(folder / "out") == []
+
+
+@pytest.mark.parametrize("library", ["onnx", "sdort.exporter.template", "sdort.onnx_io.save"])
+def test_ctrl_c_while_libraries_are_imported(library: str, tmp_path: Path) -> None:
+    """Here a command starts as people start it; Python tells what it has imported."""
+    command = [sys.executable, "-v", "-m", "sdort", "export", "demo", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr
+        while not process.stderr.readline().startswith(f"import '{library}'"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "Error: interrupted\n" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- two at once ----
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_at_once_do_not_mix(overwrite: bool, folder: Path, demo: pipelines.Exported) -> None:
+    out = folder / "out"
+    both = [(*making("optimize", demo), "--component", each) for each in ("vae_decoder", "vae_encoder")]
+    whole = []
+    for args in both:
+        forked.work(folder, *args)
+        whole.append(tree(out))
+        shutil.rmtree(out)
+    assert whole[0] != whole[1]
+    for _ in range(3):
+        if overwrite:
+            place_old(out)
+        end = ["--overwrite"] if overwrite else []
+        started = [forked.start(folder, *args, *end, log=f"log{index}") for index, args in enumerate(both)]
+        statuses = [each.finish() for each in started]
+        assert tree(out) in whole
+        assert hidden(folder) == []
+        if overwrite:
+            assert statuses == [0, 0]
+        else:
+            assert sorted(statuses) == [0, 7]
+            loser = statuses.index(7)
+            assert tree(out) == whole[1 - loser]
+            assert started[loser].said().startswith(f"Error: {out} exists")
+        shutil.rmtree(out)

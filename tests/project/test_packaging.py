@@ -1,0 +1,145 @@
+"""What is built is what is in the tree: wheel, sdist, extras, pins."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+# Folder in the tree -> package in the wheel.
+PACKAGE_FOLDERS = {"sdort": "sdort", "fusions": "sdort/fusions", "custom_ops": "sdort/custom_ops"}
+FLAVOURS = {
+    "cpu": "onnxruntime",
+    "rocm": "onnxruntime-rocm",
+    "cuda": "onnxruntime-gpu",
+    "migraphx": "onnxruntime-migraphx",
+}
+
+
+def package_files() -> set[str]:
+    """Every file of the packages that belongs in the wheel, by its name there."""
+    return {
+        f"{package}/{file.relative_to(ROOT / folder)}"
+        for folder, package in PACKAGE_FOLDERS.items()
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+
+
+def build(source: Path, out: Path, kind: str) -> Path:
+    """Build ``wheel`` or ``sdist`` with the setuptools of this environment: nothing is downloaded."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=True)
+    return out / result.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build needs, since setuptools leaves its build folders beside the sources."""
+    copy = tmp_path_factory.mktemp("source")
+    for folder in PACKAGE_FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(source, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+def wheel_files(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def requirements(wheel: Path, extra: str = "") -> dict[NormalizedName, Requirement]:
+    """What ``pip install sdort[extra]`` asks for, by name."""
+    wanted = [Requirement(line) for line in metadata(wheel).get_all("Requires-Dist", [])]
+    return {
+        canonicalize_name(requirement.name): requirement
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    }
+
+
+def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None:
+    files = {name for name in wheel_files(wheel) if ".dist-info/" not in name}
+    assert files == package_files()
+
+
+def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
+    sdist = build(source, tmp_path, "sdist")
+    with tarfile.open(sdist) as archive:
+        if sys.version_info >= (3, 12):
+            archive.extractall(tmp_path, filter="data")
+        else:
+            archive.extractall(tmp_path)
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert wheel_files(build(unpacked, tmp_path, "wheel")) == wheel_files(wheel)
+
+
+def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import sys; sys.path.insert(0, 'site')\n"
+        "import sdort, sdort.fusions, sdort.custom_ops\n"
+        "from sdort.cli import COMMANDS, cli\n"
+        "print(sdort.__file__, sdort.fusions.__file__, sdort.custom_ops.__file__, *cli.list_commands(None))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    folder = tmp_path / "site" / "sdort"
+    modules = [folder / "__init__.py", folder / "fusions/__init__.py", folder / "custom_ops/__init__.py"]
+    assert result.stdout.split()[:3] == [str(module) for module in modules]
+    assert "inspect" in result.stdout.split()[3:]
+
+
+def test_the_wheel_has_the_command_the_licence_and_the_type_marker(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "sdort = sdort.cli:main" in archive.read(entry_points).decode().splitlines()
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_files(wheel))
+    assert metadata(wheel)["License-Expression"] == "MIT"
+
+
+@pytest.mark.parametrize(("extra", "flavour"), FLAVOURS.items())
+def test_an_extra_installs_one_onnxruntime(wheel: Path, extra: str, flavour: str) -> None:
+    assert {name for name in requirements(wheel, extra) if name.startswith("onnxruntime")} == {flavour}
+
+
+def test_no_onnxruntime_without_an_extra(wheel: Path) -> None:
+    """They share one import name: a default one would lie under the one that the user chooses."""
+    assert not {name for name in requirements(wheel) if name.startswith("onnxruntime")}
+    assert not {name for name in requirements(wheel, "dev") if name.startswith("onnxruntime")}
+
+
+def test_everything_the_tests_install_is_pinned(wheel: Path) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
+    pinned = {canonicalize_name(pin.name): str(pin.specifier) for pin in here}
+    wanted = requirements(wheel) | requirements(wheel, "cpu") | requirements(wheel, "dev")
+    assert set(wanted) - set(pinned) == set()
+    assert all(re.fullmatch(r"==[\w.]+", pin) for pin in pinned.values())
+    for name, requirement in wanted.items():
+        assert requirement.specifier.contains(pinned[name].removeprefix("==")), f"{name}: the pin is out of range"
+    assert len(here) == len(pinned), "something is pinned twice"

@@ -1,0 +1,198 @@
+"""bf16: which targets have it, how a model says so, what is made of that when it is opened, and how it is emulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from support import fragile
+from support.fragile import Fragile
+from support.small_models import evaluate, write
+
+from sdort.cli import cli
+from sdort.emulation.rounding import emulate
+from sdort.errors import ProviderError, UsageError
+from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16, refuse_bf16
+from sdort.providers.bf16 import check_bf16, with_bf16
+from sdort.providers.options import CPU, CUDA, MIGRAPHX, ROCM, Provider, RuntimeOptions
+from sdort.runtime import session as session_module
+from sdort.runtime.session import open_session
+from sdort.tuning import key as key_module
+from sdort.tuning.device import Machine
+from sdort.tuning.key import make_key
+from sdort.verification.parity import precision
+from sdort.verification.runners import Place, open_component
+
+ENABLED = {"migraphx_bf16_enable": "1"}
+CHAIN = "g (float[B, 4] x) => (float[B, 4] y) { s = Add (x, w)  y = Mul (s, s) }"
+WEIGHT = np.array([1.001, -3.3, 0.0007, 255.6], np.float32)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Fragile:
+    return fragile.build(tmp_path_factory.mktemp("fragile"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A small fp32 model that was made for bf16."""
+    made = write(tmp_path, CHAIN, {"w": WEIGHT})
+    proto = onnx.load(made, load_external_data=False)
+    proto.metadata_props.add(key=KEY, value=BF16)
+    onnx.save(proto, made)
+    return made
+
+
+def narrow(values: Any) -> Any:
+    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def test_optimize_writes_fp32_that_says_bf16(models: Fragile, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    source = models.onnx / "vae_decoder" / "model.onnx"
+    args = ["optimize", str(source), str(out), "--provider", "migraphx", "--bf16"]
+    assert CliRunner().invoke(cli, args).exit_code == 0
+    assert json.loads((out / "sdort.json").read_text())["optimized"]["precision"] == "bf16"
+    proto = onnx.load(out / "model.onnx", load_external_data=False)
+    kinds = {tensor.data_type for tensor in proto.graph.initializer}
+    assert onnx.TensorProto.FLOAT in kinds
+    assert not kinds & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    assert precision(proto) == "bfloat16"
+    told = CliRunner().invoke(cli, ["inspect", str(out / "model.onnx"), "--json"])
+    assert json.loads(told.stdout)["components"][0]["computed_in"] == "bf16"
+    assert not made_for_bf16(source)
+
+
+def test_what_is_not_made_for_bf16_does_not_say_so(models: Fragile, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    source = str(models.onnx / "vae_decoder" / "model.onnx")
+    assert CliRunner().invoke(cli, ["optimize", source, str(out), "--provider", "migraphx"]).exit_code == 0
+    assert json.loads((out / "sdort.json").read_text())["optimized"]["precision"] == "fp32"
+    assert not made_for_bf16(out / "model.onnx")
+
+
+def test_one_precision_at_a_time(models: Fragile, tmp_path: Path) -> None:
+    source = str(models.onnx / "vae_decoder" / "model.onnx")
+    args = ["optimize", source, str(tmp_path / "out"), "--provider", "migraphx", "--bf16", "--fp16"]
+    done = CliRunner().invoke(cli, args)
+    assert (done.exit_code, "exclude each other" in done.output) == (2, True), done.output
+
+
+def test_only_migraphx_has_it() -> None:
+    refuse_bf16("migraphx")
+    assert [each.name for each in (ROCM, MIGRAPHX, CUDA, CPU) if each.bf16] == ["migraphx"]
+
+
+def test_its_option_is_set_where_a_model_asks_for_it(path: Path, tmp_path: Path) -> None:
+    asked = RuntimeOptions("migraphx", provider_options={"migraphx_fp8_enable": "0"})
+    found = with_bf16(path, "unet", MIGRAPHX, asked)
+    assert found.provider_options == {"migraphx_fp8_enable": "0", **ENABLED}
+    assert with_bf16(path, "unet", MIGRAPHX, found) == found
+    assert with_bf16(path, "unet", CPU, asked) is asked
+    (tmp_path / "plain").mkdir()
+    assert with_bf16(write(tmp_path / "plain", CHAIN, {"w": WEIGHT}), "unet", MIGRAPHX, asked) is asked
+
+
+def test_asking_a_model_reads_its_metadata_alone(path: Path, tmp_path: Path) -> None:
+    """A graph that no parser would take is stepped over, and what comes after it is found."""
+    metadata = onnx.ModelProto()
+    metadata.metadata_props.add(key="other", value="x" * 2000)
+    metadata.metadata_props.add(key=KEY, value=BF16)
+    graph = b"\x3a\x80\x80\x80\x01" + b"\xff" * 2**21  # field 7, the graph, of 2 MiB
+    broken = tmp_path / "broken.onnx"
+    told = metadata.SerializeToString()
+    for content, made in ((graph + told, True), (told + graph, True), (graph, False), (told + graph[:-1], False)):
+        broken.write_bytes(content)
+        assert made_for_bf16(broken) is made
+    assert made_for_bf16(path)
+    assert not made_for_bf16(tmp_path / "absent.onnx")
+
+
+@pytest.mark.parametrize(("name", "value"), [("migraphx_fp16_enable", "1"), ("migraphx_bf16_enable", "0")])
+def test_another_precision_is_refused(path: Path, name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}={value}: .* was made for bf16"):
+        with_bf16(path, "unet", MIGRAPHX, RuntimeOptions(provider_options={name: value}))
+
+
+@pytest.mark.parametrize("provider", [ROCM, CUDA])
+def test_a_gpu_s_provider_without_bf16_is_refused(path: Path, provider: Provider) -> None:
+    with pytest.raises(ProviderError, match=f"in which {provider.name} does not compute"):
+        open_session(path, "unet", provider, RuntimeOptions(provider.name))
+
+
+def test_a_release_without_the_option_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (release, known), *_ = MIGRAPHX.releases.items()
+    older = {name: option for name, option in known.items() if name not in ENABLED}
+    monkeypatch.setitem(MIGRAPHX.releases, release, older)
+    with pytest.raises(ProviderError, match="has no migraphx_bf16_enable"):
+        with_bf16(path, "unet", MIGRAPHX, RuntimeOptions())
+
+
+def opened(path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, str]) -> list[RuntimeOptions]:
+    """What sessions are made with by ``open_session``, on a provider that says ``says`` of its options."""
+    made: list[RuntimeOptions] = []
+
+    def create(file: str, provider: Provider, options: RuntimeOptions, severity: int) -> Any:
+        made.append(options)
+        return SimpleNamespace(
+            get_providers=lambda: [provider.ep], get_provider_options=lambda: {provider.ep: says},
+            get_inputs=list, get_outputs=list,
+        )  # fmt: skip
+
+    monkeypatch.setattr(session_module, "create_session", create)
+    open_session(path, "unet", MIGRAPHX, RuntimeOptions("migraphx"))
+    return made
+
+
+def test_a_session_is_opened_in_bf16(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [options] = opened(path, monkeypatch, ENABLED)
+    assert options.provider_options == ENABLED
+
+
+def test_a_session_that_left_the_option_off_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProviderError, match="has 0: this is not bf16"):
+        opened(path, monkeypatch, {"migraphx_bf16_enable": "0"})
+    # A model in fp32 is asked nothing.
+    check_bf16(SimpleNamespace(), "unet", MIGRAPHX, RuntimeOptions("migraphx"))
+
+
+def test_tuning_results_are_kept_apart(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Machine("gfx1100", 48, "7.0", MIGRAPHX.ep, "2.14", "onnxruntime-migraphx 1.27.1")
+    monkeypatch.setattr(key_module, "this_machine", lambda name, device_id: here)
+    found = make_key(path, "unet", MIGRAPHX, RuntimeOptions("migraphx", custom_ops="off"), {})
+    assert ("migraphx_bf16_enable", "1") in found.options
+
+
+def test_emulated_results_are_those_of_bf16(path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    [y] = evaluate(emulate(path, "unet"), path.parent, {"x": x})
+    added = narrow(narrow(x) + narrow(WEIGHT))
+    np.testing.assert_array_equal(y, narrow(added * added))
+    assert not np.array_equal(y, (x + WEIGHT) ** 2)
+
+
+def test_verify_emulates_it_on_the_cpu(path: Path) -> None:
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    found = open_component(path, "unet", Place(CPU, RuntimeOptions("cpu"))).run({"x": x})["y"]
+    np.testing.assert_array_equal(found, narrow(found))
+
+
+def test_verify_says_which_limits_hold(models: Fragile, tmp_path: Path) -> None:
+    source = models.onnx / "vae_decoder" / "model.onnx"
+    assert CliRunner().invoke(
+        cli, ["optimize", str(source), str(tmp_path / "out"), "--provider", "migraphx", "--bf16"]
+    ).exit_code == 0  # fmt: skip
+    args = ["verify", str(tmp_path / "out" / "model.onnx"), "--against", str(source), "--provider", "cpu"]
+    done = CliRunner().invoke(cli, [*args, "--component", "vae_decoder", "--inputs", "random", "--json"])
+    record = json.loads(done.stdout)
+    assert {each["precision"] for each in record["components"]} == {"bfloat16"}
+    assert record["passed"], record
+    # Rounded to bf16, and not to fp16, whose limit this exceeds.
+    assert all(each["mean_share"] > 3e-3 for each in record["components"]), record

@@ -1,0 +1,123 @@
+"""Where the real ROCm provider places the nodes of optimized full-size models, on a stub of HIP (rocm_stub)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from support import rocm_stub
+from support.exports import Case
+from support.full_exports import traced
+from support.optimized_models import optimized
+
+from sdort.model.model import Model
+from sdort.model.weights import Array, Weight
+from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.save import save_model
+from sdort.onnx_io.serialize import serialize
+from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.providers import load_target
+from sdort.providers.options import ROCM, RuntimeOptions, provider_options
+from sdort.runtime.placement import COPIES, parse_placement
+
+SCRIPT = """
+import json, sys
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 0
+providers = [("ROCMExecutionProvider", json.loads(sys.argv[2]))]
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=providers)
+print(json.dumps(session.get_provider_options()["ROCMExecutionProvider"]))
+"""
+
+ON_CPU = {
+    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "Mod", "Mul", "Range", "Reshape",
+    "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Arithmetic on sizes, whose results are needed there; stated here, not taken from what is tested."""
+
+
+class Zeros(Weight):
+    def load(self) -> Array:
+        return np.zeros(self.shape, self.dtype)
+
+
+def zero_model(name: str) -> Model:
+    """The traced architecture with all weights zero."""
+    built, text = traced(name)
+    proto = onnx.ModelProto.FromString(text)
+    for value in [i for i in proto.graph.input if i.name not in built.inputs]:
+        dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        proto.graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT, dims=dims)
+    return from_proto(proto, lambda t: Zeros(t.dims, np.float32), built.component)
+
+
+def write_sparse(model: Model, path: Path) -> None:
+    """All weights share the same zeros, in a file with a hole for its content."""
+    proto = onnx.ModelProto.FromString(serialize(model, "zeros").proto)
+    longest = 0
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "offset":
+                entry.value = "0"
+            if entry.key == "length":
+                longest = max(longest, int(entry.value))
+    path.write_bytes(proto.SerializeToString())
+    with open(path.with_name("zeros"), "wb") as file:
+        file.truncate(longest)
+
+
+def placed_by_rocm(path: Path) -> dict[str, Counter[str]]:
+    """Operators by provider; the options that sdort sets arrive."""
+    asked = provider_options(ROCM, RuntimeOptions("rocm", tuning=True))
+    done = rocm_stub.runtime().run(SCRIPT, str(path), json.dumps(asked))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert asked.items() <= json.loads(done.stdout).items()
+    return parse_placement(done.stderr)
+
+
+def check_placement(placed: dict[str, Counter[str]]) -> None:
+    assert set(placed) <= {"ROCMExecutionProvider", "CPUExecutionProvider"}
+    assert sum(placed["ROCMExecutionProvider"][copy] for copy in COPIES) == 0
+    on_cpu = placed.get("CPUExecutionProvider", Counter())
+    assert set(on_cpu) <= ON_CPU, on_cpu
+
+
+@pytest.mark.parametrize(
+    "name", ["sd15", "sdxl", "vae_decoder", "vae_encoder", "clip_l", "openclip_h", "openclip_bigg"]
+)
+def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -> None:
+    model = zero_model(name)
+    optimize_model(model, Options(load_target("rocm"), fp16=True))
+    write_sparse(model, tmp_path / "model.onnx")
+    placed = placed_by_rocm(tmp_path / "model.onnx")
+    check_placement(placed)
+    on_gpu = placed["ROCMExecutionProvider"]
+    if name == "sd15":
+        counted = {operator: on_gpu[operator] for operator in ("NhwcConv", "MultiHeadAttention", "BiasSplitGelu")}
+        assert counted == {"NhwcConv": 98, "MultiHeadAttention": 32, "BiasSplitGelu": 16}
+        assert on_gpu["GroupNorm"] + on_gpu["SkipGroupNorm"] == 61
+    if name == "sdxl":
+        counted = {operator: on_gpu[operator] for operator in ("MultiHeadAttention", "BiasSplitGelu")}
+        assert counted == {"MultiHeadAttention": 140, "BiasSplitGelu": 70}
+
+
+TEXTS = [
+    *(Case("clip", exporter) for exporter in ("ts14", "dy18", "dy23raw")),
+    *(Case("openclip", exporter) for exporter in ("ts17", "dy23")),
+    *(Case("text2", exporter) for exporter in ("ts14", "dy23")),
+    *(Case("openclip", exporter, dynamic=False) for exporter in ("ts17", "dy18")),
+]
+"""Both of CLIP's ways to find the end of the prompt, as every exporter writes them."""
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=str)
+def test_text_encoders_of_every_exporter(exported: Callable[[Case], Path], case: Case, tmp_path: Path) -> None:
+    model = optimized(exported, case, "rocm", fp16=True)[0]
+    save_model(model, tmp_path / "model.onnx")
+    check_placement(placed_by_rocm(tmp_path / "model.onnx"))

@@ -1,0 +1,134 @@
+"""sdort commands as processes of their own that begin at once: forked from one that has imported everything.
+
+What a kill may hit is the command's work; importing torch and diffusers takes ten times as long and changes nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.moments import strike
+
+PRELOADED = (
+    "onnxruntime",
+    "PIL.PngImagePlugin",
+    "sdort.cli.export",
+    "sdort.cli.optimize",
+    "sdort.cli.run",
+    "sdort.demo.random_pipeline",
+    "sdort.exporter.command",
+    "sdort.optimizer.command",
+    "sdort.generation.command",
+    "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
+    "diffusers.schedulers.scheduling_pndm",
+    "transformers.models.clip.modeling_clip",
+)
+
+CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "ctypes.dlsym"}
+"""Audit events just before the file system changes; ``renameat2`` is called through ctypes."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([*PRELOADED])
+
+
+@dataclass
+class Command:
+    """A running command; its output goes to ``log``."""
+
+    process: Any
+    log: Path
+
+    def finish(self) -> int:
+        """Its exit status; minus the signal that ended it."""
+        self.process.join()
+        return int(self.process.exitcode)
+
+    def send(self, how: signal.Signals) -> int:
+        """Send it a signal, if it still runs; its exit status."""
+        if self.process.is_alive():
+            os.kill(self.process.pid, how)
+        return self.finish()
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+def start(
+    folder: Path,
+    *args: str,
+    dies_at: int | None = None,
+    moment: float | None = None,
+    how: signal.Signals = signal.SIGKILL,
+    log: str = "log",
+) -> Command:
+    """Run ``sdort ARGS`` in ``folder``, whose ``cache`` is its cache.
+
+    Args:
+        dies_at: the number of the change of the file system, from 1 on, before which it kills itself.
+        moment: the processor's seconds (:mod:`moments`) after which it sends itself the signal ``how``.
+    """
+    path = folder / log
+    path.unlink(missing_ok=True)
+    process = _context.Process(target=_main, args=(folder, args, path, dies_at, moment, how))
+    process.start()
+    return Command(process, path)
+
+
+def work(folder: Path, *args: str) -> float:
+    """The seconds of the processor that a command takes, which has to succeed."""
+    command = start(folder, *args)
+    assert command.finish() == 0, command.said()
+    return float(_seconds(command.log).read_text())
+
+
+def _seconds(log: Path) -> Path:
+    return log.with_name(f"{log.name}.seconds")
+
+
+def _main(
+    folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None, moment: float | None, how: signal.Signals
+) -> None:
+    os.environ.update(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder), HF_HUB_OFFLINE="1")
+    os.chdir(folder)
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if dies_at is not None:
+        _count_changes(folder, dies_at)
+    from sdort.cli import cli
+
+    began = time.process_time()
+    if moment is not None:
+        strike(moment, how)
+    try:
+        cli.main(list(args), prog_name="sdort")
+    finally:
+        _seconds(log).write_text(str(time.process_time() - began))
+
+
+def _count_changes(folder: Path, dies_at: int) -> None:
+    seen = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event not in CHANGES or (event == "open" and not _writes(arguments)):
+            return
+        seen += 1
+        if seen == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    path, mode, flags = arguments
+    return isinstance(path, (str, bytes, os.PathLike)) and (
+        bool(flags & (os.O_WRONLY | os.O_RDWR)) if mode is None else not set("wax+").isdisjoint(mode)
+    )

@@ -1,0 +1,67 @@
+"""The native library and its kernels as CPU code, built once for all tests (and kept between runs)."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2] / "custom_ops"
+MACHINES = ("mfma", "wmma_gfx11", "wmma_gfx12", "mma_sync")
+"""The simulated machines: a wave size and a matrix instruction each (custom_ops/cmake/simulated.cmake)."""
+
+
+@cache
+def build_folder() -> Path:
+    """Where everything is built: named by its sources, shared by parallel test processes.
+
+    ``SDORT_OPS_BUILD`` names a folder to use as it is: while a kernel is being written, its own build is up to date.
+    """
+    if given := os.environ.get("SDORT_OPS_BUILD"):
+        return Path(given)
+    paths = sorted(p for p in SOURCE.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc", ".md"})
+    return built({str(path.relative_to(SOURCE)): path.read_bytes() for path in paths}, _build)
+
+
+def built(sources: Mapping[str, bytes], build: Callable[[Path], None]) -> Path:
+    """The folder that ``build`` fills, once for these sources; other test processes wait for it."""
+    digest = hashlib.sha256()
+    for name, contents in sources.items():
+        digest.update(name.encode() + b"\0" + contents)
+    folder = Path(tempfile.gettempdir()) / f"sdort-ops-{os.getuid()}" / digest.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            build(folder / "build")
+            (folder / "done").touch()
+    return folder / "build"
+
+
+def _build(folder: Path) -> None:
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), "-DSDORT_SIMULATED=ON", *generator]
+    for command in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+
+def library() -> Path:
+    """libsdort_ops.so."""
+    return build_folder() / "libsdort_ops.so"
+
+
+@cache
+def simulated(machine: str) -> ctypes.CDLL:
+    """The kernels as CPU code for one of :data:`MACHINES`; its ``simulate_*`` functions run geometry and body."""
+    simulator = ctypes.CDLL(str(build_folder() / f"libsdort_simulated_{machine}.so"))
+    simulator.simulated_error.restype = ctypes.c_char_p
+    return simulator

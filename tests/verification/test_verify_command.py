@@ -1,0 +1,428 @@
+"""``sdort verify``: whole pipelines, right and wrong ones, what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+from support import fragile, tiny_pipeline
+from support.tiny_pipeline import Tiny, edit_weights
+
+from sdort.cli import cli
+from sdort.errors import BadModelError, ParityError
+from sdort.optimizer.command import Request, optimize
+from sdort.providers.options import CPU, RuntimeOptions
+from sdort.verification import run as verification
+from sdort.verification.components import Comparison
+from sdort.verification.images import ImageComparison
+from sdort.verification.report.difference import MOST_GAIN, difference_map
+from sdort.verification.report.page import html_report
+from sdort.verification.report.text import lines, record, tables
+from sdort.verification.report.timesteps import timestep_table
+from sdort.verification.result import Options, Verification, refuse_failed
+from sdort.verification.run import verify
+
+FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
+OPTIONS = Options(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def fast(tiny: Tiny) -> Path:
+    """For ROCm and in fp16, so that the CPU runs it by its operators' definitions."""
+    out = tiny.onnx.parent / "fast"
+    # The tiny attention has a head size for which ROCm has no kernel: some fusions are left.
+    optimize(Request(tiny.onnx, out, "rocm", fp16=True, allow_misses=True))
+    return out
+
+
+@pytest.fixture(scope="module")
+def right(tiny: Tiny, fast: Path) -> Verification:
+    return verify(fast, replace(OPTIONS, checkpoint=tiny.diffusers))
+
+
+def sdort(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["verify", *map(str, args)])
+
+
+def test_a_right_pipeline_passes_everywhere(right: Verification, tiny: Tiny) -> None:
+    assert right.passed, (right.failed, right.missing)
+    assert right.against == tiny.onnx
+    kinds = {(each.component, each.inputs, each.against) for each in right.comparisons}
+    components = ("text_encoder", "unet", "vae_decoder")
+    assert kinds == {(c, i, a) for c in components for i in ("random", "real") for a in ("ONNX", "torch")}
+    assert [(each.seed, each.passed) for each in right.images] == [(0, True)] * 2
+    # Two reductions of one truth: if the candidate is near both, they are near each other.
+    assert {each.precision for each in right.comparisons} == {"float16"}
+    assert all(0 < each.share < 1 for each in right.comparisons)
+
+
+def test_real_inputs_are_those_of_the_run(right: Verification, tiny: Tiny) -> None:
+    unet = [e for e in right.comparisons if (e.component, e.inputs, e.against) == ("unet", "real", "torch")]
+    moments = [float(re.findall(r"timestep (\S+)", each.sample)[0]) for each in unet]
+    tiny.pipeline.scheduler.set_timesteps(3)
+    assert moments == [float(t) for t in tiny.pipeline.scheduler.timesteps] * 2  # two prompts
+    first, last = unet[0].feeds, unet[2].feeds
+    assert first is not None
+    assert last is not None
+    # With guidance the two halves are one latent, noise at first and less of it at last, and two texts.
+    sample = first.feeds["sample"]
+    assert sample.shape == (2, 4, 16, 16)
+    assert (sample[0] == sample[1]).all()
+    assert sample.std() == pytest.approx(1, abs=0.1)
+    assert not np.allclose(sample, last.feeds["sample"], atol=0.1)
+    texts = first.feeds["encoder_hidden_states"]
+    assert not np.allclose(texts[0], texts[1])
+
+
+def test_random_inputs_have_two_sizes(right: Verification) -> None:
+    found = {each.sample for each in right.comparisons if (each.component, each.inputs) == ("unet", "random")}
+    assert found == {"1x4x16x16, scalar, 1x77x32", "2x4x8x8, scalar, 2x77x32"}
+
+
+def spoil(fast: Path, tmp_path: Path, component: str, change: Callable[[Any, str], Any], *names: str) -> Path:
+    """A copy of a pipeline with changed weights."""
+    copy = Path(shutil.copytree(fast, tmp_path / "spoiled"))
+    edit_weights(copy / component / "model.onnx", change, *names)
+    return copy
+
+
+def test_a_wrong_decoder_fails_with_its_image_report_and_node(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
+    spoiled = spoil(fast, tmp_path, "vae_decoder", lambda array, _: -array, "decoder.conv_in.weight")
+    report = tmp_path / "report.html"
+    result = sdort(spoiled, *FEW, "--no-torch", "--bisect", "--report", report, "--json")
+    assert result.exit_code == 5, result.output
+    found = json.loads(result.stdout)
+    assert found["passed"] is False
+    assert set(found["failed"]) == {"vae_decoder", "images"}
+    assert {each["component"] for each in found["components"] if not each["passed"]} == {"vae_decoder"}
+    assert all(each["passed"] for each in found["components"] if each["component"] != "vae_decoder")
+    [finding] = found["findings"]
+    assert finding["operator"] == "Conv"
+    assert "/decoder/conv_in/" in finding["node"]
+    text = report.read_text()
+    assert "FAILED" in text
+    assert finding["node"] in text
+
+
+def test_the_table_names_what_failed_and_the_next_step(fast: Path, tmp_path: Path) -> None:
+    spoiled = spoil(fast, tmp_path, "text_encoder", lambda array, _: array * 2, "final_layer_norm.weight")
+    result = sdort(spoiled, *FEW, "--component", "text_encoder", "--inputs", "random", "--no-torch")
+    assert result.exit_code == 5
+    assert re.search(r"text_encoder +│ random +│ ONNX.+FAILED", result.stdout)
+    assert "largest error" in result.stdout
+    assert "--component text_encoder --bisect" in result.stderr
+    assert "images" not in result.output
+
+
+def test_no_search_is_advised_that_has_nothing_to_search(right: Verification) -> None:
+    """--bisect walks the ONNX original's nodes: of what differs from torch alone it finds nothing."""
+    hints = []
+    for against in ("torch", "ONNX"):
+        [wrong] = [each for each in right.comparisons if each.component == "unet" and each.against == against][:1]
+        found = replace(right, comparisons=[replace(wrong, problem="largest error 1, 0.1 allowed")])
+        with pytest.raises(ParityError) as caught:
+            refuse_failed(found)
+        assert caught.value.message == "unet out of limits"
+        hints.append(caught.value.hint)
+    assert hints[0] is None
+    assert "--component unet --bisect" in str(hints[1])
+
+
+def test_a_search_that_fails_leaves_what_was_compared(
+    fast: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BadModelError("a part of it does not run: no memory")
+
+    monkeypatch.setattr(verification, "bisect", refuse)
+    spoiled = spoil(fast, tmp_path, "text_encoder", lambda array, _: array * 2, "final_layer_norm.weight")
+    result = sdort(spoiled, *FEW, "--component", "text_encoder", "--inputs", "random", "--no-torch", "--bisect")
+    assert result.exit_code == 5
+    assert re.search(r"text_encoder +│ random +│ ONNX.+FAILED", result.stdout)
+    assert "text_encoder: --bisect cannot tell: a part of it does not run: no memory" in result.stdout
+    assert "--component text_encoder --bisect" not in result.stderr
+
+
+def test_an_export_is_compared_with_torch(tiny: Tiny, tmp_path: Path) -> None:
+    options = replace(OPTIONS, against=tiny.diffusers, prompts=("a",))
+    result = verify(tiny.onnx, options)
+    assert result.passed, (result.failed, result.missing)
+    assert {each.against for each in result.comparisons} == {"torch"}
+    assert {each.precision for each in result.comparisons} == {"float32"}
+    [image] = result.images
+    assert image.psnr is not None
+    assert image.psnr > 45
+
+
+def test_what_cannot_be_compared_is_no_success(tiny: Tiny, tmp_path: Path) -> None:
+    """A UNet alone draws nothing: asked for everything, that is said; asked for what there is, it passes."""
+    original, fast = tmp_path / "original", tmp_path / "fast"
+    shutil.copytree(tiny.onnx / "unet", original / "unet")
+    optimize(Request(original, fast, "cpu"))
+    result = sdort(fast, *FEW)
+    assert result.exit_code == 5
+    assert "real inputs and images" in result.output
+    assert "has no text_encoder, vae_decoder" in result.output
+    few = sdort(fast, *FEW, "--inputs", "random", "--no-images")
+    assert few.exit_code == 0, few.output
+    assert "not compared with torch" in few.output
+
+
+def test_a_single_file_against_a_single_file(tiny: Tiny, fast: Path) -> None:
+    files = fast / "vae_decoder" / "model.onnx", tiny.onnx / "vae_decoder" / "model.onnx"
+    result = sdort(files[0], "--against", files[1], *FEW, "--inputs", "random", "--no-images", "--json")
+    assert result.exit_code == 0, result.output
+    assert {each["component"] for each in json.loads(result.stdout)["components"]} == {"vae_decoder"}
+
+
+def test_what_overflows_on_a_gpu_fails_on_the_cpu(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU provider alone would let it pass: it keeps fp32 between its casts."""
+    made = fragile.build(tmp_path)
+    for auto, code in ((False, 5), (True, 0)):
+        folder, _ = made.optimized("rocm", auto=auto)
+        files = folder / "vae_decoder" / "model.onnx", made.onnx / "vae_decoder" / "model.onnx"
+        result = sdort(files[0], "--against", files[1], *FEW, "--inputs", "random", "--no-images")
+        assert result.exit_code == code, result.output
+        assert ("NaN or infinite" in result.output) == (code == 5)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--component", "vae"], 2, "there is no component 'vae'"),
+        (["--report", "missing/report.html"], 7, "cannot write to the folder missing"),
+        (["--inputs", "some"], 2, "'some' is not one of"),
+    ],
+)
+def test_what_is_asked_wrongly(fast: Path, args: list[str], code: int, words: str) -> None:
+    result = sdort(fast, *FEW, *args)
+    assert result.exit_code == code
+    assert words in result.output
+
+
+def test_an_unknown_original_is_a_usage_error(tiny: Tiny) -> None:
+    result = sdort(tiny.onnx, *FEW)
+    assert result.exit_code == 2
+    assert "--against ORIGINAL" in result.output
+
+
+def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(fast, tmp_path / "broken"))
+    (copy / "unet" / "model.onnx.data").write_bytes(b"")
+    result = verify(copy, replace(OPTIONS, torch=False))
+    assert not result.passed
+    assert [what.partition(":")[0] for what in result.missing] == ["unet", "images"]
+    assert {each.component for each in result.comparisons} == {"text_encoder", "vae_decoder"}
+
+
+def test_a_checkpoint_that_was_made_for_the_while_is_told_by_its_name(
+    tiny: Tiny, fast: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def made(path: Path) -> Iterator[Path]:
+        yield Path(shutil.copytree(tiny.diffusers, tmp_path / "demo"))
+        shutil.rmtree(tmp_path / "demo")
+
+    monkeypatch.setattr(verification, "checkpoint_of", made)
+    asked = replace(OPTIONS, checkpoint=None, torch=True, components=["text_encoder"], images=False)
+    result = verify(fast, asked)
+    assert {each.against for each in result.comparisons} == {"ONNX", "torch"}
+    assert result.checkpoint == Path("demo")
+
+
+def test_a_checkpoint_that_does_not_load_leaves_the_other_comparison(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(tiny.diffusers, tmp_path / "checkpoint"))
+    for path in (checkpoint / "vae").glob("*.safetensors"):
+        path.write_bytes(b"")
+    result = verify(fast, replace(OPTIONS, checkpoint=checkpoint, components=["vae_decoder"], images=False))
+    assert {(each.against, each.passed) for each in result.comparisons} == {("ONNX", True)}
+    assert len(result.missing) == 1
+    assert result.missing[0].startswith("vae_decoder with torch: diffusers cannot load")
+    assert not result.passed
+
+
+# --- the page ---
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced; keeps links and images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "src":
+                self.sources.append(value or "")
+            elif name in ("href", "srcset"):
+                self.links.append(value or "")
+        if tag not in ("meta", "img", "br", "!doctype"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parse(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    return page
+
+
+def test_the_page_is_whole_and_needs_nothing_else(right: Verification) -> None:
+    text = html_report(right)
+    page = parse(text)
+    assert not page.links
+    assert not re.findall(r"https?://|url\(|@import", text)
+    assert len(page.sources) == 3 * len(right.images)
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    pictures = [Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))) for source in page.sources]
+    assert (np.asarray(pictures[0]) == right.images[0].reference).all()
+    assert (np.asarray(pictures[1]) == right.images[0].image).all()
+    assert "prefers-color-scheme: dark" in text
+    for reason in right.comparisons[0].component, "largest pixel, median", "finds a wrong corner":
+        assert reason in text
+
+
+def test_every_colour_of_the_page_is_stated_for_light_and_dark(right: Verification) -> None:
+    """A colour that only one scheme states would be read on the other's paper."""
+    style = html_report(right).partition("<style>")[2].partition("</style>")[0]
+    light, dark = re.findall(r":root \{(.+?)\}", style, re.DOTALL)
+    assert set(re.findall(r"(--[\w-]+):", light)) == set(re.findall(r"(--[\w-]+):", dark))
+    rules = style.replace(light, "").replace(dark, "")
+    assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", rules)
+    for scheme in (light, dark):
+        colours = dict(re.findall(r"(--[\w-]+): (#\w{6})", scheme))
+        for ink, paper in (("ink", "paper"), ("dim", "paper"), ("good", "good-paper"), ("bad", "bad-paper")):
+            assert contrast(colours[f"--{ink}"], colours[f"--{paper}"]) >= 4.5, (ink, paper)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2.1; 4.5 is what text needs."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dim, bright = sorted((luminance(one), luminance(other)))
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def test_images_are_judged_together_and_what_differs_is_said(right: Verification) -> None:
+    same, other = (ImageComparison("a", seed, "float16", 70.0, 1.0) for seed in range(2))
+    other = replace(other, psnr=30.0, differs="PSNR 30.0 dB, at least 40 wanted")
+    found = replace(right, images=[same, other])
+    assert found.passed
+    assert "image, seed 1, 'a': PSNR 30.0 dB, at least 40 wanted" in lines(found)
+    assert "images: the median is within the limits, so those that differ may" in lines(found)
+    assert "<span class='verdict differs'>differs</span>" in html_report(found)
+    assert record(found)["images_together"]["lowest"] == 30
+    found.images = [other]
+    assert found.failed == ["images"]
+    assert "images: PSNR 30.0 dB, at least 40 wanted" in lines(found)
+    assert "images: 1 may differ by chance; --seeds 8 tells" in lines(found)
+    found.images = [other, replace(other, prompt="b")]
+    assert "images: 2 may differ by chance; --seeds 4 tells" in lines(found)
+    found.images = [other] * 5 + [same] * 3
+    assert found.failed == ["images"]
+    assert "images: median PSNR 30.0 dB, at least 40 wanted (8 images)" in lines(found)
+    assert "chance" not in " ".join(lines(found))
+    assert not [line for line in lines(replace(right, images=[same])) if line.startswith("image")]
+
+
+def test_equal_images_are_no_missing_ones_in_json(right: Verification) -> None:
+    """JSON has no infinity, and null is what could not be measured."""
+    equal, bad = ImageComparison("a", 0, "float32", math.inf, 1.0, 0), ImageComparison("a", 1, "float32", problem="no")
+    told = record(replace(right, images=[equal, bad]))
+    assert [each["psnr"] for each in told["images"]] == ["inf", None]
+    assert (told["images_together"]["psnr"], told["images_together"]["lowest"]) == ("inf", "inf")
+
+
+def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny: Tiny) -> None:
+    tiny.pipeline.scheduler.set_timesteps(3)
+    moments = [float(t) for t in tiny.pipeline.scheduler.timesteps]
+    heads, rows = timestep_table(right.comparisons)
+    assert heads[3:-2] == tuple(f"t {moment:g}" for moment in moments)
+    assert [row[:3] for row in rows] == [
+        ("unet", against, f"{what} / spread") for against in ("ONNX", "torch") for what in ("max", "mean")
+    ]
+    kept = [each for each in record(right)["components"] if each["timestep"] is not None]
+    assert {each["component"] for each in kept} == {"unet"}
+    for row, key in zip(rows, ("largest_share", "mean_share") * 2, strict=True):
+        for moment, cell in zip(moments, row[3:-2], strict=True):
+            both = [e[key] for e in kept if (e["timestep"], e["against"]) == (moment, row[1])]
+            assert len(both) == 2  # prompts
+            assert cell == f"{max(both):.1e}"
+        assert row[-1] == "ok"
+    assert "<h2>Errors by timestep</h2>" in html_report(right)
+    broken = replace(kept_comparison(right), errors=None, problem="has NaN")
+    _, rows = timestep_table([*right.comparisons, broken])
+    assert [row[-1] for row in rows] == ["FAILED"] * 2 + ["ok"] * 2
+    assert rows[0][3] == "none"
+
+
+def kept_comparison(right: Verification) -> Comparison:
+    """The first along the run, which is with the ONNX original at the first timestep."""
+    return next(each for each in right.comparisons if each.timestep is not None)
+
+
+def test_verbose_tells_errors_by_timestep(fast: Path) -> None:
+    few = [*FEW, "--no-torch", "--no-images", "--component", "unet"]
+    for words, told in ((["-v"], True), ([], False)):
+        result = sdort(fast, *few, *words)
+        assert result.exit_code == 0, result.output
+        found = re.findall(r"unet, ONNX, (max|mean) / spread by timestep: (\S+) \S+e-\d+, ", result.stderr)
+        assert [what for what, _ in found] == (["max", "mean"] if told else [])
+
+
+def test_the_page_has_whole_prompts_and_the_terminal_short_ones(right: Verification) -> None:
+    image = replace(right.images[0], prompt="a red circle " * 9)
+    found = replace(right, images=[image])
+    assert f"<td class='words wrap'>{image.prompt}</td>" in html_report(found)
+    shown = list(next(t for t in tables(found) if t.columns[0].header == "prompt").columns[0].cells)
+    assert shown == [f"{image.prompt[:45]}..."]
+
+
+def test_prompts_are_text_on_the_page_not_markup(right: Verification) -> None:
+    image = right.images[0]
+    nasty = ImageComparison("<script>alert('x')</script>", 0, image.precision, problem="<b>bad</b>")
+    page = html_report(replace(right, images=[nasty]))
+    parse(page)
+    assert "<script" not in page
+    assert "<b>bad" not in page
+    assert page.count("<div class='none'>") == 3
+
+
+def test_difference_maps_are_as_bright_as_they_may_be() -> None:
+    image = np.full((2, 2, 3), 100, np.uint8)
+    for difference, gain, brightest in ((0, MOST_GAIN, 0), (1, 64, 64), (50, 5, 250), (155, 1, 155)):
+        other = image.copy()
+        other[0, 0, 0] += difference
+        pixels, words = difference_map(other, image)
+        assert pixels.max() == brightest
+        assert words == f"times {gain}, at most {difference} of 255"
