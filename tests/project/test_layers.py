@@ -1,0 +1,112 @@
+"""Imports run one way: docs/layout.md lists the folders, and each imports only from those above it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOOSE = {"errors", "console", "staging"}
+"""The only modules at the root, beside the package itself and ``python -m sdort``."""
+ENTRY = "sdort.__main__"
+FACE = "sdort"
+"""``sdort/__init__.py`` names the public functions; it stands above all folders, and nothing may be taken from it but
+what it defines itself."""
+
+Imports = dict[str, set[str]]
+"""Module -> the modules of sdort that it imports."""
+
+
+def sources(root: Path) -> dict[str, str]:
+    """Module -> source text; ``fusions/`` is the package ``sdort.fusions``."""
+    found = {}
+    for folder, package in (("sdort", "sdort"), ("fusions", "sdort.fusions")):
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = [package, *path.relative_to(root / folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imports_of(modules: dict[str, str]) -> Imports:
+    """Every import statement, wherever it stands."""
+    return {name: {each for each in _named(text, modules) if each != name} for name, text in modules.items()}
+
+
+def _named(text: str, modules: dict[str, str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in modules else str(node.module)
+
+
+def layers() -> list[str]:
+    """The folders of docs/layout.md's table, from the ground up."""
+    table = (ROOT / "docs" / "layout.md").read_text().partition("## Layers")[2]
+    return re.findall(r"^\| `(\w+)` \|", table, re.M)
+
+
+def folder(module: str) -> str:
+    return module.split(".")[1]
+
+
+def upwards(imports: Imports, order: list[str]) -> list[str]:
+    """Imports against the order, as ``importer -> imported``."""
+    level = {name: number for number, name in enumerate(order)}
+    return [
+        f"{module} -> {target}"
+        for module, targets in sorted(imports.items())
+        for target in sorted(targets)
+        if module not in (FACE, ENTRY) and target != FACE and folder(module) != folder(target)
+        if level[folder(target)] > level[folder(module)]
+    ]
+
+
+def cycle(imports: Imports) -> list[str] | None:
+    """Modules that import each other in a circle; None without one."""
+    try:
+        TopologicalSorter({m: ts for m, ts in imports.items() if m != FACE}).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return None
+
+
+def test_the_table_lists_every_folder_once() -> None:
+    names = layers()
+    assert len(names) == len(set(names))
+    assert set(names) == {folder(name) for name in sources(ROOT) if name not in (FACE, ENTRY)}
+
+
+def test_three_modules_are_loose() -> None:
+    assert {path.stem for path in (ROOT / "sdort").glob("*.py")} == LOOSE | {"__init__", "__main__"}
+
+
+def test_no_import_runs_upwards_and_none_in_a_circle() -> None:
+    imports = imports_of(sources(ROOT))
+    assert upwards(imports, layers()) == []
+    assert cycle(imports) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "fault"),
+    [
+        ("sdort.model.weights", "from sdort.cli import main", "upwards"),
+        ("sdort.model.weights", "def f():\n    from sdort.rewrite import editor", "upwards"),
+        ("sdort.model.weights", "if TYPE_CHECKING:\n    import sdort.runtime.session", "upwards"),
+        ("sdort.model.pieces", "def f():\n    from sdort.model import weights", "cycle"),
+        ("sdort.fusions.gelu", "from sdort.passes.fold import run", "upwards"),
+    ],
+)
+def test_a_wrong_import_is_seen(module: str, text: str, fault: str) -> None:
+    modules = sources(ROOT)
+    imports = imports_of({**modules, module: f"{modules[module]}\n{text}\n"})
+    assert bool(upwards(imports, layers())) == (fault == "upwards")
+    assert (cycle(imports) is not None) == (fault == "cycle") or fault == "upwards"
