@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -122,25 +123,40 @@ def show(result: RenderableType) -> None:
 
 
 def emit_json(obj: object) -> None:
-    """Print ``obj`` as JSON on stdout: dicts, lists, scalars, dataclasses, numpy scalars and paths.
+    """Print :func:`to_json` of ``obj`` on stdout."""
+    click.echo(json.dumps(to_json(obj), indent=2))
 
-    NaN and infinity, which JSON does not have, become null.
+
+def to_json(obj: object) -> Any:
+    """Plain JSON values of a report: dicts with text keys, lists, text, numbers, booleans and None.
+
+    Dataclasses become objects with a key for each field. ``field(metadata={"json": name})`` gives a field another key,
+    and ``field(metadata={"json": None})`` leaves it out. Enums become their values, paths text, sets sorted lists and
+    numpy scalars numbers. JSON has neither NaN nor infinity: NaN becomes None, infinity the text ``inf`` or ``-inf``.
+
+    Raises:
+        TypeError: ``obj`` holds a value of another type.
     """
-    click.echo(json.dumps(_plain(obj), indent=2))
-
-
-def _plain(obj: Any) -> Any:
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return {field.name: _plain(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
-    if isinstance(obj, dict):
-        return {str(key): _plain(value) for key, value in obj.items()}
-    if isinstance(obj, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in obj]
+    if isinstance(obj, Enum):
+        return to_json(obj.value)
+    if obj is None or isinstance(obj, (str, bool, int)):
+        return obj
+    if isinstance(obj, float):
+        return None if math.isnan(obj) else obj if math.isfinite(obj) else str(obj)
     if isinstance(obj, Path):
         return str(obj)
-    if hasattr(obj, "item") and not hasattr(obj, "__len__"):
-        return _plain(obj.item())
-    return None if isinstance(obj, float) and not math.isfinite(obj) else obj
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        names = {each.name: each.metadata.get("json", each.name) for each in dataclasses.fields(obj)}
+        return {key: to_json(getattr(obj, name)) for name, key in names.items() if key is not None}
+    if isinstance(obj, Mapping):
+        return {str(key): to_json(value) for key, value in obj.items()}
+    if isinstance(obj, (set, frozenset)):
+        return sorted((to_json(item) for item in obj), key=str)
+    if isinstance(obj, (list, tuple)):
+        return [to_json(item) for item in obj]
+    if hasattr(obj, "item") and not hasattr(obj, "__len__"):  # a numpy scalar, without importing numpy
+        return to_json(obj.item())
+    raise TypeError(f"{type(obj).__name__} has no JSON: {obj!r}")
 
 
 @contextmanager

@@ -6,10 +6,12 @@ import dataclasses
 import errno
 import io
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +262,25 @@ def test_json_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
         values: tuple[Any, ...]
 
     console.emit_json({"row": Row(Path("a/b"), (np.float32(0.5), np.int64(3), float("nan"), np.float32("inf"), None))})
-    assert json.loads(capsys.readouterr().out) == {"row": {"path": "a/b", "values": [0.5, 3, None, None, None]}}
+    assert json.loads(capsys.readouterr().out) == {"row": {"path": "a/b", "values": [0.5, 3, None, "inf", None]}}
+
+
+def test_json_of_a_report_has_the_names_that_its_fields_ask_for() -> None:
+    class Colour(Enum):
+        RED = "red"
+
+    @dataclasses.dataclass
+    class Report:
+        within: float = dataclasses.field(metadata={"json": "with"})
+        pixels: object = dataclasses.field(metadata={"json": None})
+        colour: Colour = Colour.RED
+        names: frozenset[str] = frozenset("ba")
+        by_step: Mapping[float, tuple[bool, ...]] = dataclasses.field(default_factory=lambda: {0.5: (True,)})
+
+    plain = {"with": "-inf", "colour": "red", "names": ["a", "b"], "by_step": {"0.5": [True]}}
+    assert console.to_json([Report(-math.inf, object())]) == [plain]
+    with pytest.raises(TypeError, match="object has no JSON"):
+        console.to_json(object())
 
 
 def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
