@@ -31,8 +31,8 @@ class Support(Protocol):
 class Fusion:
     """One file of ``fusions/``.
 
-    The file defines ``STAGE``, ``BEFORE`` (one text or several spellings), ``AFTER`` (one text, or one for each
-    spelling), ``ANCHOR`` (the operator in Before that makes a place a candidate) and ``EXAMPLE`` (sizes for the numeric
+    The file defines ``STAGE``, ``BEFORE`` (one text or several variants), ``AFTER`` (one text, or one for each
+    variant), ``ANCHOR`` (the operator in Before that makes a place a candidate) and ``EXAMPLE`` (sizes for the numeric
     test). It may define ``check(match)`` (returns a refusal or None), ``derive(match)`` (returns the tensors and
     attributes that After names and Before does not have), ``MUST_FUSE`` (no anchor may remain), ``concerns(editor,
     anchor)`` (whether an anchor that remains is one at all) and ``RUN_AFTER`` (names of fusions of the same stage).
@@ -66,7 +66,7 @@ class Fusion:
         return self.stage == "raise"
 
     @cached_property
-    def spellings(self) -> list[tuple[Pattern, Pattern]]:
+    def variants(self) -> list[tuple[Pattern, Pattern]]:
         """(Before, After) pairs."""
         befores = _texts(self.module.BEFORE)
         afters = _texts(self.module.AFTER)
@@ -168,7 +168,7 @@ def apply_fusion(
     editor.maker = fusion.name
     outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
     limit = 2 * len(editor.graph.nodes)
-    roots = {(before.root.op, before.root.domain) for before, _ in fusion.spellings}
+    roots = {(before.root.op, before.root.domain) for before, _ in fusion.variants}
     again = True
     while again:
         again = False
@@ -202,7 +202,7 @@ def _anchors(anchor: str, editor: Editor) -> list[gs.Node]:
 def _rewrite_at(
     fusion: Fusion, editor: Editor, root: gs.Node, support: Support | None, refused: dict[str, Refusal]
 ) -> bool:
-    for before, after in fusion.spellings:
+    for before, after in fusion.variants:
         match = find(editor, before, root, Progress(), through_casts=fusion.through_casts)
         if match is None:
             continue
@@ -346,7 +346,7 @@ def _why_not(fusion: Fusion, editor: Editor, anchor: gs.Node, refused: dict[str,
             "miss": False,
         }
     best, size = Progress(), 0
-    for before, _ in fusion.spellings:
+    for before, _ in fusion.variants:
         for root in _downstream(anchor, len(before.nodes)):
             progress = Progress()
             find(editor, before, root, progress, through_casts=fusion.through_casts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -63,6 +63,17 @@ class Match:
     def removed(self) -> list[gs.Node]:
         """What goes when the match is rewritten."""
         return [*self.nodes.values(), *self.casts.values()]
+
+    def copy(self) -> Match:
+        """A match that goes on by itself: what is bound in it is not bound in this one."""
+        return replace(
+            self,
+            tensors=dict(self.tensors),
+            attrs=dict(self.attrs),
+            nodes=dict(self.nodes),
+            dims=dict(self.dims),
+            casts=dict(self.casts),
+        )
 
     def precision(self) -> np.dtype[Any] | None:
         """The widest type that any of the nodes computes floats in; None if there is none, or one is not known."""
@@ -140,16 +151,44 @@ def find(
     if root.op != node.op or (root.domain or "") != node.domain or not root.outputs:
         return None
     goal = (pattern.outputs[0], root.outputs[node.outputs.index(pattern.outputs[0])])
-    for match in _solve(pattern, [goal], Match(editor, through_casts=through_casts), progress):
-        if _apart(pattern, match, progress) and _closed(pattern, match, progress) and _typed(pattern, match, progress):
-            return match
-    return None
+    return _Search(pattern, Match(editor, through_casts=through_casts), progress).run([goal])
 
 
-def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, progress: Progress) -> Iterator[Match]:
-    """Depth-first search over (pattern name, tensor) goals; branches only at commutative operators."""
-    while goals:
-        (name, tensor), goals = goals[0], goals[1:]
+Goal: TypeAlias = "tuple[str, gs.Tensor]"
+"""A name of the pattern and the tensor that it would have to stand for."""
+
+
+@dataclass
+class _Search:
+    """One candidate of a depth-first search, which branches at commutative operators only.
+
+    Branches share the pattern and the progress; what one of them binds is not bound in another.
+    """
+
+    pattern: Pattern
+    match: Match
+    progress: Progress
+
+    def fail(self, at: gs.Tensor | gs.Node, reason: str) -> Literal[False]:
+        """Note why the candidate goes no further; always False."""
+        self.progress.note(self.match, at, reason)
+        return False
+
+    def run(self, goals: list[Goal]) -> Match | None:
+        """Reach all goals; the first candidate that does and that may be rewritten is the match."""
+        while goals:
+            (name, tensor), *goals = goals
+            orders = self._bind(name, tensor)
+            if len(orders) != 1:
+                branches = (_Search(self.pattern, self.match.copy(), self.progress) for _ in orders)
+                matches = (branch.run([*order, *goals]) for branch, order in zip(branches, orders, strict=True))
+                return next((match for match in matches if match is not None), None)
+            goals = [*orders[0], *goals]
+        return self.match if self._is_apart() and self._is_closed() and self._is_typed() else None
+
+    def _bind(self, name: str, tensor: gs.Tensor) -> list[list[Goal]]:
+        """Bind one name. Returns the goals that follow, once for each order of inputs; no order if it cannot be."""
+        match, pattern = self.match, self.pattern
         if match.through_casts:
             inner = name in pattern.producers
             tensor, casts = behind_casts(match.editor, tensor, exactly=not inner)
@@ -157,43 +196,131 @@ def _solve(pattern: Pattern, goals: list[tuple[str, gs.Tensor]], match: Match, p
                 match.casts.update((id(cast), cast) for cast in casts)
         bound = match.tensors.get(name)
         if bound is not None:
-            if not same_tensor(bound, tensor):
-                progress.note(match, tensor, f"{name!r} would have to be {bound.name!r} here too")
-                return
-            continue
-        if name not in pattern.producers:
-            if not _leaf(pattern, name, tensor, match, progress):
-                return
-            match.tensors[name] = tensor
-            continue
-        index = pattern.producers[name]
-        node = _producer(pattern.nodes[index], name, tensor, match, progress)
-        attrs = None if node is None else _attributes(pattern.nodes[index], node, match, progress)
+            same = same_tensor(bound, tensor)
+            return [[]] if same or self.fail(tensor, f"{name!r} would have to be {bound.name!r} here too") else []
+        if name in pattern.producers:
+            return self._bind_node(name, tensor)
+        if not self._is_leaf(name, tensor):
+            return []
+        match.tensors[name] = tensor
+        return [[]]
+
+    def _bind_node(self, name: str, tensor: gs.Tensor) -> list[list[Goal]]:
+        index = self.pattern.producers[name]
+        expected = self.pattern.nodes[index]
+        node = self._producer(expected, name, tensor)
+        attrs = None if node is None else self._attributes(expected, node)
         if node is None or attrs is None:
-            return
-        match.tensors.update(_outputs(pattern.nodes[index], node))
-        match.attrs.update(attrs)
-        match.nodes[index] = node
-        orders = list(_input_orders(pattern.nodes[index], node, match, progress))
-        if len(orders) != 1:
-            for order in orders:
-                yield from _solve(pattern, [*order, *goals], _copy(match), progress)
-            return
-        goals = [*orders[0], *goals]
-    yield match
+            return []
+        outputs = zip(expected.outputs, node.outputs, strict=False)
+        self.match.tensors.update({n: t for n, t in outputs if n and t.name})
+        self.match.attrs.update(attrs)
+        self.match.nodes[index] = node
+        return self._input_orders(expected, node)
 
+    # --- one tensor, one node ---
 
-def _copy(match: Match) -> Match:
-    """A match that goes on by itself: what one order of inputs binds is not bound in the other."""
-    return Match(
-        match.editor,
-        dict(match.tensors),
-        dict(match.attrs),
-        dict(match.nodes),
-        dict(match.dims),
-        dict(match.casts),
-        match.through_casts,
-    )
+    def _is_leaf(self, name: str, tensor: gs.Tensor) -> bool:
+        if name in self.pattern.inputs:
+            return True
+        if not isinstance(tensor, gs.Constant):
+            return self.fail(tensor, f"{name!r} has to be a constant, {tensor.name!r} is computed")
+        expected = self.pattern.values.get(name)
+        if expected is None:
+            return True
+        values = array(tensor)
+        if values is not None and _same_values(values, expected):
+            return True
+        shown = "a large tensor" if values is None else values.reshape(-1)[:4].tolist()
+        return self.fail(tensor, f"{name!r} has to be {expected.reshape(-1)[:4].tolist()}, found {shown}")
+
+    def _producer(self, expected: PatternNode, name: str, tensor: gs.Tensor) -> gs.Node | None:
+        node = producer(tensor)
+        if node is None:
+            kind = "a constant" if isinstance(tensor, gs.Constant) else "a graph input"
+            self.fail(tensor, f"expected {expected.op} -> {name!r}, found {kind} {tensor.name!r}")
+            return None
+        if node.op != expected.op or (node.domain or "") != expected.domain:
+            self.fail(node, f"expected {expected.op} -> {name!r}, found {node.op}")
+            return None
+        if node.outputs.index(tensor) != expected.outputs.index(name):
+            self.fail(node, f"{name!r} is another output of {node.op}")
+            return None
+        return node
+
+    def _attributes(self, expected: PatternNode, node: gs.Node) -> dict[str, Any] | None:
+        """The captured attributes; None where one of the node's is not as the pattern says."""
+        captured: dict[str, Any] = {}
+        for key in {*expected.attrs, *node.attrs}:
+            default = default_attribute(expected.op, expected.domain, key)
+            value, stated = node.attrs.get(key, default), expected.attrs.get(key, default)
+            if isinstance(stated, Capture):
+                value = value if has_default(value) else None
+                before = self.match.attrs.get(stated.name, value)
+                if before != value:
+                    self.fail(node, f"{node.op} has {key}={value!r}, expected {before!r} as before")
+                    return None
+                captured[stated.name] = value
+            elif not _equal(value, stated):
+                shown = f"{key}={value!r}" if has_default(value) else f"no {key}"
+                self.fail(node, f"{node.op} has {shown}, expected {stated if has_default(stated) else 'none'}")
+                return None
+        return captured
+
+    def _input_orders(self, expected: PatternNode, node: gs.Node) -> list[list[Goal]]:
+        inputs = list(node.inputs)
+        while inputs and not inputs[-1].name:
+            inputs.pop()
+        if len(inputs) != len(expected.inputs):
+            self.fail(node, f"{node.op} has {len(inputs)} inputs, expected {len(expected.inputs)}")
+            return []
+        for index, (name, tensor) in enumerate(zip(expected.inputs, inputs, strict=True)):
+            if bool(name) != bool(tensor.name):
+                state, other = ("absent", "one") if name else ("given", "none")
+                self.fail(node, f"input {index} of {node.op} is {state}, expected {other}")
+                return []
+        orders = [inputs]
+        if expected.op in COMMUTATIVE and not expected.domain and len(inputs) == 2:
+            orders.append(inputs[::-1])
+        return [[(n, t) for n, t in zip(expected.inputs, order, strict=True) if n] for order in orders]
+
+    # --- the whole candidate ---
+
+    def _is_apart(self) -> bool:
+        """Whether what flows in comes from outside: ``Add (h, h)`` reads, as an input too, the ``h`` that would go."""
+        inside = {id(node) for node in self.match.removed}
+        for name in self.pattern.inputs:
+            tensor = self.match.tensors.get(name)
+            if tensor is not None and any(id(node) in inside for node in tensor.inputs):
+                return self.fail(tensor, f"{name!r} is {tensor.name!r}, which the match itself computes")
+        return True
+
+    def _is_closed(self) -> bool:
+        """Whether nothing outside the match reads what the rewrite would remove.
+
+        A reader outside that only hands a size back into the match, as the ``Shape`` of a tensor on its way to a
+        Reshape of the match does, goes with it.
+        """
+        match, editor = self.match, self.match.editor
+        inside = {id(node) for node in match.removed}
+        last = max(editor.position(node) for node in match.removed)
+        public = {id(match.tensors[name]) for name in self.pattern.outputs if name in match.tensors}
+        for tensor in (t for node in match.removed for t in node.outputs if id(t) not in public):
+            outsiders = (c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside, last, editor))
+            outsider = next(outsiders, None)
+            if outsider is not None or editor.is_output(tensor):
+                reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
+                return self.fail(tensor, f"{tensor.name!r} is also read by {reader}")
+        return True
+
+    def _is_typed(self) -> bool:
+        """Whether all stated types and shapes hold; binds the named dims."""
+        for name, stated in self.pattern.types.items():
+            tensor = self.match.tensors.get(name)
+            problem = None if tensor is None else _unify(stated, self.match.editor, tensor, self.match.dims)
+            if tensor is not None and problem:
+                return self.fail(tensor, f"{name!r} ({tensor.name}): {problem}")
+        return True
 
 
 def behind_casts(editor: Editor, tensor: gs.Tensor, *, exactly: bool = False) -> tuple[gs.Tensor, list[gs.Node]]:
@@ -222,38 +349,21 @@ def same_tensor(a: gs.Tensor, b: gs.Tensor) -> bool:
     return left.dtype == right.dtype and np.array_equal(left, right)
 
 
-def _leaf(pattern: Pattern, name: str, tensor: gs.Tensor, match: Match, progress: Progress) -> bool:
-    if name in pattern.inputs:
-        return True
-    if not isinstance(tensor, gs.Constant):
-        progress.note(match, tensor, f"{name!r} has to be a constant, {tensor.name!r} is computed")
+def _same_values(values: Array, expected: Array) -> bool:
+    if values.size != expected.size or (expected.size > 1 and values.shape != expected.shape):
         return False
-    wanted = pattern.values.get(name)
-    if wanted is None:
-        return True
-    found = array(tensor)
-    if found is not None and _same_values(found, wanted):
-        return True
-    shown = "a large tensor" if found is None else found.reshape(-1)[:4].tolist()
-    progress.note(match, tensor, f"{name!r} has to be {wanted.reshape(-1)[:4].tolist()}, found {shown}")
-    return False
-
-
-def _same_values(found: Array, wanted: Array) -> bool:
-    if found.size != wanted.size or (wanted.size > 1 and found.shape != wanted.shape):
-        return False
-    if not is_float(found.dtype) or not is_float(wanted.dtype):
-        return bool(np.array_equal(found.reshape(-1), wanted.reshape(-1)))
-    values = found.reshape(-1).astype(np.float64)
-    return all(_is_rounded(v, float(w), found.dtype) for v, w in zip(values, wanted.reshape(-1), strict=True))
+    if not is_float(values.dtype) or not is_float(expected.dtype):
+        return bool(np.array_equal(values.reshape(-1), expected.reshape(-1)))
+    numbers = values.reshape(-1).astype(np.float64)
+    return all(_is_rounded(v, float(w), values.dtype) for v, w in zip(numbers, expected.reshape(-1), strict=True))
 
 
 FRACTION_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 23}
 """Of the types that constants come in; a pattern's own numbers are float32."""
 
 
-def _is_rounded(value: float, wanted: float, dtype: np.dtype[Any]) -> bool:
-    """Whether ``value`` is ``wanted`` in the precision of ``dtype``.
+def _is_rounded(value: float, expected: float, dtype: np.dtype[Any]) -> bool:
+    """Whether ``value`` is ``expected`` in the precision of ``dtype``.
 
     Exporters fold constants in their own precision: 1/sqrt(2) comes as fp16's 0.70703125, and where it was rounded
     twice it may be one unit in the last place off. What every type holds exactly, such as 0.5, has to be just that.
@@ -261,110 +371,16 @@ def _is_rounded(value: float, wanted: float, dtype: np.dtype[Any]) -> bool:
     bits = FRACTION_BITS.get(dtype.name)
     if bits is None:
         return False
-    mantissa, exponent = math.frexp(wanted)
-    if not math.isfinite(wanted) or (mantissa * 2 ** (FRACTION_BITS["bfloat16"] + 1)).is_integer():
-        return value == wanted
-    return abs(value - wanted) <= 2.0 ** (exponent - 1 - bits)
+    mantissa, exponent = math.frexp(expected)
+    if not math.isfinite(expected) or (mantissa * 2 ** (FRACTION_BITS["bfloat16"] + 1)).is_integer():
+        return value == expected
+    return abs(value - expected) <= 2.0 ** (exponent - 1 - bits)
 
 
-def _producer(wanted: PatternNode, name: str, tensor: gs.Tensor, match: Match, progress: Progress) -> gs.Node | None:
-    node = producer(tensor)
-    if node is None:
-        found = "a constant" if isinstance(tensor, gs.Constant) else "a graph input"
-        progress.note(match, tensor, f"expected {wanted.op} -> {name!r}, found {found} {tensor.name!r}")
-        return None
-    if node.op != wanted.op or (node.domain or "") != wanted.domain:
-        progress.note(match, node, f"expected {wanted.op} -> {name!r}, found {node.op}")
-        return None
-    if node.outputs.index(tensor) != wanted.outputs.index(name):
-        progress.note(match, node, f"{name!r} is another output of {node.op}")
-        return None
-    return node
-
-
-def _outputs(wanted: PatternNode, node: gs.Node) -> dict[str, gs.Tensor]:
-    return {n: t for n, t in zip(wanted.outputs, node.outputs, strict=False) if n and t.name}
-
-
-def _attributes(wanted: PatternNode, node: gs.Node, match: Match, progress: Progress) -> dict[str, Any] | None:
-    captured: dict[str, Any] = {}
-    for key in {*wanted.attrs, *node.attrs}:
-        default = default_attribute(wanted.op, wanted.domain, key)
-        found = node.attrs.get(key, default)
-        expected = wanted.attrs.get(key, default)
-        if isinstance(expected, Capture):
-            value = found if has_default(found) else None
-            before = match.attrs.get(expected.name, value)
-            if before != value:
-                progress.note(match, node, f"{node.op} has {key}={value!r}, expected {before!r} as before")
-                return None
-            captured[expected.name] = value
-        elif not _equal(found, expected):
-            shown = f"{key}={found!r}" if has_default(found) else f"no {key}"
-            progress.note(
-                match, node, f"{node.op} has {shown}, expected {expected if has_default(expected) else 'none'}"
-            )
-            return None
-    return captured
-
-
-def _equal(found: Any, expected: Any) -> bool:
-    if isinstance(found, float) and isinstance(expected, (int, float)):
-        return bool(np.isclose(found, expected, rtol=1e-6, atol=0))
-    return bool(found == expected)
-
-
-def _input_orders(
-    wanted: PatternNode, node: gs.Node, match: Match, progress: Progress
-) -> Iterator[list[tuple[str, gs.Tensor]]]:
-    inputs = list(node.inputs)
-    while inputs and not inputs[-1].name:
-        inputs.pop()
-    if len(inputs) != len(wanted.inputs):
-        progress.note(match, node, f"{node.op} has {len(inputs)} inputs, expected {len(wanted.inputs)}")
-        return
-    for index, (name, tensor) in enumerate(zip(wanted.inputs, inputs, strict=True)):
-        if bool(name) != bool(tensor.name):
-            given, expected = ("absent", "one") if name else ("given", "none")
-            progress.note(match, node, f"input {index} of {node.op} is {given}, expected {expected}")
-            return
-    yield [(n, t) for n, t in zip(wanted.inputs, inputs, strict=True) if n]
-    if wanted.op in COMMUTATIVE and not wanted.domain and len(inputs) == 2:
-        yield [(n, t) for n, t in zip(wanted.inputs, reversed(inputs), strict=True)]
-
-
-def _apart(pattern: Pattern, match: Match, progress: Progress) -> bool:
-    """Whether what flows in comes from outside: ``Add (h, h)`` reads, as an input too, the ``h`` that would go."""
-    inside = {id(node) for node in match.removed}
-    for name in pattern.inputs:
-        tensor = match.tensors.get(name)
-        if tensor is not None and any(id(node) in inside for node in tensor.inputs):
-            progress.note(match, tensor, f"{name!r} is {tensor.name!r}, which the match itself computes")
-            return False
-    return True
-
-
-def _closed(pattern: Pattern, match: Match, progress: Progress) -> bool:
-    """Whether nothing outside the match reads what the rewrite would remove.
-
-    A reader outside that only hands a size back into the match, as the ``Shape`` of a tensor on its way to a Reshape
-    of the match does, goes with it.
-    """
-    inside = {id(node) for node in match.removed}
-    last = max(match.editor.position(node) for node in match.removed)
-    public = {id(match.tensors[name]) for name in pattern.outputs if name in match.tensors}
-    for node in match.removed:
-        for tensor in node.outputs:
-            if id(tensor) in public:
-                continue
-            outsider = next(
-                (c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside, last, match.editor)), None
-            )
-            if outsider is not None or match.editor.is_output(tensor):
-                reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
-                progress.note(match, tensor, f"{tensor.name!r} is also read by {reader}")
-                return False
-    return True
+def _equal(value: Any, expected: Any) -> bool:
+    if isinstance(value, float) and isinstance(expected, (int, float)):
+        return bool(np.isclose(value, expected, rtol=1e-6, atol=0))
+    return bool(value == expected)
 
 
 def _returns(node: gs.Node, inside: set[int], last: int, editor: Editor) -> bool:
@@ -386,39 +402,26 @@ def _returns(node: gs.Node, inside: set[int], last: int, editor: Editor) -> bool
     return True
 
 
-def _typed(pattern: Pattern, match: Match, progress: Progress) -> bool:
-    """Whether all stated types and shapes hold; binds the named dims."""
-    for name, wanted in pattern.types.items():
-        tensor = match.tensors.get(name)
-        if tensor is None:
-            continue
-        problem = _unify(wanted, match.editor, tensor, match.dims)
-        if problem:
-            progress.note(match, tensor, f"{name!r} ({tensor.name}): {problem}")
-            return False
-    return True
-
-
 def _kind(dtype: np.dtype[Any]) -> str:
     """The letter of :class:`TensorType`."""
     return "f" if is_float(dtype) else "i" if dtype.kind == "u" else dtype.kind
 
 
-def _unify(wanted: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str, Dim]) -> str | None:
+def _unify(stated: TensorType, editor: Editor, tensor: gs.Tensor, dims: dict[str, Dim]) -> str | None:
     fact = editor.facts.of(tensor)
-    if fact.dtype is not None and _kind(fact.dtype) != wanted.kind:
+    if fact.dtype is not None and _kind(fact.dtype) != stated.kind:
         return f"its type is {fact.dtype}"
-    if wanted.dims is None:
+    if stated.dims is None:
         return None
     if fact.shape is None:
         return "its shape is not known"
-    if not wanted.dims and isinstance(tensor, gs.Constant) and all(d == 1 for d in fact.shape):
+    if not stated.dims and isinstance(tensor, gs.Constant) and all(d == 1 for d in fact.shape):
         return None  # a one-element constant of any rank is a scalar
-    if len(fact.shape) != len(wanted.dims):
-        return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)}"
-    for found, name in zip(fact.shape, wanted.dims, strict=True):
-        expected = dims.setdefault(name, found) if isinstance(name, str) else name
-        if expected != found:
+    if len(fact.shape) != len(stated.dims):
+        return f"its shape is {list(fact.shape)}, expected {list(stated.dims)}"
+    for size, name in zip(fact.shape, stated.dims, strict=True):
+        expected = dims.setdefault(name, size) if isinstance(name, str) else name
+        if expected != size:
             bound = f" with {name} = {expected}" if isinstance(name, str) else ""
-            return f"its shape is {list(fact.shape)}, expected {list(wanted.dims)}{bound}"
+            return f"its shape is {list(fact.shape)}, expected {list(stated.dims)}{bound}"
     return None

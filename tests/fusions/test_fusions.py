@@ -32,7 +32,7 @@ def test_before_becomes_after(name: str, index: int, tmp_path: Path) -> None:
 
     assert apply_fusion(fusion, editor).matched == 1
     editor.finish()
-    assert count_operators(model) == dict(sorted(_operators(fusion.spellings[index][1]).items()))
+    assert count_operators(model) == dict(sorted(_operators(fusion.variants[index][1]).items()))
     if fusion.stage != "lower":
         assert apply_fusion(fusion, editor).matched == 0
 
@@ -66,7 +66,7 @@ def test_file_is_complete(name: str) -> None:
     assert fusion.stage in STAGES
     assert fusion.module.__doc__
     anchor = fusion.anchor.rpartition(".")[2]
-    for before, _ in fusion.spellings:
+    for before, _ in fusion.variants:
         assert anchor in {node.op for node in before.nodes}
 
 

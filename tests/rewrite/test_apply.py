@@ -99,7 +99,7 @@ def test_what_is_known_of_the_result_replaces_what_was_known() -> None:
     assert editor.shape(editor.graph.outputs[0]) == (2, 4)
 
 
-def test_the_first_spelling_that_fits_wins() -> None:
+def test_the_first_variant_that_fits_wins() -> None:
     flipped = "g (float[] x) => (float[] y) { s = Sigmoid (x)  y = Mul (s, s) }"
     both = fusion("either", (flipped, SILU), QUICK, "Sigmoid")
     editor = edit(TWICE)
@@ -267,9 +267,9 @@ def test_lowering_touches_only_what_the_target_lacks() -> None:
     assert operators(spelled) == {"Mul": 1, "Sigmoid": 1}
 
 
-def test_spellings_and_results_are_as_many() -> None:
+def test_variants_and_results_are_as_many() -> None:
     with pytest.raises(ValueError, match="zip"):
-        _ = fusion("odd", (SILU, SILU, SILU), (QUICK, QUICK), "Sigmoid").spellings
+        _ = fusion("odd", (SILU, SILU, SILU), (QUICK, QUICK), "Sigmoid").variants
 
 
 def test_patterns_know_their_constants() -> None:

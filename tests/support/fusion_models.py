@@ -15,7 +15,7 @@ DTYPES = {"f": np.float32, "i": np.int64, "b": np.bool_}
 
 
 def example(fusion: Fusion, index: int) -> dict[str, Any]:
-    """EXAMPLE of a fusion for one spelling: a tuple holds one value for each spelling."""
+    """EXAMPLE of a fusion for one variant: a tuple holds one value for each variant."""
     values: dict[str, Any] = {}
     for name, value in fusion.module.EXAMPLE.items():
         values[name] = value[index] if isinstance(value, tuple) else value
@@ -23,8 +23,8 @@ def example(fusion: Fusion, index: int) -> dict[str, Any]:
 
 
 def before_model(fusion: Fusion, index: int, rng: np.random.Generator) -> onnx.ModelProto:
-    """The Before graph of one spelling with concrete sizes and random constants."""
-    pattern, _ = fusion.spellings[index]
+    """The Before graph of one variant with concrete sizes and random constants."""
+    pattern, _ = fusion.variants[index]
     sizes = example(fusion, index)
     inputs, initializers = [], []
     for name in pattern.inputs:
@@ -82,7 +82,7 @@ def _constant(pattern: Pattern, sizes: dict[str, Any], name: str, rng: np.random
     return rng.standard_normal(_dims(sizes, name, pattern.types[name])).astype(np.float32)
 
 
-CASES = [(name, index) for name, fusion in load_fusions().items() for index in range(len(fusion.spellings))]
+CASES = [(name, index) for name, fusion in load_fusions().items() for index in range(len(fusion.variants))]
 
 
 TOLERANCE = 2e-5

@@ -164,9 +164,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, fusion: str, right: str, wrong: str) 
     texts = found.module.AFTER if isinstance(found.module.AFTER, tuple) else (found.module.AFTER,)
     assert all(right in text for text in texts)
     afters = [parse_pattern(text.replace(right, wrong)) for text in texts]
-    befores = [before for before, _ in found.spellings]
+    befores = [before for before, _ in found.variants]
     pairs = list(zip(befores, afters * len(befores) if len(afters) == 1 else afters, strict=True))
-    monkeypatch.setitem(vars(found), "spellings", pairs)
+    monkeypatch.setitem(vars(found), "variants", pairs)
 
 
 @pytest.mark.parametrize(
