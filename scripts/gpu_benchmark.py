@@ -139,8 +139,8 @@ def make_pipeline(folder: Path) -> Path:
 
 def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool, own: bool) -> Path:
     """The component as sdort exports and optimizes it, with its own operators if ``own``."""
-    from sdort.exporter.command import Options, StaticSize, export
-    from sdort.optimizer.command import Request, optimize
+    from sdort.exporter.command import StaticSize, export
+    from sdort.optimizer.command import optimize
 
     height, width = map(int, args.size.split("x"))
     name = f"{component}-{'static' if static else 'dynamic'}"
@@ -152,9 +152,9 @@ def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, sta
         images = args.batch // 2 if component == "unet" else args.batch
         size = StaticSize(images, height, width) if static else None
         if not exported.exists():
-            export(str(checkpoint), exported, Options(components=[component], static=size))
+            export(checkpoint, exported, components=[component], static=size)
         middle = time.perf_counter()
-        report = optimize(Request(exported, out, provider=args.provider, fp16=True, sdort_ops=own))
+        report = optimize(exported, out, provider=args.provider, fp16=True, sdort_ops=own)
         print(f"{name}: export {middle - start:.1f} s, optimize {report.seconds:.1f} s", file=sys.stderr)
     return out / component / "model.onnx"
 

@@ -1,13 +1,15 @@
 """The one place that talks to the person: messages and progress on stderr, results on stdout.
 
 Library code calls :func:`say`, :func:`detail`, :func:`warn` and :func:`progress`; commands also call
-:func:`show` and :func:`emit_json`. Nothing else in sdort prints.
+:func:`show` and :func:`emit_json`. Nothing else in sdort prints. The command line sets a verbosity; without one, in a
+program that imports sdort, nothing is printed: messages are records of the logger ``sdort``, and there are no bars.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,40 +24,57 @@ from rich.console import Console, RenderableType
 console = Console(stderr=True, highlight=False)
 """Where messages and progress go. It follows ``sys.stderr``, so redirection in tests works."""
 
-QUIET, NORMAL, VERBOSE = -1, 0, 1
+SILENT, QUIET, NORMAL, VERBOSE = -2, -1, 0, 1
+
+_logger = logging.getLogger("sdort")
 
 # A pipe has no width; tables then take what they need up to this many columns.
 _PIPE_WIDTH = 240
 
-_verbosity = NORMAL
+_verbosity = SILENT
 
 
 def verbosity() -> int:
-    """-1 after ``-q``, 0 normally, 1 after ``-v``."""
+    """-2 in a program that imports sdort, -1 after ``-q``, 0 normally, 1 after ``-v``."""
     return _verbosity
 
 
 def set_verbosity(level: int) -> None:
-    """Set by the command line from ``-v`` and ``-q``."""
+    """Choose what is printed on stderr.
+
+    Args:
+        level: -2 nothing (messages are records of the logger ``sdort``: information, debug or warning), -1 warnings
+            alone, 0 messages and progress bars too, 1 details as well. Values beyond are the nearest of these.
+
+    Example:
+        >>> sdort.set_verbosity(0)  # as the command line does
+    """
     global _verbosity
-    _verbosity = max(QUIET, min(VERBOSE, level))
+    _verbosity = max(SILENT, min(VERBOSE, level))
 
 
 def say(message: str) -> None:
     """A line for the person, unless ``-q``."""
-    if _verbosity >= NORMAL:
+    if _verbosity == SILENT:
+        _logger.info(message)
+    elif _verbosity >= NORMAL:
         _print(message)
 
 
 def detail(message: str) -> None:
     """A line that is shown under ``-v`` only."""
-    if _verbosity >= VERBOSE:
+    if _verbosity == SILENT:
+        _logger.debug(message)
+    elif _verbosity >= VERBOSE:
         _print(message, style="dim")
 
 
 def warn(message: str) -> None:
     """A line that even ``-q`` shows: the result is not quite what was asked for."""
-    _print(f"warning: {message}", style="yellow")
+    if _verbosity == SILENT:
+        _logger.warning(message)
+    else:
+        _print(f"warning: {message}", style="yellow")
 
 
 def _print(message: str, style: str | None = None) -> None:

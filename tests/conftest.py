@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support import homes
 
+from sdort import console
+
 if TYPE_CHECKING:
     from support.exports import Case
 
@@ -27,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_WATCH] = homes.Watch(homes.users_homes(), homes.own_folders(config.rootpath))
     config.stash[_HOME] = Path(tempfile.mkdtemp(prefix="sdort-tests-"))
     homes.move_in(config.stash[_HOME])
+    console.set_verbosity(console.NORMAL)  # as under the command line
     config.stash[_WATCH].start()
 
 

@@ -191,10 +191,10 @@ def make_variant(
     Raises:
         SdortError: the variant cannot be made.
     """
-    from sdort.optimizer.command import Request, optimize
+    from sdort.optimizer.command import optimize
 
     added = {name for step in so_far for name in step.adds}
-    request = Request(
+    report = optimize(
         original,
         out,
         provider=provider,
@@ -203,7 +203,7 @@ def make_variant(
         disable=[name for name in optional_fusions() if name not in added],
         allow_misses=True,
     )
-    return {name: done["operators"] for name, done in optimize(request).components.items()}
+    return {name: done["operators"] for name, done in report.components.items()}
 
 
 def _changes(before: Graphs, after: Graphs) -> dict[str, int]:

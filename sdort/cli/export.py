@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,13 +63,19 @@ def command(
     and a manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
     """
     from sdort.console import emit_json, show
-    from sdort.exporter.command import Options, StaticSize, export
+    from sdort.exporter.command import export
 
-    numbers = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", static or "1x1x1")
-    if not numbers:
-        raise click.BadParameter("expected BxHxW, such as 1x512x512", param_hint="--static")
-    size = StaticSize(*map(int, numbers.groups())) if static else None
-    report = export(model, out, Options(components, opset, size, variant, allow_pickle, cache_dir), overwrite=overwrite)
+    report = export(
+        model,
+        out,
+        components=components,
+        opset=opset,
+        static=static,
+        variant=variant,
+        allow_pickle=allow_pickle,
+        cache_dir=cache_dir,
+        overwrite=overwrite,
+    )
     if as_json:
         emit_json(report)
     else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.optimizer.command import Report
+    from sdort.optimizer.command import OptimizeReport
 
 _EPILOG = """\b
 Examples:
@@ -45,11 +45,12 @@ class _Command(click.Command):
     def make_parser(self, ctx: click.Context) -> Any:
         parser = super().make_parser(ctx)
         parse = parser.parse_args
-        parser.parse_args = lambda args: parse(_spelled_out(args))  # type: ignore[method-assign]
+        parser.parse_args = lambda args: parse(_with_explicit_fp16(args))  # type: ignore[method-assign]
         return parser
 
 
-def _spelled_out(args: list[str]) -> list[str]:
+def _with_explicit_fp16(args: list[str]) -> list[str]:
+    """The arguments with the value of ``--fp16`` always there."""
     end = args.index("--") if "--" in args else len(args)
     alone = [
         arg == "--fp16" and index < end and args[index + 1 : index + 2] not in ([PLAIN], [AUTO])
@@ -109,12 +110,21 @@ def _spelled_out(args: list[str]) -> list[str]:
 def command(
     source: Path,
     out: Path,
-    as_json: bool,
-    io_fp16: bool,
-    fp16: str | None,
+    provider: str,
+    fp16: Literal["plain", "auto"] | None,
     fp16_plan: Path | None,
     bf16: bool,
-    **options: object,
+    io_fp16: bool,
+    sdort_ops: bool,
+    components: tuple[str, ...],
+    any_graph: bool,
+    disable: tuple[str, ...],
+    expect: dict[str, int],
+    allow_misses: bool,
+    explain: bool,
+    report: Path | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Fuse the operators of a model for an execution provider.
 
@@ -122,34 +132,34 @@ def command(
     complete or not at all. Something that should have fused and did not is an error, and so is a model in IN that is
     no component sdort knows, unless --component names it or --any-graph takes it.
     """
-    if io_fp16 and not fp16:
-        raise click.UsageError("--io-fp16 needs --fp16")
-    if fp16_plan and fp16 != PLAIN:
-        raise click.UsageError("--fp16-plan needs --fp16" if not fp16 else "--fp16 auto makes its own plan")
     from sdort.console import QUIET, emit_json, verbosity
-    from sdort.onnx_io.bf16 import refuse_bf16
-    from sdort.optimizer.command import Request, optimize
+    from sdort.optimizer.command import optimize
 
-    if bf16 and fp16:
-        raise click.UsageError("--bf16 and --fp16 exclude each other")
-    if bf16:
-        refuse_bf16(str(options["provider"]))
-
-    precision = {
-        "bf16": bf16,
-        "fp16": fp16 is not None,
-        "fp16_auto": fp16 == AUTO,
-        "fp16_plan": fp16_plan,
-        "io_fp16": io_fp16,
-    }
-    report = optimize(Request(source, out, **precision, **options))  # type: ignore[arg-type]
+    result = optimize(
+        source,
+        out,
+        provider=provider,
+        fp16=fp16 or False,
+        fp16_plan=fp16_plan,
+        bf16=bf16,
+        io_fp16=io_fp16,
+        sdort_ops=sdort_ops,
+        components=components,
+        any_graph=any_graph,
+        disable=disable,
+        expect=expect,
+        allow_misses=allow_misses,
+        explain=explain,
+        report=report,
+        overwrite=overwrite,
+    )
     if as_json:
-        emit_json(report)
+        emit_json(result)
     elif verbosity() > QUIET:
-        _show(report, explain=bool(options["explain"]))
+        _show(result, explain)
 
 
-def _show(report: Report, explain: bool) -> None:
+def _show(report: OptimizeReport, explain: bool) -> None:
     from sdort.console import show
 
     show(_summary(report))
@@ -183,7 +193,7 @@ def _precision(found: dict[str, Any] | None, explain: bool) -> Iterator[str]:
         yield f"  and {len(found['islands']) - len(shown)} more kinds of nodes: --explain"
 
 
-def _summary(report: Report) -> Table:
+def _summary(report: OptimizeReport) -> Table:
     from sdort.cli.inspect import _table, size_text
 
     title = f"{report.out}, for {report.provider}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB"
@@ -195,7 +205,7 @@ def _summary(report: Report) -> Table:
     return table
 
 
-def _explanations(report: Report) -> Table:
+def _explanations(report: OptimizeReport) -> Table:
     from sdort.cli.inspect import _table
 
     table = _table("What was left, and why", "component", "fusion", ">fused", "node", "furthest", "why")

@@ -1,7 +1,8 @@
-"""The export of a pipeline: the one function behind ``sdort export``."""
+"""The export of a pipeline: :func:`sdort.export`, which ``sdort export`` calls."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -45,38 +46,80 @@ class StaticSize:
     def __str__(self) -> str:
         return f"{self.batch}x{self.height}x{self.width}"
 
+    @classmethod
+    def parse(cls, text: str) -> StaticSize:
+        """The size that ``BxHxW`` names.
+
+        Raises:
+            UsageError: it has another form.
+        """
+        numbers = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+        if not numbers:
+            raise UsageError(f"--static {text!r}: expected BxHxW, such as 1x512x512")
+        return cls(*map(int, numbers.groups()))
+
 
 @dataclass(frozen=True)
-class Options:
-    """How to export; see :func:`export`."""
+class ExportOptions:
+    """The parameters of :func:`export` that say how."""
 
-    components: Collection[str] = ()
-    opset: int = DEFAULT_OPSET
-    static: StaticSize | None = None
-    variant: str | None = None
-    allow_pickle: bool = False
-    cache_dir: Path | None = None
+    components: Collection[str]
+    opset: int
+    static: StaticSize | None
+    variant: str | None
+    allow_pickle: bool
+    cache_dir: Path
 
 
-def export(model: str, out: Path, options: Options | None = None, *, overwrite: bool = False) -> ExportReport:
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    components: Collection[str] = (),
+    opset: int = DEFAULT_OPSET,
+    static: str | StaticSize | None = None,
+    variant: str | None = None,
+    allow_pickle: bool = False,
+    cache_dir: str | Path | None = None,
+    overwrite: bool = False,
+) -> ExportReport:
     """Export a diffusers pipeline to ONNX.
 
     Args:
         model: a diffusers directory, a hub id, or ``demo``.
         out: the folder to make: one folder a component with ``model.onnx`` and its data, and what else optimum's
-            ONNX Runtime pipelines and sdort read.
-        options: components (all by default), opset, static size (dynamic by default), the variant of the weights,
-            whether pickled weights may be read, and the folder of the trace cache.
+            ONNX Runtime pipelines and sdort read. It appears complete or not at all.
+        components: the components to export; all of them if empty.
+        opset: the ONNX opset, 18 to 25; Attention needs 23.
+        static: the one size to export for, as ``BxHxW`` (images a run, height and width in pixels); by default batch,
+            height, width and sequence length are dynamic.
+        variant: read the weights of this variant, such as ``fp16``.
+        allow_pickle: read ``.bin`` weights where there are no safetensors.
+        cache_dir: where traces are kept; by default ``~/.cache/sdort``.
         overwrite: replace ``out`` if it exists.
+
+    Returns:
+        Each component's nodes, parameters, bytes and seconds.
 
     Raises:
         UsageError: ``model`` or a component does not exist, or the static size does not fit the VAE.
         BadModelError: the checkpoint is broken, incomplete, or of another kind.
         OutputError: ``out`` exists or cannot be written.
+
+    Example:
+        >>> report = sdort.export("demo", "model")
+        >>> [component.name for component in report.components]
+        ['text_encoder', 'unet', 'vae_encoder', 'vae_decoder']
     """
-    options = options or Options()
+    size = StaticSize.parse(static) if isinstance(static, str) else static
+    traces = Path(cache_dir) if cache_dir else default_folder()
+    options = ExportOptions(components, opset, size, variant, allow_pickle, traces)
+    return _export(str(model), Path(out), options, overwrite)
+
+
+def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> ExportReport:
     start = time.perf_counter()
-    cache = TraceCache(options.cache_dir or default_folder())
+    cache = TraceCache(options.cache_dir)
     # A folder that is called demo is not the demo.
     reads = [Path(model)] if Path(model).is_dir() and model not in NAMES else []
     with (
@@ -106,7 +149,9 @@ def export(model: str, out: Path, options: Options | None = None, *, overwrite: 
     return report
 
 
-def _read_tensors(source: Source, components: list[Component], options: Options) -> dict[str, Mapping[str, Weight]]:
+def _read_tensors(
+    source: Source, components: list[Component], options: ExportOptions
+) -> dict[str, Mapping[str, Weight]]:
     """Describe the weights of every folder, so that a broken file is found before the first slow step."""
     folders = {FOLDERS[component.name]: component.name for component in components}
     return {

@@ -1,4 +1,4 @@
-"""``sdort optimize``: a folder of ONNX components (or one file), fused, lowered and converted for a target."""
+"""The optimization of a pipeline: :func:`sdort.optimize`, which ``sdort optimize`` calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sdort import __version__
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, MissedFusionError, OutputError, ParityError, UsageError
 from sdort.model.weights import Weight
-from sdort.onnx_io.bf16 import BF16, KEY
+from sdort.onnx_io.bf16 import BF16, KEY, refuse_bf16
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others, survey, walk
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
@@ -42,9 +42,9 @@ COPIED = (".json", ".txt", ".jinja", ".model")
 """Configs, tokenizers and schedulers: everything of a pipeline folder that is no weight."""
 
 
-@dataclass
-class Request:
-    """What to optimize, and how. Field by field what the command line offers."""
+@dataclass(frozen=True)
+class OptimizeRequest:
+    """The parameters of :func:`optimize`."""
 
     source: Path
     out: Path
@@ -73,7 +73,7 @@ class Request:
 
 
 @dataclass
-class Report:
+class OptimizeReport:
     """What was done: written with ``--report``, printed with ``--json``."""
 
     source: str
@@ -89,24 +89,104 @@ class Report:
     peak_rss_mb: int = 0
 
 
-def optimize(request: Request) -> Report:
-    """Optimize every component of a pipeline folder, or one ``.onnx`` file; with ``any_graph`` any model at all.
+def optimize(
+    source: str | Path,
+    out: str | Path,
+    *,
+    provider: str = "rocm",
+    fp16: bool | Literal["plain", "auto"] = False,
+    fp16_plan: str | Path | None = None,
+    bf16: bool = False,
+    io_fp16: bool = False,
+    sdort_ops: bool = False,
+    components: Collection[str] = (),
+    any_graph: bool = False,
+    disable: Collection[str] = (),
+    expect: Mapping[str, int] | None = None,
+    allow_misses: bool = False,
+    explain: bool = False,
+    report: str | Path | None = None,
+    overwrite: bool = False,
+) -> OptimizeReport:
+    """Fuse, lower and convert every component of a pipeline folder, or one ``.onnx`` file, for an execution provider.
 
-    OUT is a folder; it appears complete or not at all.
+    Args:
+        source: a folder of :func:`sdort.export`, optimum or diffusers' converter, or one ``.onnx`` file.
+        out: the folder to make; it appears complete or not at all.
+        provider: the execution provider to optimize for: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``.
+        fp16: convert to 16-bit floats; with ``"auto"`` run the model first, and leave in fp32 what fp16 cannot hold.
+            ``"plain"`` is the same as True.
+        fp16_plan: with ``fp16=True``: leave in fp32 what this file says; ``"auto"`` wrote it as ``fp16-plan.json``.
+        bf16: make an fp32 model that migraphx computes in bf16.
+        io_fp16: with ``fp16``: inputs and outputs too.
+        sdort_ops: also fuse into sdort's own operators.
+        components: the components to optimize, by name; all of the pipeline if empty.
+        any_graph: take any model, diffusion component or not.
+        disable: fusions to leave out, by name.
+        expect: operator, or ``component:operator``, and how many of it the result must have.
+        allow_misses: write the result though something did not fuse; a wrong ``expect`` is an error all the same.
+        explain: report for every fusion each place that it left, and why.
+        report: a file for the result as JSON.
+        overwrite: replace ``out`` if it exists.
+
+    Returns:
+        Each component's nodes, operators, fusions, bytes and seconds.
 
     Raises:
-        UsageError: ``disable`` or ``components`` names nothing.
+        UsageError: parameters that exclude each other, or ``disable`` or ``components`` names nothing.
         BadModelError: a component cannot be read, or a model is no component and was not asked for.
         MissedFusionError: something should have fused and did not, and ``allow_misses`` is off; or a count that
             ``expect`` names is another.
         ParityError: a weight overflows fp16.
-        OutputError: OUT exists or cannot be written.
+        OutputError: ``out`` exists or cannot be written.
+
+    Example:
+        >>> report = sdort.optimize("model", "fast", provider="rocm", fp16=True)
+        >>> report.misses
+        []
     """
+    request = OptimizeRequest(
+        source=Path(source),
+        out=Path(out),
+        provider=provider,
+        fp16=bool(fp16),
+        io_fp16=io_fp16,
+        fp16_auto=fp16 == "auto",
+        bf16=bf16,
+        fp16_plan=Path(fp16_plan) if fp16_plan else None,
+        sdort_ops=sdort_ops,
+        components=components,
+        any_graph=any_graph,
+        disable=disable,
+        expect=expect or {},
+        allow_misses=allow_misses,
+        explain=explain,
+        overwrite=overwrite,
+        report=Path(report) if report else None,
+    )
+    _check_precision(request)
+    return _optimize(request)
+
+
+def _check_precision(request: OptimizeRequest) -> None:
+    if request.io_fp16 and not request.fp16:
+        raise UsageError("--io-fp16 needs --fp16")
+    if request.fp16_plan and not request.fp16:
+        raise UsageError("--fp16-plan needs --fp16")
+    if request.fp16_plan and request.fp16_auto:
+        raise UsageError("--fp16 auto makes its own plan")
+    if request.bf16 and request.fp16:
+        raise UsageError("--bf16 and --fp16 exclude each other")
+    if request.bf16:
+        refuse_bf16(request.provider)
+
+
+def _optimize(request: OptimizeRequest) -> OptimizeReport:
     start = time.perf_counter()
     _check_disable(request.disable)
     found = survey(request.source, apart_from=request.out, recognise_lone=not request.any_graph)
     chosen = _select(request, found)
-    report = Report(str(request.source), str(request.out), request.provider, request.fp16)
+    report = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16)
     report.left_out.update(_left_out(request, found))
     with staged_directory(request.out, request.overwrite, [request.source, *chosen.values()]) as stage:
         keeper = _keeper(request, stage)
@@ -138,7 +218,7 @@ def _check_disable(names: Collection[str]) -> None:
             raise UsageError(f"--disable {name!r} names no fusion", hint=f"Known: {', '.join(sorted(known))}.")
 
 
-def _select(request: Request, found: Survey) -> dict[str, Path]:
+def _select(request: OptimizeRequest, found: Survey) -> dict[str, Path]:
     """What to optimize: what is asked for by name, everything with ``any_graph``, else the components of a pipeline.
 
     Raises:
@@ -160,7 +240,7 @@ def _select(request: Request, found: Survey) -> dict[str, Path]:
     return {name: path for name, path in found.components.items() if name != SAFETY_CHECKER}
 
 
-def _left_out(request: Request, found: Survey) -> dict[str, str]:
+def _left_out(request: OptimizeRequest, found: Survey) -> dict[str, str]:
     """The models that nobody asked for and that are no error, with the reason; told."""
     if request.components or request.any_graph:
         return {}
@@ -174,7 +254,7 @@ def _left_out(request: Request, found: Survey) -> dict[str, str]:
     return reasons
 
 
-def _keeper(request: Request, stage: Path) -> Keeper | None:
+def _keeper(request: OptimizeRequest, stage: Path) -> Keeper | None:
     """What decides which nodes stay in fp32; None if nothing does."""
     if not request.fp16 or not (request.fp16_auto or request.fp16_plan):
         return None
@@ -185,7 +265,14 @@ def _keeper(request: Request, stage: Path) -> Keeper | None:
 
 
 def _optimize_component(
-    request: Request, report: Report, name: str, path: Path, stage: Path, keeper: Keeper | None, *, known: bool
+    request: OptimizeRequest,
+    report: OptimizeReport,
+    name: str,
+    path: Path,
+    stage: Path,
+    keeper: Keeper | None,
+    *,
+    known: bool,
 ) -> None:
     """``known``: it is a component of a pipeline, so that its config says what has to be in it."""
     start = time.perf_counter()
@@ -228,7 +315,7 @@ def _optimize_component(
         report.components[name]["precision"] = keeper.outcomes[name].record()
 
 
-def _place(request: Request, name: str, path: Path, stage: Path, *, known: bool) -> Path:
+def _place(request: OptimizeRequest, name: str, path: Path, stage: Path, *, known: bool) -> Path:
     """The file to write: laid out as IN is, with the names that a pipeline's components have."""
     if not request.source.is_dir():
         return stage / "model.onnx"
@@ -259,7 +346,7 @@ def _weight_bytes(model: Model) -> int:
     return sum(w.nbytes for w in weights if isinstance(w, Weight))
 
 
-def _config_misses(request: Request, model: Model, path: Path, done: ComponentReport) -> list[str]:
+def _config_misses(request: OptimizeRequest, model: Model, path: Path, done: ComponentReport) -> list[str]:
     """What the graph lacks of what its architecture, told by config.json alone, has to have.
 
     The raised graph is held to it on every target, the fused one where the target declined nothing.
@@ -281,7 +368,7 @@ def _config_misses(request: Request, model: Model, path: Path, done: ComponentRe
     return [miss for miss in misses if miss]
 
 
-def _wrong_counts(request: Request, report: Report) -> list[str]:
+def _wrong_counts(request: OptimizeRequest, report: OptimizeReport) -> list[str]:
     """What ``expect`` asked for and is not so."""
     wrong = []
     for name, wanted in request.expect.items():
@@ -295,7 +382,7 @@ def _wrong_counts(request: Request, report: Report) -> list[str]:
     return wrong
 
 
-def _copy_configs(request: Request, stage: Path) -> None:
+def _copy_configs(request: OptimizeRequest, stage: Path) -> None:
     """Everything beside the models: configs, tokenizers, scheduler, model_index.json.
 
     Links are not followed. They are told, and so is what lies in folders without a model and is not copied either.
@@ -315,7 +402,7 @@ def _copy_configs(request: Request, stage: Path) -> None:
         say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:SHOWN])}{more}")
 
 
-def _manifest(request: Request, report: Report) -> dict[str, Any]:
+def _manifest(request: OptimizeRequest, report: OptimizeReport) -> dict[str, Any]:
     original = request.source / MANIFEST
     return {
         **(_read_json(original) if original.is_file() else {}),
@@ -340,7 +427,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _write_report(request: Request, report: Report) -> None:
+def _write_report(request: OptimizeRequest, report: OptimizeReport) -> None:
     if request.report is not None:
         _write_json(request.report, asdict(report))
 

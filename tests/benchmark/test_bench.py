@@ -35,7 +35,7 @@ from sdort.engines.original import checkpoint_of, original_of
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
 from sdort.generation.images import Generated
 from sdort.model.signature import TensorSpec
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import image_channels
 from sdort.providers.options import CPU, CUDA, ROCM, RuntimeOptions
 from sdort.verification.checks import (
@@ -482,7 +482,7 @@ def test_a_wrong_output_has_no_timing(component: str, tiny: Tiny, copy: Path, sd
 
 def test_a_wrong_pipeline_is_called_so_after_eight_images_of_its_reference(tiny: Tiny, tmp_path: Path) -> None:
     """In fp16, and at a batch of three nine: the reference is opened again for them."""
-    optimize(Request(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True))
+    optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
     edit_weights(tmp_path / "fast" / "unet" / "model.onnx", shift(0.5), "conv_in.weight")
     options = Options(**QUICK, reference=tiny.onnx, components=("pipeline",), batch_sizes=(3,))
     [row] = bench(tmp_path / "fast", options)

@@ -24,7 +24,7 @@ from sdort.benchmark.report import ablation_table
 from sdort.benchmark.setup import Options
 from sdort.cli import cli
 from sdort.errors import ParityError, RegressionError, SdortError, UsageError
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 from sdort.providers.options import RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -122,7 +122,7 @@ def test_each_step_adds_its_own_operators(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_the_last_step_is_what_optimize_makes(tiny: Tiny, tmp_path: Path) -> None:
     last = make_variant(tiny.onnx, tmp_path / "last", "cuda", EVERY, ["pipeline"])
-    report = optimize(Request(tiny.onnx, tmp_path / "whole", provider="cuda", fp16=True))
+    report = optimize(tiny.onnx, tmp_path / "whole", provider="cuda", fp16=True)
     assert last == {name: done["operators"] for name, done in report.components.items()}
 
 
@@ -189,7 +189,7 @@ def test_a_step_that_cannot_be_made_leaves_the_others(
 
 
 def test_an_optimized_pipeline_leads_to_its_original(tiny: Tiny, tmp_path: Path, timed: None, few: None) -> None:
-    optimize(Request(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True))
+    optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
     found = ablate(tmp_path / "fast", Options(**QUICK, components=("text_encoder",)))
     assert found.original == "onnx"
     (tmp_path / "fast" / "sdort.json").write_text('{"optimized": {"from": "/nowhere"}}')

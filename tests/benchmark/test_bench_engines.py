@@ -22,7 +22,7 @@ from sdort.benchmark.rows import caption, cells
 from sdort.benchmark.setup import Options, apply_preset
 from sdort.cli import cli
 from sdort.errors import UsageError
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 from sdort.providers.options import CPU, CUDA, RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -67,7 +67,7 @@ def test_torch_computes_in_fp32_on_the_cpu_beside_fp16_and_says_so(
     tiny: Tiny, options: Options, tmp_path: Path
 ) -> None:
     """As ONNX Runtime does there between its casts; torch's own fp16 takes a hundred times as long."""
-    optimize(Request(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True))
+    optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
     rows = bench(tmp_path / "fast", replace(options, components=("unet",)))
     assert [(row.engine, row.dtype, row.status) for row in rows] == [
         ("onnxruntime", "float16", "ok"), ("torch", "float32", "ok"), ("torch-compile", "float32", "ok"),
@@ -80,7 +80,7 @@ def test_torch_computes_in_fp32_on_the_cpu_beside_fp16_and_says_so(
 
 
 def test_on_a_gpu_torch_has_the_precision_of_what_it_stands_beside(tiny: Tiny, tmp_path: Path) -> None:
-    optimize(Request(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True))
+    optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
     for path, provider, dtype in (
         (tmp_path / "fast", CUDA, "float16"), (tiny.onnx, CUDA, "float32"), (tiny.diffusers, CUDA, "float16"),
         (tmp_path / "fast", CPU, "float32"), (tiny.diffusers, CPU, "float32"),

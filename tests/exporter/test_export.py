@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from sdort.errors import OutputError, SdortError, UsageError
 from sdort.exporter import command as export_pipeline
 from sdort.exporter.cache import TraceCache, trace_key
 from sdort.exporter.casts import concrete_casts
-from sdort.exporter.command import Options, StaticSize, export
+from sdort.exporter.command import StaticSize, export
+from sdort.exporter.manifest import ExportReport
 from sdort.exporter.signatures import Component, at_size
 from sdort.exporter.source import plan, read_source
 from sdort.onnx_io.load import load_model
@@ -188,7 +190,7 @@ def test_parameters_of_equal_value_stay_apart(exports: Callable[[str], Exported]
     checkpoint = _copy(exported, tmp_path)
     randomize(encoder)
     encoder.save_pretrained(checkpoint / "text_encoder")
-    report = export(str(checkpoint), tmp_path / "out", _only("text_encoder", exported))
+    report = _only("text_encoder", exported)(str(checkpoint), tmp_path / "out")
     assert not report.components[0].traced
     ids = _tokens((2, 9), encoder.config.eos_token_id)
     with torch.no_grad():
@@ -266,9 +268,9 @@ def test_a_known_architecture_needs_neither_torch_nor_diffusers(
     exported = exports("sd1")
     heavy = "('torch', 'diffusers', 'transformers', 'onnxruntime', 'onnxscript')"
     code = (
-        "import sys; from pathlib import Path; from sdort.exporter.command import Options, export\n"
+        "import sys; from pathlib import Path; from sdort.exporter.command import export\n"
         f"report = export({str(exported.checkpoint)!r}, Path({str(tmp_path / 'out')!r}), "
-        f"Options(cache_dir=Path({str(exported.traces)!r})))\n"
+        f"cache_dir={str(exported.traces)!r})\n"
         "assert not any(each.traced for each in report.components)\n"
         f"assert not [name for name in {heavy} if name in sys.modules]\n"
     )
@@ -311,13 +313,13 @@ def test_a_damaged_cache_entry_is_noticed(
 
 def test_a_damaged_cache_entry_is_traced_again(exports: Callable[[str], Exported], tmp_path: Path) -> None:
     exported = exports("sd1")
-    options = Options(["text_encoder"], cache_dir=tmp_path / "traces")
-    reports = [export(str(exported.checkpoint), tmp_path / "first", options)]
+    again = partial(export, components=["text_encoder"], cache_dir=tmp_path / "traces")
+    reports = [again(str(exported.checkpoint), tmp_path / "first")]
     (entry,) = (tmp_path / "traces").glob("*.trace")
-    reports.append(export(str(exported.checkpoint), tmp_path / "second", options))
+    reports.append(again(str(exported.checkpoint), tmp_path / "second"))
     content = entry.read_bytes()
     entry.write_bytes(content[:-1])
-    reports.append(export(str(exported.checkpoint), tmp_path / "third", options))
+    reports.append(again(str(exported.checkpoint), tmp_path / "third"))
     assert [report.components[0].traced for report in reports] == [True, False, True]
     assert entry.read_bytes() == content
     models = [(tmp_path / each / "text_encoder/model.onnx").read_bytes() for each in ("first", "second", "third")]
@@ -328,8 +330,8 @@ def test_an_unwritable_cache_costs_a_warning(
     exports: Callable[[str], Exported], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    options = Options(["text_encoder"], cache_dir=tmp_path / "file" / "traces")
-    report = export(str(exports("sd1").checkpoint), tmp_path / "out", options)
+    traces = tmp_path / "file" / "traces"
+    report = export(exports("sd1").checkpoint, tmp_path / "out", components=["text_encoder"], cache_dir=traces)
     assert report.components[0].traced
     assert "cannot keep" in capsys.readouterr().err
 
@@ -351,7 +353,7 @@ def test_what_does_not_shape_the_graph_does_not_cost_a_trace(
             "attention_head_dim": 4,
         },
     )
-    report = export(str(checkpoint), tmp_path / "out", _only("unet", exported))
+    report = _only("unet", exported)(str(checkpoint), tmp_path / "out")
     assert not report.components[0].traced
     assert "_name_or_path" not in json.loads((tmp_path / "out/unet/config.json").read_text())
 
@@ -380,8 +382,7 @@ def test_other_opsets(exports: Callable[[str], Exported], tmp_path: Path, opset:
     exported = exports("sd1")
     encoder = exported.load("text_encoder")
     with locked(exported.traces):
-        options = Options(["text_encoder"], opset, cache_dir=exported.traces)
-        export(str(exported.checkpoint), tmp_path / "out", options)
+        _only("text_encoder", exported)(exported.checkpoint, tmp_path / "out", opset=opset)
     model = load_model(tmp_path / "out/text_encoder/model.onnx")
     assert model.graph.opset == opset
     operators = {node.op for node in model.graph.nodes}
@@ -423,8 +424,9 @@ def test_static_sizes(exports: Callable[[str], Exported], tmp_path: Path) -> Non
     exported = exports("sd1")
     names = ["text_encoder", "vae_decoder", "vae_encoder"]
     with locked(exported.traces):
-        options = Options(names, static=StaticSize(3, 64, 40), cache_dir=exported.traces)
-        report = export(str(exported.checkpoint), tmp_path / "out", options)
+        report = export(
+            exported.checkpoint, tmp_path / "out", components=names, static="3x64x40", cache_dir=exported.traces
+        )
     assert report.static == "3x64x40"
     assert _signature(tmp_path / "out/text_encoder")[0] == {"input_ids": [3, 77]}
     assert _signature(tmp_path / "out/vae_encoder") == ({"sample": [3, 3, 64, 40]}, {"latent_parameters": [3, 8, 8, 5]})
@@ -449,9 +451,7 @@ def test_static_unet_takes_two_latents_an_image(exports: Callable[[str], Exporte
 def test_a_static_size_must_fit_the_vae(exports: Callable[[str], Exported], tmp_path: Path) -> None:
     exported = exports("sd1")
     with pytest.raises(UsageError, match="multiples of 8"):
-        export(
-            str(exported.checkpoint), tmp_path / "out", Options(static=StaticSize(1, 64, 60), cache_dir=exported.traces)
-        )
+        export(str(exported.checkpoint), tmp_path / "out", static=StaticSize(1, 64, 60), cache_dir=exported.traces)
     assert not (tmp_path / "out").exists()
 
 
@@ -471,40 +471,40 @@ def test_a_failed_export_leaves_nothing(
 
     monkeypatch.setattr(export_pipeline, "write", failing)
     with pytest.raises(error):
-        export(str(exported.checkpoint), out, Options(cache_dir=exported.traces))
+        export(str(exported.checkpoint), out, cache_dir=exported.traces)
     assert not (tmp_path / "parent").exists()
     out.mkdir(parents=True)
     (out / "model_index.json").write_text("before")
     with pytest.raises(error):
-        export(str(exported.checkpoint), out, Options(cache_dir=exported.traces), overwrite=True)
+        export(str(exported.checkpoint), out, cache_dir=exported.traces, overwrite=True)
     assert [file.name for file in out.parent.iterdir()] == ["out"]
     assert (out / "model_index.json").read_text() == "before"
 
 
 def test_out_exists(exports: Callable[[str], Exported], tmp_path: Path) -> None:
     exported = exports("sd1")
-    options = _only("text_encoder", exported)
-    export(str(exported.checkpoint), tmp_path / "out", options)
+    export_encoder = _only("text_encoder", exported)
+    export_encoder(exported.checkpoint, tmp_path / "out")
     with pytest.raises(OutputError, match="exists"):
-        export(str(exported.checkpoint), tmp_path / "out", options)
-    export(str(exported.checkpoint), tmp_path / "out", options, overwrite=True)
+        export_encoder(exported.checkpoint, tmp_path / "out")
+    export_encoder(exported.checkpoint, tmp_path / "out", overwrite=True)
 
 
 def test_a_folder_called_demo_is_the_output_and_not_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = Options(components=["text_encoder"], cache_dir=tmp_path / "traces")
-    export("demo", Path("demo"), options)
+    export_encoder = partial(export, components=["text_encoder"], cache_dir=tmp_path / "traces")
+    export_encoder("demo", "demo")
     with pytest.raises(OutputError, match="demo exists") as caught:
-        export("demo", Path("demo"), options)
+        export_encoder("demo", "demo")
     assert "--overwrite" in str(caught.value)
-    export("demo", Path("demo"), options, overwrite=True)
+    export_encoder("demo", "demo", overwrite=True)
 
 
 def test_out_may_not_be_the_checkpoint(exports: Callable[[str], Exported], tmp_path: Path) -> None:
     exported = exports("sd1")
     checkpoint = _copy(exported, tmp_path)
     with pytest.raises(OutputError, match="is the input"):
-        export(str(checkpoint), checkpoint, _only("text_encoder", exported), overwrite=True)
+        _only("text_encoder", exported)(str(checkpoint), checkpoint, overwrite=True)
     assert (checkpoint / "unet/config.json").is_file()
 
 
@@ -575,8 +575,9 @@ def _tokens(shape: tuple[int, int], end: int) -> Any:
     return ids
 
 
-def _only(component: str, exported: Exported) -> Options:
-    return Options([component], cache_dir=exported.traces)
+def _only(component: str, exported: Exported) -> Callable[..., ExportReport]:
+    """``export`` of one component."""
+    return partial(export, components=[component], cache_dir=exported.traces)
 
 
 def _component(exported: Exported, name: str) -> Component:

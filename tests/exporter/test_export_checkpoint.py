@@ -18,7 +18,7 @@ from support.pipelines import locked, trace_folder
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
-from sdort.exporter.command import Options, export
+from sdort.exporter.command import export
 from sdort.exporter.safetensors import read_tensors
 from sdort.exporter.signatures import describe
 from sdort.model.weights import Inline, Weight
@@ -48,7 +48,7 @@ def run(checkpoint: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Cal
 
     def export_text_encoder(**options: Any) -> Path:
         with locked(traces):
-            export(str(checkpoint), tmp_path / "out", Options(["text_encoder"], cache_dir=traces, **options))
+            export(str(checkpoint), tmp_path / "out", components=["text_encoder"], cache_dir=traces, **options)
         return tmp_path / "out" / "text_encoder" / "model.onnx"
 
     return export_text_encoder
@@ -180,7 +180,7 @@ def test_weights_that_do_not_fit_are_noticed_before_the_trace(
     monkeypatch.setattr(trace, "trace", slow)
     save(checkpoint / "text_encoder" / WEIGHTS, {"a": np.zeros(3, np.float32)})
     with pytest.raises(BadModelError, match="lacks"):
-        export(str(checkpoint), tmp_path / "out", Options(["text_encoder"], cache_dir=tmp_path / "traces"))
+        export(str(checkpoint), tmp_path / "out", components=["text_encoder"], cache_dir=tmp_path / "traces")
 
 
 def test_variants(checkpoint: Path, run: Callable[..., Path]) -> None:
@@ -353,7 +353,7 @@ def test_bad_configs(checkpoint: Path, tmp_path: Path, component: str, change: d
     folder = "vae" if component.startswith("vae") else component
     edit(checkpoint / folder / "config.json", change)
     with pytest.raises(BadModelError, match=message) as caught:
-        export(str(checkpoint), tmp_path / "out", Options([component], cache_dir=tmp_path / "traces"))
+        export(str(checkpoint), tmp_path / "out", components=[component], cache_dir=tmp_path / "traces")
     assert caught.value.component is not None
     assert caught.value.component.partition("_")[0] == component.partition("_")[0]
     assert not (tmp_path / "out").exists()
@@ -427,7 +427,7 @@ def test_a_hub_id_is_downloaded_by_diffusers(
     monkeypatch.setattr(DiffusionPipeline, "download", download)
     traces = trace_folder(request.config)
     with locked(traces):
-        report = export("owner/name", tmp_path / "out", Options(["text_encoder"], cache_dir=traces))
+        report = export("owner/name", tmp_path / "out", components=["text_encoder"], cache_dir=traces)
     assert asked == [("owner/name", {"variant": None, "use_safetensors": True})]
     assert report.source == "owner/name"
 

@@ -168,10 +168,9 @@ def test_each_of_several_images_can_be_drawn_again_alone(tiny: Tiny) -> None:
 
 
 def test_fp16_inputs_are_fed_as_the_model_declares_them(tiny: Tiny, tmp_path: Path) -> None:
-    from sdort.optimizer.command import Request as Optimize
     from sdort.optimizer.command import optimize
 
-    optimize(Optimize(tiny.onnx, tmp_path / "fp16", provider="cpu", fp16=True, io_fp16=True, allow_misses=True))
+    optimize(tiny.onnx, tmp_path / "fp16", provider="cpu", fp16=True, io_fp16=True, allow_misses=True)
     pipeline = load_pipeline(tmp_path / "fp16", CPU)
     assert {spec.dtype for spec in pipeline.sessions["unet"].inputs.values()} == {np.dtype(np.float16)}
     request = Request(PROMPT, steps=3, seed=9)

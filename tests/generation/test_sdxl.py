@@ -25,7 +25,6 @@ from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.recorded import HostLoop, Recorder
 from sdort.generation.request import Request, check_text_to_image
 from sdort.model.signature import TensorSpec
-from sdort.optimizer.command import Request as OptimizeRequest
 from sdort.optimizer.command import optimize
 from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
 from sdort.pipelines.folder import DECODER, PipelineFolder
@@ -146,7 +145,7 @@ def fast(
 ) -> tuple[Path, float]:
     """It optimized for the CPU, and how like diffusers its images have to be."""
     out = tmp_path_factory.mktemp("fast") / "cpu"
-    optimize(OptimizeRequest(exported.out, out, "cpu", fp16=request.param))
+    optimize(exported.out, out, provider="cpu", fp16=request.param)
     return out, ALIKE_IN_FP16 if request.param else ALIKE
 
 
@@ -159,7 +158,7 @@ def test_optimized_it_draws_the_same(fast: tuple[Path, float], theirs: Any) -> N
 @pytest.mark.parametrize("provider", ["rocm", "cuda", "migraphx"])
 def test_what_the_unet_is_told_of_survives_for_gpus(exported: Exported, tmp_path: Path, provider: str) -> None:
     components = ("text_encoder", "text_encoder_2")
-    optimize(OptimizeRequest(exported.out, tmp_path / "fast", provider, fp16=True, components=components))
+    optimize(exported.out, tmp_path / "fast", provider=provider, fp16=True, components=components)
     for encoder in SDXL.encoders:
         before, after = (
             [value.name for value in onnx.load(folder / encoder.component / "model.onnx").graph.output]

@@ -19,7 +19,7 @@ from sdort import console
 from sdort.cli import cli
 from sdort.errors import BadModelError
 from sdort.onnx_io.components import find_components, survey
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 
 RNG = np.random.default_rng(3)
 WEIGHTS: dict[str, Array] = {
@@ -306,8 +306,8 @@ def test_out_may_lie_in_the_folder(source: Path) -> None:
 def test_from_python(tmp_path: Path) -> None:
     path = write(tmp_path / "cut.onnx")
     with pytest.raises(BadModelError, match="is no diffusion component"):
-        optimize(Request(path, tmp_path / "out"))
-    assert list(optimize(Request(path, tmp_path / "out", any_graph=True)).components) == ["cut"]
+        optimize(path, tmp_path / "out")
+    assert list(optimize(path, tmp_path / "out", any_graph=True).components) == ["cut"]
 
 
 # ---- other commands ----

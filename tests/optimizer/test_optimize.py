@@ -18,7 +18,7 @@ import sdort
 from sdort import console
 from sdort.cli import cli
 from sdort.errors import UsageError
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 
 RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {
@@ -401,9 +401,9 @@ def test_out_may_not_be_the_input(source: Path) -> None:
 
 
 def test_from_python(source: Path, tmp_path: Path) -> None:
-    report = optimize(Request(source, tmp_path / "out", provider="cuda", expect={"Gelu": 2}))
+    report = optimize(source, tmp_path / "out", provider="cuda", expect={"Gelu": 2})
     assert (report.provider, report.misses, list(report.components)) == ("cuda", [], ["text_encoder", "text_encoder_2"])
     assert report.seconds > 0
     with pytest.raises(UsageError, match="'nothing' names no fusion"):
-        optimize(Request(source, tmp_path / "other", disable=["nothing"]))
+        optimize(source, tmp_path / "other", disable=["nothing"])
     assert not (tmp_path / "other").exists()

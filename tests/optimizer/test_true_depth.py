@@ -14,8 +14,8 @@ from support import true_depth
 from support.hardware import provider_of
 from support.pipelines import trace_folder
 
-from sdort.exporter.command import Options, StaticSize, export
-from sdort.optimizer.command import Request, optimize
+from sdort.exporter.command import StaticSize, export
+from sdort.optimizer.command import optimize
 from sdort.verification.limits import TOLERANCES
 from sdort.verification.parity import open_session
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
@@ -38,8 +38,8 @@ def test_every_target_computes_what_torch_does(
 ) -> None:
     parts = true_depth.build(family)
     true_depth.save(family, parts, tmp_path / "checkpoint")
-    options = Options(cache_dir=trace_folder(request.config), static=STATIC if kind == "static" else None)
-    export(str(tmp_path / "checkpoint"), tmp_path / "onnx", options)
+    static = STATIC if kind == "static" else None
+    export(tmp_path / "checkpoint", tmp_path / "onnx", static=static, cache_dir=trace_folder(request.config))
     expected = {
         component: list(references(component, parts, tmp_path / "onnx" / component / "model.onnx", kind))
         for component in components(parts)
@@ -48,7 +48,7 @@ def test_every_target_computes_what_torch_does(
     for target in TARGETS:
         out = tmp_path / target
         fp16 = target in HALVES[kind]
-        report = optimize(Request(tmp_path / "onnx", out, target, fp16=fp16))
+        report = optimize(tmp_path / "onnx", out, provider=target, fp16=fp16)
         assert report.misses == []
         for component, cases in expected.items():
             check_attention(parts, component, report.components[component]["operators"])

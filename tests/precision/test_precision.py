@@ -27,7 +27,7 @@ from sdort.emulation.rounding import write_emulated
 from sdort.errors import ParityError, UsageError
 from sdort.model.weights import as_weight
 from sdort.onnx_io.load import load_model
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 from sdort.optimizer.pipeline import PIPELINE, ComponentReport, Options, Run
 from sdort.passes import upgrade
 from sdort.precision.cost import name_by_owner, share, timed_run
@@ -110,7 +110,7 @@ def test_a_sound_model_has_no_islands(exported: Exported, tmp_path: Path) -> Non
     outs = []
     for auto in (False, True):
         out = tmp_path / f"auto {auto}"
-        report = optimize(Request(source, out, provider="cpu", fp16=True, fp16_auto=auto, allow_misses=True))
+        report = optimize(source, out, provider="cpu", fp16="auto" if auto else True, allow_misses=True)
         outs.append((out / "model.onnx").read_bytes())
     assert outs[0] == outs[1]
     told = report.components["unet"]["precision"]
@@ -244,8 +244,7 @@ def test_a_plan_is_followed_without_measuring(models: Fragile, tmp_path: Path, m
         raise AssertionError("measured")
 
     monkeypatch.setattr("sdort.precision.fp32_selection.measure", never)
-    request = Request(models.onnx, tmp_path / "out", fp16=True, fp16_plan=made / PLAN, allow_misses=True)
-    report = optimize(request)
+    report = optimize(models.onnx, tmp_path / "out", fp16=True, fp16_plan=made / PLAN, allow_misses=True)
     for component in COMPONENTS:
         model = Path(component) / "model.onnx"
         assert (tmp_path / "out" / model).read_bytes() == (made / model).read_bytes()
@@ -258,7 +257,7 @@ def test_a_plan_for_another_provider_is_refused(models: Fragile, tmp_path: Path)
     with pytest.raises(
         UsageError, match="rule for MultiHeadAttention from MatMul to MatMul, everywhere fits no node"
     ) as caught:
-        optimize(Request(models.onnx, tmp_path / "out", provider="cpu", fp16=True, fp16_plan=plan, allow_misses=True))
+        optimize(models.onnx, tmp_path / "out", provider="cpu", fp16=True, fp16_plan=plan, allow_misses=True)
     assert caught.value.component == "unet"
     assert not (tmp_path / "out").exists()
 

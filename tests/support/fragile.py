@@ -12,7 +12,7 @@ from typing import Any
 
 from support import tiny_pipeline
 
-from sdort.optimizer.command import Report, Request, optimize
+from sdort.optimizer.command import OptimizeReport, optimize
 
 COMPONENTS = ("text_encoder", "unet", "vae_decoder")
 LOUD = 5e4
@@ -56,14 +56,14 @@ class Fragile:
 
     onnx: Path
     pipeline: Any
-    _made: dict[tuple[str, bool], tuple[Path, Report]] = field(default_factory=dict)
+    _made: dict[tuple[str, bool], tuple[Path, OptimizeReport]] = field(default_factory=dict)
 
-    def optimized(self, provider: str, *, auto: bool) -> tuple[Path, Report]:
+    def optimized(self, provider: str, *, auto: bool) -> tuple[Path, OptimizeReport]:
         """The folder and the report of ``sdort optimize --fp16``."""
         if (provider, auto) not in self._made:
             out = self.onnx.with_name(f"{provider} {'auto' if auto else 'plain'}")
-            request = Request(self.onnx, out, provider=provider, fp16=True, fp16_auto=auto, allow_misses=True)
-            self._made[provider, auto] = out, optimize(request)
+            report = optimize(self.onnx, out, provider=provider, fp16="auto" if auto else "plain", allow_misses=True)
+            self._made[provider, auto] = out, report
         return self._made[provider, auto]
 
 

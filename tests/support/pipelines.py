@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import sdort.exporter
-from sdort.exporter.command import Options, export
+from sdort.exporter.command import export
 
 UNET: dict[str, Any] = {
     "block_out_channels": (32, 64),
@@ -147,5 +147,5 @@ def export_family(family: str, folder: Path, traces: Path) -> Exported:
     made.checkpoint.mkdir()
     make_pipeline(family, made.checkpoint)
     with locked(traces):
-        export(str(made.checkpoint), made.out, Options(cache_dir=traces))
+        export(made.checkpoint, made.out, cache_dir=traces)
     return made

@@ -24,7 +24,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, ParityError
-from sdort.optimizer.command import Request, optimize
+from sdort.optimizer.command import optimize
 from sdort.providers.options import CPU, RuntimeOptions
 from sdort.verification import run as verification
 from sdort.verification.components import Comparison
@@ -50,7 +50,7 @@ def fast(tiny: Tiny) -> Path:
     """For ROCm and in fp16, so that the CPU runs it by its operators' definitions."""
     out = tiny.onnx.parent / "fast"
     # The tiny attention has a head size for which ROCm has no kernel: some fusions are left.
-    optimize(Request(tiny.onnx, out, "rocm", fp16=True, allow_misses=True))
+    optimize(tiny.onnx, out, provider="rocm", fp16=True, allow_misses=True)
     return out
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_compared_is_no_success(tiny: Tiny, tmp_path: Path) -> No
     """A UNet alone draws nothing: asked for everything, that is said; asked for what there is, it passes."""
     original, fast = tmp_path / "original", tmp_path / "fast"
     shutil.copytree(tiny.onnx / "unet", original / "unet")
-    optimize(Request(original, fast, "cpu"))
+    optimize(original, fast, provider="cpu")
     result = sdort(fast, *FEW)
     assert result.exit_code == 5
     assert "real inputs and images" in result.output
