@@ -160,6 +160,8 @@ def _what(row: Row) -> str:
 
 
 TITLES = ("what", "then ms", "now ms", "now / then", "95 % interval", "verdict", "why")
+LEFT = ("what", "verdict", "why")
+"""Titles of the columns that hold words."""
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:

@@ -128,6 +128,9 @@ _SHORT: list[tuple[str, Callable[[Row], str]]] = [
     ("parity", lambda row: row.parity()),
 ]
 
+LEFT = ("pipeline", "engine", "component", "parity")
+"""Titles of the columns that hold words."""
+
 
 def _number(value: float | None) -> str:
     if value is None:
@@ -208,7 +211,7 @@ def as_table(rows: Sequence[Row]) -> Any:
 
     table = Table(caption=caption(rows), caption_justify="left")
     for title, _ in _SHORT:
-        table.add_column(title, justify="left" if title in ("pipeline", "engine", "component", "parity") else "right")
+        table.add_column(title, justify="left" if title in LEFT else "right")
     for row in rows:
         table.add_row(*(cell(row) for _, cell in _SHORT), style="red" if row.failed else None)
     return table

@@ -25,7 +25,7 @@ from sdort.benchmark.report.image_maps import likeness
 from sdort.benchmark.report.page import Book, add_rooflines, as_html, book_of, write_plots
 from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
-from sdort.benchmark.report.theme import LIGHT, SERIES, THEMES, Theme, text_on
+from sdort.benchmark.report.theme import SERIES, text_on
 from sdort.benchmark.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options
@@ -33,6 +33,7 @@ from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.generation.images import Generated
 from sdort.providers.options import CPU, RuntimeOptions
+from sdort.verification.report.html import LIGHT, THEMES, Theme
 from sdort.workload.cases import Case
 
 TIMES = {"text_encoder": 2.0, "unet": 90.0, "vae_decoder": 310.0, "pipeline": 1100.0}
@@ -218,7 +219,7 @@ def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
 
 def test_small_numbers_do_not_break_at_their_hyphen() -> None:
     rows = [row("unet", checked_against="it-self", error=1.5e-03)]
-    assert '<span class="whole">1.5e-03</span> vs it-self' in as_html(Book("", rows))
+    assert "<span class='whole'>1.5e-03</span> vs it-self" in as_html(Book("", rows))
 
 
 # Differences

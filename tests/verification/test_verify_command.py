@@ -317,7 +317,7 @@ def test_every_colour_of_the_page_is_stated_for_light_and_dark(right: Verificati
     assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", rules)
     for scheme in (light, dark):
         colours = dict(re.findall(r"(--[\w-]+): (#\w{6})", scheme))
-        for ink, paper in (("ink", "paper"), ("dim", "paper"), ("good", "good-paper"), ("bad", "bad-paper")):
+        for ink, paper in (("ink", "paper"), ("quiet", "paper"), ("good", "good-paper"), ("bad", "bad-paper")):
             assert contrast(colours[f"--{ink}"], colours[f"--{paper}"]) >= 4.5, (ink, paper)
 
 

@@ -14,6 +14,8 @@ from sdort.benchmark.rows import Row, caption, rows_as_csv
 from sdort.workload.cases import PIPELINE
 
 MOST_CHANGES = 3
+LEFT = ("step", "verify", "graph")
+"""Titles of the columns that hold words."""
 
 
 def verdict(stage: Stage, batch: int) -> str:
@@ -138,10 +140,9 @@ def as_table(found: Ablation) -> Any:
     """As a rich table."""
     from rich.table import Table
 
-    left = ("step", "verify", "graph")
     table = Table(caption=explain(found), caption_justify="left")
     for title in titles(found):
-        table.add_column(title, justify="left" if title in left else "right")
+        table.add_column(title, justify="left" if title in LEFT else "right")
     before = ""
     for line in lines(found):
         if before and line[0] != before:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from sdort.benchmark.ablation import Ablation, Stage
 from sdort.benchmark.published import PUBLISHED, Published, Rows
 from sdort.benchmark.report.ablation_table import components, memory, row_of, verdict
-from sdort.benchmark.report.theme import ORANGE, RED, SERIES, SKY, Theme, new_figure, text_on, title
+from sdort.benchmark.report.theme import ORANGE, RED, SERIES, SKY, new_figure, text_on, title
 from sdort.benchmark.rows import Row, dtype_text
+from sdort.verification.report.html import Theme
 from sdort.workload.cases import PIPELINE
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdort.benchmark.measure import Picture
-from sdort.benchmark.report.theme import WIDTH, Theme
+from sdort.benchmark.report.theme import WIDTH
 from sdort.verification.checks import psnr
 from sdort.verification.report.difference import difference_map
+from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

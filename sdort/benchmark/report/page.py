@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +15,25 @@ from sdort.benchmark import rows as tables
 from sdort.benchmark.ablation import Ablation
 from sdort.benchmark.measure import Measurement, Picture
 from sdort.benchmark.report import ablation_table, figures, image_maps
-from sdort.benchmark.report.image_maps import Pixels
 from sdort.benchmark.report.roofline_plot import roofline
-from sdort.benchmark.report.theme import DARK, LIGHT, THEMES, Theme
 from sdort.benchmark.roofline import measure_rooflines
 from sdort.benchmark.rows import Row, caption
 from sdort.benchmark.setup import Options
 from sdort.console import say
 from sdort.errors import OutputError
-from sdort.verification.report.difference import difference_map
+from sdort.verification.report.html import (
+    DARK,
+    LIGHT,
+    THEMES,
+    Theme,
+    beside,
+    difference_figure,
+    figure,
+    page,
+    paragraph,
+    section,
+)
+from sdort.verification.report.html import plot as html_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,120 +121,41 @@ def write_plots(book: Book, folder: Path) -> list[Path]:
 
 
 def as_html(book: Book) -> str:
-    """One self-contained page: it loads nothing, and follows the reader's light or dark."""
-    parts = [f"<h1>{html.escape(book.title)}</h1>", f"<p>{html.escape(caption(book.rows))}</p>"]
-    parts += [_figure(plot) for plot in book.plots()]
-    parts += [f"<p>{html.escape(each)}</p>" for each in book.remarks]
+    """The report as one HTML file."""
+    parts = [paragraph(caption(book.rows)), *map(_plot, book.plots()), *map(paragraph, book.remarks)]
     if book.pictures:
         parts += ["<h2>Images</h2>", *map(_picture, book.pictures, picture_names(book))]
     if book.ablation:
-        text = ablation_table.explain(book.ablation)
-        parts += [
-            "<h2>Ablation</h2>",
-            _table(ablation_table.titles(book.ablation), ablation_table.lines(book.ablation)),
-        ]
-        parts += [f"<p>{html.escape(text)}</p>"]
+        heads, lines = ablation_table.titles(book.ablation), ablation_table.lines(book.ablation)
+        parts += [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
+        parts += [paragraph(ablation_table.explain(book.ablation))]
     else:
-        parts += ["<h2>Rows</h2>", _table(*tables.cells(book.rows))]
-    if any(row.compared for row in book.rows):
-        parts += ["<h2>Against the saved benchmark</h2>", _table(regression.TITLES, regression.lines(book.rows))]
-    return _PAGE.format(title=html.escape(book.title), style=_STYLE, body="\n".join(parts))
+        parts += [section("Rows", *tables.cells(book.rows), left=tables.LEFT, wide=("parity",))]
+    lines = regression.lines(book.rows)
+    bad = ("FAILED", regression.SLOWER)
+    parts += [
+        section("Against the saved benchmark", regression.TITLES, lines, left=regression.LEFT, wide=("why",), bad=bad)
+    ]
+    return page(book.title, parts)
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
-_STYLE = f"""
-:root {{ --paper: {LIGHT.paper}; --ink: {LIGHT.ink}; --line: #d6dae0; --bad: #b33a00; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --paper: {DARK.paper}; --ink: {DARK.ink}; --line: #3a4048; --bad: #ff9a66; }}
-}}
-body {{ background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 88rem;
-  margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2.2rem; }}
-picture img {{ max-width: 100%; height: auto; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 12px; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .4rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
-td.number, th.number {{ text-align: right; white-space: nowrap; }}
-.whole {{ white-space: nowrap; }}
-tr.bad td {{ color: var(--bad); }}
-.images {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: .3rem 0 1.4rem; }}
-.images figure {{ margin: 0; }} .images img {{ width: 17rem; max-width: 100%; image-rendering: pixelated; }}
-figcaption {{ font-size: 13px; }}
-"""
+def _plot(plot: Plot) -> str:
+    light, dark = plot.draw(LIGHT), plot.draw(DARK)
+    return "" if light is None or dark is None else html_plot(plot.words, _svg(light), _svg(dark))
 
 
-def _figure(plot: Plot) -> str:
-    drawn = {theme: plot.draw(theme) for theme in THEMES}
-    light, dark = drawn[LIGHT], drawn[DARK]
-    if light is None or dark is None:
-        return ""
-    alternative = html.escape(plot.words, quote=True)
-    return (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{_svg(dark)}">'
-        f'<img alt="{alternative}" src="{_svg(light)}"></picture>'
-    )
-
-
-def _svg(figure: Figure) -> str:
+def _svg(figure: Figure) -> bytes:
     from matplotlib import rc_context
 
-    text = io.BytesIO()
-    with rc_context({"svg.hashsalt": "sdort"}):  # ids that do not change from one report to the next
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(text.getvalue()).decode()}"
-
-
-def _png(pixels: Pixels) -> str:
-    from PIL import Image
-
     content = io.BytesIO()
-    Image.fromarray(pixels).save(content, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+    with rc_context({"svg.hashsalt": "sdort"}):  # ids that do not change from one report to the next
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()
 
 
 def _picture(picture: Picture, name: str) -> str:
-    shown = [(f"this: {image_maps.likeness(picture)}", picture.image.pixels)]
+    figures = [figure(picture.image.pixels, f"this: {image_maps.likeness(picture)}")]
     if picture.reference is not None and image_maps.comparable(picture):
-        pixels, words = difference_map(picture.image.pixels, picture.reference.pixels)
-        shown = [("reference", picture.reference.pixels), *shown, (f"difference: {words}", pixels)]
-    panels = "".join(
-        f'<figure><img alt="{html.escape(words, quote=True)}" src="{_png(pixels)}"><figcaption>{html.escape(words)}'
-        f"</figcaption></figure>"
-        for words, pixels in shown
-    )
-    return f'<h3>{html.escape(name)}</h3><div class="images">{panels}</div>'
-
-
-def _table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in titles)
-    body = "".join(
-        f"<tr{_bad(line)}>{''.join(f'<td{_kind(cell)}>{_whole(html.escape(cell))}</td>' for cell in line)}</tr>"
-        for line in lines
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _whole(text: str) -> str:
-    """Numbers such as 1.5e-03 on one line: browsers break at the hyphen."""
-    return re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', text)
-
-
-def _bad(line: Sequence[str]) -> str:
-    return ' class="bad"' if any(cell.startswith("FAILED") or cell == regression.SLOWER for cell in line) else ""
-
-
-def _kind(cell: str) -> str:
-    return ' class="number"' if cell[:1].isdigit() else ""
+        reference = picture.reference.pixels
+        figures = [figure(reference, "reference"), *figures, difference_figure(picture.image.pixels, reference)]
+    return f"<h3>{escape(name)}</h3>{beside(figures)}"

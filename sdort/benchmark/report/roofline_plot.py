@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sdort.benchmark.report.theme import SERIES, Theme, new_figure, text_on, title
+from sdort.benchmark.report.theme import SERIES, new_figure, text_on, title
 from sdort.benchmark.roofline import Point, Roofline
+from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,12 +1,12 @@
-"""How plots look: two palettes that hold for the colour-blind, on white and on dark."""
+"""Style of plots: colours that the colour-blind can tell apart, on white and on dark."""
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sdort.errors import UsageError
+from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,25 +17,6 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E0
 SERIES = (SKY, ORANGE, GREEN, PURPLE, BLUE, RED)
 WIDTH = 9.5
 """Inches; the report shows plots at this width."""
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of everything that is no data; ``name`` is part of file names.
-
-    ``quiet`` is for words of less weight, ``faint`` for bars that stand beside and for grids.
-    """
-
-    name: str
-    paper: str
-    ink: str
-    quiet: str
-    faint: str
-
-
-LIGHT = Theme("light", "#ffffff", "#1f2328", "#59636e", "#9aa1a9")
-DARK = Theme("dark", "#14171c", "#e6e9ee", "#a3abb5", "#717983")
-THEMES = (LIGHT, DARK)
 
 
 def require_matplotlib() -> None:

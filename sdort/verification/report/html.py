@@ -1,0 +1,204 @@
+"""Self-contained HTML pages: styles, plots and images are inside, readable in light and dark and on narrow screens.
+
+Every text is escaped here; the functions return HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+
+from sdort.model.signature import Array
+from sdort.verification.report.difference import difference_map
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a page and of the plots on it; ``name`` is part of the plots' file names.
+
+    Attributes:
+        quiet: text of less weight.
+        faint: bars and grids of less weight.
+        line: rules between rows.
+        soft: backgrounds of less weight.
+        good, bad: text of verdicts; ``good_paper`` and ``bad_paper`` are behind it.
+    """
+
+    name: str
+    paper: str
+    ink: str
+    quiet: str
+    faint: str
+    line: str
+    soft: str
+    good: str
+    good_paper: str
+    bad: str
+    bad_paper: str
+
+    @property
+    def variables(self) -> str:
+        """CSS variables of the colours."""
+        colours = {key: value for key, value in asdict(self).items() if key != "name"}
+        return " ".join(f"--{key.replace('_', '-')}: {value};" for key, value in colours.items())
+
+
+LIGHT = Theme(
+    "light", paper="#ffffff", ink="#1f2328", quiet="#59636e", faint="#9aa1a9", line="#d5d9de", soft="#f3f4f6",
+    good="#14692f", good_paper="#e4f3e8", bad="#b3261e", bad_paper="#fbe7e5",
+)  # fmt: skip
+DARK = Theme(
+    "dark", paper="#14171c", ink="#e6e9ee", quiet="#a3abb5", faint="#717983", line="#363d46", soft="#1e2329",
+    good="#7bd494", good_paper="#173322", bad="#ff9a91", bad_paper="#43201d",
+)  # fmt: skip
+THEMES = (LIGHT, DARK)
+
+_STYLE = (
+    f"""
+:root {{ color-scheme: light dark; {LIGHT.variables} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK.variables} }} }}
+"""
+    + """
+body { margin: 0 auto; max-width: 80rem; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
+.verdict { display: inline-block; padding: .15rem .7rem; border-radius: 1rem; font-weight: 600; }
+.differs { background: var(--soft); }
+.ok { color: var(--good); background: var(--good-paper); } .failed { color: var(--bad); background: var(--bad-paper); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--quiet); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--quiet); font-weight: 600; white-space: normal; vertical-align: bottom; }
+th.words, td.words { text-align: left; } td.wrap { white-space: normal; min-width: 12rem; }
+td { vertical-align: baseline; }
+.whole { white-space: nowrap; }
+tr.bad td { background: var(--bad-paper); }
+.row { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .8rem; margin: .5rem 0 1.6rem; }
+picture img { max-width: 100%; height: auto; }
+figure { margin: 0; } figcaption { color: var(--quiet); font-size: .85rem; margin-top: .25rem; }
+figure img, .none { width: 100%; border: 1px solid var(--line); border-radius: 4px; background: var(--soft);
+  display: block; box-sizing: border-box; }
+img.small { image-rendering: pixelated; }
+.none { aspect-ratio: 1; display: grid; place-items: center; color: var(--quiet); }
+code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; overflow-wrap: anywhere; }
+li { margin: .2rem 0; } @media (max-width: 640px) { .row { grid-template-columns: 1fr; } }
+"""
+)
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """A whole page with ``parts`` as its body."""
+    head = (
+        "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+    )
+    body = "\n".join(part for part in [f"<h1>{escape(title)}</h1>", *parts] if part)
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{body}</body></html>\n"
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of text."""
+    return f"<p>{escape(text)}</p>"
+
+
+def facts(values: Mapping[str, object]) -> str:
+    """Names and values beside each other."""
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in values.items())
+    return f"<dl>{pairs}</dl>"
+
+
+def badge(verdict: str, text: str) -> str:
+    """Text in the colour of a verdict: ``ok`` green, ``FAILED`` red, ``differs`` as other text is."""
+    return f"<span class='verdict {verdict.lower()}'>{escape(text)}</span>"
+
+
+def section(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str],
+    wide: Collection[str] = (),
+    verdicts: Collection[str] = (),
+    bad: tuple[str, ...] = ("FAILED",),
+) -> str:
+    """A table under its title; empty without rows.
+
+    Args:
+        left: the heads of columns of words; the others hold numbers, which are aligned at the right.
+        wide: those of them that hold sentences.
+        verdicts: a cell that is one of these is a :func:`badge`.
+        bad: a row with a cell that begins with one of these stands out.
+    """
+    kinds = ["" if each not in left else " class='words wrap'" if each in wide else " class='words'" for each in heads]
+    body = []
+    for row in rows:
+        cells = "".join(
+            f"<td{kind}>{badge(text, text) if text in verdicts else _cell(text)}</td>"
+            for kind, text in zip(kinds, row, strict=True)
+        )
+        body.append(f"<tr{' class=bad' if any(text.startswith(bad) for text in row) else ''}>{cells}</tr>")
+    if not body:
+        return ""
+    head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return f"<h2>{escape(title)}</h2><div class='scroll'>{table}</div>"
+
+
+def _cell(text: str) -> str:
+    """Numbers such as 1.5e-03 stay on one line: browsers break at the hyphen."""
+    return re.sub(r"\d[\d.]*e-\d+", r"<span class='whole'>\g<0></span>", escape(text))
+
+
+def figure(pixels: Array, caption: str) -> str:
+    """An image [height, width, 3], uint8, with what it is; an empty frame where there is none."""
+    text = escape(caption)
+    if not pixels.size:
+        return f"<figure><div class='none'>none</div><figcaption>{text}</figcaption></figure>"
+    small = " class='small'" if max(pixels.shape[:2]) < 256 else ""  # enlarged without blur
+    source = _data("image/png", _png(pixels))
+    return f"<figure><img{small} alt='{text}' src='{source}'><figcaption>{text}</figcaption></figure>"
+
+
+def difference_figure(image: Array, reference: Array) -> str:
+    """The :func:`difference_map` of two images; an empty frame where their sizes differ or there is none."""
+    if image.shape != reference.shape or not image.size:
+        return figure(image[:0], "difference")
+    pixels, scale = difference_map(image, reference)
+    return figure(pixels, f"difference: {scale}")
+
+
+def beside(figures: Iterable[str]) -> str:
+    """Figures beside each other, three at most; below each other on narrow screens."""
+    return f"<div class='row'>{''.join(figures)}</div>"
+
+
+def plot(description: str, light: bytes, dark: bytes) -> str:
+    """A plot, given as two SVG files: the reader's light or dark decides which one is shown.
+
+    Args:
+        description: for those who cannot see it.
+    """
+    return (
+        f"<picture><source media='(prefers-color-scheme: dark)' srcset='{_data('image/svg+xml', dark)}'>"
+        f"<img alt='{escape(description)}' src='{_data('image/svg+xml', light)}'></picture>"
+    )
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _png(pixels: Array) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format="PNG", optimize=True)
+    return stream.getvalue()
