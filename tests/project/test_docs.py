@@ -1,7 +1,13 @@
-"""The documentation speaks of the program that is there: commands, options, files, exit codes."""
+"""README and docs/ describe the program that is there, and all of it.
+
+Every command and option is documented; every command line, option, path, module, test, environment variable and link
+that a page names exists.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,8 +21,33 @@ from sdort.cli import COMMANDS, cli
 from sdort.errors import SdortError
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-README_SHELL = "\n".join(re.findall(r"```sh\n(.+?)```", README, re.DOTALL))
+README, INDEX = ROOT / "README.md", ROOT / "docs" / "index.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {page: page.read_text() for page in PAGES}
+MOST_LINES = 170
+"""Of README.md: more belongs in docs/."""
+SOURCES = ("sdort", "fusions", "custom_ops", "scripts", "tests", "docs")
+"""Folders of the repository."""
+FILES = {
+    path.relative_to(ROOT).as_posix()
+    for folder in SOURCES
+    for path in (ROOT / folder).rglob("*")
+    if "__pycache__" not in path.parts
+}
+ALSO_OPTIONS = {"--help"}
+NOT_MODULES = {"sdort.json"}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def shell_of(text: str) -> str:
+    """The lines of shell blocks."""
+    return "\n".join(re.findall(r"```sh\n(.+?)```", text, re.DOTALL))
+
+
+def inline_of(text: str) -> list[str]:
+    """What stands between backticks outside of blocks, on one line each."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
 
 
 def command_named(name: str) -> click.Command:
@@ -84,14 +115,167 @@ def test_every_command_prints_json_if_asked(name: str) -> None:
     assert "--json" in {flag for option in command_named(name).params for flag in option.opts}
 
 
+def options_of(name: str) -> list[click.Option]:
+    return [option for option in command_named(name).params if isinstance(option, click.Option) and not option.hidden]
+
+
+def spellings(option: click.Parameter) -> tuple[str, ...]:
+    """``--graph`` and ``--no-graph``."""
+    return (*option.opts, *option.secondary_opts)
+
+
+def names(text: str, option: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) is not None
+
+
 @pytest.mark.parametrize("name", leaves())
-def test_every_command_stands_in_the_readme(name: str) -> None:
-    assert any(f"{line} ".startswith(f"sdort {name} ") for line in example_lines(README_SHELL))
+def test_every_command_stands_in_the_docs(name: str) -> None:
+    assert any(f"{line} ".startswith(f"sdort {name} ") for text in TEXTS.values() for line in examples_in(text))
 
 
-def test_the_readmes_examples_parse() -> None:
-    for line in example_lines(README_SHELL):
+@pytest.mark.parametrize("name", leaves())
+def test_every_option_stands_in_the_docs(name: str) -> None:
+    """On a page that names the command, in one of its spellings (``--graph``, or ``--no-graph``)."""
+    told = "\n".join(text for text in TEXTS.values() if f"sdort {name.split()[0]}" in text)
+    missing = [option.opts for option in options_of(name) if not any(names(told, flag) for flag in spellings(option))]
+    assert missing == []
+
+
+def examples_in(text: str) -> list[str]:
+    return list(example_lines(shell_of(text)))
+
+
+@each_page
+def test_the_examples_of_a_page_parse(page: Path) -> None:
+    for line in examples_in(TEXTS[page]):
         check_example(line)
+
+
+@each_page
+def test_the_commands_that_a_sentence_names_exist(page: Path) -> None:
+    """Such as ``sdort bench --compare``: without arguments, but of a command that has the option."""
+    for code in inline_of(TEXTS[page]):
+        if match := re.fullmatch(r"sdort ([a-z]+)(?: (.*))?", code):
+            assert match[1] in COMMANDS, code
+            command = command_named(match[1])
+            subcommand = (match[2] or "").partition(" ")[0]
+            if isinstance(command, click.Group) and subcommand:
+                command = command_named(f"{match[1]} {subcommand}")
+            known = {flag for option in command.params for flag in spellings(option)}
+            assert set(re.findall(r"--[a-z][\w-]*", code)) <= known | ALSO_OPTIONS, code
+
+
+@each_page
+def test_the_scripts_that_a_page_calls_take_these_options(page: Path) -> None:
+    for line in [*shell_of(TEXTS[page]).replace("\\\n", " ").splitlines(), *inline_of(TEXTS[page])]:
+        if match := re.search(r"(scripts/\w+\.\w+)(.*)", line.partition(" #")[0]):
+            source = (ROOT / match[1]).read_text()
+            assert [option for option in re.findall(r"--[a-z][\w-]*", match[2]) if f'"{option}"' not in source] == []
+
+
+@each_page
+def test_the_options_that_a_page_names_exist(page: Path) -> None:
+    known = {flag for name in leaves() for option in options_of(name) for flag in spellings(option)}
+    for script in (ROOT / "scripts").glob("*.py"):
+        known |= set(re.findall(r'"(--[a-z][\w-]*)"', script.read_text()))
+    named = {option for code in inline_of(TEXTS[page]) for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
+    assert named - known - ALSO_OPTIONS == set()
+
+
+def exists(name: str) -> bool:
+    """A file or folder by its path, which may begin below ``sdort/``."""
+    return bool({name, f"sdort/{name}", f"sdort/{name}/__init__.py"} & FILES) or (ROOT / name).exists()
+
+
+@each_page
+def test_the_files_and_folders_that_a_page_names_exist(page: Path) -> None:
+    text = TEXTS[page]
+    named = {
+        code.rstrip("/")
+        for code in inline_of(text)
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.(py|sh|md|cpp|tsv))", code)
+    }
+    named |= {match.rstrip("/.") for match in re.findall(rf"(?<![\w/.~-])(?:{'|'.join(SOURCES)})/[\w./-]*", text)}
+    assert {name for name in named if not exists(name)} == set()
+
+
+def test_pages_name_files_at_all() -> None:
+    assert {"scripts/demo.sh", "scripts/test.sh"} <= set(re.findall(r"scripts/\w+\.\w+", TEXTS[README]))
+
+
+@each_page
+def test_the_modules_that_a_page_names_exist(page: Path) -> None:
+    for name in set(re.findall(r"(?<![\w/.-])sdort(?:\.[A-Za-z_]\w*)+", TEXTS[page])) - NOT_MODULES:
+        resolve(name)
+
+
+def resolve(name: str) -> object:
+    """A module, or an attribute of one.
+
+    Raises:
+        AssertionError: there is no such thing.
+    """
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            thing: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            assert hasattr(thing, part), f"there is no {name}"
+            thing = getattr(thing, part)
+        return thing
+    raise AssertionError(f"there is no {name}")
+
+
+@each_page
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<!\w)test_\w+(?:\.py)?", TEXTS[page]))
+    if named:
+        files = list((ROOT / "tests").rglob("test_*.py"))
+        there = {path.name for path in files}
+        functions = {name for path in files for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+        assert named - there - functions == set()
+
+
+@each_page
+def test_the_environment_variables_that_a_page_names_are_read(page: Path) -> None:
+    named = set(re.findall(r"(?<!\w)SDORT_[A-Z_]+", TEXTS[page]))
+    if named:
+        sources = (name for name in FILES if re.search(r"\.(py|cpp|h|cmake)$", name))
+        code = "\n".join((ROOT / name).read_text() for name in sources)
+        assert {name for name in named if not names(code, name)} == set()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links_of(page: Path) -> Iterator[tuple[Path, str]]:
+    """The files that a page links to or shows, each with an anchor or an empty string."""
+    text = re.sub(r"```.*?```", "", TEXTS[page], flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src(?:set)?="([^"]+)"', text):
+        if not re.match(r"https?:", target):
+            path, _, anchor = target.partition("#")
+            yield Path(os.path.normpath(page.parent / path)) if path else page, anchor
+
+
+@each_page
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for path, anchor in links_of(page):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+
+
+@each_page
+def test_every_page_is_linked_from_the_readme_or_the_index(page: Path) -> None:
+    assert page in {README} | {path for start in (README, INDEX) for path, _ in links_of(start)}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXTS[README].splitlines()) <= MOST_LINES
 
 
 def test_the_groups_examples_parse() -> None:
@@ -101,20 +285,19 @@ def test_the_groups_examples_parse() -> None:
         check_example(line)
 
 
-def test_the_files_that_the_readme_names_exist() -> None:
-    named = set(re.findall(r"`([\w.-]+/[\w./-]*)`", README))
-    named |= set(re.findall(r"\]\(((?!https?:|#)[^)]+)\)", README)) | set(re.findall(r"scripts/\w+\.\w+", README))
-    assert {"scripts/demo.sh", "scripts/test.sh"} <= named
-    assert {name for name in named if not (ROOT / name).exists()} == set()
+def test_the_fusion_that_a_page_shows_is_the_one_in_the_tree() -> None:
+    shown = [
+        pair
+        for text in TEXTS.values()
+        for pair in re.findall(r"This is\s`(fusions/\w+\.py)`:\n+```python\n(.+?)```", text, re.DOTALL)
+    ]
+    assert shown
+    for name, code in shown:
+        assert code in (ROOT / name).read_text(), name
 
 
-def test_the_fusion_that_the_readme_shows_is_the_one_in_the_tree() -> None:
-    (shown,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-    (name,) = re.findall(r"This is `(fusions/\w+\.py)`", README)
-    assert shown in (ROOT / name).read_text()
-
-
-def test_the_readmes_exit_codes_are_the_programs() -> None:
-    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", README, re.MULTILINE))
+def test_the_exit_codes_of_the_docs_are_the_programs() -> None:
+    text = (ROOT / "docs" / "guide" / "exit-codes.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", text, re.MULTILINE))
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, SdortError)]
     assert {int(code) for code in rows} == {0, 130} | {c.exit_code for c in classes}
