@@ -37,6 +37,7 @@ from sdort.model.symbolic import (
     unknowns_made,
 )
 from sdort.model.weights import Array, Weight
+from sdort.rewrite.equal_sizes import equal_sizes
 from sdort.rewrite.size_names import read_names
 
 MAX_VALUE = 64
@@ -165,26 +166,10 @@ class Facts:
                 self.set(tensor, fact)
 
     def _by_rule(self, node: gs.Node) -> Sequence[Fact] | None:
-        if node.op == "Concat" and not node.domain:
-            self._learn_from_concat(node)
-        if node.op == "MatMul" and not node.domain:
-            self._learn_from_matmul(node)
+        for a, b in equal_sizes(node, [self.shape(t) for t in node.inputs]):
+            self._learn(a, b)
         rule = _RULES.get((node.domain or "", node.op))
         return rule(node, [self.of(t) for t in node.inputs]) if rule else None
-
-    def _learn_from_concat(self, node: gs.Node) -> None:
-        shapes = [shape for t in node.inputs if (shape := self.shape(t)) is not None]
-        if len(shapes) != len(node.inputs) or len({len(s) for s in shapes}) != 1:
-            return
-        for axis in range(len(shapes[0])):
-            if axis != node.attrs["axis"] % len(shapes[0]):
-                for shape in shapes[1:]:
-                    self._learn(shapes[0][axis], shape[axis])
-
-    def _learn_from_matmul(self, node: gs.Node) -> None:
-        left, right = (self.shape(t) for t in node.inputs[:2])
-        if left and right and len(right) > 1:
-            self._learn(left[-1], right[-2])
 
     def _learn(self, a: Dim, b: Dim) -> None:
         """Take two sizes for equal; whatever is written with one of them is written anew."""
