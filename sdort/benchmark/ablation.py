@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.benchmark.measure import Measurement, measure_engines, prepare
+from sdort.benchmark.published import PUBLISHED, Rows
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options, choose_components, find_reference, plan_cases
 from sdort.console import say
@@ -79,7 +80,7 @@ class Stage:
         problem: why the variant could not be made, None if it was.
     """
 
-    name: str
+    name: str = field(metadata={"json": "step"})
     rows: list[Row] = field(default_factory=list)
     changes: dict[str, int] = field(default_factory=dict)
     same_as: str = ""
@@ -93,8 +94,10 @@ class Ablation:
     original: str
     provider: str
     stages: list[Stage] = field(default_factory=list)
-    measured: Measurement = field(default_factory=Measurement)
+    measured: Measurement = field(default_factory=Measurement, metadata={"json": None})
     """The rows that were measured, each once, and their images."""
+    published: Mapping[str, Rows] = field(default_factory=lambda: PUBLISHED)
+    """Device -> what was published of the same steps, for orientation."""
 
 
 @dataclass(frozen=True)

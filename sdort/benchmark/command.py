@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sdort.benchmark import regression, rows
 from sdort.benchmark.ablation import Ablation, ablate
@@ -17,7 +16,7 @@ from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options
-from sdort.console import say, show
+from sdort.console import say, show, to_json
 from sdort.errors import OutputError, ParityError, SdortError
 from sdort.staging import write_atomically
 
@@ -129,17 +128,10 @@ def _deliver(found: Measurement | Ablation, delivery: Delivery, finish: Callable
         finish()
     except SdortError as error:
         if together:
-            error.record = _plain(found)
+            error.record = to_json(found)
         raise
     if together:
         _hand_over(found, delivery)
-
-
-def _plain(found: Measurement | Ablation) -> dict[str, Any]:
-    """What an error's object holds of the result."""
-    if isinstance(found, Ablation):
-        return ablation_table.as_dict(found)
-    return {"rows": [row.as_dict() for row in found.rows]}
 
 
 def _hand_over(found: Measurement | Ablation, delivery: Delivery) -> None:

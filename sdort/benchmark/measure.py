@@ -43,7 +43,7 @@ class Measurement:
     """The rows of a benchmark and the images that they were checked by."""
 
     rows: list[Row] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list, metadata={"json": None})
 
 
 def bench(path: Path, options: Options) -> list[Row]:

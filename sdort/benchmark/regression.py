@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdort.benchmark.rows import Compared, Row
+from sdort.console import to_json
 from sdort.errors import RegressionError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparab
 
 def as_saved(rows: Sequence[Row]) -> str:
     """The text of a file that :func:`load` reads."""
-    return json.dumps({KEY: VERSION, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n"
+    return json.dumps(to_json({KEY: VERSION, "rows": rows}), indent=1) + "\n"
 
 
 def load(path: Path) -> list[Row]:
@@ -55,7 +56,7 @@ def load(path: Path) -> list[Row]:
         ) from None
 
 
-def _row(saved: dict[str, Any]) -> Row:
+def _row(saved: Mapping[str, Any]) -> Row:
     known = {each.name for each in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db", "lowest_psnr_db"}
     row = Row(**{name: value for name, value in saved.items() if name in known})
     row.times_ms = [float(value) for value in saved["times_ms"]]

@@ -6,11 +6,15 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sdort.console import to_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sdort.inspection.profile import Placement
 
 
@@ -94,13 +98,6 @@ class Row:
         text = "equal" if median is None or math.isinf(median) else f"{median:.1f} dB"
         return text if lowest is None or lowest == median else f"{text} (lowest {lowest:.1f})"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values; infinity, which JSON lacks, is the text ``inf``."""
-        values = asdict(self)
-        return {
-            key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in values.items()
-        }
-
 
 def dtype_text(dtype: str) -> str:
     """``fp16`` for ``float16``, ``bf16`` for ``bfloat16``."""
@@ -179,7 +176,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def as_text(rows: Sequence[Row], form: str) -> str:
     """The rows as ``csv``, ``json`` or ``markdown``; the first two have every field."""
     if form == "json":
-        return json.dumps([row.as_dict() for row in rows], indent=2) + "\n"
+        return json.dumps(to_json(rows), indent=2) + "\n"
     if form == "csv":
         return rows_as_csv(rows)
     titles, found = cells(rows)
@@ -188,13 +185,13 @@ def as_text(rows: Sequence[Row], form: str) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(rows)}\n"
 
 
-def rows_as_csv(rows: Sequence[Row], first: Sequence[dict[str, Any]] = ()) -> str:
+def rows_as_csv(rows: Sequence[Row], first: Sequence[Mapping[str, str]] = ()) -> str:
     """The rows as CSV; ``first`` has columns to stand before each row's own."""
     text = io.StringIO()
     flat = [
         {
             **before,
-            **{name: value for name, value in row.as_dict().items() if name not in _NO_COLUMN},
+            **{name: value for name, value in to_json(row).items() if name not in _NO_COLUMN},
             "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
         }
         for before, row in zip(first or [{}] * len(rows), rows, strict=True)
@@ -205,7 +202,7 @@ def rows_as_csv(rows: Sequence[Row], first: Sequence[dict[str, Any]] = ()) -> st
     return text.getvalue()
 
 
-def as_table(rows: Sequence[Row]) -> Any:
+def as_table(rows: Sequence[Row]) -> Table:
     """The rows as a rich table."""
     from rich.table import Table
 

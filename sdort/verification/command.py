@@ -8,8 +8,9 @@ from pathlib import Path
 from sdort.console import detail, emit_json, say, show
 from sdort.errors import OutputError
 from sdort.staging import write_atomically
+from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
-from sdort.verification.report.text import lines, record, tables
+from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_lines
 from sdort.verification.result import Options, Verification
 from sdort.verification.run import verify
@@ -30,7 +31,7 @@ def deliver(candidate: Path, options: Options, report: Path | None, *, as_json: 
     if report is not None:
         write_atomically(report, html_report(result))
     if as_json:
-        emit_json(record(result))
+        emit_json(report_of(result))
     else:
         for table in tables(result):
             show(table)

@@ -22,6 +22,11 @@ PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle
 """A photograph's texture, and edges and flat areas, where errors show."""
 
 
+def no_image() -> Array:
+    """An image without pixels, [0, 0, 3], uint8."""
+    return np.zeros((0, 0, 3), np.uint8)
+
+
 @dataclass(frozen=True)
 class ImageComparison:
     """One image against its reference."""
@@ -37,8 +42,8 @@ class ImageComparison:
     """What makes it bad whatever the other images are: it was not drawn, shows nothing, or is of another size."""
     differs: str | None = None
     """Which limits it is beyond; :func:`judge_images` says whether too many are."""
-    image: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
-    reference: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
+    image: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
+    reference: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
 
     @property
     def passed(self) -> bool:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 
-import numpy as np
-
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.signature import Array
+from sdort.verification.images import no_image
 
 Counts = dict[str, tuple[int, int]]
 """By kind: right pictures, and those that were judged."""
@@ -33,8 +32,8 @@ class Miss:
     seen: str
     original: str | None = None
     original_right: bool | None = None
-    image: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
-    reference: Array = field(default_factory=lambda: np.zeros((0, 0, 3), np.uint8), repr=False, compare=False)
+    image: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
+    reference: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def missed(requests: Sequence[Request], images: Sequence[Generated]) -> list[Req
     return [each for each, image in pairs if not scoring.judge_picture(each.prompt, image.pixels).verdict.right]
 
 
-def judge_images(
+def score_images(
     requests: Sequence[Request], images: Sequence[Generated], original: Mapping[str, Generated]
 ) -> Semantic:
     """Score pictures, and say of the wrong ones what is in them.

@@ -12,7 +12,7 @@ from sdort.generation.request import Request
 from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.result import Options, Verification
 from sdort.verification.runners import Place, open_drawer
-from sdort.verification.semantic import judge_images, missed, semantic_requests
+from sdort.verification.semantic import missed, score_images, semantic_requests
 from sdort.verification.torch_images import draw_in_torch
 
 Original = tuple[PipelineFolder, Place] | Path
@@ -40,7 +40,7 @@ def judge_candidate(
     except SdortError as error:
         notes = result.missing if options.semantic_original else result.notes
         notes.append(f"semantic score of the original: {error.message}")
-    result.semantic = judge_images(requests, images, beside)
+    result.semantic = score_images(requests, images, beside)
 
 
 def _draw(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:

@@ -23,6 +23,7 @@ from support import fragile, tiny_pipeline
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
+from sdort.console import to_json
 from sdort.errors import BadModelError, ParityError
 from sdort.optimizer.command import optimize
 from sdort.providers.options import CPU, RuntimeOptions
@@ -30,8 +31,9 @@ from sdort.verification import run as verification
 from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
 from sdort.verification.report.difference import MOST_GAIN, difference_map
+from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
-from sdort.verification.report.text import lines, record, tables
+from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_table
 from sdort.verification.result import Options, Verification, refuse_failed
 from sdort.verification.run import verify
@@ -341,7 +343,7 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     assert "image, seed 1, 'a': PSNR 30.0 dB, at least 40 wanted" in lines(found)
     assert "images: the median is within the limits, so those that differ may" in lines(found)
     assert "<span class='verdict differs'>differs</span>" in html_report(found)
-    assert record(found)["images_together"]["lowest"] == 30
+    assert to_json(report_of(found))["images_together"]["lowest"] == 30
     found.images = [other]
     assert found.failed == ["images"]
     assert "images: PSNR 30.0 dB, at least 40 wanted" in lines(found)
@@ -358,7 +360,7 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
 def test_equal_images_are_no_missing_ones_in_json(right: Verification) -> None:
     """JSON has no infinity, and null is what could not be measured."""
     equal, bad = ImageComparison("a", 0, "float32", math.inf, 1.0, 0), ImageComparison("a", 1, "float32", problem="no")
-    told = record(replace(right, images=[equal, bad]))
+    told = to_json(report_of(replace(right, images=[equal, bad])))
     assert [each["psnr"] for each in told["images"]] == ["inf", None]
     assert (told["images_together"]["psnr"], told["images_together"]["lowest"]) == ("inf", "inf")
 
@@ -371,7 +373,7 @@ def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny:
     assert [row[:3] for row in rows] == [
         ("unet", against, f"{what} / spread") for against in ("ONNX", "torch") for what in ("max", "mean")
     ]
-    kept = [each for each in record(right)["components"] if each["timestep"] is not None]
+    kept = [each for each in to_json(report_of(right))["components"] if each["timestep"] is not None]
     assert {each["component"] for each in kept} == {"unet"}
     for row, key in zip(rows, ("largest_share", "mean_share") * 2, strict=True):
         for moment, cell in zip(moments, row[3:-2], strict=True):

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sdort.cli import cli
+from sdort.console import to_json
 from sdort.demo.judge import describe
 from sdort.demo.prompts import POSITIONS, held_out, parse
 from sdort.demo.scenes import Scene, Thing, draw
@@ -20,8 +21,9 @@ from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.providers.options import CPU, RuntimeOptions
 from sdort.verification import semantic_score as judging
+from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
-from sdort.verification.report.text import lines, record
+from sdort.verification.report.text import lines
 from sdort.verification.result import Options, Verification
 from sdort.verification.runners import Place
 from sdort.verification.semantic import semantic_requests
@@ -123,7 +125,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     assert len(wrong) > 20
     result = judge(Painter(wrong), (Painter(), PLACE), semantic=True)
     assert result.failed == ["semantic score"]
-    kept = json.loads(json.dumps(record(result)["semantic"]))
+    kept = json.loads(json.dumps(to_json(report_of(result))["semantic"]))
     assert [miss["prompt"] for miss in kept["misses"]] == list(wrong)
     assert set(kept["misses"][0]) == {"prompt", "seed", "wrong", "seen", "original", "original_right"}
     page = html_report(result)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sdort.benchmark.ablation import Ablation, Stage
 from sdort.benchmark.published import CAPTION, PUBLISHED, text
 from sdort.benchmark.rows import Row, caption, rows_as_csv
+from sdort.console import to_json
 from sdort.workload.cases import PIPELINE
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MOST_CHANGES = 3
 LEFT = ("step", "verify", "graph")
@@ -108,7 +111,7 @@ def explain(found: Ablation) -> str:
 def as_text(found: Ablation, form: str) -> str:
     """``csv``, ``json`` or ``markdown``; the first two have every field of every row."""
     if form == "json":
-        return json.dumps(as_dict(found), indent=2) + "\n"
+        return json.dumps(to_json(found), indent=2) + "\n"
     if form == "csv":
         return rows_as_csv([row for stage in found.stages for row in stage.rows], _steps(found.stages))
     cells = [titles(found), ["---"] * len(titles(found)), *lines(found)]
@@ -116,27 +119,11 @@ def as_text(found: Ablation, form: str) -> str:
     return f"{table}\n{explain(found)}\n"
 
 
-def _steps(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def _steps(stages: Sequence[Stage]) -> list[dict[str, str]]:
     return [{"step": stage.name, "same_as": stage.same_as} for stage in stages for _ in stage.rows]
 
 
-def as_dict(found: Ablation) -> dict[str, Any]:
-    """Plain values; the published rows are apart from the measured ones."""
-    stages = [
-        {
-            "step": stage.name, "problem": stage.problem, "same_as": stage.same_as, "changes": stage.changes,
-            "rows": [row.as_dict() for row in stage.rows],
-        }
-        for stage in found.stages
-    ]  # fmt: skip
-    published = {
-        device: {step: {str(batch): asdict(each) for batch, each in at.items()} for step, at in rows.items()}
-        for device, rows in PUBLISHED.items()
-    }
-    return {"original": found.original, "provider": found.provider, "stages": stages, "published": published}
-
-
-def as_table(found: Ablation) -> Any:
+def as_table(found: Ablation) -> Table:
     """As a rich table."""
     from rich.table import Table
 

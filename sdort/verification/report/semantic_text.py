@@ -1,8 +1,6 @@
-"""The semantic score as lines, cells and JSON."""
+"""The semantic score as lines and cells."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from sdort.verification.result import FAILED, PASSED
 from sdort.verification.semantic import Counts, Miss, Semantic
@@ -54,24 +52,3 @@ def kind_cells(found: Semantic) -> list[tuple[str, ...]]:
 
 def _of(counted: tuple[int, int]) -> str:
     return f"{counted[0]} of {counted[1]}"
-
-
-def semantic_record(found: Semantic) -> dict[str, Any]:
-    """Plain data, without pictures."""
-    return {
-        "counts": found.counts,
-        "wanted": found.wanted,
-        "passed": found.passed,
-        "original": found.original,
-        "misses": [
-            {
-                "prompt": each.prompt,
-                "seed": each.seed,
-                "wrong": each.wrong,
-                "seen": each.seen,
-                "original": each.original,
-                "original_right": each.original_right,
-            }
-            for each in found.misses
-        ],
-    }

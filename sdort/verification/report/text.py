@@ -1,17 +1,17 @@
-"""What ``sdort verify`` found, as tables, lines and JSON."""
+"""A verification as tables and lines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
-from sdort.verification.limits import ENOUGH, REASONS
+from sdort.verification.limits import ENOUGH
 from sdort.verification.metrics import Errors
-from sdort.verification.report.semantic_text import semantic_lines, semantic_record
+from sdort.verification.report.semantic_text import semantic_lines
 from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
 
 if TYPE_CHECKING:
@@ -154,62 +154,3 @@ def images_lines(result: Verification) -> list[str]:
 
 def _problem(summary: Summary) -> str:
     return f"{summary.worst.output} ({summary.worst.sample}): {summary.worst.problem}"
-
-
-def record(result: Verification) -> dict[str, Any]:
-    """Everything as plain data, for JSON."""
-    return {
-        "candidate": result.candidate,
-        "against": result.against,
-        "checkpoint": result.checkpoint,
-        "provider": result.provider,
-        "steps": result.steps,
-        "passed": result.passed,
-        "failed": result.failed,
-        "missing": result.missing,
-        "notes": result.notes,
-        "precisions": result.precisions,
-        "components": [_comparison(each) for each in result.comparisons],
-        "images": [_with_infinity(_image(each)) for each in result.images],
-        "images_together": _with_infinity(asdict(result.judged)),
-        "findings": [_with_infinity(asdict(each)) for each in result.findings],
-        "semantic": None if result.semantic is None else semantic_record(result.semantic),
-        "limits": [asdict(each) for each in REASONS],
-    }
-
-
-def _with_infinity(values: dict[str, Any]) -> dict[str, Any]:
-    """Infinity as the text ``inf``, as ``sdort bench`` has it: JSON lacks it, and null is what was not measured."""
-    told = {key: _with_infinity(value) if isinstance(value, dict) else value for key, value in values.items()}
-    return {key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in told.items()}
-
-
-def _comparison(each: Comparison) -> dict[str, Any]:
-    measured = {} if each.errors is None else asdict(each.errors)
-    return {
-        "component": each.component,
-        "precision": each.precision,
-        "inputs": each.inputs,
-        "sample": each.sample,
-        "timestep": each.timestep,
-        "against": each.against,
-        "output": each.output,
-        "passed": each.passed,
-        "problem": each.problem,
-        **measured,
-        "allowed": {"largest_share": each.limit.largest, "mean_share": each.limit.mean, "cosine": each.limit.cosine},
-    }
-
-
-def _image(each: ImageComparison) -> dict[str, Any]:
-    return {
-        "prompt": each.prompt,
-        "seed": each.seed,
-        "precision": each.precision,
-        "psnr": each.psnr,
-        "ssim": each.ssim,
-        "largest_pixel": each.largest_pixel,
-        "differs": each.differs,
-        "passed": each.passed,
-        "problem": each.problem,
-    }
