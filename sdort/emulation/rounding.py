@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, inliner, parser
 from sdort.emulation.attention_steps import multi_head_attention
 from sdort.emulation.standard import Call, expand
 from sdort.onnx_io.bf16 import says_bf16
+from sdort.onnx_io.component_file import read_component
 from sdort.passes.widen import all_nodes, tensors_of, widen
 
 DOMAIN = "sdort.emulated"
@@ -40,13 +41,12 @@ def write_emulated(path: Path, out: Path, component: str) -> None:
 
 def emulate(path: Path, component: str) -> onnx.ModelProto:
     """The emulation of such a model, without the weights; see :func:`write_emulated`."""
-    proto = onnx.load(path, load_external_data=False)
-    return emulate_graph(proto, narrow_tensors(path, component))
+    return emulate_graph(read_component(path, component).copy(), narrow_tensors(path, component))
 
 
 def narrow_tensors(path: Path, component: str) -> set[str]:
     """The names of the tensors of such a model that are stored in fp16 or bf16, weights and inputs too."""
-    bf16 = says_bf16(onnx.load(path, load_external_data=False))
+    bf16 = says_bf16(read_component(path, component).proto)
     return tensors_of(path, component, np.dtype(np.float32 if bf16 else np.float16))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_drawn
 from sdort.generation.request import Request
@@ -19,9 +19,6 @@ from sdort.providers.options import Provider, RuntimeOptions
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import keep_case
 from sdort.workload.cases import PIPELINE, PROMPT, Case, make_feeds
-
-if TYPE_CHECKING:
-    from sdort.inspection.description import Component
 
 
 class Runner(Protocol):
@@ -102,7 +99,7 @@ class OnnxEngine:
 
     def _draws(self) -> bool:
         """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
-        channels = static_size(_inputs(self.folder.models["unet"], "unet").get("sample", ()), 1)
+        channels = static_size(self._shape("unet", "sample"), 1)
         return channels in (None, self.folder.vae.get("latent_channels", 4))
 
     @property
@@ -112,7 +109,7 @@ class OnnxEngine:
     def default_size(self) -> tuple[int, int]:
         if "unet" not in self.folder.models:
             return self.folder.default_size
-        sample = _inputs(self.folder.models["unet"], "unet").get("sample", ())
+        sample = self._shape("unet", "sample")
         height, width = (
             (static_size(sample, axis) or 0) * self.folder.vae_factor or side
             for axis, side in enumerate(self.folder.default_size, 2)
@@ -121,12 +118,17 @@ class OnnxEngine:
 
     def dtype(self, component: str) -> str:
         name = "unet" if component == PIPELINE else component
-        path = self.folder.models[name]
-        return "bfloat16" if self.provider.bf16 and made_for_bf16(path) else weights_dtype(path, name)
+        file = self.folder.file(name)
+        return "bfloat16" if self.provider.bf16 and made_for_bf16(file.path) else file.dtype
 
     def static_batch(self, component: str) -> int | None:
-        shapes = _inputs(self.folder.models[component], component).values()
+        shapes = [spec.shape for spec in self.folder.file(component).signature.inputs.values()]
         return next((static_size(shape, 0) for shape in shapes if len(shape) > 1), None)
+
+    def _shape(self, component: str, name: str) -> tuple[int | str | None, ...]:
+        """The dimensions of an input as the model declares them, none where it has no such input."""
+        spec = self.folder.file(component).signature.inputs.get(name)
+        return spec.shape if spec else ()
 
     def model_hash(self) -> str:
         return self.folder.model_hash
@@ -194,29 +196,3 @@ class _OnnxPipeline:
             self.keep()
             self.keep = None
         return self.images
-
-
-def weights_dtype(path: Path, component: str) -> str:
-    """The dtype that most of a model's weight bytes have, ``float32`` or ``float16``.
-
-    Raises:
-        BadModelError: the file is broken, or its weights are of another kind.
-    """
-    sizes = _described(path, component).weight_bytes
-    floats = {name: sizes[name] for name in ("float32", "float16") if sizes.get(name)}
-    if not floats:
-        raise BadModelError(f"{path} has no float weights", component=component)
-    return max(floats, key=lambda name: floats[name])
-
-
-def _inputs(path: Path, component: str) -> dict[str, tuple[int | str | None, ...]]:
-    """The shapes of a model's inputs."""
-    return {value.name: tuple(value.shape or ()) for value in _described(path, component).inputs}
-
-
-@cache
-def _described(path: Path, component: str) -> Component:
-    from sdort.inspection.description import describe
-    from sdort.onnx_io.load import load_model
-
-    return describe(load_model(path, component), ())

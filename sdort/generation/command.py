@@ -16,7 +16,6 @@ from sdort.generation.keep_tuning import keep_drawn
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.request import Request, check_request
 from sdort.generation.schedulers import find_scheduler
-from sdort.inspection.description import model_inputs
 from sdort.inspection.profile import Placement, measure_cases, remarks
 from sdort.ops.library import library_hash, resolve
 from sdort.pipelines.folder import DECODER, open_folder
@@ -81,7 +80,7 @@ def placement_of(
     size = record["height"], record["width"]
     todo = []
     for component in folder.needed:
-        inputs = model_inputs(folder.models[component], component)
+        inputs = folder.file(component).signature.inputs
         guided, at_once = request.guidance_scale > 1, request.images_at_once
         case = drawing_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
         if component == DECODER:

@@ -17,7 +17,6 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from sdort.model.model import Model
-from sdort.model.signature import TensorSpec
 from sdort.onnx_io.bf16 import KEY
 from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
@@ -242,16 +241,3 @@ def _item_size(dtype: Any) -> int:
 
 def _is_float(dtype: Any) -> bool:
     return "float" in _dtype_name(dtype)
-
-
-def model_inputs(path: Path, component: str) -> dict[str, TensorSpec]:
-    """The inputs that a model declares, as its session would.
-
-    Raises:
-        BadModelError: the file is broken.
-    """
-    from sdort.inspection.description import describe
-    from sdort.onnx_io.load import load_model
-
-    values = describe(load_model(path, component), ()).inputs
-    return {each.name: TensorSpec(each.name, np.dtype(each.dtype), tuple(each.shape or ())) for each in values}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail
 from sdort.model.signature import Array
+from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import image_channels
 from sdort.providers.options import CPU, Provider, RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
@@ -94,14 +95,13 @@ def measure_cases(
     Args:
         factor: pixels a latent.
     """
-    from sdort.inspection.description import model_inputs
     from sdort.workload.cases import make_feeds
 
     found = []
     for case in todo:
         path = models[case.component]
         channels = image_channels(path, case.component)
-        feeds = make_feeds(case, model_inputs(path, case.component), factor, channels)
+        feeds = make_feeds(case, read_component(path, case.component).signature.inputs, factor, channels)
         found.append(measure_placement(path, case.component, provider, options, feeds))
     return found
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 
-from sdort.errors import UsageError
-from sdort.onnx_io.wire import read_metadata
+from sdort.errors import BadModelError, UsageError
+from sdort.onnx_io.component_file import read_component
 
 KEY = "sdort.precision"
 """In the model's ``metadata_props``, with the value :data:`BF16`."""
@@ -58,6 +57,6 @@ def says_bf16(model: onnx.ModelProto) -> bool:
 def made_for_bf16(path: Path) -> bool:
     """:func:`says_bf16` of a file; what cannot be read was made for nothing, and who opens it says why."""
     try:
-        return read_metadata(path).get(KEY) == BF16
-    except (OSError, DecodeError):
+        return read_component(path).metadata.get(KEY) == BF16
+    except BadModelError:
         return False

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.onnx_io.check_tensors import type_name
-from sdort.onnx_io.wire import read_graph
+from sdort.onnx_io.component_file import read_component
 
 COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_decoder", "safety_checker")
 """Folder names shared by sdort, optimum and diffusers' conversion script."""
@@ -79,7 +79,7 @@ def survey(path: Path, apart_from: Path | None = None, *, recognise_lone: bool =
     known = {name: file for name in COMPONENTS if (file := _main_model(root / name, files))}
     fits = [name for name, file in known.items() if _fits(name, file)]
     lone = None if known else _main_model(root, files)
-    kind = recognise(read_graph(lone, lone.stem), lone) if lone and recognise_lone else None
+    kind = recognise(read_component(lone).proto, lone) if lone and recognise_lone else None
     if lone and kind:
         known, fits = {kind: lone}, [kind]
     rest = _named(root, [file for file in files if file not in known.values()], known)
@@ -237,7 +237,7 @@ def _fits(name: str, path: Path) -> bool:
     """Whether a model in a component's folder can be that component."""
     if name == "safety_checker":  # a classifier like any other
         return True
-    kind = recognise(read_graph(path, name), path)
+    kind = recognise(read_component(path, name).proto, path)
     return kind == name or {kind, name} == {"text_encoder", "text_encoder_2"}
 
 
@@ -318,7 +318,7 @@ def _kind(info: onnx.ValueInfoProto) -> int:
 
 
 def _signature(path: Path, component: str) -> str:
-    proto = read_graph(path, component)
+    proto = read_component(path, component).proto
     inputs, outputs = ([_describe(info) for info in values[:6]] for values in (proto.graph.input, proto.graph.output))
     return f"it maps {', '.join(inputs) or 'nothing'} to {', '.join(outputs) or 'nothing'}"
 

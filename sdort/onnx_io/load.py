@@ -22,13 +22,11 @@ from sdort.model.weights import Array, Inline, Stored, Weight
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
-from sdort.onnx_io.components import find_components, recognise
+from sdort.onnx_io.component_file import copied, read_component
+from sdort.onnx_io.components import recognise
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.functions import inline_functions
 from sdort.onnx_io.graph_import import finish_graph
-from sdort.onnx_io.wire import read_graph
-
-__all__ = ["SMALL", "Resolve", "find_components", "from_proto", "load_model"]
 
 SMALL = 1024
 """Tensors of at most this many bytes are kept as arrays: shapes, axes, scalars, epsilons."""
@@ -46,9 +44,9 @@ def load_model(path: Path, component: str | None = None) -> Model:
     Raises:
         BadModelError: the file is no ONNX model, is broken, unsafe, or has parts that sdort does not support.
     """
-    path = Path(path)
-    proto = read_graph(path, component or path.stem)
-    return from_proto(proto, None, component or recognise(proto, path) or path.stem, path)
+    file = read_component(path, component)
+    name = component or recognise(file.proto, file.path) or file.component
+    return from_proto(copied(file.proto), None, name, file.path)
 
 
 def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, path: Path | None = None) -> Model:

@@ -33,9 +33,6 @@ _LARGE = 1024
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
-_METADATA = 14
-"""The number of ``metadata_props`` in a model."""
-
 _TENSOR = "tensor"
 _RAW_DATA = 9
 # Message -> field number -> message inside it that leads to tensors.
@@ -74,24 +71,6 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
         raise BadModelError(f"{path} is not an ONNX model: it has no graph", component=component, hint=_COPY_AGAIN)
     _check_text(proto, path, component)
     return proto
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """A model's ``metadata_props``; the graph is stepped over, so this costs the same for every model.
-
-    Raises:
-        OSError: the file cannot be read.
-        DecodeError: it is no protobuf message, or one of more fields than a model has.
-    """
-    found = {}
-    with open(path, "rb") as file:
-        try:
-            for content in _Walker(file).only(_METADATA, os.fstat(file.fileno()).st_size):
-                entry = onnx.StringStringEntryProto.FromString(content)
-                found[entry.key] = entry.value
-        except _TooLargeError:
-            raise DecodeError("too many fields") from None
-    return found
 
 
 def _hint(path: Path) -> str:
@@ -176,23 +155,6 @@ class _Walker:
             parts += [encode_varint(tag), encode_varint(len(content)), content]
         # Last, so that it wins over a data_location of DEFAULT that some exporters write.
         return b"".join(parts + moved)
-
-    def only(self, wanted: int, end: int) -> Iterator[bytes]:
-        """The contents of one field, wherever it stands up to ``end``; all else is stepped over."""
-        while self.position < end:
-            self._charge(_FIELD_COST)
-            tag = self._varint(end)
-            field, wire = tag >> 3, tag & 7
-            if wire != _BYTES:
-                self._scalar(wire, end)
-                continue
-            size = self._varint(end)
-            if self.position + size > end:
-                raise DecodeError("a field ends after its message")
-            if field == wanted:
-                yield self._copy(size)
-            else:
-                self._skip(size)
 
     def _varint(self, end: int) -> int:
         value = 0

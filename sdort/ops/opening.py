@@ -19,7 +19,7 @@ from pathlib import Path
 import onnx
 
 from sdort.console import say
-from sdort.onnx_io.wire import read_graph
+from sdort.onnx_io.component_file import read_component
 
 DOMAIN, VERSION = "com.microsoft", 1
 
@@ -51,7 +51,7 @@ def prepare(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str
         BadModelError: the file is no ONNX model.
     """
     path = Path(model) if isinstance(model, str) else None
-    proto = read_graph(path, path.stem) if path else onnx.ModelProto.FromString(model)
+    proto = read_component(path).proto if path else onnx.ModelProto.FromString(model)
     left_out = unserved(proto)
     if not lacks_domain(proto):
         return model, None, left_out

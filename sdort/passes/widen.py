@@ -15,6 +15,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
+from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.load import load_model
 from sdort.rewrite.editor import Editor
 
@@ -36,7 +37,7 @@ def widen_file(path: Path, select: Select, component: str) -> onnx.ModelProto | 
         BadModelError: the file is unsafe or broken.
     """
     half = tensors_of(path, component, np.dtype(np.float16))
-    proto = onnx.load(path, load_external_data=False)
+    proto = read_component(path, component).copy()
     chosen = set(select(proto))
     if not any(half & {*node.input, *node.output} for node in proto.graph.node if node.output[0] in chosen):
         return None

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import BadModelError
+from sdort.onnx_io.component_file import ComponentFile, read_component
+from sdort.onnx_io.components import find_components
 from sdort.onnx_io.hashing import hash_model
 from sdort.pipelines.configs import read_config
 from sdort.pipelines.families import Family, family_of
@@ -29,6 +31,14 @@ class PipelineFolder:
 
     path: Path
     models: dict[str, Path]
+
+    def file(self, component: str) -> ComponentFile:
+        """A component's model file, read.
+
+        Raises:
+            BadModelError: it cannot be read, or is no ONNX model.
+        """
+        return read_component(self.models[component], component)
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's ``config.json``, empty when there is none."""
@@ -112,8 +122,6 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     Raises:
         BadModelError: there is no pipeline, or it lacks a component of ``needed``.
     """
-    from sdort.onnx_io.load import find_components
-
     folder = PipelineFolder(path, find_components(path))
     missing = [name for name in (folder.needed if needed is None else needed) if name not in folder.models]
     if missing == ["text_encoder"] and "text_encoder_2" in folder.models:

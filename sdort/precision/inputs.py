@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from sdort.errors import SdortError
+from sdort.onnx_io.component_file import read_component
 from sdort.providers.options import RuntimeOptions
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
@@ -55,7 +55,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -
     Raises:
         BadModelError: nothing says how large an input is.
     """
-    declared = declared_inputs(onnx.load(path, load_external_data=False), component)
+    declared = declared_inputs(read_component(path, component).graph, component)
     found = recorded.get(component, [])
     if found and {item.name for item in declared} <= set(found[0]):
         return _some(found), "recorded while drawing"

@@ -24,6 +24,7 @@ from sdort.errors import BadModelError, ParityError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.model import Model
 from sdort.model.weights import as_weight
+from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
 from sdort.precision import probes
 from sdort.precision.probes import LARGEST, MEANT, SMALLEST, VANISHING
@@ -94,7 +95,7 @@ def measure(editor: Editor, feeds: Feeds, scratch: Path) -> Ranges:
     ranges = Ranges(dict(_constants(editor)))
     proto = written(editor.model, scratch)
     results = {output.name for output in proto.graph.output}
-    probed = _copy(proto)
+    probed = copied(proto)
     probes.add_extremes(probed, _computed(editor))
     probes.add_logits(probed)
     for outputs in _run_all(probed, scratch, feeds, component):
@@ -102,7 +103,7 @@ def measure(editor: Editor, feeds: Feeds, scratch: Path) -> Ranges:
         _note_extremes(ranges, outputs)
     odd = [name for name in _computed(editor) if _is_odd(ranges.tensors.get(name, NOTHING))]
     for first in range(0, len(odd), CLOSER):
-        probed = _copy(proto)
+        probed = copied(proto)
         probes.add_shares(probed, odd[first : first + CLOSER])
         for name in odd[first : first + CLOSER]:
             del ranges.tensors[name]  # the extremes count masks
@@ -115,7 +116,7 @@ def measure(editor: Editor, feeds: Feeds, scratch: Path) -> Ranges:
 def written(model: Model, folder: Path) -> onnx.ModelProto:
     """The model as it is written to ``folder``, without the weights, which stay there."""
     save_model(model, folder / "model.onnx")
-    return onnx.load(folder / "model.onnx", load_external_data=False)
+    return read_component(folder / "model.onnx", model.component).copy()
 
 
 def open_plain(proto: onnx.ModelProto, folder: Path, component: str) -> Any:
@@ -180,12 +181,6 @@ def range_of(pieces: Iterable[Array]) -> Range:
         over += int((sizes > LARGEST).sum())
         gone += int(((sizes > 0) & (sizes <= VANISHING)).sum())
     return Range(largest, over / max(count, 1), gone / max(count, 1))
-
-
-def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
-    copied = onnx.ModelProto()
-    copied.CopyFrom(proto)
-    return copied
 
 
 def _run_all(proto: onnx.ModelProto, folder: Path, feeds: Feeds, component: str) -> Iterable[dict[str, Array]]:

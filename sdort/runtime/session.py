@@ -12,6 +12,7 @@ import numpy as np
 from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec
+from sdort.onnx_io.component_file import read_component
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.options import Provider, RuntimeOptions
 from sdort.runtime import placement
@@ -208,11 +209,9 @@ def check_file(path: Path, component: str) -> None:
     """Refuse an untrusted file that points outside its folder or is otherwise unsafe, before ONNX Runtime reads it.
 
     Raises:
-        BadModelError: as :func:`sdort.onnx_io.load.load_model`, which describes weights and reads none.
+        BadModelError: as :meth:`sdort.onnx_io.component_file.ComponentFile.check`.
     """
-    from sdort.onnx_io.load import load_model
-
-    load_model(path, component)
+    read_component(path, component).check()
 
 
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:

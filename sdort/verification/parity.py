@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from google.protobuf.message import DecodeError
 
 from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
 from sdort.onnx_io.bf16 import says_bf16
+from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import register, resolve
 from sdort.ops.opening import import_domain, unserved
 from sdort.verification.limits import TOLERANCES, Tolerance
@@ -137,12 +137,7 @@ def precision(model: onnx.ModelProto) -> str:
 
 
 def _read(path: Path, component: str) -> onnx.ModelProto:
-    try:
-        return onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise BadModelError(f"cannot read {path}: {error.strerror}", component=component) from error
-    except (DecodeError, ValueError) as error:
-        raise BadModelError(f"{path} is no ONNX model: {error}", component=component) from error
+    return read_component(path, component).copy()
 
 
 def _feeds(

@@ -12,8 +12,9 @@ import numpy as np
 from sdort.generation.images import Generated
 from sdort.generation.recorded import HostLoop, Recorder
 from sdort.generation.request import Request
+from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import DECODER, PipelineFolder
-from sdort.verification.runners import Feeds, Place, open_drawer, read_graph
+from sdort.verification.runners import Feeds, Place, open_drawer
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 RANDOM, REAL = "random", "real"
@@ -45,7 +46,7 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
         factor: pixels a latent.
         size: height and width of the model's own latent.
     """
-    inputs = declared_inputs(read_graph(path), component)
+    inputs = declared_inputs(read_component(path, component).graph, component)
     scale = factor if component == "vae_encoder" else 1
     first = (min(size[0], LARGEST), min(size[1], LARGEST))
     sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
@@ -121,8 +122,7 @@ def _keep(
             kept.setdefault(each.component, []).append(Inputs(REAL, what, feeds))
     for feeds in recorders[DECODER].fed[:1]:
         kept.setdefault(DECODER, []).append(Inputs(REAL, f"{label}, its latent", feeds))
-    encoder = folder.models.get("vae_encoder")
-    if encoder and image.problem is None:
-        name = declared_inputs(read_graph(encoder), "vae_encoder")[0].name
+    if "vae_encoder" in folder.models and image.problem is None:
+        name = next(iter(folder.file("vae_encoder").signature.inputs))
         pixels = image.pixels.astype(np.float32).transpose(2, 0, 1)[None] / 127.5 - 1
         kept.setdefault("vae_encoder", []).append(Inputs(REAL, f"{label}, its image", {name: pixels}))

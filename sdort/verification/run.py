@@ -22,7 +22,7 @@ from sdort.verification.images import compare_images, failed_images, make_reques
 from sdort.verification.parity import precision as weights_precision
 from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, Watched, random_inputs, watch
 from sdort.verification.result import Options, Verification
-from sdort.verification.runners import Place, open_drawer, read_graph
+from sdort.verification.runners import Place, open_drawer
 from sdort.verification.semantic_score import judge_candidate
 from sdort.verification.torch_images import draw_in_torch
 
@@ -115,7 +115,7 @@ def _check_components(run: _Run) -> None:
             raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
     drawn = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
     for name in dict.fromkeys([*run.components, *drawn]):
-        dtype = weights_precision(read_graph(run.folder.models[name]))
+        dtype = weights_precision(run.folder.file(name).graph)
         run.result.precisions[name] = precision(dtype, run.place.provider)
 
 

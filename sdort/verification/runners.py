@@ -13,10 +13,11 @@ from sdort.emulation.standard import needs_expansion
 from sdort.errors import BadModelError
 from sdort.generation.pipeline import TextToImage, assemble
 from sdort.model.signature import Array
+from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import AUTO, OFF, resolve
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.options import CPU, Provider, RuntimeOptions
-from sdort.runtime.session import Session, check_file, open_session
+from sdort.runtime.session import Session, open_session
 from sdort.verification.parity import open_session as open_graph
 from sdort.verification.parity import precision
 
@@ -44,8 +45,9 @@ def open_component(path: Path, component: str, place: Place) -> Session:
     """
     if place.provider.on_gpu:
         return open_session(path, component, place.provider, place.options)
-    check_file(path, component)
-    model, library = read_graph(path), resolve(place.options.custom_ops)
+    file = read_component(path, component)
+    file.check()
+    model, library = file.copy(), resolve(place.options.custom_ops)
     if is_emulated(model, place):
         model, library = emulate(path, component), None
     graph = open_graph(model, path.parent, component, CPU.name, library)
@@ -78,11 +80,6 @@ def open_drawer(folder: PipelineFolder, place: Place) -> TextToImage:
     return assemble(folder, sessions, place.provider, None)
 
 
-def read_graph(path: Path) -> onnx.ModelProto:
-    """A checked model's graph; its weights stay where they are."""
-    return onnx.load(path, load_external_data=False)
-
-
 def run_candidate(path: Path, component: str, place: Place, feeds: Sequence[Feeds]) -> list[Outputs]:
     """The candidate's outputs for every feed."""
     session = open_component(path, component, place)
@@ -91,9 +88,10 @@ def run_candidate(path: Path, component: str, place: Place, feeds: Sequence[Feed
 
 def run_original(path: Path, component: str, feeds: Sequence[Feeds]) -> list[Outputs]:
     """The un-optimized ONNX component on the CPU, without ONNX Runtime's own fusions."""
-    check_file(path, component)
+    file = read_component(path, component)
+    file.check()
     options = RuntimeOptions(CPU.name)
-    session = Session(open_graph(read_graph(path), path.parent, component), path, component, CPU, options)
+    session = Session(open_graph(file.copy(), path.parent, component), path, component, CPU, options)
     return [session.run(feed) for feed in feeds]
 
 

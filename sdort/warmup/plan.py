@@ -8,7 +8,6 @@ from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.generation.decode import Plan, Planner, free_memory
-from sdort.inspection.description import model_inputs
 from sdort.model.signature import Array
 from sdort.pipelines.folder import DECODER, PipelineFolder, image_channels
 from sdort.providers.options import Provider, RuntimeOptions
@@ -91,7 +90,7 @@ class Target:
 
     def smaller(self, item: Item) -> list[Item]:
         """What ``sdort run`` goes on with where the decoder ran out of memory in ``item``; empty if with nothing."""
-        inputs = model_inputs(item.path, item.case.component)
+        inputs = self.folder.file(item.case.component).signature.inputs
         planner = self.planner(inputs)
         found: dict[str, Item] = {}
         for each in item.decodes:
@@ -118,7 +117,7 @@ def plan(target: Target, options: Options) -> list[Item]:
     unknown = [name for name in options.components if name not in folder.models]
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
-    inputs = {name: model_inputs(folder.models[name], name) for name in options.components or known}
+    inputs = {name: folder.file(name).signature.inputs for name in options.components or known}
     free = _free_beside(target, known) if DECODER in inputs else None
     items: dict[str, Item] = {}
     for case in _cases(folder, options, inputs):

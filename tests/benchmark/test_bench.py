@@ -30,11 +30,12 @@ from sdort.benchmark.rows import Row, as_text, caption, cells
 from sdort.benchmark.setup import Options
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.cli import cli
-from sdort.engines.onnx import OnnxEngine, weights_dtype
+from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, original_of
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
 from sdort.generation.images import Generated
 from sdort.model.signature import TensorSpec
+from sdort.onnx_io.component_file import read_component
 from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import image_channels
 from sdort.providers.options import CPU, CUDA, ROCM, RuntimeOptions
@@ -745,7 +746,7 @@ def test_an_original_that_is_not_here_is_not_guessed(manifest: str | None, copy:
 
 
 def test_the_dtype_of_the_weights_is_found(tiny: Tiny, copy: Path) -> None:
-    assert weights_dtype(tiny.onnx / "unet" / "model.onnx", "unet") == "float32"
+    assert read_component(tiny.onnx / "unet" / "model.onnx", "unet").dtype == "float32"
 
 
 # The command

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import sdort.onnx_io.wire
 from sdort.errors import BadModelError
 from sdort.model.weights import Stored
+from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.load import load_model
-from sdort.onnx_io.wire import OWN_FILE, encode_varint, read_graph, read_metadata
+from sdort.onnx_io.wire import OWN_FILE, encode_varint, read_graph
 
 GRAPH, FUNCTIONS, METADATA, INITIALIZER, NODE, DOC = 7, 25, 14, 5, 1, 10
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -160,7 +160,7 @@ def test_the_limit_is_64_mib_and_real_graphs_are_below() -> None:
 
 def metadata(folder: Path, content: bytes) -> dict[str, str]:
     (folder / "model.onnx").write_bytes(content)
-    return read_metadata(folder / "model.onnx")
+    return read_component(folder / "model.onnx").metadata
 
 
 def entry(key: str, value: str) -> bytes:
@@ -169,21 +169,21 @@ def entry(key: str, value: str) -> bytes:
 
 def test_metadata_is_found_on_both_sides_of_the_graph(tmp_path: Path) -> None:
     numbers = b"\x08\x08" + encode_varint(99 << 3 | FIXED32) + b"\0" * 4 + encode_varint(98 << 3 | FIXED64) + b"\0" * 8
-    graph = field(GRAPH, entry("inside", "the graph"))
+    graph = field(GRAPH, field(METADATA + 2, entry("inside", "the graph")))
     content = numbers + entry("a", "1") + graph + entry("b", "2")
     assert metadata(tmp_path, content) == {"a": "1", "b": "2"}
 
 
 def test_metadata_of_a_file_that_was_cut_off(tmp_path: Path) -> None:
-    content = entry("a", "1") + field(GRAPH, b"d" * 100)
+    content = entry("a", "1") + field(GRAPH, field(DOC, b"d" * 100))
     for end in (len(content) - 1, len(content) - 101, len(entry("a", "1")) - 1):
-        with pytest.raises(DecodeError):
+        with pytest.raises(BadModelError, match="not an ONNX model"):
             metadata(tmp_path, content[:end])
 
 
 def test_metadata_of_endless_empty_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdort.onnx_io.wire.MAX_GRAPH_BYTES", 10_000)
-    with pytest.raises(DecodeError, match="too many"):
+    with pytest.raises(BadModelError, match="too large"):
         metadata(tmp_path, b"\x3a\x00" * 1000)
 
 

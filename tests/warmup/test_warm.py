@@ -24,7 +24,7 @@ from sdort.generation import decode, keep_tuning
 from sdort.generation.keep_tuning import keep_drawn
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
-from sdort.inspection.description import model_inputs
+from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import open_folder
 from sdort.providers.options import CPU, CUDA, MIGRAPHX, RuntimeOptions
 from sdort.runtime import tuning_results
@@ -447,14 +447,17 @@ def test_a_decoder_that_is_too_large_in_every_form_has_failed(tiny: Tiny, monkey
 @pytest.mark.parametrize("component", ["text_encoder", "unet", "vae_decoder"])
 def test_a_model_declares_its_inputs_as_its_session_does(component: str, tiny: Tiny) -> None:
     path = tiny.onnx / component / "model.onnx"
-    assert model_inputs(path, component) == open_session(path, component, CPU, RuntimeOptions("cpu")).inputs
+    assert (
+        read_component(path, component).signature.inputs
+        == open_session(path, component, CPU, RuntimeOptions("cpu")).inputs
+    )
 
 
 def test_static_models_run_at_the_batch_they_have(tiny: Tiny, tmp_path: Path) -> None:
     for component in ("unet", "vae_decoder"):
         tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2, only=component)
     for component, batch in (("unet", 2), ("vae_decoder", 1)):
-        inputs = model_inputs(tmp_path / "static" / component / "model.onnx", component)
+        inputs = read_component(tmp_path / "static" / component / "model.onnx", component).signature.inputs
         cases = drawing_cases(component, inputs, 4, (64, 64), guided=True)
         assert [case.batch for case in cases] == [batch]
 

@@ -19,11 +19,12 @@ from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
 from sdort.model.pieces import split
 from sdort.model.signature import Array
+from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import resolve
 from sdort.rewrite.provenance import Provenance, read_provenance
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import open_session, precision
-from sdort.verification.runners import Feeds, Outputs, Place, is_emulated, read_graph
+from sdort.verification.runners import Feeds, Outputs, Place, is_emulated
 
 SLICE = 16
 """Tensors that are watched in one session."""
@@ -67,7 +68,7 @@ class Graphs:
 
     def graph(self, path: Path) -> onnx.ModelProto:
         """A fresh copy: sessions change what they get."""
-        return read_graph(path)
+        return read_component(path, self.component).copy()
 
     def pairs(self, output: str) -> list[Pair]:
         """The corresponding tensors that ``output`` depends on, in the order of the original; it is the last one.

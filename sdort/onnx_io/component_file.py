@@ -1,0 +1,222 @@
+"""The one reader of model files: a file is parsed once, whoever asks for its graph, signature, metadata or dtype.
+
+Whoever needs a file asks :func:`read_component` for it. What was parsed is kept while the file on disk stays the same,
+so that no question costs another pass over it. Its external data is not kept: it is looked at by every
+:meth:`ComponentFile.check`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+from onnx import AttributeProto, TensorProto
+
+from sdort.errors import BadModelError
+from sdort.model.signature import TensorSpec
+from sdort.onnx_io.check_model import check_model
+from sdort.onnx_io.check_nodes import shorten_domains
+from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes, type_name
+from sdort.onnx_io.external import ExternalData
+from sdort.onnx_io.functions import inline_functions
+from sdort.onnx_io.wire import OWN_FILE, read_graph
+
+KEPT_FILES = 16
+"""Parsed files that are kept, the last used ones: two pipelines of SDXL's components and as many single models."""
+SETTLED_NS = 100_000_000
+"""Nanoseconds since a file's last change after which its time tells a later change; file systems count in up to 10 ms.
+"""
+
+_Identity = tuple[str, int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A model's inputs, without those that initializers give, and its outputs, by name and in order."""
+
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+
+
+class _Parsed:
+    """What is kept of a file: its message as it was parsed, and the checked graph once somebody asked for it."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        self.checked: onnx.ModelProto | None = None
+
+
+class ComponentFile:
+    """One ``.onnx`` file. Its messages are shared by all who read it: change :meth:`copy`, never them.
+
+    Attributes:
+        path: the file.
+        component: the pipeline component that it is taken for, for messages.
+        proto: the model as it is in the file, without raw data above 1 KiB (:func:`sdort.onnx_io.wire.read_graph`).
+    """
+
+    def __init__(self, path: Path, component: str, parsed: _Parsed) -> None:
+        self.path = path
+        self.component = component
+        self._parsed = parsed
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        return self._parsed.proto
+
+    @property
+    def graph(self) -> onnx.ModelProto:
+        """The model, checked: local functions expanded, the default domain called ``""``, nodes in topological order.
+
+        Raises:
+            BadModelError: as :func:`sdort.onnx_io.check_model.check_model` and
+                :func:`sdort.onnx_io.functions.inline_functions`.
+        """
+        if self._parsed.checked is None:
+            checked = copied(self.proto)
+            shorten_domains(checked)
+            checked = inline_functions(checked, self.component)
+            order = check_model(checked, self.component)
+            nodes = [checked.graph.node[index] for index in order]
+            del checked.graph.node[:]
+            checked.graph.node.extend(nodes)
+            self._parsed.checked = checked
+        return self._parsed.checked
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The model's ``metadata_props``."""
+        return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Inputs and outputs as the model declares them, and as its session does.
+
+        Raises:
+            BadModelError: as :attr:`graph`.
+        """
+        graph = self.graph.graph
+        constants = {tensor.name for tensor in graph.initializer}
+        inputs = [info for info in graph.input if info.name not in constants]
+        return Signature({info.name: _spec(info) for info in inputs}, {info.name: _spec(info) for info in graph.output})
+
+    @cached_property
+    def weight_bytes(self) -> Counter[str]:
+        """Bytes of initializers and attributes by ONNX's name of their dtype in small letters: ``float``, ``float16``.
+
+        Raises:
+            BadModelError: as :attr:`graph`.
+        """
+        sizes: Counter[str] = Counter()
+        for tensor in self._tensors():
+            sizes[type_name(tensor.data_type).lower()] += tensor_nbytes(tensor, self.component)
+        return sizes
+
+    @property
+    def dtype(self) -> str:
+        """What most bytes of the weights are: ``float32`` or ``float16``.
+
+        Raises:
+            BadModelError: the file is broken, or its weights are of another kind.
+        """
+        floats = {"float32": self.weight_bytes["float"], "float16": self.weight_bytes["float16"]}
+        if not any(floats.values()):
+            raise BadModelError(f"{self.path} has no float weights", component=self.component)
+        return max(floats, key=lambda name: floats[name])
+
+    def check(self) -> None:
+        """Check all that :func:`sdort.onnx_io.load.load_model` does, before another library reads the file.
+
+        Raises:
+            BadModelError: the file is broken, unsafe, or has parts that sdort does not support; or its external data
+                is missing, too short or outside of its folder.
+        """
+        external = ExternalData(self.path, self.component)
+        for tensor in self._tensors():
+            check_tensor(tensor, self.component)
+            if tensor.data_location == TensorProto.EXTERNAL:
+                external.resolve(tensor)
+        external.check_overlaps()
+
+    def _tensors(self) -> Iterator[TensorProto]:
+        yield from self.graph.graph.initializer
+        yield from _attribute_tensors(self.graph)
+
+    def copy(self) -> onnx.ModelProto:
+        """:attr:`graph`, to be changed, and to be run or written in the file's folder, where its weights stay.
+
+        Raises:
+            BadModelError: as :attr:`graph`, or an attribute's values cannot be read.
+        """
+        model = copied(self.graph)
+        external = ExternalData(self.path, self.component)
+        for tensor in _attribute_tensors(model):
+            if tensor.data_location == TensorProto.EXTERNAL:  # ONNX has no external data in attributes
+                tensor.CopyFrom(onnx.numpy_helper.from_array(external.resolve(tensor).load(), tensor.name))
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location" and entry.value == OWN_FILE:
+                    entry.value = self.path.name
+        return model
+
+
+_kept: OrderedDict[_Identity, _Parsed] = OrderedDict()
+
+
+def read_component(path: Path, component: str | None = None) -> ComponentFile:
+    """The model file ``path``, parsed unless it was before and is the same on disk since.
+
+    Args:
+        path: an ``.onnx`` file.
+        component: the pipeline component it is, for messages; by default the file's name.
+
+    Raises:
+        BadModelError: the file cannot be read, or is no ONNX model.
+    """
+    path = Path(path)
+    identity = _identity(path)
+    parsed = _kept.get(identity) if identity else None
+    if parsed is None:
+        parsed = _Parsed(read_graph(path, component or path.stem))
+    if identity and time.time_ns() - max(identity[-2:]) > SETTLED_NS:
+        _kept[identity] = parsed
+        _kept.move_to_end(identity)
+        while len(_kept) > KEPT_FILES:
+            _kept.popitem(last=False)
+    return ComponentFile(path, component or path.stem, parsed)
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Path, device, inode, size and times of a file; None where there is none: reading it says what is wrong."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    place = str(path.absolute())
+    return place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A message of its own with the content of ``proto``."""
+    copied = onnx.ModelProto()
+    copied.CopyFrom(proto)
+    return copied
+
+
+def _attribute_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """The tensors in the attributes of all nodes, of functions' nodes too."""
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR and not attribute.ref_attr_name:
+                yield attribute.t
+
+
+def _spec(info: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = info.type.tensor_type
+    shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
+    return TensorSpec(info.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), tuple(shape))
