@@ -34,6 +34,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
+from sdort.model.error_measure import measure_errors
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
@@ -186,8 +187,8 @@ def measure(
     errors = {}
     for output, actual in zip(model.graph.output, results, strict=True):
         expected = wanted[output.name]
-        error = np.abs(actual.reshape(expected.shape) - expected) / expected.std()
-        errors[output.name] = Tolerance(float(error.max()), float(error.mean()))
+        error = measure_errors(actual.reshape(expected.shape), expected)
+        errors[output.name] = Tolerance(error.largest_share, error.mean_share)
     return errors
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.emulation.rounding import emulate
+from sdort.model.error_measure import measure_errors
 from sdort.model.model import Model
 from sdort.onnx_io.save import save_model
 from sdort.passes import half
@@ -48,6 +49,6 @@ def judge(outputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
             return f"{name} is NaN or infinite"
         if exact.size > 1 and value.min() == value.max() and exact.min() != exact.max():
             return f"{name} is the same everywhere"
-        errors[name] = float(np.abs(value - exact).mean() / (exact.std() or 1.0))
+        errors[name] = measure_errors(value, exact).mean_share
     worst = max(errors, key=errors.__getitem__)
-    return f"{worst} is off by {errors[worst]:.1e} of its spread in the mean"
+    return f"{worst} is off by {errors[worst]:.1e} of its standard deviation in the mean"

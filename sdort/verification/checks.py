@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sdort.generation.images import Generated
+from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
 from sdort.providers.options import CUDA, Provider
 from sdort.verification.images import compare, judge_images
-from sdort.verification.limits import GPU_ALLOWANCE as GPU_ALLOWANCE
-from sdort.verification.limits import PSNR as PSNR
-from sdort.verification.limits import TOLERANCES
-from sdort.verification.metrics import psnr as psnr
+from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
 
@@ -46,6 +44,10 @@ class Precision:
         """What holds for two outputs that are compared."""
         # "bfloat16" < "float16" < "float32"
         return Precision(min(self.dtype, other.dtype), self.on_gpu or other.on_gpu)
+
+    def tolerance(self, component: str) -> Tolerance:
+        """The tolerance of a component's outputs."""
+        return TOLERANCES[self.dtype, component].times(GPU_ALLOWANCE if self.on_gpu else 1.0)
 
 
 def precision(dtype: str, provider: Provider) -> Precision:
@@ -81,39 +83,33 @@ def check_outputs(
     if reference is None:
         return Verdict(None, NO_REFERENCE)
     worst, mean = 0.0, 0.0
-    for name, value, wanted in _pairs(outputs, reference):
+    for name, value, wanted in pair_outputs(outputs, reference):
         if value.shape != wanted.shape:
             return Verdict(f"{name} has the shape {value.shape}, {against} {wanted.shape}", against)
         if not np.isfinite(wanted).all():
             return Verdict(f"{against} itself gives NaN or infinite values", against)
-        largest, average = relative_errors(value, wanted)
-        worst, mean = max(worst, largest), max(mean, average)
-    return Verdict(_out_of_tolerance(worst, mean, against, component, precision), against, worst, mean)
+        errors = measure_errors(value, wanted)
+        worst, mean = max(worst, errors.largest_share), max(mean, errors.mean_share)
+    problem = _out_of_tolerance(worst, mean, against, precision.tolerance(component))
+    return Verdict(problem, against, worst, mean)
 
 
-def _out_of_tolerance(worst: float, mean: float, against: str, component: str, precision: Precision) -> str | None:
-    limit = TOLERANCES[precision.dtype, component]
-    allowance = GPU_ALLOWANCE if precision.on_gpu else 1.0
-    largest, average = allowance * limit.largest, allowance * limit.mean
-    if worst <= largest and mean <= average:
+def _out_of_tolerance(worst: float, mean: float, against: str, limit: Tolerance) -> str | None:
+    if worst <= limit.largest and mean <= limit.mean:
         return None
     return (
-        f"differs from {against} by {worst:.1e} at most and {mean:.1e} in the mean of its spread; "
-        f"{largest:.1e} and {average:.1e} are allowed"
+        f"differs from {against} by {worst:.1e} at most and {mean:.1e} in the mean of its standard deviation; "
+        f"{limit.largest:.1e} and {limit.mean:.1e} are allowed"
     )
 
 
-def _pairs(outputs: Mapping[str, Array], reference: Mapping[str, Array]) -> list[tuple[str, Array, Array]]:
-    common = [(name, value, reference[name]) for name, value in outputs.items() if name in reference]
-    by_order = zip(outputs.items(), reference.values(), strict=False)
-    return common or [(name, value, wanted) for (name, value), wanted in by_order]
-
-
-def relative_errors(value: Array, reference: Array) -> tuple[float, float]:
-    """The largest and the mean difference, as shares of the reference's standard deviation."""
-    wide = reference.astype(np.float64)
-    difference = np.abs(value.astype(np.float64) - wide) / (float(wide.std()) or 1.0)
-    return float(difference.max()), float(difference.mean())
+def pair_outputs(outputs: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
+    """By name, or by order where the two share no name. Torch gives outputs that an export may leave out."""
+    common = [name for name in outputs if name in reference]
+    if common:
+        yield from ((name, outputs[name], reference[name]) for name in common)
+    else:
+        yield from ((name, value, wanted) for (name, value), wanted in zip(outputs.items(), reference.values()))  # noqa: B905
 
 
 def check_images(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from sdort.errors import SdortError
+from sdort.model.error_measure import Errors, measure_errors
 from sdort.model.signature import Array
-from sdort.verification.checks import Precision
-from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
-from sdort.verification.metrics import Errors, errors
+from sdort.verification.checks import Precision, pair_outputs
+from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import Inputs
-from sdort.verification.runners import Outputs, Place, run_candidate, run_original, run_torch
+from sdort.verification.runners import Place, run_candidate, run_original, run_torch
 
 ONNX, TORCH = "ONNX", "torch"
 
@@ -58,11 +58,6 @@ def _share(found: Errors, limit: Tolerance) -> float:
     return max(found.largest_share / limit.largest, found.mean_share / limit.mean, turned)
 
 
-def component_limit(component: str, precision: Precision) -> Tolerance:
-    """What a component may err."""
-    return TOLERANCES[precision.dtype, component].times(GPU_ALLOWANCE if precision.on_gpu else 1.0)
-
-
 def compare_component(
     component: str,
     candidate: Path,
@@ -94,7 +89,7 @@ def compare_component(
             continue
         for each, outputs, expected in zip(inputs, found, wanted, strict=True):
             for name, value, reference in pair_outputs(outputs, expected):
-                limit = component_limit(component, precision)
+                limit = precision.tolerance(component)
                 measured, problem = judge(value, reference, limit)
                 results.append(
                     Comparison(
@@ -102,15 +97,6 @@ def compare_component(
                     )
                 )
     return results, missing
-
-
-def pair_outputs(outputs: Outputs, reference: Outputs) -> Iterator[tuple[str, Array, Array]]:
-    """By name, or by order where the two share no name. Torch gives outputs that an export may leave out."""
-    common = [name for name in outputs if name in reference]
-    if common:
-        yield from ((name, outputs[name], reference[name]) for name in common)
-    else:
-        yield from ((name, value, wanted) for (name, value), wanted in zip(outputs.items(), reference.values()))  # noqa: B905
 
 
 def judge(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | None, str | None]:
@@ -121,7 +107,7 @@ def judge(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | No
         return None, "the reference itself has NaN or infinite values"
     if not np.isfinite(value).all():
         return None, f"{np.mean(~np.isfinite(value)):.0%} of it is NaN or infinite"
-    found = errors(value, reference)
+    found = measure_errors(value, reference)
     reasons = [
         f"{name} {actual:.1e} of the spread, {allowed:.1e} allowed"
         for name, actual, allowed in (

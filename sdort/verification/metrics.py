@@ -1,47 +1,15 @@
-"""How far two arrays or two images are apart."""
+"""Similarity of two images: PSNR, SSIM, the largest difference of a pixel."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from sdort.model.signature import Array
 
 WINDOW, SIGMA = 11, 1.5
 """Of SSIM's Gaussian window, as in the paper."""
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Differences of an output from its reference."""
-
-    largest: float
-    mean: float
-    cosine: float
-    largest_share: float
-    """Relative to the reference's standard deviation, as is ``mean_share``."""
-    mean_share: float
-
-
-def errors(value: Array, reference: Array) -> Errors:
-    """Measure two finite arrays of one shape, in fp64."""
-    actual, wanted = value.astype(np.float64).ravel(), reference.astype(np.float64).ravel()
-    difference = np.abs(actual - wanted)
-    largest, mean = float(difference.max()), float(difference.mean())
-    spread = float(wanted.std()) or 1.0
-    return Errors(largest, mean, cosine(actual, wanted), largest / spread, mean / spread)
-
-
-def cosine(one: Array, other: Array) -> float:
-    """The cosine of the angle between two vectors; 1 for equal ones, zeros too."""
-    if np.array_equal(one, other):
-        return 1.0
-    length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
-    return float(one @ other) / length if length else 0.0
 
 
 def psnr(image: Array, reference: Array) -> float:

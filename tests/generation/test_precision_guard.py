@@ -21,7 +21,8 @@ from sdort.generation.guard import dead
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.providers.options import RuntimeOptions
-from sdort.verification.checks import PSNR, psnr
+from sdort.verification.limits import PSNR
+from sdort.verification.metrics import psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -25,7 +25,7 @@ from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.request import Request
 from sdort.providers.options import CUDA, ROCM, RuntimeOptions, can_tune, find_provider
-from sdort.verification.checks import psnr
+from sdort.verification.metrics import psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -30,7 +30,7 @@ from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
 from sdort.pipelines.folder import DECODER, PipelineFolder
 from sdort.precision.inputs import recorded_inputs
 from sdort.providers.options import RuntimeOptions
-from sdort.verification.checks import psnr
+from sdort.verification.metrics import psnr
 from sdort.workload.cases import drawing_cases, feed_shapes, make_feeds
 
 Array = np.ndarray[Any, Any]

@@ -101,7 +101,7 @@ def test_the_islands_are_what_was_made_fragile(models: Fragile) -> None:
     assert told["nodes"] == 4
     assert 0 < told["share_of_time"] < 1
     assert told["without"] == "sample is NaN or infinite"
-    assert re.fullmatch(r"sample is off by \d\.\de-0[34] of its spread in the mean", told["with"])
+    assert re.fullmatch(r"sample is off by \d\.\de-0[34] of its standard deviation in the mean", told["with"])
 
 
 def test_a_sound_model_has_no_islands(exported: Exported, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_bf16_is_refused_with_a_reason(one: str, tmp_path: Path, provider: str) 
 
 def test_the_outcome_in_words() -> None:
     y = np.array([1.0, 3.0])
-    assert judge({"y": y}, {"y": y + 0.5}) == "y is off by 5.0e-01 of its spread in the mean"
+    assert judge({"y": y}, {"y": y + 0.5}) == "y is off by 5.0e-01 of its standard deviation in the mean"
     assert judge({"y": y * np.nan}, {"y": y}) == "y is NaN or infinite"
     assert judge({"y": np.ones(2)}, {"y": y}) == "y is the same everywhere"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdort.benchmark.measure import Picture
 from sdort.benchmark.report.theme import WIDTH
-from sdort.verification.checks import psnr
+from sdort.verification.metrics import psnr
 from sdort.verification.report.difference import difference_map
 from sdort.verification.report.html import Theme
 

@@ -14,11 +14,12 @@ import numpy as np
 import onnx
 
 from sdort.errors import SdortError
+from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
 from sdort.verification.bisection.fused_steps import Inside, Step, look_inside
 from sdort.verification.bisection.search import Parting, find_parting
 from sdort.verification.bisection.subgraph import extract, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import LARGEST_FP16, Graphs, Pair, largest_of, run_graph, share_of
+from sdort.verification.bisection.tensor_pairs import LARGEST_FP16, Graphs, Pair, run_graph, share_of
 from sdort.verification.components import Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import precision as weights_precision
@@ -98,7 +99,7 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
     fusions = tuple(maker for maker in makers if maker not in STEPS)
     precision = _precision(graphs)
     producer = replaced[-1]
-    largest = largest_of(values[parting.pair][0])
+    largest = magnitude(values[parting.pair][0])
     inside = None if kind == SUM else look_inside(graphs, culprits, parting.pair, values, limit)
     return Finding(
         graphs.component,

@@ -17,12 +17,13 @@ from onnx import TensorProto, inliner
 
 from sdort.emulation.rounding import emulate_graph
 from sdort.errors import SdortError
+from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
 from sdort.onnx_io.bf16 import says_bf16
 from sdort.verification.bisection.decomposition import spell_out
 from sdort.verification.bisection.step_detection import STEPS, landmarks, stored
 from sdort.verification.bisection.subgraph import extract, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import Graphs, Pair, largest_of, run_session, share_of, watched
+from sdort.verification.bisection.tensor_pairs import Graphs, Pair, run_session, share_of, watched
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import open_session, precision
 from sdort.verification.runners import is_for_gpu
@@ -141,7 +142,7 @@ def _compare(graphs: Graphs, sides: _Sides, target: Pair, wanted: Array, limit: 
     share = share_of(limit, wanted, _candidate_value(graphs, sides, target.candidate))
     if share > 1:
         node, operator, tensor = _origin(graphs, sides, target.original)
-        return Inside(Step(last, node, operator, tensor, share, largest_of(wanted), before, tuple(right)))
+        return Inside(Step(last, node, operator, tensor, share, magnitude(wanted), before, tuple(right)))
     return Inside(None, f"{', '.join(right)} and {last} are right, computed one by one: the kernel of {fused} differs")
 
 
@@ -156,7 +157,7 @@ def _measure(graphs: Graphs, sides: _Sides, pair: Pair, limit: Tolerance) -> tup
     found = _candidate_value(graphs, sides, stored(sides.candidate.graph.node, pair.candidate))
     if not same_order(wanted.shape, found.shape):
         return None
-    return share_of(limit, wanted.reshape(found.shape), found), largest_of(wanted)
+    return share_of(limit, wanted.reshape(found.shape), found), magnitude(wanted)
 
 
 def same_order(one: Sequence[int], other: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ from onnxruntime import InferenceSession
 
 from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
+from sdort.model.error_measure import measure_errors
 from sdort.model.pieces import split
 from sdort.model.signature import Array
 from sdort.onnx_io.component_file import read_component
@@ -179,10 +180,9 @@ def laid_out(pair: Pair, value: Array, like: Array) -> Array:
 
 
 def difference(wanted: Array, actual: Array) -> tuple[float, float]:
-    """How far two tensors are apart: (largest, mean), as shares of the spread.
+    """Errors of a tensor inside a graph: (largest relative error, mean over the standard deviation).
 
-    The largest is relative to the spread and the element's own size, which rounding errors follow. Values that fp16
-    cannot hold are cut for tensors in fp16: a mask's -3e38 is -inf there, and means the same.
+    Values that fp16 cannot hold are cut for tensors in fp16: a mask's -3e38 is -inf there, and means the same.
 
     Returns:
         Infinities where the shapes differ or something is NaN, or infinite without being so in the original.
@@ -191,38 +191,20 @@ def difference(wanted: Array, actual: Array) -> tuple[float, float]:
         return np.inf, np.inf
     if wanted.dtype.kind != "f" or not wanted.size:
         return (0.0, 0.0) if np.array_equal(wanted, actual) else (np.inf, np.inf)
+    if any(_is_lost(expected, value) for expected, value in zip(split(wanted), split(actual), strict=True)):
+        return np.inf, np.inf
     limit = LARGEST_FP16 if actual.dtype == np.float16 else float(np.finfo(np.float32).max)
-    spread = _spread(wanted, limit)
-    largest = total = 0.0
-    for expected, value in zip(_pieces(wanted), _pieces(actual), strict=True):
-        lost = np.isinf(value) & (np.abs(expected) <= 1e30)  # too large for a number that means something
-        if np.isnan(value).any() or np.isnan(expected).any() or lost.any():
-            return np.inf, np.inf
-        expected, value = np.clip(expected, -limit, limit), np.clip(value, -limit, limit)
-        apart = np.abs(value - expected)
-        largest = max(largest, float((apart / (spread + np.abs(expected))).max()))
-        total += float(apart.sum())
-    return largest, total / wanted.size / spread
+    errors = measure_errors(actual, wanted, limit)
+    return errors.largest_relative, errors.mean_share
+
+
+def _is_lost(expected: Array, value: Array) -> bool:
+    """Whether there is a NaN, or an infinity in the place of a number that means something."""
+    overflow = np.isinf(value) & (np.abs(expected) <= 1e30)
+    return bool(np.isnan(value).any() or np.isnan(expected).any() or overflow.any())
 
 
 def share_of(limit: Tolerance, wanted: Array, actual: Array) -> float:
     """How much of the tolerance a tensor uses; 1 is the limit."""
     largest, mean = difference(wanted, actual)
     return max(largest / limit.largest, mean / limit.mean)
-
-
-def _spread(values: Array, limit: float) -> float:
-    """The standard deviation of the values cut to the limit; where it is 0, the largest of them, and else 1."""
-    mean = sum(float(np.clip(each, -limit, limit).sum()) for each in _pieces(values)) / values.size
-    square = sum(float(((np.clip(each, -limit, limit) - mean) ** 2).sum()) for each in _pieces(values)) / values.size
-    return square**0.5 or min(largest_of(values), limit) or 1.0
-
-
-def largest_of(values: Array) -> float:
-    """The largest magnitude."""
-    return max((float(np.abs(each).max()) for each in _pieces(values)), default=0.0)
-
-
-def _pieces(values: Array) -> Iterator[Array]:
-    """The values in fp64, piece by piece: the scores of an attention have a GB, and eight copies would be made."""
-    return (each.astype(np.float64) for each in split(values))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sdort.model.error_measure import Errors
 from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import ENOUGH
-from sdort.verification.metrics import Errors
 from sdort.verification.report.semantic_text import semantic_lines
 from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
 
@@ -60,6 +60,7 @@ def _largest(group: Sequence[Comparison]) -> Errors | None:
         cosine=min(each.cosine for each in found),
         largest_share=max(each.largest_share for each in found),
         mean_share=max(each.mean_share for each in found),
+        largest_relative=max(each.largest_relative for each in found),
     )
 
 
