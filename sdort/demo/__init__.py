@@ -1,4 +1,4 @@
-"""The demo: a small Stable Diffusion pipeline that draws coloured shapes, and a judge of what it draws."""
+"""The demo: a small Stable Diffusion pipeline that generates coloured shapes, and a judge of its images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CARD = "README.md"
 DEMO = "demo"
 RANDOM = "demo-random"
 NAMES = (DEMO, RANDOM)
-"""What ``sdort export`` takes in place of a folder: the trained pipeline, and a random one that is made on the spot."""
+"""Names that ``sdort export`` takes in place of a folder: the trained pipeline, and a random one made on the spot."""
 
 
 def write_demo(name: str, folder: Path) -> None:

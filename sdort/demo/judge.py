@@ -1,4 +1,4 @@
-"""Does a picture show what its prompt asks for? Colours, shapes, sizes and places, read from the pixels."""
+"""The judge of the demo's images: colours, shapes, sizes and positions, read from the pixels, against the prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sdort.demo.prompts import Wanted
+from sdort.demo.prompts import ExpectedScene
 from sdort.demo.scenes import BACKGROUNDS, COLOURS, COLUMNS, ROWS, SHAPES, SIDE, coverage
 
 Array = npt.NDArray[Any]
@@ -29,8 +29,11 @@ _SMALL, _LARGE = 9.2, 12.0
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A shape found in a picture; ``shape`` and ``colour`` are None when they are none that has a name."""
+class DetectedShape:
+    """A shape detected in an image, with its centre as fractions of width and height.
+
+    ``shape`` and ``colour`` are None when they are none that has a name.
+    """
 
     shape: str | None
     colour: str | None
@@ -40,13 +43,13 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is right about a picture; None for what its prompt leaves open."""
+class PromptVerdict:
+    """The correct and the wrong properties of an image; None for those that its prompt leaves open."""
 
     shapes: bool
-    """As many shapes as asked for, each of the right kind."""
+    """As many shapes as the prompt asks for, each of the right kind."""
     colours: bool
-    """And each in its colour."""
+    """Each of them in its colour."""
     relation: bool | None
     position: bool | None
     size: bool | None
@@ -58,102 +61,104 @@ class Verdict:
         return self.shapes and self.colours and self.relation is not False
 
 
-def judge(image: Array, wanted: Wanted) -> Verdict:
-    """Compare a picture [height, width, 3], uint8, with what was asked for."""
-    background, seen = look(image)
-    order = _match(wanted, seen)
+def judge(image: Array, expected: ExpectedScene) -> PromptVerdict:
+    """Compare an image [height, width, 3], uint8, with the scene that its prompt asks for."""
+    background, seen = detect_shapes(image)
+    order = _match(expected, seen)
     if order is None:
-        return Verdict(False, False, *(None if each is None else False for each in _open(wanted)))
-    pairs = list(zip(wanted.things, order, strict=True))
-    sizes = [asked.size == found.size for asked, found in pairs if asked.size]
-    return Verdict(
-        shapes=all(asked.shape == found.shape for asked, found in pairs),
-        colours=all(asked.colour == found.colour for asked, found in pairs),
-        relation=None if wanted.relation is None else _relation(*order) == wanted.relation,
-        position=None if wanted.position is None else _place(order[0]) == wanted.position,
+        return PromptVerdict(False, False, *(None if value is None else False for value in _optional(expected)))
+    pairs = list(zip(expected.shapes, order, strict=True))
+    sizes = [shape.size == detected.size for shape, detected in pairs if shape.size]
+    return PromptVerdict(
+        shapes=all(shape.shape == detected.shape for shape, detected in pairs),
+        colours=all(shape.colour == detected.colour for shape, detected in pairs),
+        relation=None if expected.relation is None else _relation(*order) == expected.relation,
+        position=None if expected.position is None else _position(order[0]) == expected.position,
         size=all(sizes) if sizes else None,
-        background=None if wanted.background is None else background == wanted.background,
+        background=None if expected.background is None else background == expected.background,
     )
 
 
-def wrong(verdict: Verdict) -> list[str]:
-    """The words for what is not right, of that which :attr:`Verdict.right` is made of."""
+def wrong(verdict: PromptVerdict) -> list[str]:
+    """The names of the properties that are wrong, of those that :attr:`PromptVerdict.right` depends on."""
     words = {"shapes": verdict.shapes, "colours": verdict.colours, "relation": verdict.relation is not False}
     return [word for word, right in words.items() if not right]
 
 
 def describe(image: Array) -> str:
-    """What is in a picture [height, width, 3], uint8, as its prompt would say it, the largest shape first."""
-    background, seen = look(image)
-    things = [f"{each.size} {each.colour or 'oddly coloured'} {each.shape or 'unknown shape'}" for each in seen]
-    return f"{' and '.join(things) or 'nothing'} on {background or 'an unknown background'}"
+    """The content of an image [height, width, 3], uint8, in the words of a prompt, the largest shape first."""
+    background, seen = detect_shapes(image)
+    shapes = [f"{it.size} {it.colour or 'oddly coloured'} {it.shape or 'unknown shape'}" for it in seen]
+    return f"{' and '.join(shapes) or 'nothing'} on {background or 'an unknown background'}"
 
 
-def _open(wanted: Wanted) -> tuple[Any, Any, Any, Any]:
-    size = next((thing.size for thing in wanted.things if thing.size), None)
-    return wanted.relation, wanted.position, size, wanted.background
+def _optional(scene: ExpectedScene) -> tuple[Any, Any, Any, Any]:
+    """The properties that a prompt may leave open, in the order of :class:`PromptVerdict`."""
+    size = next((shape.size for shape in scene.shapes if shape.size), None)
+    return scene.relation, scene.position, size, scene.background
 
 
-def _match(wanted: Wanted, seen: Sequence[Seen]) -> list[Seen] | None:
-    """What is seen, in the order of what was asked for; None when the numbers differ."""
-    if len(wanted.things) != len(seen):
+def _match(expected: ExpectedScene, seen: Sequence[DetectedShape]) -> list[DetectedShape] | None:
+    """The detected shapes in the order of the expected ones; None when their numbers differ."""
+    if len(expected.shapes) != len(seen):
         return None
 
-    def alike(order: list[Seen]) -> tuple[int, int, bool]:
-        shapes = sum(asked.shape == found.shape for asked, found in zip(wanted.things, order, strict=True))
-        colours = sum(asked.colour == found.colour for asked, found in zip(wanted.things, order, strict=True))
+    def alike(order: list[DetectedShape]) -> tuple[int, int, bool]:
+        pairs = list(zip(expected.shapes, order, strict=True))
+        shapes = sum(shape.shape == detected.shape for shape, detected in pairs)
+        colours = sum(shape.colour == detected.colour for shape, detected in pairs)
         # In doubt it is the colours that are wrong, and two of a kind stand as they were asked to.
-        return shapes + colours, shapes, len(order) == 2 and _relation(*order) == wanted.relation
+        return shapes + colours, shapes, len(order) == 2 and _relation(*order) == expected.relation
 
     return max([list(seen), list(reversed(seen))], key=alike)
 
 
-def _relation(first: Seen, second: Seen) -> str:
+def _relation(first: DetectedShape, second: DetectedShape) -> str:
     dx, dy = first.x - second.x, first.y - second.y
     if abs(dx) > abs(dy):
         return "left of" if dx < 0 else "right of"
     return "above" if dy < 0 else "below"
 
 
-def _place(found: Seen) -> tuple[str, str]:
+def _position(shape: DetectedShape) -> tuple[str, str]:
     """Row and column in thirds of the picture, a little less than a third in the middle."""
 
     def third(value: float, names: Sequence[str]) -> str:
         return names[0] if value < 0.39 else names[2] if value > 0.61 else names[1]
 
-    return third(found.y, ROWS), third(found.x, COLUMNS)
+    return third(shape.y, ROWS), third(shape.x, COLUMNS)
 
 
-def look(image: Array) -> tuple[str | None, list[Seen]]:
-    """The background's colour and the shapes in a picture [height, width, 3], uint8, the largest first."""
+def detect_shapes(image: Array) -> tuple[str | None, list[DetectedShape]]:
+    """The background's colour and the shapes in an image [height, width, 3], uint8, the largest first."""
     pixels = np.asarray(image, np.float32)
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     background = np.median(border, axis=0)
     distance = np.linalg.norm(pixels - background, axis=-1)
-    labels, count = components(distance > _DIFFERENT)
+    labels, count = connected_parts(distance > _DIFFERENT)
     masks = [labels == label for label in range(1, count + 1)]
     speck = _SPECK * image.shape[0] * image.shape[1] / SIDE**2
-    found = sorted((mask for mask in masks if mask.sum() >= speck), key=np.sum, reverse=True)
-    return _name(background, BACKGROUNDS), [_see(pixels, distance, mask) for mask in found]
+    parts = sorted((mask for mask in masks if mask.sum() >= speck), key=np.sum, reverse=True)
+    return _name(background, BACKGROUNDS), [_see(pixels, distance, mask) for mask in parts]
 
 
-def components(mask: Array) -> tuple[Array, int]:
+def connected_parts(mask: Array) -> tuple[Array, int]:
     """Label the connected parts of a mask [height, width] from 1 on, corners touching; 0 is the rest."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         padded = np.pad(labels, 1)
         height, width = mask.shape
         around = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
-        spread = np.where(mask, np.maximum.reduce(around), 0)
-        if np.array_equal(spread, labels):
+        grown = np.where(mask, np.maximum.reduce(around), 0)
+        if np.array_equal(grown, labels):
             break
-        labels = spread
+        labels = grown
     names, numbered = np.unique(labels, return_inverse=True)
     numbered = numbered.reshape(mask.shape)
     return (numbered, len(names) - 1) if names[0] == 0 else (numbered + 1, len(names))
 
 
-def _see(pixels: Array, distance: Array, mask: Array) -> Seen:
+def _see(pixels: Array, distance: Array, mask: Array) -> DetectedShape:
     """Name the shape that a mask covers."""
     # The half that differs most from the background has no pixels of soft edges in it.
     solid = mask & (distance >= np.median(distance[mask]))
@@ -164,7 +169,7 @@ def _see(pixels: Array, distance: Array, mask: Array) -> Seen:
     size = "small" if radius < _SMALL else "large" if radius > _LARGE else "medium"
     y, x = np.nonzero(mask)
     middle = (float(x.min() + x.max() + 1) / 2 / width, float(y.min() + y.max() + 1) / 2 / height)
-    return Seen(shape, _name(colour, COLOURS), size, *middle)
+    return DetectedShape(shape, _name(colour, COLOURS), size, *middle)
 
 
 def _name(colour: Array, names: Mapping[str, Colour]) -> str | None:
@@ -174,12 +179,9 @@ def _name(colour: Array, names: Mapping[str, Colour]) -> str | None:
 
 
 def _outline(alpha: Array) -> tuple[str | None, float]:
-    """The shape that a coverage [height, width] is most like, and its radius in pixels."""
+    """The shape that a coverage [height, width] resembles most, and its radius in pixels."""
     normal = _fit(alpha)
-    shares = {
-        shape: float(np.minimum(normal, each).sum() / np.maximum(normal, each).sum())
-        for shape, each in _shapes().items()
-    }
+    shares = {shape: _overlap(normal, outline) for shape, outline in _shapes().items()}
     best = max(shares, key=shares.__getitem__)
     radius = float(np.sqrt(alpha.sum() / _area(best)))
     return (best if shares[best] >= _ALIKE else None), radius
@@ -197,18 +199,18 @@ def _shapes() -> dict[str, Array]:
 
 @cache
 def _area(shape: str) -> float:
-    """Of the shape of radius 1."""
+    """The area of the shape of radius 1."""
     return float(coverage(shape, 20.0, 51, (25.0, 25.0)).sum()) / 400
 
 
 def _fit(alpha: Array) -> Array:
-    """What lies in the bounding box of a coverage, on a grid [24, 24], between the pixels' values."""
+    """The bounding box of a coverage, resampled to a grid [24, 24], linear between the pixels."""
     rows, columns = alpha.max(1), alpha.max(0)
     return _resample(_resample(alpha, *_extent(rows)).T, *_extent(columns)).T
 
 
 def _extent(profile: Array) -> tuple[float, float]:
-    """Where something begins and ends along one side, to fractions of a pixel; pixel ``i`` is from i to i + 1."""
+    """Start and end of a part along one side, to fractions of a pixel; pixel ``i`` is from i to i + 1."""
     inside = np.nonzero(profile >= 0.5)[0]
     first, last = (int(inside[0]), int(inside[-1])) if len(inside) else (0, len(profile) - 1)
     before = float(profile[first - 1]) if first else 0.0

@@ -36,8 +36,8 @@ BACKGROUND = ("on {}", "on a {} background")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A shape that a prompt asks for; None for what it leaves open."""
+class ExpectedShape:
+    """A shape that a prompt asks for; None stands for what the prompt leaves open."""
 
     shape: str
     colour: str
@@ -45,10 +45,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a prompt asks for: one shape, perhaps with a place, or two, perhaps with a relation."""
+class ExpectedScene:
+    """The scene that a prompt asks for: one shape, perhaps with a position, or two, perhaps with a relation."""
 
-    things: tuple[Asked, ...]
+    shapes: tuple[ExpectedShape, ...]
     position: tuple[str, str] | None = None
     """Row and column."""
     relation: str | None = None
@@ -60,17 +60,17 @@ def _one_of(words: object) -> str:
     return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
 
 
-_THING = rf"an? (?:({_one_of(w for w in SIZES if w != 'medium')}) )?({_one_of(COLOURS)}) ({_one_of(SHAPES)})"
+_SHAPE = rf"an? (?:({_one_of(w for w in SIZES if w != 'medium')}) )?({_one_of(COLOURS)}) ({_one_of(SHAPES)})"
 _PLACES = {phrase: place for place, phrases in POSITIONS.items() for phrase in phrases}
 _WORDS = {phrase: relation for relation, phrases in RELATIONS.items() for phrase in phrases}
 _PROMPT = re.compile(
-    rf"{_THING}(?: ({_one_of(_PLACES)})| ({_one_of([*_WORDS, AND])}) {_THING})?"
+    rf"{_SHAPE}(?: ({_one_of(_PLACES)})| ({_one_of([*_WORDS, AND])}) {_SHAPE})?"
     rf"(?: on (?:a )?({_one_of(BACKGROUNDS)})(?: background)?)?"
 )
 
 
-def parse(prompt: str) -> Wanted:
-    """What a prompt asks for.
+def parse(prompt: str) -> ExpectedScene:
+    """The scene that a prompt asks for.
 
     Raises:
         UsageError: it is no prompt of this grammar.
@@ -82,13 +82,13 @@ def parse(prompt: str) -> Wanted:
             hint='It knows prompts such as "a small red circle left of a blue square on white".',
         )
     size, colour, shape, place, word, second_size, second_colour, second_shape, background = match.groups()
-    things = [Asked(shape, colour, size)]
+    shapes = [ExpectedShape(shape, colour, size)]
     if word:
-        things.append(Asked(second_shape, second_colour, second_size))
-    return Wanted(tuple(things), _PLACES.get(place), _WORDS.get(word), background)
+        shapes.append(ExpectedShape(second_shape, second_colour, second_size))
+    return ExpectedScene(tuple(shapes), _PLACES.get(place), _WORDS.get(word), background)
 
 
 def held_out() -> list[str]:
-    """The prompts that the demo model is scored with; it has seen no picture that any of them describes."""
+    """The prompts that the demo model is scored with; no image of its training shows any of them."""
     lines = HELD_OUT.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""The demo's world: one or two flat shapes on a plain background, 64x64 pixels, and the words for them."""
+"""Scenes of the demo: one or two flat shapes on a plain background, 64x64 pixels, and the words for them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ RELATIONS = ("left of", "right of", "above", "below")
 
 
 @dataclass(frozen=True)
-class Thing:
-    """A shape in a picture; ``x`` and ``y`` are its centre's pixel, ``radius`` that of the circle around it."""
+class SceneShape:
+    """A shape of a scene; ``x`` and ``y`` are its centre's pixel, ``radius`` that of the circle around it."""
 
     shape: str
     colour: str
@@ -51,23 +51,23 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows."""
+    """The shapes of an image, the last one in front, on one background."""
 
     background: str
-    things: tuple[Thing, ...]
+    shapes: tuple[SceneShape, ...]
 
 
-def draw(scene: Scene) -> Array:
+def render(scene: Scene) -> Array:
     """The scene as an image [64, 64, 3], uint8, with soft edges."""
     image = np.broadcast_to(np.array(BACKGROUNDS[scene.background], np.float32), (SIDE, SIDE, 3))
-    for thing in scene.things:
-        alpha = coverage(thing.shape, thing.radius, SIDE, (thing.x, thing.y))[..., None]
-        image = image * (1 - alpha) + np.array(COLOURS[thing.colour], np.float32) * alpha
+    for shape in scene.shapes:
+        alpha = coverage(shape.shape, shape.radius, SIDE, (shape.x, shape.y))[..., None]
+        image = image * (1 - alpha) + np.array(COLOURS[shape.colour], np.float32) * alpha
     return np.round(image).astype(np.uint8)
 
 
 def coverage(shape: str, radius: float, side: int, centre: tuple[float, float]) -> Array:
-    """How much of each pixel a shape covers: [side, side], float32 from 0 to 1, from 8x8 samples a pixel."""
+    """The part of each pixel that a shape covers: [side, side], float32 from 0 to 1, from 8x8 samples a pixel."""
     samples = 8
     line = (np.arange(side * samples) + 0.5) / samples - 0.5
     x, y = (line[None, :] - centre[0]) / radius, (line[:, None] - centre[1]) / radius

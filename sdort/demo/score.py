@@ -1,4 +1,4 @@
-"""How well a pipeline follows prompts: the judge's verdicts counted."""
+"""The score of a pipeline on the demo's prompts: the judge's verdicts counted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from sdort.demo.judge import Verdict, judge
+from sdort.demo.judge import PromptVerdict, judge
 from sdort.demo.prompts import parse
 
-# What the demo model was made to reach, with guidance 5 and 30 steps.
+# The shares of right images that the demo model was trained to reach, with guidance 5 and 30 steps.
 SINGLE_BAR, PAIR_BAR = 0.90, 0.75
 GUIDANCE, STEPS = 5.0, 30
 
@@ -37,12 +37,12 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A prompt, how many shapes it asks for, and what is right about its picture."""
+class JudgedImage:
+    """A prompt, the number of shapes that it asks for, and the verdict on its image."""
 
     prompt: str
-    things: int
-    verdict: Verdict
+    shape_count: int
+    verdict: PromptVerdict
 
 
 def score(pictures: Iterable[tuple[str, npt.NDArray[Any]]]) -> Score:
@@ -54,20 +54,20 @@ def score(pictures: Iterable[tuple[str, npt.NDArray[Any]]]) -> Score:
     return count([judge_picture(prompt, image) for prompt, image in pictures])
 
 
-def judge_picture(prompt: str, image: npt.NDArray[Any]) -> Judged:
-    """Judge one; arguments and errors as for :func:`score`."""
-    wanted = parse(prompt)
-    return Judged(prompt, len(wanted.things), judge(image, wanted))
+def judge_picture(prompt: str, image: npt.NDArray[Any]) -> JudgedImage:
+    """Judge one image; arguments and errors as for :func:`score`."""
+    expected = parse(prompt)
+    return JudgedImage(prompt, len(expected.shapes), judge(image, expected))
 
 
-def count(judged: Sequence[Judged]) -> Score:
+def count(judged: Sequence[JudgedImage]) -> Score:
     """The verdicts counted."""
     return Score(
-        single=_count(each.verdict.right for each in judged if each.things == 1),
-        pair=_count(each.verdict.right for each in judged if each.things == 2),
-        position=_count(each.verdict.position for each in judged),
-        size=_count(each.verdict.size for each in judged),
-        background=_count(each.verdict.background for each in judged),
+        single=_count(image.verdict.right for image in judged if image.shape_count == 1),
+        pair=_count(image.verdict.right for image in judged if image.shape_count == 2),
+        position=_count(image.verdict.position for image in judged),
+        size=_count(image.verdict.size for image in judged),
+        background=_count(image.verdict.background for image in judged),
     )
 
 

@@ -28,10 +28,10 @@ _SHOWN = 5
 
 
 def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]], component: str) -> dict[str, Weight]:
-    """Find every parameter's tensor, as float32.
+    """The tensor of every parameter, as float32.
 
     Args:
-        tensors: what the checkpoint has, by the names it uses.
+        tensors: the checkpoint's tensors, by the names that it uses.
         parameters: the architecture's parameters with their shapes.
         component: for messages.
 
@@ -41,7 +41,7 @@ def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]
     bound: dict[str, Weight] = {}
     foreign = []
     for name, tensor in tensors.items():
-        parameter = next((each for each in _spellings(name) if each in parameters), None)
+        parameter = next((known for known in _aliases(name) if known in parameters), None)
         if parameter is None:
             foreign.append(name)
         elif parameter in bound:
@@ -58,8 +58,8 @@ def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]
     return {name: _as_float32(name, weight, component) for name, weight in bound.items()}
 
 
-def _spellings(name: str) -> Iterator[str]:
-    """``name`` and what the same parameter is called in other versions of the libraries."""
+def _aliases(name: str) -> Iterator[str]:
+    """``name``, and the same parameter's names in other versions of the libraries."""
     yield name
     # transformers 5 dropped CLIPTextModel's inner module of that name (CLIPTextModelWithProjection kept it).
     yield name.removeprefix("text_model.")

@@ -21,14 +21,14 @@ from google.protobuf.message import DecodeError
 
 from sdort import __version__
 from sdort.console import detail, warn
-from sdort.exporter.signatures import LIBRARIES, Component
-from sdort.exporter.template import Template
+from sdort.exporter.signatures import LIBRARIES, ComponentSpec
+from sdort.exporter.template import Template, TemplateBlob
 from sdort.staging import staged_file
 
 # Part of every key: raise it when a trace of the same architecture would come out differently.
 _FORMAT = 3
 
-# What the traced graph depends on, apart from the architecture.
+# Packages that the traced graph depends on, apart from the architecture.
 _PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")
 
 
@@ -38,7 +38,7 @@ def default_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "sdort" / "traces"
 
 
-def trace_key(component: Component, opset: int) -> str:
+def trace_key(component: ComponentSpec, opset: int) -> str:
     """The name of a trace: a hash of everything it depends on. ``component.config`` is normalised."""
     text = json.dumps([_FORMAT, __version__, _versions(), asdict(component), opset], sort_keys=True, default=dict)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -55,8 +55,8 @@ class TraceCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, component: Component, opset: int) -> Template | None:
-        """What is stored, or None if there is nothing that is whole."""
+    def load(self, component: ComponentSpec, opset: int) -> Template | None:
+        """The stored template; None if there is none that is whole."""
         path = self._path(component, opset)
         try:
             digest, _, content = path.read_bytes().partition(b"\n")
@@ -74,7 +74,7 @@ class TraceCache:
             warn(f"{path} is damaged ({error}); tracing again")
             return None
 
-    def store(self, component: Component, opset: int, template: Template) -> None:
+    def store(self, component: ComponentSpec, opset: int, template: Template) -> None:
         """Keep a template; a folder that cannot be written costs a warning, not the export."""
         header = {"component": component.name, "class": component.class_name} | vars(template)
         header.pop("proto")
@@ -94,7 +94,7 @@ class TraceCache:
         self._write(path, json.dumps(known, indent=1).encode())
         return known
 
-    def _path(self, component: Component, opset: int) -> Path:
+    def _path(self, component: ComponentSpec, opset: int) -> Path:
         return self.folder / f"{component.name}-{trace_key(component, opset)[:32]}.trace"
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -113,6 +113,6 @@ def _read(content: bytes) -> Template:
         onnx.ModelProto.FromString(proto),
         {name: tuple(shape) for name, shape in parts["parameters"].items()},
         parts["data_bytes"],
-        tuple((name, offset, weight) for name, offset, weight in parts["blobs"]),
+        tuple(TemplateBlob(*blob) for blob in parts["blobs"]),
         parts["small"],
     )

@@ -1,4 +1,4 @@
-"""Where a component's tensors are: the weight files of one folder of a diffusers checkpoint.
+"""The weight files of one folder of a diffusers checkpoint, which hold a component's tensors.
 
 diffusers and transformers name them alike: one file, or shards with an index, optionally of a variant (``fp16``),
 as safetensors or, in old checkpoints, as pickles.
@@ -78,15 +78,15 @@ def _not_found(folder: Path, component: str, variant: str | None, pickle: Path |
             component=component,
             hint="Convert it to safetensors, or trust its author: --allow-pickle.",
         )
-    wanted = f"weights of variant {variant!r}" if variant else "weights (.safetensors)"
+    missing = f"weights of variant {variant!r}" if variant else "weights (.safetensors)"
     variants = sorted(_variants(folder) - {variant or ""})
     hint = "Choose one with --variant." if variants else "Copy or download the checkpoint again."
     having = f"; it has {', '.join(name or 'the one without --variant' for name in variants)}" if variants else ""
-    return BadModelError(f"{folder} has no {wanted}{having}", component=component, hint=hint)
+    return BadModelError(f"{folder} has no {missing}{having}", component=component, hint=hint)
 
 
 def _variants(folder: Path) -> set[str]:
-    """The variants that there are; an empty string for the plain one."""
+    """The variants in a folder; an empty string stands for files without one."""
     pattern = rf"(?:{'|'.join(_STEMS)})(?:\.safetensors\.index)?(?:\.([\w-]+?))?(?:-\d+-of-\d+)?\.(?:safetensors|json)"
     names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
-    return {found[1] or "" for found in map(re.compile(pattern).fullmatch, names) if found}
+    return {match[1] or "" for match in map(re.compile(pattern).fullmatch, names) if match}

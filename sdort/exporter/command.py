@@ -16,15 +16,15 @@ from sdort.exporter.bind import bind
 from sdort.exporter.cache import TraceCache, default_folder
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.manifest import (
-    ComponentReport,
+    ExportedComponent,
     ExportReport,
     copy_processors,
     write_index,
     write_json,
     write_manifest,
 )
-from sdort.exporter.signatures import FOLDERS, Component, at_size, vae_scale
-from sdort.exporter.source import Source, open_source, plan, read_config
+from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
+from sdort.exporter.source import Source, open_source, read_config, select_components
 from sdort.exporter.template import Template, fill, make_template
 from sdort.model.weights import Weight
 from sdort.onnx_io.hashing import hash_file
@@ -127,7 +127,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
         staged_directory(out, overwrite, reads) as stage,
         open_source(model, variant=options.variant, allow_pickle=options.allow_pickle) as source,
     ):
-        components = plan(source, options.components, cache)
+        components = select_components(source, options.components, cache)
         if options.static:
             components = _at_static_size(source, components, options.static, cache)
         report = ExportReport(
@@ -150,7 +150,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
 
 
 def _read_tensors(
-    source: Source, components: list[Component], options: ExportOptions
+    source: Source, components: list[ComponentSpec], options: ExportOptions
 ) -> dict[str, Mapping[str, Weight]]:
     """Describe the weights of every folder, so that a broken file is found before the first slow step."""
     folders = {FOLDERS[component.name]: component.name for component in components}
@@ -161,8 +161,8 @@ def _read_tensors(
 
 
 def _export_component(
-    component: Component, tensors: Mapping[str, Weight], stage: Path, opset: int, cache: TraceCache
-) -> ComponentReport:
+    component: ComponentSpec, tensors: Mapping[str, Weight], stage: Path, opset: int, cache: TraceCache
+) -> ExportedComponent:
     start = time.perf_counter()
     path = stage / component.name / "model.onnx"
     template = cache.load(component, opset)
@@ -179,7 +179,7 @@ def _export_component(
     seconds = time.perf_counter() - start
     how = "traced" if traced else "known architecture"
     detail(f"{component.name}: {written.bytes / 1e6:,.1f} MB, {how}, {seconds:.1f} s")
-    report = ComponentReport(
+    report = ExportedComponent(
         component.name,
         component.class_name,
         sum(weight.nbytes // weight.dtype.itemsize for weight in used),
@@ -196,7 +196,7 @@ def _export_component(
     return report
 
 
-def _trace(component: Component, tensors: Mapping[str, Weight], opset: int, data_name: str) -> Template:
+def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int, data_name: str) -> Template:
     with progress(f"tracing {component.name} (once per architecture)"):
         from sdort.exporter import torch_modules as architecture
         from sdort.exporter.trace import trace
@@ -208,8 +208,8 @@ def _trace(component: Component, tensors: Mapping[str, Weight], opset: int, data
 
 
 def _at_static_size(
-    source: Source, components: list[Component], size: StaticSize, cache: TraceCache
-) -> list[Component]:
+    source: Source, components: list[ComponentSpec], size: StaticSize, cache: TraceCache
+) -> list[ComponentSpec]:
     factor = vae_scale(read_config(source, "vae_decoder", cache)) if source.index.get("vae") else 8
     if size.height % factor or size.width % factor:
         raise UsageError(f"--static {size}: height and width must be multiples of {factor}")

@@ -1,4 +1,4 @@
-"""What an exported directory holds beside the graphs: configs, processors, ``model_index.json``, ``sdort.json``."""
+"""The files of an exported directory beside the graphs: configs, processors, ``model_index.json``, ``sdort.json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from sdort import __version__
 from sdort.errors import BadModelError
-from sdort.exporter.signatures import Component, TensorSpec
+from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import INDEX, PROCESSORS, Source
 
 MANIFEST = "sdort.json"
@@ -21,7 +21,7 @@ _TEXT_FILES = (".json", ".txt", ".jinja")
 
 
 @dataclass
-class ComponentReport:
+class ExportedComponent:
     """One exported graph."""
 
     name: str
@@ -32,22 +32,22 @@ class ComponentReport:
     traced: bool
     """False if the graph came from the trace cache."""
     seconds: float
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
     xxh128: dict[str, str] = field(default_factory=dict)
     """File name -> its XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
 
 
 @dataclass
 class ExportReport:
-    """What ``sdort export`` did."""
+    """The result of an export: its parameters, and each component in the order of export."""
 
     out: Path
     source: str
     pipeline: str
     opset: int
     static: str | None
-    components: list[ComponentReport] = field(default_factory=list)
+    components: list[ExportedComponent] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -55,8 +55,8 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
     """Write ``sdort.json``: versions, hashes, shapes."""
     left_out = ("name", "traced", "seconds")
     components = {
-        each.name: {key: value for key, value in asdict(each).items() if key not in left_out}
-        for each in report.components
+        component.name: {key: value for key, value in asdict(component).items() if key not in left_out}
+        for component in report.components
     }
     manifest = {
         "versions": {"sdort": __version__}
@@ -70,7 +70,7 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
     write_json(folder / MANIFEST, manifest)
 
 
-def write_index(folder: Path, source: Source, exported: list[Component]) -> None:
+def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> None:
     """Write ``model_index.json`` with the components that were exported or copied; the others become null."""
     kept = {component.name for component in exported} | set(PROCESSORS)
     if kept & {"vae_encoder", "vae_decoder"}:

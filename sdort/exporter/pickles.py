@@ -44,7 +44,7 @@ def read_pickle(path: Path, component: str) -> dict[str, Weight]:
             component=component,
             hint="The file is damaged, or holds more than tensors; convert it to safetensors where you trust it.",
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(each, torch.Tensor) for each in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise BadModelError(f"{path} holds something else than named tensors", component=component)
     return {str(name): _TorchWeight(tensor.detach()) for name, tensor in state.items()}
 

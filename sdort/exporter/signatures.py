@@ -1,4 +1,4 @@
-"""The components of a pipeline: which architecture each one is, and the signature of its ONNX graph.
+"""The components of a pipeline: the architecture and the signature of each one's ONNX graph.
 
 Input and output names are those of optimum's ONNX exports, so that its ONNX Runtime pipelines load the result.
 The one difference is ``timestep``: float32 instead of int64, because several of diffusers' schedulers (Euler,
@@ -20,7 +20,7 @@ FOLDERS = {
     "vae_encoder": "vae",
     "vae_decoder": "vae",
 }
-"""Component -> the checkpoint's folder that holds its config and weights, in the order of export."""
+"""ComponentSpec -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
 LIBRARIES = {
     "CLIPTextModel": "transformers",
@@ -34,7 +34,7 @@ Dim = int | str
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class GraphTensor:
     """An input or output: its name, dtype (numpy's name) and dims (a number, or a name when dynamic)."""
 
     name: str
@@ -43,17 +43,17 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Component:
+class ComponentSpec:
     """One graph to be exported: an architecture, its config, and the graph's signature."""
 
     name: str
     class_name: str
     config: Mapping[str, Any]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
 
 
-Signature = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+Signature = tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]
 
 
 def describe(
@@ -63,7 +63,7 @@ def describe(
     *,
     hidden_states: bool = False,
     text_embeds: int | None = None,
-) -> Component:
+) -> ComponentSpec:
     """The component ``name`` with the dynamic signature that follows from its config.
 
     Args:
@@ -89,15 +89,15 @@ def describe(
             component=name,
             hint="The config is incomplete or damaged; copy or download the checkpoint again.",
         ) from error
-    return Component(name, class_name, config, inputs, outputs)
+    return ComponentSpec(name, class_name, config, inputs, outputs)
 
 
 def vae_scale(config: Mapping[str, Any]) -> int:
-    """How many pixels one latent spans in height and width."""
+    """The side of the square of pixels that one latent stands for."""
     return int(2 ** (len(config["block_out_channels"]) - 1))
 
 
-def at_size(component: Component, sizes: Mapping[str, int]) -> Component:
+def at_size(component: ComponentSpec, sizes: Mapping[str, int]) -> ComponentSpec:
     """The component with every dynamic dim that ``sizes`` names made static."""
     return replace(
         component,
@@ -106,7 +106,7 @@ def at_size(component: Component, sizes: Mapping[str, int]) -> Component:
     )
 
 
-def _fixed(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+def _fixed(spec: GraphTensor, sizes: Mapping[str, int]) -> GraphTensor:
     return replace(spec, dims=tuple(_evaluate(dim, sizes) for dim in spec.dims))
 
 
@@ -126,15 +126,15 @@ def _evaluate(dim: Dim, sizes: Mapping[str, int]) -> Dim:
 def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> Signature:
     width, layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
     sequence = ("batch_size", "sequence_length", width)
-    inputs = (TensorSpec("input_ids", "int64", ("batch_size", "sequence_length")),)
-    last = TensorSpec("last_hidden_state", "float32", sequence)
+    inputs = (GraphTensor("input_ids", "int64", ("batch_size", "sequence_length")),)
+    last = GraphTensor("last_hidden_state", "float32", sequence)
     # The pipelines take the pooled output of a projecting encoder by its position, the first.
     if class_name == "CLIPTextModelWithProjection":
-        outputs = [TensorSpec("text_embeds", "float32", ("batch_size", _size(config, "projection_dim"))), last]
+        outputs = [GraphTensor("text_embeds", "float32", ("batch_size", _size(config, "projection_dim"))), last]
     else:
-        outputs = [last, TensorSpec("pooler_output", "float32", ("batch_size", width))]
+        outputs = [last, GraphTensor("pooler_output", "float32", ("batch_size", width))]
     if hidden_states:
-        outputs += [TensorSpec(f"hidden_states.{index}", "float32", sequence) for index in range(layers + 1)]
+        outputs += [GraphTensor(f"hidden_states.{index}", "float32", sequence) for index in range(layers + 1)]
     return inputs, tuple(outputs)
 
 
@@ -142,28 +142,28 @@ def _unet(config: Mapping[str, Any], text_embeds: int | None) -> Signature:
     _refuse_foreign_unet(config)
     latent = ("batch_size", _size(config, "in_channels"), "height", "width")
     inputs = [
-        TensorSpec("sample", "float32", latent),
-        TensorSpec("timestep", "float32", ()),
-        TensorSpec("encoder_hidden_states", "float32", ("batch_size", "sequence_length", _context(config))),
+        GraphTensor("sample", "float32", latent),
+        GraphTensor("timestep", "float32", ()),
+        GraphTensor("encoder_hidden_states", "float32", ("batch_size", "sequence_length", _context(config))),
     ]
     if config.get("addition_embed_type") == "text_time":
         inputs += _added_conditions(config, text_embeds)
     if config.get("time_cond_proj_dim") is not None:
-        inputs.append(TensorSpec("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
+        inputs.append(GraphTensor("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
     return tuple(inputs), (
-        TensorSpec("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
+        GraphTensor("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
     )
 
 
 def _refuse_foreign_unet(config: Mapping[str, Any]) -> None:
-    wanted = {
+    allowed = {
         "class_embed_type": (None,),
         "num_class_embeds": (None,),
         "encoder_hid_dim_type": (None,),
         "addition_embed_type": (None, "text_time"),
         "attention_type": (None, "default"),
     }
-    for key, values in wanted.items():
+    for key, values in allowed.items():
         if config.get(key) not in values:
             raise BadModelError(
                 f"a UNet with {key} = {config[key]!r} takes inputs that Stable Diffusion pipelines do not feed",
@@ -178,14 +178,14 @@ def _context(config: Mapping[str, Any]) -> int:
     return _positive(width[0] if isinstance(width, list) and len(set(width)) == 1 else width, "cross_attention_dim")
 
 
-def _added_conditions(config: Mapping[str, Any], text_embeds: int | None) -> list[TensorSpec]:
+def _added_conditions(config: Mapping[str, Any], text_embeds: int | None) -> list[GraphTensor]:
     """SDXL: the pooled text embedding and the size and crop numbers, which one linear layer takes side by side."""
-    each, total = _size(config, "addition_time_embed_dim"), _size(config, "projection_class_embeddings_input_dim")
+    width, total = _size(config, "addition_time_embed_dim"), _size(config, "projection_class_embeddings_input_dim")
     # The base model takes six numbers, the refiner five.
-    count = 6 if text_embeds is None else (total - text_embeds) // each
+    count = 6 if text_embeds is None else (total - text_embeds) // width
     return [
-        TensorSpec("text_embeds", "float32", ("batch_size", total - count * each)),
-        TensorSpec("time_ids", "float32", ("batch_size", count)),
+        GraphTensor("text_embeds", "float32", ("batch_size", total - count * width)),
+        GraphTensor("time_ids", "float32", ("batch_size", count)),
     ]
 
 
@@ -195,7 +195,7 @@ def _vae_encoder(config: Mapping[str, Any]) -> Signature:
     sample = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
     # The mean and the log-variance of every latent, side by side.
     parameters = ("batch_size", 2 * _size(config, "latent_channels"), *latent)
-    return (TensorSpec("sample", "float32", sample),), (TensorSpec("latent_parameters", "float32", parameters),)
+    return (GraphTensor("sample", "float32", sample),), (GraphTensor("latent_parameters", "float32", parameters),)
 
 
 def _vae_decoder(config: Mapping[str, Any]) -> Signature:
@@ -203,7 +203,7 @@ def _vae_decoder(config: Mapping[str, Any]) -> Signature:
     latent = ("batch_size", _size(config, "latent_channels"), "latent_height", "latent_width")
     pixels = (f"latent_height * {factor}", f"latent_width * {factor}")
     sample = ("batch_size", _size(config, "out_channels"), *pixels)
-    return (TensorSpec("latent_sample", "float32", latent),), (TensorSpec("sample", "float32", sample),)
+    return (GraphTensor("latent_sample", "float32", latent),), (GraphTensor("sample", "float32", sample),)
 
 
 _VAE: dict[str, Callable[[Mapping[str, Any]], Signature]] = {

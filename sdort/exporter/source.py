@@ -1,4 +1,4 @@
-"""What is exported: a diffusers directory, a hub id, or the demo pipeline."""
+"""The source of an export: a diffusers directory, a hub id, or the demo pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sdort.demo import NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.cache import TraceCache
 from sdort.exporter.configs import class_defaults, normalise, read_json
-from sdort.exporter.signatures import FOLDERS, LIBRARIES, Component, describe
+from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe
 
 INDEX = "model_index.json"
 
@@ -29,7 +29,7 @@ class Source:
     """A diffusers pipeline on disk."""
 
     name: str
-    """What the user called it: a hub id, ``demo``, or the folder's own name."""
+    """The name that the user gave: a hub id, ``demo``, or the folder's own name."""
     folder: Path
     index: dict[str, Any]
     """``model_index.json``: the pipeline's class, and the library and class of every component."""
@@ -96,15 +96,15 @@ def _is_exported(folder: Path) -> bool:
     return graphs and not weights
 
 
-def plan(source: Source, wanted: Collection[str], cache: TraceCache) -> list[Component]:
-    """The components to export, described from their configs; all that the pipeline has if none are ``wanted``.
+def select_components(source: Source, names: Collection[str], cache: TraceCache) -> list[ComponentSpec]:
+    """The components to export, described from their configs; all of the pipeline's if ``names`` is empty.
 
     Raises:
-        UsageError: a wanted component is not in the pipeline.
+        UsageError: a name is no component of the pipeline.
         BadModelError: a component's config is broken, or of an architecture that sdort does not export.
     """
     classes = {name: _class_name(source, name) for name, folder in FOLDERS.items() if _entry(source.index, folder)}
-    unknown = sorted(set(wanted) - classes.keys())
+    unknown = sorted(set(names) - classes.keys())
     if unknown:
         raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
     configs = {name: read_config(source, name, cache) for name in classes}
@@ -118,7 +118,7 @@ def plan(source: Source, wanted: Collection[str], cache: TraceCache) -> list[Com
             text_embeds=second.get("projection_dim"),
         )
         for name, class_name in classes.items()
-        if not wanted or name in wanted
+        if not names or name in names
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -36,6 +36,14 @@ class Trace:
     parameters: Mapping[str, Shape]
 
 
+class TemplateBlob(NamedTuple):
+    """An initializer in the data file: its name, its offset in bytes, and its weight; in JSON a list of the three."""
+
+    name: str
+    offset: int
+    weight: Expression
+
+
 @dataclass(frozen=True)
 class Template:
     """A finished model without weights."""
@@ -45,15 +53,15 @@ class Template:
     parameters: Mapping[str, Shape]
     """As of :class:`Trace`."""
     data_bytes: int
-    blobs: tuple[tuple[str, int, Expression], ...]
-    """What goes into the data file: initializer, offset, weight."""
+    blobs: tuple[TemplateBlob, ...]
+    """The data file's content."""
     small: Mapping[str, Expression]
     """Initializer -> weight."""
 
     @property
     def used(self) -> set[str]:
         """The parameters that the graph uses."""
-        weights = [*(weight for _, _, weight in self.blobs), *self.small.values()]
+        weights = [*(blob.weight for blob in self.blobs), *self.small.values()]
         return {name for weight in weights for name in _parameters(weight)}
 
 
@@ -77,7 +85,7 @@ def make_template(trace: Trace, component: str, data_name: str) -> Template:
         canonicalize(model)
         to_target_opset(model, opset)
     content = serialize(model, data_name)
-    blobs = tuple((blob.name, blob.offset, _encode(blob.weight)) for blob in content.blobs)
+    blobs = tuple(TemplateBlob(blob.name, blob.offset, _encode(blob.weight)) for blob in content.blobs)
     small = {name: _encode(weight) for name, weight in content.late.items()}
     proto = onnx.ModelProto.FromString(content.proto)
     return Template(proto, trace.parameters, content.data_bytes, blobs, small)
@@ -92,7 +100,7 @@ def fill(template: Template, weights: Mapping[str, Weight]) -> Serialized:
     Raises:
         BadModelError: a small weight cannot be read.
     """
-    blobs = [Blob(name, _decode(weight, weights), offset) for name, offset, weight in template.blobs]
+    blobs = [Blob(blob.name, _decode(blob.weight, weights), blob.offset) for blob in template.blobs]
     proto = onnx.ModelProto()
     proto.CopyFrom(template.proto)
     for tensor in proto.graph.initializer:

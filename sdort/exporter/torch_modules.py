@@ -10,7 +10,7 @@ import transformers
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
-from sdort.exporter.signatures import Component
+from sdort.exporter.signatures import ComponentSpec
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build` returns."""
@@ -35,9 +35,9 @@ class _UNet(torch.nn.Module):  # type: ignore[misc]
         self.inputs = inputs
 
     def forward(self, *tensors: Any) -> Any:
-        given = dict(zip(self.inputs, tensors, strict=True))
-        added = {name: given.pop(name) for name in ("text_embeds", "time_ids") if name in given}
-        return self.model(**given, added_cond_kwargs=added or None, return_dict=False)[0]
+        inputs = dict(zip(self.inputs, tensors, strict=True))
+        added = {name: inputs.pop(name) for name in ("text_embeds", "time_ids") if name in inputs}
+        return self.model(**inputs, added_cond_kwargs=added or None, return_dict=False)[0]
 
 
 class _VaeEncoder(torch.nn.Module):  # type: ignore[misc]
@@ -58,7 +58,7 @@ class _VaeDecoder(torch.nn.Module):  # type: ignore[misc]
         return self.model.decode(latent_sample, return_dict=False)[0]
 
 
-def build(component: Component) -> Any:
+def build(component: ComponentSpec) -> Any:
     """The component as a module of positional tensors, with parameters on the meta device.
 
     Raises:
@@ -99,7 +99,7 @@ def allocate(module: Any) -> None:
             setattr(child, name, torch.nn.Parameter(empty, requires_grad=False))
 
 
-def _construct(component: Component) -> Any:
+def _construct(component: ComponentSpec) -> Any:
     if component.class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
         # sdpa is what the exporter turns into one Attention; the eager path becomes a dozen operators.
         config = transformers.CLIPTextConfig(**component.config, attn_implementation="sdpa")
@@ -107,7 +107,7 @@ def _construct(component: Component) -> Any:
     return getattr(diffusers, component.class_name)(**component.config)
 
 
-def _restore_buffers(component: Component, model: Any) -> None:
+def _restore_buffers(component: ComponentSpec, model: Any) -> None:
     """Buffers are constants that code computed; on the meta device their values are lost."""
     for path, buffer in list(model.named_buffers()):
         owner, _, name = path.rpartition(".")

@@ -1,4 +1,4 @@
-"""From a torch module without weights to an ONNX graph without weights.
+"""Tracing of a torch module without weights to an ONNX graph without weights.
 
 The graph is taken before the exporter's own optimizer, which folds Linear transposes into nameless constants and
 merges parameters that happen to be equal: afterwards a checkpoint could not be bound to it by name. It is cleaned
@@ -19,7 +19,7 @@ from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
-from sdort.exporter.signatures import Component, Dim, TensorSpec, vae_scale
+from sdort.exporter.signatures import ComponentSpec, Dim, GraphTensor, vae_scale
 from sdort.exporter.template import Trace
 
 PARAMETER = "parameter"
@@ -42,7 +42,7 @@ _EXAMPLE = {
 _DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
-def trace(component: Component, module: Any, opset: int) -> Trace:
+def trace(component: ComponentSpec, module: Any, opset: int) -> Trace:
     """Trace a module from :func:`architecture.build`.
 
     Raises:
@@ -65,7 +65,7 @@ def trace(component: Component, module: Any, opset: int) -> Trace:
     return Trace(proto, shapes)
 
 
-def _export(component: Component, module: Any, opset: int) -> Any:
+def _export(component: ComponentSpec, module: Any, opset: int) -> Any:
     names = tuple(_dynamic(spec) for spec in component.inputs)
     dims = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in names)
     sizes = _example_sizes(component)
@@ -87,11 +87,11 @@ def _export(component: Component, module: Any, opset: int) -> Any:
     )
 
 
-def _dynamic(spec: TensorSpec) -> dict[int, str]:
+def _dynamic(spec: GraphTensor) -> dict[int, str]:
     return {axis: dim for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
 
 
-def _example_sizes(component: Component) -> Mapping[str, int]:
+def _example_sizes(component: ComponentSpec) -> Mapping[str, int]:
     """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1."""
     if component.name != "vae_encoder":
         return _EXAMPLE
@@ -99,7 +99,7 @@ def _example_sizes(component: Component) -> Mapping[str, int]:
     return {name: size * larger if name.startswith("sample_") else size for name, size in _EXAMPLE.items()}
 
 
-def _example(spec: TensorSpec, sizes: Mapping[str, int]) -> Any:
+def _example(spec: GraphTensor, sizes: Mapping[str, int]) -> Any:
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.dims]
     # Zeros are valid token ids, timesteps and latents alike; values do not show in a trace.
     return torch.zeros(shape, dtype=_DTYPES[spec.dtype])
@@ -115,7 +115,7 @@ def _weightless(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> onnx.
     return ir.to_proto(model)
 
 
-def _finish(proto: onnx.ModelProto, component: Component) -> None:
+def _finish(proto: onnx.ModelProto, component: ComponentSpec) -> None:
     """Restore the checkpoint's parameter names, set the signature, drop what only debugs the exporter."""
     graph = proto.graph
     names = {
@@ -142,7 +142,7 @@ def _finish(proto: onnx.ModelProto, component: Component) -> None:
         _set_dims(info, spec)
 
 
-def _check_signature(infos: Any, specs: tuple[TensorSpec, ...], component: str) -> None:
+def _check_signature(infos: Any, specs: tuple[GraphTensor, ...], component: str) -> None:
     """A dim that torch specialised would only show when somebody feeds another size."""
     for info, spec in zip(infos, specs, strict=True):
         dims: list[Dim] = [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
@@ -152,13 +152,13 @@ def _check_signature(infos: Any, specs: tuple[TensorSpec, ...], component: str) 
             )
 
 
-def _set_dims(info: onnx.ValueInfoProto, spec: TensorSpec) -> None:
-    """Torch spells output dims its own way, optimum evaluates them as ``name * factor``."""
+def _set_dims(info: onnx.ValueInfoProto, spec: GraphTensor) -> None:
+    """Name output dims as optimum evaluates them, ``name * factor``; torch has names of its own."""
     shape = info.type.tensor_type.shape
     if len(shape.dim) != len(spec.dims):
         raise SdortError(f"torch traced output {spec.name} {list(spec.dims)} with {len(shape.dim)} dims")
-    for dim, wanted in zip(shape.dim, spec.dims, strict=True):
-        if isinstance(wanted, str):
-            dim.dim_param = wanted
+    for dim, size in zip(shape.dim, spec.dims, strict=True):
+        if isinstance(size, str):
+            dim.dim_param = size
         else:
-            dim.dim_value = wanted
+            dim.dim_value = size

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.demo.judge import components, judge, look
+from sdort.demo.judge import connected_parts, detect_shapes, judge
 from sdort.demo.judge import wrong as words_for
 from sdort.demo.prompts import POSITIONS, RELATIONS, held_out, parse
-from sdort.demo.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, Thing, draw
+from sdort.demo.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, SceneShape, render
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, Score, score
 from sdort.errors import UsageError
 
-CIRCLE, SQUARE = Thing("circle", "red", 16, 30, 8), Thing("square", "blue", 46, 34, 14)
+CIRCLE, SQUARE = SceneShape("circle", "red", 16, 30, 8), SceneShape("square", "blue", 46, 34, 14)
 PAIR = Scene("white", (CIRCLE, SQUARE))
 PAIR_PROMPT = "a small red circle left of a large blue square on white"
 
@@ -45,10 +45,10 @@ def test_every_shape_is_seen_at_every_size_in_every_colour(shape: str, size: str
         for colour in random.permutation([name for name in COLOURS if COLOURS[name] != paint])[:4]:
             radius = int(random.choice(SIZES[size]))
             x, y = random.integers(radius + 1, 63 - radius, 2)
-            image = draw(Scene(background, (Thing(shape, str(colour), int(x), int(y), radius),)))
+            image = render(Scene(background, (SceneShape(shape, str(colour), int(x), int(y), radius),)))
             grainy = np.clip(image + random.normal(0, 6, image.shape), 0, 255).astype(np.uint8)
             for picture in (image, grainy, np.kron(image, np.ones((2, 2, 1), np.uint8))):
-                seen_background, seen = look(picture)
+                seen_background, seen = detect_shapes(picture)
                 assert seen_background == background
                 assert [(each.shape, each.colour, each.size) for each in seen] == [(shape, colour, size)]
 
@@ -87,7 +87,7 @@ def _texts(sampler: Any, ids: Any) -> list[str]:
 
 
 def test_a_pair_is_right() -> None:
-    verdict = judge(draw(PAIR), parse(PAIR_PROMPT))
+    verdict = judge(render(PAIR), parse(PAIR_PROMPT))
     assert verdict.right
     assert (verdict.relation, verdict.position, verdict.size, verdict.background) == (True, None, True, True)
 
@@ -95,20 +95,20 @@ def test_a_pair_is_right() -> None:
 @pytest.mark.parametrize(
     ("changed", "wrong"),
     [
-        (replace(PAIR, things=(replace(CIRCLE, shape="diamond"), SQUARE)), "shapes"),
-        (replace(PAIR, things=(CIRCLE, replace(SQUARE, shape="triangle"))), "shapes"),
-        (replace(PAIR, things=(replace(CIRCLE, colour="orange"), SQUARE)), "colours"),
-        (replace(PAIR, things=(replace(CIRCLE, colour="blue"), replace(SQUARE, colour="red"))), "colours"),
-        (replace(PAIR, things=(replace(CIRCLE, x=50), replace(SQUARE, x=18))), "relation"),
-        (replace(PAIR, things=(replace(CIRCLE, x=30, y=12), replace(SQUARE, x=34, y=45))), "relation"),
-        (replace(PAIR, things=(replace(CIRCLE, radius=13), SQUARE)), "size"),
+        (replace(PAIR, shapes=(replace(CIRCLE, shape="diamond"), SQUARE)), "shapes"),
+        (replace(PAIR, shapes=(CIRCLE, replace(SQUARE, shape="triangle"))), "shapes"),
+        (replace(PAIR, shapes=(replace(CIRCLE, colour="orange"), SQUARE)), "colours"),
+        (replace(PAIR, shapes=(replace(CIRCLE, colour="blue"), replace(SQUARE, colour="red"))), "colours"),
+        (replace(PAIR, shapes=(replace(CIRCLE, x=50), replace(SQUARE, x=18))), "relation"),
+        (replace(PAIR, shapes=(replace(CIRCLE, x=30, y=12), replace(SQUARE, x=34, y=45))), "relation"),
+        (replace(PAIR, shapes=(replace(CIRCLE, radius=13), SQUARE)), "size"),
         (replace(PAIR, background="gray"), "background"),
-        (replace(PAIR, things=(CIRCLE,)), "shapes"),
-        (replace(PAIR, things=(CIRCLE, SQUARE, Thing("star", "green", 12, 54, 7))), "shapes"),
+        (replace(PAIR, shapes=(CIRCLE,)), "shapes"),
+        (replace(PAIR, shapes=(CIRCLE, SQUARE, SceneShape("star", "green", 12, 54, 7))), "shapes"),
     ],
 )
 def test_what_is_wrong_is_named(changed: Scene, wrong: str) -> None:
-    verdict = judge(draw(changed), parse(PAIR_PROMPT))
+    verdict = judge(render(changed), parse(PAIR_PROMPT))
     assert getattr(verdict, wrong) is False
     assert verdict.right == (wrong in ("size", "background"))
     assert (wrong in words_for(verdict)) == (not verdict.right)
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_named(changed: Scene, wrong: str) -> None:
 @pytest.mark.parametrize("row", range(3))
 @pytest.mark.parametrize("column", range(3))
 def test_a_place_is_right_where_it_is_and_nowhere_else(row: int, column: int) -> None:
-    image = draw(Scene("black", (Thing("ring", "cyan", 16 + 16 * column, 16 + 16 * row, 10),)))
+    image = render(Scene("black", (SceneShape("ring", "cyan", 16 + 16 * column, 16 + 16 * row, 10),)))
     right = [
         phrase
         for phrases in POSITIONS.values()
@@ -132,7 +132,9 @@ def test_a_place_is_right_where_it_is_and_nowhere_else(row: int, column: int) ->
 def test_a_relation_is_right_as_it_is_and_not_otherwise(relation: str) -> None:
     centres = {"left of": (14, 30), "right of": (50, 34), "above": (34, 14), "below": (30, 50)}
     x, y = centres[relation]
-    image = draw(Scene("beige", (Thing("cross", "pink", x, y, 8), Thing("cross", "black", 63 - x, 63 - y, 8))))
+    image = render(
+        Scene("beige", (SceneShape("cross", "pink", x, y, 8), SceneShape("cross", "black", 63 - x, 63 - y, 8)))
+    )
     for other in RELATIONS:
         assert judge(image, parse(f"a pink cross {other} a black cross")).right == (other == relation)
 
@@ -153,23 +155,23 @@ def test_a_picture_of_nothing_is_wrong(kind: str) -> None:
 
 
 def test_a_colour_without_a_name_is_none() -> None:
-    image = draw(Scene("white", (Thing("circle", "green", 30, 30, 12),)))
+    image = render(Scene("white", (SceneShape("circle", "green", 30, 30, 12),)))
     swapped = np.where((image == 255).all(-1, keepdims=True), image, np.array([120, 90, 60], np.uint8))
-    (seen,) = look(swapped)[1]
+    (seen,) = detect_shapes(swapped)[1]
     assert (seen.shape, seen.colour) == ("circle", None)
     assert not judge(swapped, parse("a red circle")).colours
-    assert look(np.full((64, 64, 3), (200, 60, 140), np.uint8)) == (None, [])
+    assert detect_shapes(np.full((64, 64, 3), (200, 60, 140), np.uint8)) == (None, [])
 
 
 def test_specks_do_not_count_and_touching_corners_are_one() -> None:
-    image = draw(PAIR)
+    image = render(PAIR)
     image[2:5, 2:5] = 0
     assert judge(image, parse(PAIR_PROMPT)).right
-    labels, count = components(np.eye(4, dtype=bool))
+    labels, count = connected_parts(np.eye(4, dtype=bool))
     assert count == 1
     assert labels.tolist() == np.eye(4).tolist()
-    assert components(np.ones((2, 2), bool))[1] == 1
-    assert components(np.array([[1, 0, 1]], bool))[1] == 2
+    assert connected_parts(np.ones((2, 2), bool))[1] == 1
+    assert connected_parts(np.array([[1, 0, 1]], bool))[1] == 2
 
 
 # Prompts
@@ -184,7 +186,7 @@ def test_other_prompts_are_refused(prompt: str) -> None:
 
 
 def test_what_a_prompt_leaves_open_is_open() -> None:
-    assert parse("An  orange ring").things[0].size is None
+    assert parse("An  orange ring").shapes[0].size is None
     wanted = parse("a white star under an orange ring")
     assert (wanted.relation, wanted.position, wanted.background) == ("below", None, None)
     assert parse("a white star and an orange ring").relation is None
@@ -194,7 +196,7 @@ def test_what_a_prompt_leaves_open_is_open() -> None:
 def test_the_held_out_list_is_sixty_of_each_kind() -> None:
     prompts = held_out()
     assert len(set(prompts)) == len(prompts) == 120
-    assert [len(parse(prompt).things) for prompt in prompts] == [1] * 60 + [2] * 60
+    assert [len(parse(prompt).shapes) for prompt in prompts] == [1] * 60 + [2] * 60
 
 
 def test_training_never_shows_what_a_held_out_prompt_describes(sampler: Any) -> None:
@@ -212,7 +214,7 @@ def test_training_never_shows_what_a_held_out_prompt_describes(sampler: Any) -> 
     assert len(shown) > 15_000  # of about 16,000 that there are
     for prompt in held_out():
         wanted = parse(prompt)
-        things = [(each.colour, each.shape) for each in wanted.things]
+        things = [(each.colour, each.shape) for each in wanted.shapes]
         asked = (things[0], wanted.relation, things[1]) if len(things) == 2 else (things[0], wanted.background)
         assert None not in asked
         assert asked not in shown, prompt
@@ -223,11 +225,11 @@ def test_training_never_shows_what_a_held_out_prompt_describes(sampler: Any) -> 
 
 def test_a_score_counts_what_was_asked_for() -> None:
     pictures = [
-        (PAIR_PROMPT, draw(PAIR)),
-        (PAIR_PROMPT, draw(replace(PAIR, background="navy"))),
-        ("a red circle above a blue square", draw(PAIR)),
-        ("a red circle on the left", draw(Scene("gray", (CIRCLE,)))),
-        ("a red circle at the top", draw(Scene("gray", (CIRCLE,)))),
+        (PAIR_PROMPT, render(PAIR)),
+        (PAIR_PROMPT, render(replace(PAIR, background="navy"))),
+        ("a red circle above a blue square", render(PAIR)),
+        ("a red circle on the left", render(Scene("gray", (CIRCLE,)))),
+        ("a red circle at the top", render(Scene("gray", (CIRCLE,)))),
     ]
     assert score(pictures) == Score(single=(2, 2), pair=(2, 3), position=(1, 2), size=(2, 2), background=(1, 2))
 

@@ -127,4 +127,4 @@ def test_it_draws_what_prompts_ask_for(tmp_path: Path) -> None:
     assert found.background == (len(PROMPTS), len(PROMPTS))
     # The words matter: the first picture is none of what the second prompt asks for.
     assert not any(score([(prompt, pictures[0])]).single[0] for prompt in PROMPTS[1:])
-    assert all(len(parse(prompt).things) == 1 for prompt in PROMPTS)
+    assert all(len(parse(prompt).shapes) == 1 for prompt in PROMPTS)

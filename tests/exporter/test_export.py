@@ -26,8 +26,8 @@ from sdort.exporter.cache import TraceCache, trace_key
 from sdort.exporter.casts import concrete_casts
 from sdort.exporter.command import StaticSize, export
 from sdort.exporter.manifest import ExportReport
-from sdort.exporter.signatures import Component, at_size
-from sdort.exporter.source import plan, read_source
+from sdort.exporter.signatures import ComponentSpec, at_size
+from sdort.exporter.source import read_source, select_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import write
 
@@ -442,7 +442,7 @@ def test_static_unet_takes_two_latents_an_image(exports: Callable[[str], Exporte
     exported = exports("sd1")
     cache = TraceCache(exported.traces)
     source = read_source(exported.checkpoint, "sd1")
-    components = plan(source, ["unet"], cache)
+    components = select_components(source, ["unet"], cache)
     (unet,) = export_pipeline._at_static_size(source, components, StaticSize(1, 512, 768), cache)
     assert [spec.dims for spec in unet.inputs] == [(2, 4, 64, 96), (), (2, 77, 64)]
     assert [spec.dims for spec in unet.outputs] == [(2, 4, 64, 96)]
@@ -580,12 +580,12 @@ def _only(component: str, exported: Exported) -> Callable[..., ExportReport]:
     return partial(export, components=[component], cache_dir=exported.traces)
 
 
-def _component(exported: Exported, name: str) -> Component:
-    (component,) = plan(read_source(exported.checkpoint, "test"), [name], TraceCache(exported.traces))
+def _component(exported: Exported, name: str) -> ComponentSpec:
+    (component,) = select_components(read_source(exported.checkpoint, "test"), [name], TraceCache(exported.traces))
     return component
 
 
-def _fixed(component: Component) -> Component:
+def _fixed(component: ComponentSpec) -> ComponentSpec:
     return at_size(component, {"batch_size": 1, "sequence_length": 77})
 
 

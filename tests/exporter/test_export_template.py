@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError
 from sdort.exporter.cache import TraceCache
-from sdort.exporter.signatures import Component
+from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Trace, _decode, _encode, fill, make_template
 from sdort.model.weights import (
     Absent,
@@ -133,7 +133,7 @@ def test_what_has_no_form_is_no_silent_loss(tmp_path: Path) -> None:
 
 
 def test_a_stored_template_is_the_same(tmp_path: Path) -> None:
-    component = Component("unet", "UNet2DConditionModel", {}, (), ())
+    component = ComponentSpec("unet", "UNet2DConditionModel", {}, (), ())
     template = make_template(traced(), "unet", "model.onnx.data")
     cache = TraceCache(tmp_path)
     cache.store(component, 23, template)

@@ -13,7 +13,7 @@ from onnx import parser
 import sdort
 from sdort.exporter import cache as traces
 from sdort.exporter.cache import TraceCache, trace_key
-from sdort.exporter.signatures import Component, TensorSpec
+from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.machine.distributions import Flavour
 from sdort.onnx_io.bf16 import BF16
 from sdort.onnx_io.bf16 import KEY as BF16_KEY
@@ -34,7 +34,7 @@ def others(value: Any) -> Any:
         return value + 1
     if isinstance(value, tuple):
         return (*value[:-1], others(value[-1]))
-    if isinstance(value, TensorSpec):
+    if isinstance(value, GraphTensor):
         return replace(value, name=others(value.name))
     if isinstance(value, dict):
         return {**value, "another": 1}
@@ -236,18 +236,18 @@ def test_a_change_of_a_small_file_is_seen_anywhere(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------ traces
 
-SPEC = TensorSpec("x", "float32", ("N", 4))
-COMPONENT = Component("unet", "UNet2DConditionModel", {"layers": 2}, (SPEC,), (SPEC,))
+SPEC = GraphTensor("x", "float32", ("N", 4))
+COMPONENT = ComponentSpec("unet", "UNet2DConditionModel", {"layers": 2}, (SPEC,), (SPEC,))
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Component)])
+@pytest.mark.parametrize("field", [field.name for field in fields(ComponentSpec)])
 def test_every_field_of_a_component_is_in_the_key_of_its_trace(field: str) -> None:
     other = replace(COMPONENT, **{field: others(getattr(COMPONENT, field))})
     assert trace_key(other, 23) != trace_key(COMPONENT, 23)
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
-@pytest.mark.parametrize("field", [field.name for field in fields(TensorSpec)])
+@pytest.mark.parametrize("field", [field.name for field in fields(GraphTensor)])
 def test_every_field_of_a_tensor_is_in_the_key(side: str, field: str) -> None:
     spec = replace(SPEC, **{field: others(getattr(SPEC, field))})
     change: dict[str, Any] = {side: (spec,)}

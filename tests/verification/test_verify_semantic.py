@@ -15,7 +15,7 @@ from sdort.cli import cli
 from sdort.console import to_json
 from sdort.demo.judge import describe
 from sdort.demo.prompts import POSITIONS, held_out, parse
-from sdort.demo.scenes import Scene, Thing, draw
+from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import BadModelError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
@@ -40,9 +40,9 @@ def right_picture(prompt: str) -> Any:
     wanted = parse(prompt)
     first = PLACES[wanted.relation] if wanted.relation else CENTRES[wanted.position or ("center", "center")]
     centres = [first, (64 - first[0], 64 - first[1])]
-    things = [Thing(each.shape, each.colour, *at, RADII[each.size])
-              for each, at in zip(wanted.things, centres, strict=False)]  # fmt: skip
-    return draw(Scene(wanted.background or "white", tuple(things)))
+    things = [SceneShape(each.shape, each.colour, *at, RADII[each.size])
+              for each, at in zip(wanted.shapes, centres, strict=False)]  # fmt: skip
+    return render(Scene(wanted.background or "white", tuple(things)))
 
 
 class Painter:
@@ -79,7 +79,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verification]:
 
 def changed_by_swapping_channels() -> tuple[str, str]:
     """A single shape and a pair whose colours change when red and blue do."""
-    found = [p for p in EVERY if any(t.colour in ("red", "blue") for t in parse(p).things)]
+    found = [p for p in EVERY if any(t.colour in ("red", "blue") for t in parse(p).shapes)]
     return found[0], found[-1]
 
 
@@ -93,7 +93,7 @@ def test_what_is_seen_is_told_as_a_prompt_would() -> None:
 def test_the_pictures_of_this_file_are_right() -> None:
     assert not [p for p in EVERY if describe(right_picture(p)).startswith("nothing")]
     single, pair = changed_by_swapping_channels()
-    assert (len(parse(single).things), len(parse(pair).things)) == (1, 2)
+    assert (len(parse(single).shapes), len(parse(pair).shapes)) == (1, 2)
 
 
 def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[..., Verification]) -> None:
@@ -121,7 +121,7 @@ def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[...,
 
 
 def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., Verification]) -> None:
-    wrong = tuple(p for p in EVERY if any(t.colour in ("red", "blue") for t in parse(p).things))
+    wrong = tuple(p for p in EVERY if any(t.colour in ("red", "blue") for t in parse(p).shapes))
     assert len(wrong) > 20
     result = judge(Painter(wrong), (Painter(), PLACE), semantic=True)
     assert result.failed == ["semantic score"]
@@ -175,7 +175,7 @@ def test_a_checkpoint_draws_in_torch(judge: Callable[..., Verification], monkeyp
 
 def test_a_few_prompts_are_of_both_kinds_with_their_own_noise() -> None:
     few = semantic_requests(6)
-    assert [len(parse(each.prompt).things) for each in few] == [1] * 3 + [2] * 3
+    assert [len(parse(each.prompt).shapes) for each in few] == [1] * 3 + [2] * 3
     assert all(EVERY[each.seed] == each.prompt for each in few)
     assert semantic_requests(1000) == semantic_requests()
 
