@@ -1,8 +1,8 @@
 """An fp16 or bf16 model as its provider's kernels compute it, on any CPU: every result is rounded where it is stored.
 
 ONNX Runtime's CPU provider has next to no kernels for either. It casts, and where two of its nodes meet it keeps fp32,
-so a model that overflows on a GPU seems sound there. Here every cast is explicit, and stays. Attention is spelled out
-with its scores stored too, as kernels do that are not fused into one (on ROCm, ONNX Runtime's own).
+so a model that overflows on a GPU seems sound there. Here every cast is explicit, and stays. Operators whose
+kernels store intermediate results, as attention's scores, are taken apart by their definitions, and these rounded too.
 
 A model that is made for bf16 holds fp32: its provider rounds weights, inputs and every result itself
 (:mod:`sdort.onnx_io.bf16`).
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, inliner, parser
+from onnx import TensorProto, helper, inliner
 
-from sdort.emulation.attention_steps import multi_head_attention
-from sdort.emulation.standard import Call, expand
+from sdort.emulation.standard import call_function, expand, parse_function
 from sdort.onnx_io.bf16 import says_bf16
 from sdort.onnx_io.component_file import read_component
+from sdort.operators import find_operator
 from sdort.passes.widen import all_nodes, tensors_of, widen
 
 DOMAIN = "sdort.emulated"
@@ -54,8 +54,8 @@ def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str]) -> onnx.Model
     """The emulation of a model, or of a part of one, that is in memory; ``proto`` belongs to this function now."""
     bf16 = says_bf16(proto)
     for node in proto.graph.node:
-        if node.op_type == "MultiHeadAttention" and node.output[0] in narrow:
-            _spell_out(proto, node, TensorProto.BFLOAT16 if bf16 else TensorProto.FLOAT16)
+        if node.output[0] in narrow:
+            _store_intermediates(proto, node, TensorProto.BFLOAT16 if bf16 else TensorProto.FLOAT16)
     if bf16:
         _round_to_bf16(proto, narrow)
     else:
@@ -92,19 +92,19 @@ def _add_rounding(graph: onnx.GraphProto, source: str, target: str) -> None:
     graph.node.append(helper.make_node("Cast", [stored], [target], f"{target}//wide", to=TensorProto.FLOAT))
 
 
-def _spell_out(proto: onnx.ModelProto, node: onnx.NodeProto, to: int) -> None:
-    """Make an attention without mask and bias a call of a function that stores its scores."""
-    call = Call.of(node)
-    body = multi_head_attention(call, to)
-    if body is None or any(call.inputs[3:]) or call.attributes.get("unidirectional"):
+def _store_intermediates(proto: onnx.ModelProto, node: onnx.NodeProto, stored: int) -> None:
+    """Make a node whose kernels store intermediate results a call of a function that does."""
+    operator = find_operator(node.domain, node.op_type)
+    if operator is None or not operator.fits(node):
+        return
+    call = operator.call_of(node, stored)
+    body = operator.definition(call) if operator.stores_intermediates(call) else None
+    if body is None:
         return
     # Of the model's opset: functions of several are not inlined together with own operators'.
     opset = next(entry.version for entry in proto.opset_import if not entry.domain)
-    header = f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>'
-    signature = call.signature(("query", "key", "value"), ("output",))
-    function = parser.parse_function(f"{header}\nAttention{len(proto.functions)} {signature} {{{body}\n}}")
+    function = parse_function(DOMAIN, f"{operator.name}{len(proto.functions)}", call.signature, body, opset)
     proto.functions.append(function)
     if all(entry.domain != DOMAIN for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    node.domain, node.op_type = DOMAIN, function.name
-    del node.attribute[:]
+    call_function(node, function)

@@ -8,9 +8,9 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
+from sdort.model.domains import MICROSOFT_OPERATORS, OWN_DOMAIN
 from sdort.onnx_io.check_tensors import check_tensor
-from sdort.operators.microsoft import MICROSOFT_OPERATORS, OWN_DOMAIN
-from sdort.operators.own import PARAMETERS
+from sdort.operators import find_operator
 
 MAX_NODES = 500_000
 """More than fifty times the largest diffusion graph: what inlining functions may expand to."""
@@ -89,7 +89,7 @@ def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: 
     if domain == "com.microsoft":
         known = node.op_type in MICROSOFT_OPERATORS
     elif domain == OWN_DOMAIN:
-        known = node.op_type in PARAMETERS
+        known = find_operator(domain, node.op_type) is not None
     else:
         known = _has_schema(node.op_type, domain, opsets[domain])
     if not known:

@@ -6,9 +6,9 @@ import onnx
 import onnx.inliner
 
 from sdort.errors import BadModelError
+from sdort.model.domains import OWN_DOMAIN
 from sdort.onnx_io.check_model import check_opsets
 from sdort.onnx_io.check_nodes import MAX_NODES, check_attributes, check_nodes
-from sdort.operators.microsoft import OWN_DOMAIN
 
 MAX_DEPTH = 50
 """Of functions that call functions; the expansion is recursive code in C++."""

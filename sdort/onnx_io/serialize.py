@@ -22,7 +22,7 @@ from sdort.model.weights import Weight
 from sdort.onnx_io.check_model import topological_order
 from sdort.onnx_io.data_file import Blob, Initializers, Names, weight_of
 from sdort.onnx_io.graph_import import unique_name
-from sdort.operators.own import functions_of
+from sdort.onnx_io.own_functions import functions_of
 
 MIN_IR_VERSION = 4
 """The first in which initializers need not be graph inputs."""

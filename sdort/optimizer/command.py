@@ -280,7 +280,9 @@ def _optimize_component(
     loaded = time.perf_counter() - start
     target = load_target(request.provider)
     options = Options(
-        target.without("GroupNorm", "SkipGroupNorm") if "group_norm" in request.disable else target,
+        target.without("com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm")
+        if "group_norm" in request.disable
+        else target,
         fp16=request.fp16,
         io_fp16=request.io_fp16,
         islands=partial(keeper.choose, path=path) if keeper else lambda editor: (),

@@ -33,7 +33,7 @@ class Options:
     islands: Callable[[Editor], Collection[str]] = lambda editor: ()
     """With fp16: names of nodes that stay in fp32 beside those that always do (:mod:`sdort.precision`)."""
     sdort_ops: bool = False
-    """Use the operators of sdort's own domain (:mod:`sdort.operators.own`) where the target has them."""
+    """Use the operators of sdort's own domain (:mod:`sdort.onnx_io.own_functions`) where the target has them."""
     disable: Collection[str] = ()
     explain: bool = False
 

@@ -17,7 +17,7 @@ from onnx import AttributeProto, defs, helper
 from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Outcome
-from sdort.rewrite.inference import plain_attributes
+from sdort.rewrite.inference.facts import plain_attributes
 
 NAME = "expand"
 Lacks = Callable[[gs.Node], "str | None"]

@@ -31,7 +31,7 @@ from sdort.model.weights import (
     as_weight,
 )
 from sdort.rewrite.editor import Editor, array, producer, scalar, weight
-from sdort.rewrite.inference import plain_attributes
+from sdort.rewrite.inference.facts import plain_attributes
 from sdort.rewrite.worklist import apply_rules
 
 LIMIT = 1 << 16

@@ -11,10 +11,10 @@ import math
 
 import onnx_graphsurgeon as gs
 
+from sdort.model.fact import broadcast
 from sdort.model.symbolic import Shape
 from sdort.model.weights import Inline, Reshaped, as_weight
 from sdort.rewrite.editor import Editor, array, producer
-from sdort.rewrite.inference import broadcast
 from sdort.rewrite.worklist import Rule
 
 BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Equal", "Less", "LessOrEqual",

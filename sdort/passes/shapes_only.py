@@ -18,7 +18,7 @@ from sdort.model.symbolic import Dim, Expr, symbols
 from sdort.model.weights import Array
 from sdort.passes.fold import evaluate_nodes
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.inference import plain_attributes
+from sdort.rewrite.inference.facts import plain_attributes
 
 LENGTHS = (1, 2, 7, 77)
 """Sequence lengths for which a mask is evaluated, beside those around the numbers that it is computed with."""

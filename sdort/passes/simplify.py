@@ -12,7 +12,7 @@ from sdort.model.symbolic import Dim, Shape, numbers
 from sdort.model.weights import Weight
 from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, array, producer, scalar
-from sdort.rewrite.inference import plain_attributes
+from sdort.rewrite.inference.facts import plain_attributes
 from sdort.rewrite.worklist import Rule, apply_rules
 
 APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM

@@ -1,15 +1,8 @@
 """onnxruntime-gpu, CUDA execution provider."""
 
-from sdort.providers.kernels import (
-    argmax_of_floats,
-    bias_split_gelu,
-    group_norm,
-    group_norm_of_two,
-    multi_head_attention,
-    nhwc_conv,
-)
+from sdort.providers.kernels import argmax_of_floats
 from sdort.providers.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of
-from sdort.providers.target import Target, any_form
+from sdort.providers.target import Target
 
 TARGET = Target(
     name="cuda",
@@ -17,21 +10,6 @@ TARGET = Target(
     opset=18,
     ir_version=10,
     channels_last=True,
-    kernels={
-        "Attention": any_form,
-        "BiasAdd": any_form,
-        "BiasGelu": any_form,
-        "BiasSplitGelu": bias_split_gelu,
-        "FastGelu": any_form,
-        "Gelu": any_form,
-        "GroupNorm": group_norm,
-        "MultiHeadAttention": multi_head_attention,
-        "NhwcConv": nhwc_conv,
-        "QuickGelu": any_form,
-        "SkipGroupNorm": group_norm,
-        "SkipLayerNormalization": any_form,
-    },
-    own={"GroupNorm": group_norm_of_two},
     forms={"ArgMax": argmax_of_floats},
 )
 

@@ -4,14 +4,8 @@ MIGraphX fuses standard graphs itself, so what its list lacks (SkipGroupNorm, Bi
 operators, in channels-first.
 """
 
-from sdort.providers.kernels import attention_on_rocm, unpacked_attention
 from sdort.providers.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of, text
-from sdort.providers.target import NodeView, Target, any_form
-
-
-def _attention(view: NodeView) -> str | None:
-    return unpacked_attention(view) or attention_on_rocm(view)
-
+from sdort.providers.target import Target
 
 STANDARD = """
 Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu Clip
@@ -33,13 +27,6 @@ TARGET = Target(
     opset=18,
     ir_version=10,
     channels_last=False,
-    kernels={
-        "BiasGelu": any_form,
-        "FastGelu": any_form,
-        "MultiHeadAttention": _attention,
-        "QuickGelu": any_form,
-        "SkipLayerNormalization": any_form,
-    },
     only=frozenset(STANDARD.split()),
     spelled={"Resize": (1, 2)},  # its region and its scales, where it has sizes
 )

@@ -4,16 +4,9 @@ Opset 18: the library registers Resize and Pad up to version 18 only, so at a la
 the CPU; it loads IR version 10 at most.
 """
 
-from sdort.providers.kernels import (
-    argmax_of_floats,
-    attention_on_rocm,
-    bias_split_gelu,
-    group_norm,
-    group_norm_of_two,
-    nhwc_conv,
-)
+from sdort.providers.kernels import argmax_of_floats
 from sdort.providers.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of
-from sdort.providers.target import Target, any_form
+from sdort.providers.target import Target
 
 TARGET = Target(
     name="rocm",
@@ -21,21 +14,6 @@ TARGET = Target(
     opset=18,
     ir_version=10,
     channels_last=True,
-    kernels={
-        "Attention": any_form,
-        "BiasAdd": any_form,
-        "BiasGelu": any_form,
-        "BiasSplitGelu": bias_split_gelu,
-        "FastGelu": any_form,
-        "Gelu": any_form,
-        "GroupNorm": group_norm,
-        "MultiHeadAttention": attention_on_rocm,
-        "NhwcConv": nhwc_conv,
-        "QuickGelu": any_form,
-        "SkipGroupNorm": group_norm,
-        "SkipLayerNormalization": any_form,
-    },
-    own={"GroupNorm": group_norm_of_two},
     forms={"ArgMax": argmax_of_floats},
 )
 

@@ -16,10 +16,11 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.errors import BadModelError
+from sdort.model.fact import Fact
 from sdort.model.model import Model
 from sdort.model.symbolic import Dim, Shape
 from sdort.model.weights import Array, Weight
-from sdort.rewrite.inference import Fact, Facts
+from sdort.rewrite.inference.facts import Facts
 
 SMALL = 1024
 """Constants of up to this many elements may be read by passes; larger ones are only described."""

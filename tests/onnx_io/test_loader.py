@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from sdort.errors import BadModelError
+from sdort.model.domains import MICROSOFT_OPERATORS
 from sdort.model.model import Model
 from sdort.model.weights import Absent, Inline, Stored, Weight
 from sdort.onnx_io.check_model import topological_order
 from sdort.onnx_io.graph_import import tensors_of
 from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.save import save_model
-from sdort.operators.microsoft import MICROSOFT_OPERATORS
 
 RNG = np.random.default_rng(0)
 LARGE = RNG.standard_normal((16, 32), np.float32)  # 2 KiB

@@ -22,8 +22,8 @@ from sdort.errors import BadModelError
 from sdort.inspection.description import inspect_path
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto, load_model
+from sdort.onnx_io.own_functions import make_function
 from sdort.onnx_io.save import save_model
-from sdort.operators.own import make_function
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
 from sdort.providers import load_target

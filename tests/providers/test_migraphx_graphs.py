@@ -34,7 +34,7 @@ def check(model: Model) -> None:
     assert {each.domain for each in model.graph.import_domains} <= {"", "ai.onnx", "com.microsoft"}
     unnamed_output = False
     for node in model.graph.nodes:
-        known = STANDARD.split() if not node.domain else TARGET.kernels
+        known = STANDARD.split() if not node.domain else {n.rpartition(".")[2] for n in TARGET.conditions}
         assert node.domain in (None, "", "com.microsoft")
         assert node.op in known, node
         if node.op == "Resize":

@@ -12,7 +12,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from support.small_graphs import edit, parse
 
 from sdort.errors import ProviderError
-from sdort.operators.microsoft import MICROSOFT_OPERATORS
+from sdort.model.domains import MICROSOFT_OPERATORS
 from sdort.providers import NAMES, load_target
 from sdort.providers.options import CPU, CUDA, ROCM
 from sdort.runtime.placement import refuse_fallback
@@ -189,7 +189,7 @@ def test_the_cpu_target_knows_what_the_cpu_provider_has(op: str) -> None:
         shapes = {i.name: i.shape for i in session.get_inputs()}
         session.run(None, {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
         there = True
-    assert (op in load_target("cpu").kernels) == there
+    assert (f"com.microsoft.{op}" in load_target("cpu").conditions) == there
 
 
 # What diffusion models compute with; none of it is arithmetic on sizes.

@@ -16,7 +16,7 @@ from sdort.passes import simplify, tidy
 from sdort.providers import load_target
 from sdort.rewrite import worklist
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.inference import Facts
+from sdort.rewrite.inference.facts import Facts
 from sdort.rewrite.worklist import apply_rules
 
 

@@ -15,13 +15,14 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from support.hardware import execution_provider, provider_of
 
 from sdort.emulation.standard import expand
+from sdort.model.domains import OWN_DOMAIN
 from sdort.model.model import Model
 from sdort.model.symbolic import Dim
 from sdort.model.weights import Weight
 from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.own_functions import make_function
 from sdort.onnx_io.save import save_model
-from sdort.operators.microsoft import OWN_DOMAIN
-from sdort.operators.own import PARAMETERS, make_function
+from sdort.operators import load_operators
 from sdort.optimizer.pipeline import count_operators
 from sdort.passes.upgrade import set_opset
 from sdort.rewrite.editor import Editor
@@ -41,7 +42,7 @@ def parse(text: str, weights: Mapping[str, Array | Weight] | None = None, opset:
     header = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1, "sdort": 1]>\n'
     model = parser.parse_model(header + text)
     for own in [node for node in model.graph.node if node.domain == OWN_DOMAIN][:1]:
-        names = PARAMETERS[own.op_type][0]
+        names = load_operators()[own.domain, own.op_type].inputs
         form = frozenset(name for name, given in zip(names, own.input, strict=False) if given)
         model.functions.append(make_function(own.op_type, form, opset))
     for index, node in enumerate(model.graph.node):

@@ -1,8 +1,7 @@
-"""Fused operators spelled out for looking inside: each step that the original has as a node becomes a node.
+"""Fused operators as functions of their steps: each step that the original has as a node becomes a node.
 
-What :mod:`sdort.emulation.standard` spells out for the CPU is taken from there. The rest the CPU has kernels for, so
-that nobody but a search for a fault needs it in parts. Definitions: ONNX Runtime's operator schemas
-(ContribOperators.md).
+The operators of :mod:`sdort.operators` are taken apart by their definitions, ONNX's Attention and LayerNormalization by
+those below (https://onnx.ai/onnx/operators/).
 """
 
 from __future__ import annotations
@@ -12,25 +11,15 @@ from collections.abc import Collection
 import onnx
 from onnx import TensorProto, helper
 
-from sdort.emulation import standard as reference
-from sdort.emulation.attention_steps import multi_head_attention, projected_attention, standard_attention
-from sdort.emulation.standard import Call, call_function
-from sdort.operators import own as own_operators
+from sdort.emulation.standard import MINIMUM_OPSET, call_function, make_function, needs_expansion, parse_function
+from sdort.model.domains import MICROSOFT
+from sdort.model.operator import Call, standard_call_of
+from sdort.onnx_io.own_functions import expand_own_functions
+from sdort.operators import find_operator
+from sdort.operators.multi_head_attention import MERGE, masking, steps
+from sdort.operators.skip_layer_normalization import normalize
 
 DOMAIN = "sdort.inside"
-MICROSOFT = "com.microsoft"
-
-PARAMETERS: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    ("", "Attention"): (("Q", "K", "V", "mask", "past_key", "past_value"), ("Y", "present_key", "present_value")),
-    (MICROSOFT, "MultiHeadAttention"): (reference.PARAMETERS["MultiHeadAttention"][0], ("output",)),
-    (MICROSOFT, "Attention"): (("X", "W", "B", "mask_index", "past", "attention_bias"), ("output",)),
-    ("", "LayerNormalization"): (("X", "gamma", "beta"), ("Y",)),
-    (MICROSOFT, "SkipLayerNormalization"): (("X", "skip", "gamma", "beta", "bias"), ("Y", "mean", "deviation", "S")),
-    (MICROSOFT, "BiasGelu"): (("X", "bias"), ("Y",)),
-    (MICROSOFT, "Gelu"): (("X",), ("Y",)),
-    (MICROSOFT, "QuickGelu"): (("X",), ("Y",)),
-}
-"""Inputs and outputs in the order of the operators' schemas."""
 
 
 def spell_out(model: onnx.ModelProto, chosen: Collection[str], stored: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -43,19 +32,22 @@ def spell_out(model: onnx.ModelProto, chosen: Collection[str], stored: int = Ten
         chosen: first outputs of nodes.
         stored: the type, of TensorProto, in which the scores of an attention are stored.
     """
-    model = own_operators.expand(model)
+    model = expand_own_functions(model)
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
-    if opset < reference.MINIMUM_OPSET:
+    if opset < MINIMUM_OPSET:
         return model
     logical = _logical_tensors(model)
     functions: list[onnx.FunctionProto] = []
     for node in model.graph.node:
-        body = _body(node, stored, logical) if node.output[0] in chosen else None
-        if body is not None:
-            functions.append(_function(node, body, f"{node.op_type}_{len(functions)}", opset))
+        if node.output[0] not in chosen:
+            continue
+        call, body = _steps(node, opset, stored, logical)
+        if call is not None and body is not None:
+            name = f"{node.op_type}_{len(functions)}"
+            functions.append(parse_function(DOMAIN, name, call.signature, body, opset))
             call_function(node, functions[-1])
-        elif node.output[0] in chosen and reference.needs_expansion(node):
-            functions.append(reference.make_function(node, opset))
+        elif needs_expansion(node):
+            functions.append(make_function(node, opset))
             call_function(node, functions[-1])
     unique = {(function.domain, function.name): function for function in functions}
     model.functions.extend(unique.values())
@@ -65,29 +57,17 @@ def spell_out(model: onnx.ModelProto, chosen: Collection[str], stored: int = Ten
     return model
 
 
-def _body(node: onnx.NodeProto, stored: int, logical: Collection[str]) -> str | None:
-    call = Call.of(node)
-    inputs, outputs = PARAMETERS.get((node.domain, node.op_type), ((), ()))
-    if len(node.input) > len(inputs) or len(node.output) > len(outputs):
-        return None
-    if (node.domain, node.op_type) == ("", "Attention"):
-        return standard_attention(call, stored, call.has_input(3) and node.input[3] in logical)
-    if node.op_type == "MultiHeadAttention":
-        return multi_head_attention(call, stored)
-    if node.op_type == "Attention":
-        return projected_attention(call, stored)
-    if node.op_type in ("LayerNormalization", "SkipLayerNormalization"):
-        return _layer_normalization(call, node.op_type == "SkipLayerNormalization")
-    if node.op_type in ("Gelu", "BiasGelu"):
-        return f"{'biased = Add (X, bias)' if node.op_type == 'BiasGelu' else 'biased = Identity (X)'}{_ERF}"
-    return _quick_gelu(call) if node.op_type == "QuickGelu" else None
-
-
-def _function(node: onnx.NodeProto, body: str, name: str, opset: int) -> onnx.FunctionProto:
-    """The function of one node: its absent inputs and outputs, and its attributes, are in the body."""
-    signature = Call.of(node).signature(*PARAMETERS[node.domain, node.op_type])
-    header = f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>'
-    return onnx.parser.parse_function(f"{header}\n{name} {signature} {{{body}\n}}")
+def _steps(node: onnx.NodeProto, opset: int, stored: int, logical: Collection[str]) -> tuple[Call | None, str | None]:
+    """A node's call, and the text of its steps; None where they are not known."""
+    operator = find_operator(node.domain, node.op_type)
+    if operator is not None and operator.fits(node):
+        call = operator.call_of(node, stored)
+        return call, operator.definition(call)
+    if not node.domain and node.op_type in ("Attention", "LayerNormalization"):
+        call = standard_call_of(node, opset, stored)
+        attention = node.op_type == "Attention"
+        return call, _attention(call, {*node.input[3:4]} <= {*logical}) if attention else _layer_normalization(call)
+    return None, None
 
 
 def _logical_tensors(model: onnx.ModelProto) -> set[str]:
@@ -97,48 +77,29 @@ def _logical_tensors(model: onnx.ModelProto) -> set[str]:
     return {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.BOOL}
 
 
-def _layer_normalization(call: Call, skip: bool) -> str | None:
-    """Of X, or of X + bias + skip, over the last axis."""
-    if call.attributes.get("axis", -1) != -1:
+def _attention(call: Call, logical: bool) -> str | None:
+    """ONNX's Attention, with the heads apart, [batch, heads, rows, size], or merged, [batch, rows, heads * size].
+
+    Args:
+        logical: the mask is of booleans: true where the scores are open.
+    """
+    attributes, heads = call.attributes, call.attributes.get("q_num_heads")
+    if len(call.outputs) > 1 or not {*call.inputs} <= {"Q", "K", "V", "attn_mask"} or attributes.get("softcap"):
         return None
-    biased = "biased = Add (X, bias)" if call.has_input(4) else "biased = Identity (X)"
-    summed = f"{biased}\n sum = Add (biased, skip)" if skip else "sum = Identity (X)"
-    has_beta = call.has_input(3 if skip else 2)
-    outputs = [f"{name} = Identity ({value})" for index, name, value in _STATISTICS if call.has_output(index) and skip]
-    return f"""
-      {summed}
-      axes = Constant <value_ints = [-1]> ()
-      epsilon = Constant <value_float = {call.attributes.get("epsilon", 1e-5):.20f}> ()
-      wide = Cast <to = 1> (sum)
-      average = ReduceMean <keepdims = 1> (wide, axes)
-      centered = Sub (wide, average)
-      square = Mul (centered, centered)
-      variance = ReduceMean <keepdims = 1> (square, axes)
-      raised = Add (variance, epsilon)
-      root = Sqrt (raised)
-      normal = Div (centered, root)
-      scaled = Mul (normal, gamma)
-      affine = {"Add (scaled, beta)" if has_beta else "Identity (scaled)"}
-      Y = CastLike (affine, X)
-      inverse = Reciprocal (root)
-      {" ".join(outputs)}"""
+    if heads != attributes.get("kv_num_heads"):
+        return None
+    mask = masking("attn_mask" if call.has("attn_mask") else None, bool(attributes.get("is_causal")), logical)
+    if heads is None:
+        apart = "".join(f"{n}4 = Transpose <perm = [0, 2, 1, 3]> ({s})\n" for n, s in zip("qkv", "QKV", strict=True))
+        return apart + steps(call, mask) + "Y = Identity (sums)"
+    apart = f"heads = Constant <value_ints = [0, 0, {heads}, -1]> ()\n"
+    apart += "".join(f"{n}4 = Reshape ({s}, heads)\n" for n, s in zip("qkv", "QKV", strict=True))
+    return apart + steps(call, mask) + MERGE + "Y = Identity (merged)"
 
 
-_STATISTICS = ((1, "mean", "average"), (2, "deviation", "inverse"), (3, "S", "sum"))
-_ERF = """
-      root = Constant <value_float = 1.4142135623730951> ()
-      half = Constant <value_float = 0.5> ()
-      one = Constant <value_float = 1.0> ()
-      ratio = Div (biased, root)
-      erf = Erf (ratio)
-      raised = Add (erf, one)
-      cdf = Mul (raised, half)
-      Y = Mul (biased, cdf)"""
-
-
-def _quick_gelu(call: Call) -> str:
-    return f"""
-      alpha = Constant <value_float = {call.attributes.get("alpha", 1.702):.20f}> ()
-      bent = Mul (X, alpha)
-      gate = Sigmoid (bent)
-      Y = Mul (X, gate)"""
+def _layer_normalization(call: Call) -> str | None:
+    """ONNX's LayerNormalization over the last axis."""
+    if call.attributes.get("axis", -1) != -1 or len(call.outputs) > 1:
+        return None
+    beta = "B" if call.has("B") else None
+    return "sum = Identity (X)" + normalize(call.attributes.get("epsilon", 1e-5), "X", "Y", "Scale", beta)

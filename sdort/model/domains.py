@@ -1,14 +1,16 @@
-"""The operators of ONNX Runtime's ``com.microsoft`` domain, by name, and the name of sdort's own domain.
+"""The domains of operators that are not ONNX's own, and the names of those in ONNX Runtime's.
 
-The onnx package has no schemas for them, and ONNX Runtime need not be installed to read a model. The list is
+The onnx package has no schemas for these, and ONNX Runtime need not be installed to read a model. The list is
 ``onnxruntime.capi._pybind_state.get_all_operator_schema()`` of onnxruntime 1.31.1; a test compares it with the
 installed runtime's, so that a name missing here is seen.
 """
 
 from __future__ import annotations
 
+MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
 OWN_DOMAIN = "sdort"
-"""The domain of sdort's own operators (:mod:`sdort.operators.own`)."""
+"""The domain of sdort's own operators, whose function bodies a model carries (:mod:`sdort.onnx_io.own_functions`)."""
 
 MICROSOFT_OPERATORS = frozenset(
     """

@@ -1,0 +1,1 @@
+"""Symbolic shape and value inference: the facts of a graph, and the rules of standard operators by kind."""
