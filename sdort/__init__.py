@@ -20,14 +20,31 @@ import importlib
 
 from sdort import errors
 
-__all__ = ["__version__", "errors", "export", "optimize", "set_verbosity", "to_json"]
+__all__ = [
+    "Generation",
+    "Image",
+    "Pipeline",
+    "Warmup",
+    "__version__",
+    "errors",
+    "export",
+    "load",
+    "optimize",
+    "run",
+    "set_verbosity",
+    "to_json",
+    "warm",
+]
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "sdort.console": ("set_verbosity", "to_json"),
     "sdort.exporter.command": ("export",),
+    "sdort.generation.command": ("Pipeline", "load", "run"),
+    "sdort.generation.result": ("Generation", "Image"),
     "sdort.optimizer.command": ("optimize",),
+    "sdort.warmup.command": ("Warmup", "warm"),
 }
 """Module -> the public names that it defines."""
 

@@ -4,6 +4,13 @@ from sdort import errors as errors
 from sdort.console import set_verbosity as set_verbosity
 from sdort.console import to_json as to_json
 from sdort.exporter.command import export as export
+from sdort.generation.command import Pipeline as Pipeline
+from sdort.generation.command import load as load
+from sdort.generation.command import run as run
+from sdort.generation.result import Generation as Generation
+from sdort.generation.result import Image as Image
 from sdort.optimizer.command import optimize as optimize
+from sdort.warmup.command import Warmup as Warmup
+from sdort.warmup.command import warm as warm
 
 __version__: str

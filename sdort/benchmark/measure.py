@@ -14,11 +14,11 @@ from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, progress
 from sdort.engines.onnx import Engine, OnnxEngine, Runner
 from sdort.errors import SdortError
-from sdort.generation.command import announce
 from sdort.generation.images import Generated
 from sdort.generation.schedulers import find_scheduler
 from sdort.inspection.profile import measure_cases
 from sdort.providers.options import Provider
+from sdort.runtime.announcement import announce
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision

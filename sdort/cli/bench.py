@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import click
 from click.core import ParameterSource
 
 from sdort.cli.options import placement_option, runtime_options, show_placement
 from sdort.cli.sections import SectionedCommand
-
-if TYPE_CHECKING:
-    from sdort.providers.options import RuntimeOptions
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -195,7 +192,13 @@ Examples:
 )
 def command(
     pipeline: Path,
-    runtime: RuntimeOptions,
+    provider: str,
+    tuning: bool,
+    graph: bool,
+    no_fallback: bool,
+    device_id: int,
+    provider_options: dict[str, str],
+    custom_ops: str,
     engine: str,
     engines: tuple[str, ...] | None,
     checkpoint: Path | None,
@@ -232,6 +235,7 @@ def command(
     """
     from sdort.benchmark.command import Delivery, run_ablation, run_bench
     from sdort.benchmark.setup import Options, apply_preset
+    from sdort.providers.options import RuntimeOptions
 
     if ablation and (baseline or engines or engine != "onnxruntime" or placement):
         raise click.UsageError(
@@ -243,7 +247,15 @@ def command(
     if engines and (baseline or engine != "onnxruntime"):
         raise click.UsageError("--engines stands alone: no --engine, no --baseline")
     options = Options(
-        runtime=runtime,
+        runtime=RuntimeOptions(
+            provider=provider,
+            tuning=tuning,
+            graph=graph,
+            no_fallback=no_fallback,
+            device_id=device_id,
+            provider_options=provider_options,
+            custom_ops=custom_ops,
+        ),
         engine=engine,
         engines=engines or (),
         checkpoint=checkpoint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +40,7 @@ _DECODING = (
 
 
 def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How to decode; the command gets ``vae_tiling`` and ``vae_slicing``, None where nothing is said."""
+    """Options of decoding; the command gets ``vae_tiling`` and ``vae_slicing``, None where nothing is said."""
     for option in reversed(_DECODING):
         command = option(command)
     return command
@@ -68,26 +67,24 @@ def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str,
     return found
 
 
-_RUNTIME = {
-    "provider": click.option(
+_RUNTIME = (
+    click.option(
         "--provider",
         type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
         default="auto",
         help="Execution provider; auto takes the best that really loads, and says which.",
     ),
-    "tuning": click.option(
+    click.option(
         "--tuning",
         is_flag=True,
         help="Search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.",
     ),
-    "graph": click.option(
+    click.option(
         "--graph", is_flag=True, help="Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda)."
     ),
-    "no_fallback": click.option(
-        "--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU."
-    ),
-    "device_id": click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU."),
-    "provider_options": click.option(
+    click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU."),
+    click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU."),
+    click.option(
         "--provider-option",
         "provider_options",
         multiple=True,
@@ -95,22 +92,12 @@ _RUNTIME = {
         callback=_assignments,
         help="An option of the execution provider, by ONNX Runtime's name for it (repeatable).",
     ),
-    "custom_ops": custom_ops_option,
-}
-"""Fields of :class:`sdort.providers.options.RuntimeOptions` and the options that set them."""
+    custom_ops_option,
+)
 
 
 def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Everything that says where and how to run; the command gets it as ``runtime``, a ``RuntimeOptions``."""
-
-    @wraps(command)
-    def call(**values: Any) -> Any:
-        from sdort.providers.options import RuntimeOptions
-
-        runtime = RuntimeOptions(**{name: values.pop(name) for name in _RUNTIME})
-        return command(**values, runtime=runtime)
-
-    decorated: Callable[..., Any] = call
-    for option in reversed(_RUNTIME.values()):
-        decorated = option(decorated)
-    return decorated
+    """Options of where and how to run; the command gets a parameter for each."""
+    for option in reversed(_RUNTIME):
+        command = option(command)
+    return command

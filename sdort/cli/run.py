@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
-
-if TYPE_CHECKING:
-    from sdort.providers.options import RuntimeOptions
 
 
 @click.command(
@@ -66,7 +62,13 @@ def command(
     scheduler: str | None,
     vae_tiling: bool | None,
     vae_slicing: bool | None,
-    runtime: RuntimeOptions,
+    provider: str,
+    tuning: bool,
+    graph: bool,
+    no_fallback: bool,
+    device_id: int,
+    provider_options: dict[str, str],
+    custom_ops: str,
     placement: bool,
     output: Path | None,
     overwrite: bool,
@@ -78,31 +80,34 @@ def command(
     generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that
     still has NaN pixels or one colour is an error and is not written.
     """
-    import secrets
-
     from sdort.console import emit_json
     from sdort.generation.command import run
-    from sdort.generation.request import Request
 
-    request = Request(
-        prompt=prompt,
+    result = run(
+        pipeline,
+        prompt,
         negative_prompt=negative_prompt,
         steps=steps,
         guidance_scale=guidance_scale,
         height=height,
         width=width,
-        seed=secrets.randbelow(1 << 32) if seed is None else seed,
+        seed=seed,
         num_images=num_images,
         scheduler=scheduler,
         vae_tiling=vae_tiling,
         vae_slicing=vae_slicing,
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options,
+        custom_ops=custom_ops,
+        placement=placement,
+        output=output,
+        overwrite=overwrite,
     )
-    record = run(pipeline, request, runtime, output, overwrite=overwrite)
-    if placement:
-        from sdort.generation.command import placement_of
-
-        record["placement"], lines = placement_of(pipeline, request, runtime, record)
     if as_json:
-        emit_json(record)
-    elif placement:
-        show_placement(record["placement"], lines)
+        emit_json(result)
+    elif result.placement:
+        show_placement(result.placement, result.placement_remarks)

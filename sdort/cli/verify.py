@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sdort.cli.options import runtime_options
 from sdort.verification.limits import REASONS
-
-if TYPE_CHECKING:
-    from sdort.providers.options import RuntimeOptions
 
 _LIMITS = "\n".join(
     f"  {each.measure:24} {each.float32:>8}  {each.float16:>18}  {each.bfloat16:>18}" for each in REASONS
@@ -121,7 +118,13 @@ def command(
     prompts: Path | None,
     seeds: int,
     steps: int,
-    runtime: RuntimeOptions,
+    provider: str,
+    tuning: bool,
+    graph: bool,
+    no_fallback: bool,
+    device_id: int,
+    provider_options: dict[str, str],
+    custom_ops: str,
     bisect: bool,
     report: Path | None,
     as_json: bool,
@@ -136,6 +139,7 @@ def command(
     out of its limits or could not be compared.
     """
     from sdort.errors import ParityError
+    from sdort.providers.options import RuntimeOptions
     from sdort.verification.command import deliver
     from sdort.verification.images import read_prompts
     from sdort.verification.result import Options, refuse_failed
@@ -143,7 +147,15 @@ def command(
     if (semantic_prompts or semantic_original) and not semantic:
         raise click.UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
     options = Options(
-        runtime=runtime,
+        runtime=RuntimeOptions(
+            provider=provider,
+            tuning=tuning,
+            graph=graph,
+            no_fallback=no_fallback,
+            device_id=device_id,
+            provider_options=provider_options,
+            custom_ops=custom_ops,
+        ),
         against=against,
         checkpoint=checkpoint,
         torch=torch,

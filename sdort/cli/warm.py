@@ -14,7 +14,6 @@ from sdort.cli.tuning import Duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.providers.options import RuntimeOptions
     from sdort.warmup.command import Warmed
 
 
@@ -28,28 +27,34 @@ Examples:
 )
 @click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
 @click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
-@click.option("--batch-size", "images", type=Numbers(), default="1", help="Images that are drawn at once.")
+@click.option("--batch-size", "batch_sizes", type=Numbers(), default="1", help="Images that are generated at once.")
 @click.option(
     "--component",
     "components",
     multiple=True,
     metavar="NAME",
-    show_default="all that drawing from text runs",
+    show_default="all that text to image runs",
     help="Only this (repeatable).",
 )
-@click.option("--budget", type=Duration(), help="Stop after this time: 90s, 30m, 2h. What is left is told.")
+@click.option("--budget", type=Duration(), help="Stop after this time: 90s, 30m, 2h. What is left is listed.")
 @decoding_options
 @runtime_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     pipeline: Path,
     sizes: tuple[tuple[int, int], ...] | None,
-    images: tuple[int, ...],
+    batch_sizes: tuple[int, ...],
     components: tuple[str, ...],
     budget: float | None,
     vae_tiling: bool | None,
     vae_slicing: bool | None,
-    runtime: RuntimeOptions,
+    provider: str,
+    tuning: bool,
+    graph: bool,
+    no_fallback: bool,
+    device_id: int,
+    provider_options: dict[str, str],
+    custom_ops: str,
     as_json: bool,
 ) -> None:
     """Compile and tune PIPELINE ahead of time, and keep it.
@@ -59,33 +64,46 @@ def command(
     code is 0. The decoder is warmed up in the form that sdort run would take: whole, image by image or in tiles, as
     memory allows or as --vae-tiling and --vae-slicing say.
     """
-    from sdort.console import emit_json, say, show
+    from sdort.console import emit_json, say, show, to_json
     from sdort.errors import SdortError
-    from sdort.warmup.command import LEFT, refuse_failed, warm
-    from sdort.warmup.plan import Options
+    from sdort.warmup.command import warm
 
-    done = warm(pipeline, Options(runtime, sizes or (), images, components, budget, vae_tiling, vae_slicing))
-    left = [each for each in done if each.status == LEFT]
+    warmup = warm(
+        pipeline,
+        sizes=sizes or (),
+        batch_sizes=batch_sizes,
+        components=components,
+        budget=budget,
+        vae_tiling=vae_tiling,
+        vae_slicing=vae_slicing,
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options,
+        custom_ops=custom_ops,
+    )
     if not as_json:
-        show(_table(done))
-        if left:
-            say(f"the time was up: {len(left)} of {len(done)} are left; the same command goes on with them")
+        show(_table(warmup.items))
+        if warmup.left:
+            say(f"the time was up: {warmup.left} of {len(warmup.items)} are left; the same command goes on with them")
     try:
-        refuse_failed(done)
+        warmup.raise_if_failed()
     except SdortError as error:
-        error.record = {"items": done, "left": len(left)}
+        error.record = to_json(warmup)
         raise
     if as_json:
-        emit_json({"items": done, "left": len(left)})
+        emit_json(warmup)
 
 
-def _table(done: list[Warmed]) -> Table:
+def _table(items: list[Warmed]) -> Table:
     from rich.table import Table
 
     table = Table("component", "samples", "size", "", "first run before, s", "after, s")
-    for each in done:
-        seconds = ("" if value is None else f"{value:.2f}" for value in (each.before_s, each.after_s))
-        table.add_row(each.component, str(each.batch), f"{each.height}x{each.width}", each.status, *seconds)
-        for what in each.decodes:
-            table.add_row("", "", "", f"decodes {what}")
+    for item in items:
+        seconds = ("" if value is None else f"{value:.2f}" for value in (item.before_s, item.after_s))
+        table.add_row(item.component, str(item.batch), f"{item.height}x{item.width}", item.status, *seconds)
+        for images in item.decodes:
+            table.add_row("", "", "", f"decodes {images}")
     return table

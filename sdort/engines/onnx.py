@@ -10,7 +10,7 @@ from typing import Protocol
 
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
-from sdort.generation.keep_tuning import keep_drawn
+from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.request import Request
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.bf16 import made_for_bf16
@@ -186,7 +186,7 @@ class _OnnxPipeline:
         self.drawer = assemble(engine.folder, sessions, engine.provider, None)
         self.request = request
         self.images: list[Generated] = []
-        self.keep: Callable[[], None] | None = partial(keep_drawn, self.drawer, request)
+        self.keep: Callable[[], None] | None = partial(keep_generated, self.drawer, request)
 
     def __call__(self) -> None:
         self.images = list(self.drawer.generate(self.request))

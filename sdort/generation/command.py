@@ -1,162 +1,374 @@
-"""``sdort run`` as a library call: load, draw, check, write, and a record of it all."""
+"""Text to image: :func:`sdort.load` and its :class:`Pipeline`, and :func:`sdort.run`, which ``sdort run`` calls."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sdort.console import detail, progress, say, warn
+from sdort.console import progress, say
 from sdort.errors import ParityError
-from sdort.generation.decode import Planner
+from sdort.generation.decode import Plan, Planner
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, output_paths, save_png
-from sdort.generation.keep_tuning import keep_drawn
+from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_request
-from sdort.generation.schedulers import find_scheduler
-from sdort.inspection.profile import Placement, measure_cases, remarks
-from sdort.ops.library import library_hash, resolve
-from sdort.pipelines.folder import DECODER, open_folder
-from sdort.providers.options import AUTO, RuntimeOptions, can_tune, find_provider, tuning_remark
+from sdort.generation.result import Generation, Image
+from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
+from sdort.inspection.profile import measure_cases, remarks
+from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
+from sdort.providers.options import AUTO, RuntimeOptions, can_tune, find_provider
+from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
-from sdort.runtime.probe import choose_provider
-from sdort.workload.cases import drawing_cases
+from sdort.workload.cases import IMAGES_AT_ONCE, Case, drawing_cases
+
+OnProgress = Callable[[float, float], None]
+"""Called with the steps that are done and all there are, both times the number of images."""
+
+
+class Pipeline:
+    """A text-to-image pipeline whose models are loaded; :func:`sdort.load` makes it.
+
+    Attributes:
+        provider: the name of the execution provider that runs.
+        fallback: why it is not the requested one; None if it is.
+    """
+
+    def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float) -> None:
+        self.provider: str = models.provider.name
+        self.fallback: str | None = models.fallback
+        self._models = models
+        self._options = options
+        self._load_seconds = load_seconds
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the pipeline was made for."""
+        return self._models.folder.default_size
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        negative_prompt: str = "",
+        steps: int = 50,
+        guidance_scale: float = 7.5,
+        height: int | None = None,
+        width: int | None = None,
+        seed: int | None = None,
+        num_images: int = 1,
+        scheduler: str | None = None,
+        images_at_once: int = IMAGES_AT_ONCE,
+        vae_tiling: bool | None = None,
+        vae_slicing: bool | None = None,
+        output: str | Path | None = None,
+        overwrite: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Generation:
+        """Generate images from text.
+
+        Args:
+            prompt: what the images are to show.
+            negative_prompt: what they are not to show.
+            steps: denoising steps.
+            guidance_scale: how closely to follow the prompt; 1 turns guidance off.
+            height: pixels; by default the pipeline's own.
+            width: pixels; by default the pipeline's own.
+            seed: of the first image; the second has ``seed + 1``, and so on. The same seed gives the same image;
+                by default random.
+            num_images: how many images.
+            scheduler: a short name (``ddim``, ``euler-a``, ``dpm++-2m``, ...) or the name of a class in diffusers;
+                by default the pipeline's own.
+            images_at_once: how many images share a call of the UNet.
+            vae_tiling: decode in overlapping tiles; by default where memory asks for it.
+            vae_slicing: decode one image at a time; by default where memory asks for it.
+            output: a PNG to write each image to as soon as it is done, with its parameters inside; several images get
+                -1, -2, ... before the suffix. By default nothing is written: see :meth:`Generation.save`.
+            overwrite: replace ``output`` if it exists.
+            on_progress: called after each step of a batch with the steps done and in all, times images.
+
+        Returns:
+            The images (uint8 pixels) and the record of the generation.
+
+        Raises:
+            UsageError: a value that the pipeline cannot do.
+            ParityError: a stage gave NaN, or an image shows nothing; the other images are written before.
+            ProviderError: a run failed.
+            OutputError: ``output`` exists or cannot be written.
+
+        Example:
+            >>> result = pipeline.generate("a red star on navy", steps=20, seed=7)
+            >>> result.images[0].pixels.shape
+            (64, 64, 3)
+        """
+        request = Request(
+            prompt=prompt,
+            negative_prompt=negative_prompt,
+            steps=steps,
+            guidance_scale=guidance_scale,
+            height=height,
+            width=width,
+            seed=_seed(seed),
+            num_images=num_images,
+            scheduler=scheduler,
+            images_at_once=images_at_once,
+            vae_tiling=vae_tiling,
+            vae_slicing=vae_slicing,
+        )
+        _check(request)
+        paths = None
+        if output is not None:
+            paths = output_paths(Path(output), request.seed, num_images, overwrite)
+        return self._generate(request, paths, on_progress)
+
+    def _generate(self, request: Request, paths: list[Path] | None, on_progress: OnProgress | None) -> Generation:
+        models = self._models
+        models.size(request)  # refused before anything runs
+        images: list[Image] = []
+        bad: list[Generated] = []
+        try:
+            with _steps(models, request, on_progress) as advance:
+                # Each is written as soon as it is done: what ends the rest does not take it away.
+                for image in models.generate(request, advance):
+                    if image.problem is not None:
+                        bad.append(image)
+                        continue
+                    record, path = self._record(request), paths[image.seed - request.seed] if paths else None
+                    if path:
+                        save_png(path, image.pixels, record, image.seed)
+                    images.append(Image(path, image.seed, image.pixels, record))
+        finally:
+            for written in images:
+                if written.path:
+                    say(f"wrote {written.path}")
+        keep_generated(models, request)
+        _refuse_bad(bad)
+        return Generation(**_values(self._record(request)), images=images)
+
+    def _record(self, request: Request) -> GenerationRecord:
+        models, options, timings = self._models, self._options, self._models.timings
+        height, width = models.size(request)
+        scheduler = find_scheduler(request.scheduler)[0] if request.scheduler else models.folder.scheduler_class
+        seconds = StageSeconds(
+            load=round(self._load_seconds, 4),
+            encode=round(timings.encode, 4),
+            denoise=round(sum(timings.steps), 4),
+            first_step=round(timings.steps[0], 4),
+            decode=round(timings.decode, 4),
+        )
+        return GenerationRecord(
+            **{**asdict(request), "height": height, "width": width, "scheduler": scheduler},
+            model=models.folder.path.resolve().name,
+            model_hash=models.folder.model_hash,
+            provider=self.provider,
+            requested_provider=options.provider,
+            fallback=self.fallback,
+            tuning=options.tuning and can_tune(models.provider, options),
+            device=device_name(models.provider, options.device_id),
+            custom_ops=custom_ops_hash(options),
+            graph=options.graph,
+            decoded=models.decoded,
+            widened=dict(models.guard.widened) if models.guard else {},
+            seconds=seconds,
+            versions=versions(),
+        )
+
+
+def load(
+    pipeline: str | Path,
+    *,
+    provider: str = AUTO,
+    tuning: bool = False,
+    graph: bool = False,
+    no_fallback: bool = False,
+    device_id: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+    custom_ops: str = "auto",
+) -> Pipeline:
+    """Load a text-to-image pipeline of ONNX models.
+
+    A stage that gives NaN or nothing is done again in fp32, as in ``sdort run``.
+
+    Args:
+        pipeline: a folder from :func:`sdort.export` or :func:`sdort.optimize`, from optimum, or from diffusers'
+            conversion script.
+        provider: the execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads.
+        tuning: search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.
+        graph: record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda).
+        no_fallback: raise rather than run anything but shape arithmetic on the CPU.
+        device_id: the number of the GPU.
+        provider_options: options of the execution provider, by ONNX Runtime's names for them.
+        custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
+
+    Returns:
+        The pipeline; :meth:`Pipeline.generate` makes images.
+
+    Raises:
+        BadModelError: the folder is no text-to-image pipeline, or a component does not load.
+        ProviderError: the provider does not load and fallback is forbidden, or it cannot run a component.
+        UsageError: there is no such provider or option of it.
+
+    Example:
+        >>> pipeline = sdort.load("fast", provider="cpu")
+        >>> pipeline.generate("a red star on navy", steps=20, seed=7).save("star.png")
+        [PosixPath('star.png')]
+    """
+    options = RuntimeOptions(
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options or {},
+        custom_ops=custom_ops,
+    )
+    return _load(Path(pipeline), options)
+
+
+def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
+    announce(options)
+    started = time.perf_counter()
+    models = load_pipeline(folder, options)
+    seconds = time.perf_counter() - started
+    models.guard = Guard(models.sessions)
+    return Pipeline(models, options, seconds)
 
 
 def run(
-    pipeline: Path, request: Request, options: RuntimeOptions, output: Path | None = None, *, overwrite: bool = False
-) -> dict[str, Any]:
-    """Draw images and write them as PNG.
+    pipeline: str | Path,
+    prompt: str,
+    *,
+    negative_prompt: str = "",
+    steps: int = 50,
+    guidance_scale: float = 7.5,
+    height: int | None = None,
+    width: int | None = None,
+    seed: int | None = None,
+    num_images: int = 1,
+    scheduler: str | None = None,
+    images_at_once: int = IMAGES_AT_ONCE,
+    vae_tiling: bool | None = None,
+    vae_slicing: bool | None = None,
+    provider: str = AUTO,
+    tuning: bool = False,
+    graph: bool = False,
+    no_fallback: bool = False,
+    device_id: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+    custom_ops: str = "auto",
+    placement: bool = False,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Generation:
+    """Load a pipeline, generate images and write them as PNG: :func:`load` and :meth:`Pipeline.generate` in one.
+
+    What can be refused is refused before anything is loaded.
 
     Args:
-        pipeline: a folder from ``sdort export``, ``sdort optimize``, optimum or diffusers' conversion script.
-        output: see :func:`sdort.generation.images.output_paths`.
+        pipeline: as for :func:`load`, and so are ``provider``, ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
+            ``provider_options`` and ``custom_ops``.
+        prompt: as for :meth:`Pipeline.generate`, and so are all other parameters.
+        placement: also open each component anew, and measure which operators run on which execution provider.
+        output: the PNG to write; by default ``sdort-SEED.png`` in the current folder.
 
     Returns:
-        A record of what was asked and made: images with their seeds and paths, provider, seconds, versions.
+        The images, their files, and the record of the generation.
 
     Raises:
-        SdortError: what went wrong; images that show nothing are not written (ParityError).
+        SdortError: as :func:`load` and :meth:`Pipeline.generate`.
+
+    Example:
+        >>> sdort.run("fast", "a red star on navy", provider="cpu", steps=20, output="star.png").images[0].path
+        PosixPath('star.png')
     """
+    options = RuntimeOptions(
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options or {},
+        custom_ops=custom_ops,
+    )
+    request = Request(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        steps=steps,
+        guidance_scale=guidance_scale,
+        height=height,
+        width=width,
+        seed=_seed(seed),
+        num_images=num_images,
+        scheduler=scheduler,
+        images_at_once=images_at_once,
+        vae_tiling=vae_tiling,
+        vae_slicing=vae_slicing,
+    )
+    _check(request)
+    paths = output_paths(Path(output) if output else None, request.seed, num_images, overwrite)
+    result = _load(Path(pipeline), options)._generate(request, paths, on_progress)
+    return _with_placement(result, Path(pipeline), request, options) if placement else result
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbelow(1 << 32) if seed is None else seed
+
+
+def _check(request: Request) -> None:
     check_request(request)
     if request.scheduler:
         find_scheduler(request.scheduler)
-    paths = output_paths(output, request.seed, request.num_images, overwrite)
-    announce(options)
-    started = time.perf_counter()
-    drawer = load_pipeline(pipeline, options)
-    loaded = time.perf_counter() - started
-    drawer.guard = Guard(drawer.sessions)
-    drawer.size(request)
-    written, bad = [], []
-    try:
-        with progress("denoising", total=_steps(drawer, request)) as advance:
-            # Each is written as soon as it is done: what ends the rest does not take it away.
-            for image, path in zip(drawer.generate(request, advance), paths, strict=True):
-                if image.problem is None:
-                    save_png(path, image.pixels, _record(drawer, request, options, loaded), image.seed)
-                    written.append({"path": str(path), "seed": image.seed})
-                else:
-                    bad.append(image)
-    finally:
-        for each in written:
-            say(f"wrote {each['path']}")
-    keep_drawn(drawer, request)
-    _refuse_bad(bad)
-    return {**_record(drawer, request, options, loaded), "images": written}
 
 
-def placement_of(
-    pipeline: Path, request: Request, options: RuntimeOptions, record: dict[str, Any]
-) -> tuple[list[Placement], list[str]]:
-    """Where the components ran for a request that is done, and remarks; each is opened anew and runs twice.
-
-    Args:
-        record: what :func:`run` returned.
-    """
-    folder, provider = open_folder(pipeline), find_provider(record["provider"])
-    size = record["height"], record["width"]
-    todo = []
-    for component in folder.needed:
-        inputs = folder.file(component).signature.inputs
-        guided, at_once = request.guidance_scale > 1, request.images_at_once
-        case = drawing_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
-        if component == DECODER:
-            # ``decoded`` tells of the last ones that were decoded together.
-            case = replace(case, batch=(request.num_images - 1) % at_once + 1)
-            planner = Planner(next(iter(inputs.values())), folder.vae, folder.vae_factor)
-            case = planner.part_of(case, record["decoded"])
-        todo.append(case)
-    found = measure_cases(folder.models, todo, provider, options, folder.vae_factor)
-    return found, remarks(found, provider)
-
-
-def announce(options: RuntimeOptions) -> None:
-    """Say which provider will run and why it is not another, and what ``--tuning`` does there.
-
-    Raises:
-        ProviderError: as :func:`sdort.runtime.probe.choose_provider`.
-    """
-    provider, fallback = choose_provider(options)
-    if fallback:
-        warn(fallback)
-    if fallback or options.provider == AUTO:
-        say(f"running on {provider.name}: {device_name(provider, options.device_id)}")
-    library = resolve(options.custom_ops)
-    if library:
-        detail(f"custom operators: {library}")
-    remark = tuning_remark(provider, options)
-    if remark:
-        (say if options.tuning else detail)(remark)
-
-
-def custom_ops_hash(options: RuntimeOptions) -> str | None:
-    """Which library of custom operators takes part: a short hash, None without one."""
-    library = resolve(options.custom_ops)
-    return library_hash(library) if library else None
-
-
-def _steps(drawer: TextToImage, request: Request) -> int:
-    """UNet steps times images; some schedulers take two UNet calls a step."""
-    from sdort.generation.schedulers import load_scheduler, set_steps
-
-    scheduler = load_scheduler(drawer.folder.path / "scheduler", request.scheduler)
+@contextmanager
+def _steps(models: TextToImage, request: Request, on_progress: OnProgress | None) -> Iterator[Callable[[float], None]]:
+    """The progress of a request, in UNet steps times images: some schedulers take two UNet calls a step."""
+    scheduler = load_scheduler(models.folder.path / "scheduler", request.scheduler)
     set_steps(scheduler, request.steps)
-    return len(scheduler.timesteps) * request.num_images
+    done, total = 0.0, float(len(scheduler.timesteps) * request.num_images)
+    with progress("denoising", total=total) as advance:
+
+        def step(amount: float) -> None:
+            nonlocal done
+            done += amount
+            advance(amount)
+            if on_progress:
+                on_progress(done, total)
+
+        yield step
 
 
-def _record(drawer: TextToImage, request: Request, options: RuntimeOptions, loaded: float) -> dict[str, Any]:
-    height, width = drawer.size(request)
-    timings = drawer.timings
-    scheduler = find_scheduler(request.scheduler)[0] if request.scheduler else drawer.folder.scheduler_class
-    seconds = {
-        "load": loaded,
-        "encode": timings.encode,
-        "denoise": sum(timings.steps),
-        "first_step": timings.steps[0],
-        "decode": timings.decode,
-    }
-    return {
-        **asdict(request),
-        "height": height,
-        "width": width,
-        "scheduler": scheduler,
-        "model": drawer.folder.path.resolve().name,
-        "model_hash": drawer.folder.model_hash,
-        "provider": drawer.provider.name,
-        "requested_provider": options.provider,
-        "fallback": drawer.fallback,
-        "tuning": options.tuning and can_tune(drawer.provider, options),
-        "device": device_name(drawer.provider, options.device_id),
-        "custom_ops": custom_ops_hash(options),
-        "graph": options.graph,
-        "decoded": drawer.decoded,
-        "widened": drawer.guard.widened if drawer.guard else {},
-        "seconds": {name: round(value, 4) for name, value in seconds.items()},
-        "versions": versions(),
-    }
+def _with_placement(result: Generation, folder: Path, request: Request, options: RuntimeOptions) -> Generation:
+    """The result with the placement of each component, which is opened anew and runs twice."""
+    opened, provider = open_folder(folder), find_provider(result.provider)
+    cases = [_case(opened, component, request, result) for component in opened.needed]
+    placement = measure_cases(opened.models, cases, provider, options, opened.vae_factor)
+    return replace(result, placement=placement, placement_remarks=remarks(placement, provider))
+
+
+def _case(folder: PipelineFolder, component: str, request: Request, result: Generation) -> Case:
+    """The last case of a component that the generation ran."""
+    inputs = folder.file(component).signature.inputs
+    guided, at_once = request.guidance_scale > 1, request.images_at_once
+    size = result.height, result.width
+    case = drawing_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
+    if component != DECODER:
+        return case
+    # ``decoded`` tells of the last ones that were decoded together.
+    case = replace(case, batch=(request.num_images - 1) % at_once + 1)
+    planner = Planner(next(iter(inputs.values())), folder.vae, folder.vae_factor)
+    return planner.part_of(case, result.decoded or Plan())
+
+
+def _values(record: GenerationRecord) -> dict[str, Any]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _refuse_bad(bad: list[Generated]) -> None:

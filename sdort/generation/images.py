@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from sdort.console import to_json
 from sdort.errors import OutputError, UsageError
+from sdort.generation.record import GenerationRecord
 from sdort.model.signature import Array
 from sdort.staging import staged_file
 
@@ -48,20 +48,20 @@ def constant_problem(pixels: Array) -> str | None:
     return "it is all black" if high <= _CONSTANT else f"every pixel has the same value ({low})"
 
 
-def parameters_text(record: Mapping[str, Any], seed: int) -> str:
+def parameters_text(record: GenerationRecord, seed: int) -> str:
     """The generation parameters in the form that image viewers and other front ends read from ``parameters``."""
-    lines = [str(record["prompt"])]
-    if record["negative_prompt"]:
-        lines.append(f"Negative prompt: {record['negative_prompt']}")
+    lines = [record.prompt]
+    if record.negative_prompt:
+        lines.append(f"Negative prompt: {record.negative_prompt}")
     fields = {
-        "Steps": record["steps"],
-        "Sampler": record["scheduler"],
-        "CFG scale": record["guidance_scale"],
+        "Steps": record.steps,
+        "Sampler": record.scheduler,
+        "CFG scale": record.guidance_scale,
         "Seed": seed,
-        "Size": f"{record['width']}x{record['height']}",
-        "Model hash": record["model_hash"],
-        "Model": record["model"],
-        "Version": f"sdort {record['versions']['sdort']}",
+        "Size": f"{record.width}x{record.height}",
+        "Model hash": record.model_hash,
+        "Model": record.model,
+        "Version": f"sdort {record.versions['sdort']}",
     }
     lines.append(", ".join(f"{name}: {value}" for name, value in fields.items()))
     return "\n".join(lines)
@@ -106,7 +106,7 @@ def _free_paths(path: Path, count: int) -> list[Path]:
     return numbered(candidate, count)
 
 
-def save_png(path: Path, pixels: Array, record: Mapping[str, Any], seed: int) -> None:
+def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> None:
     """Write a PNG with its parameters inside: never a part of one.
 
     The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
@@ -118,7 +118,7 @@ def save_png(path: Path, pixels: Array, record: Mapping[str, Any], seed: int) ->
 
     texts = PngImagePlugin.PngInfo()
     texts.add_text("parameters", parameters_text(record, seed))
-    texts.add_text("sdort", json.dumps({**record, "seed": seed}, default=asdict))
+    texts.add_text("sdort", json.dumps({**to_json(record), "seed": seed}))
     try:
         with staged_file(path) as file:
             Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)

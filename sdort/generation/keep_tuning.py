@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from sdort.generation.pipeline import TextToImage
 
 
-def keep_drawn(drawer: TextToImage, request: Request) -> None:
-    """Keep what was tuned while a request was drawn; a cache that cannot be written costs a warning."""
-    size, guided = drawer.size(request), request.guidance_scale > 1
-    for component, session in drawer.sessions.items():
+def keep_generated(pipeline: TextToImage, request: Request) -> None:
+    """Keep what was tuned while images were generated; a cache that cannot be written costs a warning."""
+    size, guided = pipeline.size(request), request.guidance_scale > 1
+    for component, session in pipeline.sessions.items():
         if component != "unet":  # the decoder's depend on the memory that was free
             for shapes in sorted(session.ran_on):
                 keep_shapes(session, dict(shapes))
@@ -23,4 +23,4 @@ def keep_drawn(drawer: TextToImage, request: Request) -> None:
         for case in drawing_cases(
             component, session.inputs, request.num_images, size, guided=guided, at_once=request.images_at_once
         ):
-            keep_case(session, case, drawer.folder.vae_factor)
+            keep_case(session, case, pipeline.folder.vae_factor)

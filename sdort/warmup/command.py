@@ -1,4 +1,4 @@
-"""``sdort warm`` as a library call: compile and tune a pipeline's components for a list of sizes, and keep it.
+"""The warm-up of a pipeline: :func:`sdort.warm`, which ``sdort warm`` calls.
 
 An item is a component at a size and a batch. Its bundle is the mark that it is finished, so an interrupted warm-up goes
 on where it stopped, and two at once do no harm.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,15 +16,15 @@ from typing import Any
 
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
-from sdort.generation.command import announce
 from sdort.pipelines.folder import open_folder
-from sdort.providers.options import RuntimeOptions, can_tune
+from sdort.providers.options import AUTO, RuntimeOptions, can_tune
+from sdort.runtime.announcement import announce
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import work
-from sdort.warmup.plan import Item, Options, Target, add, describe, plan
+from sdort.warmup.plan import Item, Target, WarmupOptions, add, describe, plan
 from sdort.workload.cases import Case
 
 _RUNS = 5
@@ -35,7 +35,7 @@ NEW, KEPT, LEFT, FAILED, TOO_LARGE = "new", "kept", "left", "failed", "too large
 
 @dataclass
 class Warmed:
-    """What became of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
+    """The outcome of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
 
     The decoder's may be ``too large`` for the memory: it goes on in a smaller form then, which is another item.
 
@@ -59,19 +59,93 @@ class Warmed:
         return describe(Case(self.component, self.batch, self.height, self.width), self.decodes)
 
 
-def warm(path: Path, options: Options, store: Store | None = None) -> list[Warmed]:
-    """Run every component at every size and batch until nothing new is found, and keep a bundle of each.
+@dataclass(frozen=True)
+class Warmup:
+    """The items of a warm-up, in the order in which they were taken."""
+
+    items: list[Warmed]
+    left: int
+    """Items that are left for want of time; the same call goes on with them."""
+
+    def raise_if_failed(self) -> None:
+        """Raise if an item failed.
+
+        Raises:
+            ProviderError: how many, and the first reason.
+        """
+        failed = [item for item in self.items if item.status == FAILED]
+        if failed:
+            raise ProviderError(
+                f"{len(failed)} of {len(self.items)} did not run. The first: {failed[0]}: {failed[0].problem}",
+                hint="What else was tuned is kept. Was the model made for this provider (sdort inspect tells)? "
+                "Where memory is short, take smaller sizes or batches; -v shows the whole reason.",
+            )
+
+
+def warm(
+    pipeline: str | Path,
+    *,
+    sizes: Sequence[tuple[int, int]] = (),
+    batch_sizes: Sequence[int] = (1,),
+    components: Sequence[str] = (),
+    budget: float | None = None,
+    vae_tiling: bool | None = None,
+    vae_slicing: bool | None = None,
+    provider: str = AUTO,
+    tuning: bool = False,
+    graph: bool = False,
+    no_fallback: bool = False,
+    device_id: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+    custom_ops: str = "auto",
+) -> Warmup:
+    """Compile and tune a pipeline ahead of time, for every size and batch, and keep it.
+
+    Every component runs until nothing new is found. What is kept already is not done again, so an interrupted warm-up
+    goes on where it stopped.
+
+    Args:
+        pipeline: a folder of ONNX components, or one ``.onnx`` file.
+        sizes: heights and widths of images in pixels; the model's own if empty.
+        batch_sizes: how many images are generated at once.
+        components: names of components; all that text to image runs if empty.
+        budget: seconds after which no item is begun, and the one that runs is given up.
+        vae_tiling: decode in tiles; by default where :func:`sdort.run` would, by the memory that is free.
+        vae_slicing: decode one image at a time; by default likewise.
+        provider: as for :func:`sdort.load`, and so are ``no_fallback``, ``device_id``, ``provider_options`` and
+            ``custom_ops``.
+        tuning: is on in any case where the provider can tune.
+        graph: is off in any case: a graph cannot be recorded while kernels are tried.
 
     Returns:
-        One entry an item, in the order in which they were taken.
+        What became of each item. A failed one is not raised: see :meth:`Warmup.raise_if_failed`.
 
     Raises:
         OutputError: the cache cannot be written.
         ProviderError: the provider does not load, and fallback is forbidden.
         UsageError: a size, a batch or a component that the pipeline cannot do.
-        BadModelError: there is no pipeline at ``path``.
+        BadModelError: there is no pipeline.
+
+    Example:
+        >>> warmup = sdort.warm("fast", provider="rocm", sizes=[(512, 512)], budget=1800)
+        >>> warmup.raise_if_failed()
     """
-    store = store or Store()
+    runtime = RuntimeOptions(
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options or {},
+        custom_ops=custom_ops,
+    )
+    return _warm(
+        Path(pipeline), WarmupOptions(runtime, sizes, batch_sizes, components, budget, vae_tiling, vae_slicing)
+    )
+
+
+def _warm(path: Path, options: WarmupOptions) -> Warmup:
+    store = Store()
     announce(options.runtime)
     provider, _ = choose_provider(options.runtime)
     tunes = can_tune(provider, options.runtime)
@@ -83,7 +157,8 @@ def warm(path: Path, options: Options, store: Store | None = None) -> list[Warme
     items = plan(target, options)
     with store.hidden():  # a cache that cannot be written is known before hours of work
         pass
-    return _Warmer(store, target, options.budget).all(items)
+    done = _Warmer(store, target, options.budget).warm_all(items)
+    return Warmup(done, sum(item.status == LEFT for item in done))
 
 
 class _Warmer:
@@ -94,10 +169,10 @@ class _Warmer:
         self.target = target
         self.runtime = target.runtime
         self.deadline = None if budget is None else time.monotonic() + budget
-        self.learnt: dict[str, list[float]] = {}
+        self.durations: dict[str, list[float]] = {}
         self.todo: list[Item] = []
 
-    def all(self, items: list[Item]) -> list[Warmed]:
+    def warm_all(self, items: list[Item]) -> list[Warmed]:
         there = set(self.store.names())
         waiting = {item.key.name: item for item in items}
         done: dict[str, Warmed] = {}
@@ -105,54 +180,54 @@ class _Warmer:
         with progress("warming up", len(items), self.remaining) as advance:
             while waiting:
                 count, name = len(waiting), next(iter(waiting))
-                done[name] = self.one(waiting[name])
-                smaller = [each for each in self.instead(waiting.pop(name), done[name]) if each.key.name not in done]
-                for each in smaller:
-                    add(waiting, each)
+                done[name] = self.warm_item(waiting[name])
+                for item in self.smaller_items(waiting.pop(name), done[name]):
+                    if item.key.name not in done:
+                        add(waiting, item)
                 self.todo = [item for other, item in waiting.items() if other not in there]
-                self.tell(done[name])
+                self.announce(done[name])
                 advance(count - len(waiting))
         return list(done.values())
 
-    def instead(self, item: Item, found: Warmed) -> list[Item]:
-        """What an item that is too large for the memory goes on with; it has failed if there is nothing."""
-        if found.status != TOO_LARGE:
+    def smaller_items(self, item: Item, outcome: Warmed) -> list[Item]:
+        """The items that replace one that is too large for the memory; it has failed if there are none."""
+        if outcome.status != TOO_LARGE:
             return []
         smaller = self.target.smaller(item)
         if smaller:
-            forms = dict.fromkeys(str(decode.form) for each in smaller for decode in each.decodes)
+            forms = dict.fromkeys(str(decode.form) for part in smaller for decode in part.decodes)
             warn(f"{item}: the decoder ran out of memory; it goes on {' and '.join(forms)}")
         else:
-            found.status = FAILED
+            outcome.status = FAILED
         return smaller
 
-    def one(self, item: Item) -> Warmed:
+    def warm_item(self, item: Item) -> Warmed:
         """Take one item. Whatever goes wrong in it costs that item alone, but for a cache that cannot be written."""
         case = item.case
-        found = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
-        found.decodes = [str(each) for each in item.decodes]
+        outcome = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
+        outcome.decodes = [str(decode) for decode in item.decodes]
         # Looked for now, not while planning: another process may have finished it meanwhile.
         kept = self.store.find(item.key)
         if kept:
-            found.status, found.before_s = KEPT, kept.first_run_s
-            return found
+            outcome.status, outcome.before_s = KEPT, kept.first_run_s
+            return outcome
         if self.left() <= (self.estimate(item) or 0):
-            return found
+            return outcome
         started = time.monotonic()
         try:
             with progress(str(item)):
-                found.before_s, found.after_s = self.run(item)
+                outcome.before_s, outcome.after_s = self.run(item)
         except OutputError:
             raise
         except SdortError as error:
             if self.left() > 0:
                 detail(str(error))
                 short = isinstance(error, MemoryShortageError) and item.decodes
-                found.status, found.problem = TOO_LARGE if short else FAILED, error.message
-            return found
-        found.status = NEW
-        self.learnt.setdefault(case.component, []).append(time.monotonic() - started)
-        return found
+                outcome.status, outcome.problem = TOO_LARGE if short else FAILED, error.message
+            return outcome
+        outcome.status = NEW
+        self.durations.setdefault(case.component, []).append(time.monotonic() - started)
+        return outcome
 
     def run(self, item: Item) -> tuple[float, float | None]:
         """Tune and keep; seconds of the first run without what is kept and with it."""
@@ -161,10 +236,10 @@ class _Warmer:
             binding = session.bind(item.feeds)
             binding.run()
             before = time.perf_counter() - started
-            state = found_so_far(session, item.key.model)
+            state = tuning_state(session, item.key.model)
             for _ in range(_RUNS - 1 if self.runtime.tuning else 0):
                 binding.run()
-                last, state = state, found_so_far(session, item.key.model)
+                last, state = state, tuning_state(session, item.key.model)
                 if state == last:
                     break
             with filling(session, item.key, self.store) as made:
@@ -197,7 +272,7 @@ class _Warmer:
 
     def estimate(self, item: Item) -> float | None:
         """How long an item takes: as the finished ones of its component on average."""
-        times = self.learnt.get(item.case.component)
+        times = self.durations.get(item.case.component)
         return sum(times) / len(times) if times else None
 
     def remaining(self) -> float | None:
@@ -206,8 +281,8 @@ class _Warmer:
         known = [guess for guess in guesses if guess is not None]
         return min(sum(known), max(0.0, self.left())) if len(known) == len(guesses) else None
 
-    def tell(self, done: Warmed) -> None:
-        """A line about an item, with what is to come."""
+    def announce(self, done: Warmed) -> None:
+        """Say how an item ended, and what is to come."""
         if done.status == FAILED:
             warn(f"{done}: {done.problem}")
         if done.status != NEW or done.before_s is None:
@@ -218,23 +293,8 @@ class _Warmer:
         say(f"{done}: first run {done.before_s:.1f} s{after}{rest}")
 
 
-def found_so_far(session: Session, model: str) -> Any:
-    """What tuning has found up to now, to be compared with what it has later."""
+def tuning_state(session: Session, model: str) -> Any:
+    """The results of tuning up to now, to be compared with a later state."""
     if not session.provider.on_gpu:
         return None
     return results_of(session.ort), work().contents(model), work().ops()
-
-
-def refuse_failed(done: Sequence[Warmed]) -> None:
-    """Raise if an item failed.
-
-    Raises:
-        ProviderError: how many, and the first reason.
-    """
-    failed = [each for each in done if each.status == FAILED]
-    if failed:
-        raise ProviderError(
-            f"{len(failed)} of {len(done)} did not run. The first: {failed[0]}: {failed[0].problem}",
-            hint="What else was tuned is kept. Was the model made for this provider (sdort inspect tells)? "
-            "Where memory is short, take smaller sizes or batches; -v shows the whole reason.",
-        )

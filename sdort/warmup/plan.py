@@ -1,4 +1,4 @@
-"""What ``sdort warm`` is asked for, as items: a component on inputs of fixed shapes each."""
+"""The plan of a warm-up: items, each a component on inputs of fixed shapes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from sdort.providers.options import Provider, RuntimeOptions
 from sdort.tuning.key import Key, make_key
 from sdort.workload.cases import Case, Inputs, drawing_cases, feed_shapes, make_feeds
 
-NOT_DRAWN = ("safety_checker", "vae_encoder")
-"""Components that drawing from text does not run."""
+UNUSED = ("safety_checker", "vae_encoder")
+"""Components that text to image does not run."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to warm up. No ``sizes`` is the model's own, no ``components`` all that drawing from text runs."""
+class WarmupOptions:
+    """Options of a warm-up. No ``sizes`` is the model's own, no ``components`` all that text to image runs."""
 
     runtime: RuntimeOptions
     sizes: Sequence[tuple[int, int]] = ()
-    images: Sequence[int] = (1,)
+    batch_sizes: Sequence[int] = (1,)
+    """Images that are generated at once."""
     components: Sequence[str] = ()
     budget: float | None = None
     """Seconds after which no item is begun, and the one that runs is given up."""
@@ -54,7 +55,7 @@ class Item:
     feeds: dict[str, Array]
     key: Key
     decodes: list[Decode] = field(default_factory=list)
-    """Of the decoder: what it decodes with these shapes."""
+    """The images that the decoder decodes with these shapes; empty for other components."""
 
     def __str__(self) -> str:
         return describe(self.case, self.decodes)
@@ -67,7 +68,7 @@ def describe(case: Case, decodes: Sequence[object]) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a pipeline is warmed up."""
+    """A pipeline and what it is warmed up on."""
 
     folder: PipelineFolder
     provider: Provider
@@ -81,39 +82,39 @@ class Target:
         return Item(case, path, feeds, key, list(decodes))
 
     def decoding(self, decode: Decode, inputs: Inputs) -> Item:
-        """The decoder at what it is fed at once to decode."""
+        """The decoder at the shapes that it runs on at once to decode."""
         return self.item(self.planner(inputs).part_of(decode.case, decode.form), inputs, [decode])
 
     def planner(self, inputs: Inputs) -> Planner:
-        """Of the decoder with these inputs."""
+        """The planner of a decoder with these inputs."""
         return Planner(next(iter(inputs.values())), self.folder.vae, self.folder.vae_factor)
 
     def smaller(self, item: Item) -> list[Item]:
-        """What ``sdort run`` goes on with where the decoder ran out of memory in ``item``; empty if with nothing."""
+        """The items that ``sdort run`` goes on with where the decoder runs out of memory in ``item``; empty if none."""
         inputs = self.folder.file(item.case.component).signature.inputs
         planner = self.planner(inputs)
-        found: dict[str, Item] = {}
-        for each in item.decodes:
-            form = planner.smaller(planner.size(each.case), each.form)
+        items: dict[str, Item] = {}
+        for decode in item.decodes:
+            form = planner.smaller(planner.size(decode.case), decode.form)
             if form is not None:
-                add(found, self.decoding(Decode(each.case, form), inputs))
-        return list(found.values())
+                add(items, self.decoding(Decode(decode.case, form), inputs))
+        return list(items.values())
 
 
 def add(items: dict[str, Item], item: Item) -> None:
     """Put ``item`` among others by the names of their bundles; one of the same shapes takes over what it decodes."""
     there = items.setdefault(item.key.name, item)
-    there.decodes.extend(each for each in item.decodes if each not in there.decodes)
+    there.decodes.extend(decode for decode in item.decodes if decode not in there.decodes)
 
 
-def plan(target: Target, options: Options) -> list[Item]:
+def plan(target: Target, options: WarmupOptions) -> list[Item]:
     """Every item once; all components at the first size first, so that the time of each is known early.
 
     Raises:
         UsageError: a size that the autoencoder cannot make, or an unknown component.
     """
     folder = target.folder
-    known = [name for name in folder.models if name not in NOT_DRAWN]
+    known = [name for name in folder.models if name not in UNUSED]
     unknown = [name for name in options.components if name not in folder.models]
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
@@ -131,12 +132,12 @@ def plan(target: Target, options: Options) -> list[Item]:
     return list(items.values())
 
 
-def _cases(folder: PipelineFolder, options: Options, inputs: Mapping[str, Inputs]) -> Iterator[Case]:
-    """What drawing runs the components on."""
+def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, Inputs]) -> Iterator[Case]:
+    """The cases that text to image runs the components on."""
     for height, width in options.sizes or [folder.default_size]:
         if height % folder.vae_factor or width % folder.vae_factor:
             raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
-        for images in options.images:
+        for images in options.batch_sizes:
             for name, specs in inputs.items():
                 yield from drawing_cases(name, specs, images, (height, width), guided=True)
 

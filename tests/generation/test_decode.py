@@ -373,14 +373,16 @@ def test_finished_images_stay_when_a_later_one_fails(
 
         return failing
 
-    request = Request("a house", steps=1, seed=1, num_images=3, images_at_once=1)
     for error in (
         run_error(RuntimeError("hipErrorIllegalAddress: an illegal memory access"), "unet", ROCM),
         KeyboardInterrupt(),
     ):
         monkeypatch.setattr(Decoder, "decode", fail_after(2, error))
         with pytest.raises(type(error)):
-            run(tiny.onnx, request, ON_CPU, tmp_path / "out.png", overwrite=True)
+            run(
+                tiny.onnx, "a house", steps=1, seed=1, num_images=3, images_at_once=1, provider="cpu",
+                output=tmp_path / "out.png", overwrite=True,
+            )  # fmt: skip
         monkeypatch.undo()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out-1.png", "out-2.png"]
         assert capsys.readouterr().err.count("wrote") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sdort.generation import images
 from sdort.generation.command import run
 from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.record import GenerationRecord
 from sdort.generation.request import Request
 from sdort.providers.options import CUDA, ROCM, RuntimeOptions, can_tune, find_provider
 from sdort.verification.metrics import psnr
@@ -262,11 +264,8 @@ def test_a_full_disk_leaves_no_part_of_an_image(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", fill)
-    record: dict[str, Any] = {
-        **dict.fromkeys(["prompt", "negative_prompt", "steps", "scheduler", "guidance_scale"], ""),
-        **dict.fromkeys(["height", "width", "model_hash", "model"], ""),
-        "versions": {"sdort": "0"},
-    }
+    empty: dict[str, Any] = dict.fromkeys((each.name for each in fields(GenerationRecord)), "")
+    record = GenerationRecord(**{**empty, "versions": {"sdort": "0"}})
     with pytest.raises(OutputError, match="No space left"):
         images.save_png(tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8), record, 1)
     assert list(tmp_path.iterdir()) == []
@@ -300,14 +299,14 @@ def test_only_the_bad_one_of_several_images_is_not_written(
 
     monkeypatch.setattr("sdort.generation.pipeline.to_image", spoil)
     with pytest.raises(ParityError, match="seed 8"):
-        run(tiny.onnx, Request(PROMPT, steps=1, seed=7, num_images=3), CPU, tmp_path / "out.png")
+        run(tiny.onnx, PROMPT, steps=1, seed=7, num_images=3, provider="cpu", output=tmp_path / "out.png")
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["out-1.png", "out-3.png"]
 
 
 def test_nan_in_the_unet_stops_at_its_step(copy: Path, tmp_path: Path) -> None:
     edit_weights(copy / "unet" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
     with pytest.raises(ParityError, match="NaN or infinite values at step 1 of 5") as caught:
-        run(copy, Request(PROMPT, steps=5), CPU, tmp_path / "out.png")
+        run(copy, PROMPT, steps=5, provider="cpu", output=tmp_path / "out.png")
     assert caught.value.component == "unet"
     assert not (tmp_path / "out.png").exists()
 
@@ -385,9 +384,9 @@ def test_old_conversions_without_configs_have_the_autoencoder_of_sd1(copy: Path)
 def test_a_prompt_that_is_too_long_says_what_is_lost(
     tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tiny.onnx, Request("x" * 75, steps=1, num_images=1), CPU, tmp_path / "a.png")
+    run(tiny.onnx, "x" * 75, steps=1, provider="cpu", output=tmp_path / "a.png")
     assert "no effect" not in capsys.readouterr().err
-    run(tiny.onnx, Request("x" * 75 + "yz", steps=1), CPU, tmp_path / "b.png")
+    run(tiny.onnx, "x" * 75 + "yz", steps=1, provider="cpu", output=tmp_path / "b.png")
     assert "this part has no effect: yz" in capsys.readouterr().err
 
 

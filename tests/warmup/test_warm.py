@@ -21,7 +21,7 @@ from sdort import console
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.generation import decode, keep_tuning
-from sdort.generation.keep_tuning import keep_drawn
+from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.onnx_io.component_file import read_component
@@ -185,17 +185,17 @@ def test_what_cannot_be_asked_for(tiny: Tiny, cache: Path) -> None:
 
 
 def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = plan.Options(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
+    options = plan.WarmupOptions(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
     target = plan.Target(open_folder(tiny.onnx, ()), CPU, options.runtime)
     todo = plan.plan(target, options)
     warmer = warm._Warmer(Store(), target, None)
     warmer.todo = todo[2:]  # one text encoder and one UNet are done
-    warmer.learnt = {"text_encoder": [1.0], "unet": [10.0]}
+    warmer.durations = {"text_encoder": [1.0], "unet": [10.0]}
     assert warmer.remaining() is None
     warmer.todo = todo[3:]
-    warmer.learnt["vae_decoder"] = [4.0]
+    warmer.durations["vae_decoder"] = [4.0]
     assert warmer.remaining() == 3 * 10 + 3 * 4
-    warmer.learnt["unet"].append(20.0)
+    warmer.durations["unet"].append(20.0)
     assert warmer.remaining() == 3 * 15 + 3 * 4
     monkeypatch.setattr("sdort.warmup.command.time.monotonic", lambda: 100.0)
     warmer.deadline = 105.0
@@ -327,10 +327,10 @@ def test_drawing_feeds_the_shapes_that_are_planned(
         monkeypatch.setattr(
             module, "keep_shapes", lambda session, shapes: told[session.component].add(tuple(sorted(shapes.items())))
         )
-    keep_drawn(drawer, request)
+    keep_generated(drawer, request)
     assert told == {name: spy.seen for name, spy in spies.items()}
     if guidance > 1:
-        options = plan.Options(RuntimeOptions("cpu"), [(16, 24)], (images,))
+        options = plan.WarmupOptions(RuntimeOptions("cpu"), [(16, 24)], (images,))
         planned = plan.plan(plan.Target(drawer.folder, CPU, options.runtime), options)
         assert sorted(item.key.shapes for item in planned) == sorted(
             shapes for spy in spies.values() for shapes in spy.seen
@@ -370,7 +370,9 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
     weights = sum(file.stat().st_size for name in ITEM_NAMES for file in (tiny.onnx / name).iterdir())
     monkeypatch.setattr(plan, "free_memory", lambda *_: None if left is None else left + weights)
     size = 72 * folder.vae_factor, 96 * folder.vae_factor
-    options = plan.Options(RuntimeOptions("cpu"), [size], (2,), ["vae_decoder"], vae_tiling=tiling, vae_slicing=slicing)
+    options = plan.WarmupOptions(
+        RuntimeOptions("cpu"), [size], (2,), ["vae_decoder"], vae_tiling=tiling, vae_slicing=slicing
+    )
     (item,) = plan.plan(plan.Target(folder, CPU, options.runtime), options)
     latents = np.zeros((2, 4, 72, 96), np.float32)
     list(decoder.decode(latents, decode.choose(decoder, shape, tiling, slicing)))

@@ -1,0 +1,64 @@
+"""The result of a generation: images with their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort.generation.images import output_paths, save_png
+from sdort.generation.record import GenerationRecord
+from sdort.inspection.profile import Placement
+from sdort.model.signature import Array
+
+
+@dataclass(frozen=True)
+class Image:
+    """One generated image."""
+
+    path: Path | None
+    """The PNG that it was written to; None if it was not written."""
+    seed: int
+    pixels: Array = field(metadata={"json": None}, repr=False)
+    """uint8 [height, width, 3], red, green and blue."""
+    record: GenerationRecord = field(metadata={"json": None}, repr=False)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the image as PNG, with its parameters inside; the path.
+
+        Raises:
+            UsageError: ``path`` is no ``.png`` file.
+            OutputError: it cannot be written, or exists and ``overwrite`` is off.
+        """
+        [target] = output_paths(Path(path), self.seed, 1, overwrite)
+        save_png(target, self.pixels, self.record, self.seed)
+        return target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(GenerationRecord):
+    """The images of a request and its record. :func:`sdort.to_json` gives what ``sdort run --json`` prints."""
+
+    images: list[Image]
+    placement: list[Placement] | None = None
+    """Where each component's operators ran, if that was asked for."""
+    placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})
+
+    def save(self, output: str | Path | None = None, *, overwrite: bool = False) -> list[Path]:
+        """Write all images as PNG files with their parameters inside.
+
+        Args:
+            output: the file of a single image; several get -1, -2, ... before the suffix. By default
+                ``sdort-SEED.png`` in the current folder.
+            overwrite: replace files that exist.
+
+        Returns:
+            The paths, in the order of the images.
+
+        Raises:
+            UsageError: ``output`` is no ``.png`` file.
+            OutputError: a file cannot be written, or exists and ``overwrite`` is off.
+        """
+        paths = output_paths(Path(output) if output else None, self.seed, len(self.images), overwrite)
+        for image, path in zip(self.images, paths, strict=True):
+            save_png(path, image.pixels, image.record, image.seed)
+        return paths
