@@ -14,7 +14,7 @@ from demo_score import sheet
 
 from sdort.demo.score import score
 from sdort.pipelines.folder import open_folder
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.verification.runners import Place, open_drawer
 from sdort.verification.semantic import semantic_requests

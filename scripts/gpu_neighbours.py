@@ -157,7 +157,8 @@ class Runner(threading.Thread):
 
     def __init__(self, part: str, args: argparse.Namespace, seed: int, all_ready: threading.Barrier) -> None:
         super().__init__()
-        from sdort.providers.options import RuntimeOptions, find_provider
+        from sdort.providers import find_provider
+        from sdort.providers.runtime_options import RuntimeOptions
         from sdort.runtime.session import open_session
 
         options = RuntimeOptions(args.provider, custom_ops=args.custom_ops, graph=args.modes == "graph")

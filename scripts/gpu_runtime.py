@@ -24,12 +24,14 @@ import numpy as np
 from gpu_benchmark import make_pipeline, optimized
 
 from sdort.errors import SdortError
-from sdort.generation.decode import Decoder, Plan, free_memory, size_of
+from sdort.generation.decode import Decoder, Plan, size_of
 from sdort.generation.device_loop import Batch, Loop
 from sdort.generation.host_loop import denoise
 from sdort.generation.recurrence import find_recurrence
 from sdort.inspection.profile import placement_table, remarks
-from sdort.providers.options import RuntimeOptions, find_provider
+from sdort.machine.gpus import free_memory
+from sdort.providers import find_provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 
 Array = np.ndarray[Any, Any]
@@ -203,13 +205,13 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         provider = find_provider(args.provider)
         tight = {"arena_extend_strategy": "kSameAsRequested"}
         made = decoder(checkpoint, args, provider_options=tight)
-        before = free_memory(provider, 0) or 0
+        before = free_memory(provider.vendor, 0) or 0
         times, images = [], np.zeros(0)
         for _ in range(4):
             started = time.perf_counter()
             images = np.stack(list(made.decode(latents, plan)))
             times.append(time.perf_counter() - started)
-        grown = before - (free_memory(provider, 0) or 0)
+        grown = before - (free_memory(provider.vendor, 0) or 0)
         pixels = np.clip(images / 2 + 0.5, 0, 1) * 255
         whole = pixels if whole is None else whole
         row = {

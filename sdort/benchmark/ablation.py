@@ -22,7 +22,7 @@ from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx, original_of
 from sdort.errors import SdortError, UsageError
 from sdort.pipelines.folder import open_folder
-from sdort.providers.options import Provider
+from sdort.providers.provider import Provider
 from sdort.verification.references import Reference
 from sdort.workload.cases import PIPELINE, Case
 

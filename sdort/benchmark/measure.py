@@ -17,7 +17,7 @@ from sdort.errors import SdortError
 from sdort.generation.images import Generated
 from sdort.generation.schedulers import find_scheduler
 from sdort.inspection.profile import measure_cases
-from sdort.providers.options import Provider
+from sdort.providers.provider import Provider
 from sdort.runtime.announcement import announce
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider

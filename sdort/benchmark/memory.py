@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sdort.providers.options import Provider
+from sdort.providers.provider import Provider
 from sdort.runtime.environment import run_tool
 
 _MIB = 1 << 20
@@ -155,8 +155,11 @@ def device_reader(provider: Provider, device_id: int) -> Callable[[], int | None
     """A function that reads how many bytes of the device are in use, by all programs; None where nothing tells."""
     if not provider.on_gpu:
         return None
-    nvidia = provider.name == "cuda"
-    reader: Callable[[], int | None] = partial(_nvidia_used, device_id) if nvidia else _AmdUsed(device_id)
+    readers: dict[str, Callable[[], int | None]] = {
+        "nvidia": partial(_nvidia_used, device_id),
+        "amd": _AmdUsed(device_id),
+    }
+    reader = readers.get(provider.vendor, lambda: None)
     return reader if reader() is not None else None
 
 

@@ -21,7 +21,9 @@ from sdort.benchmark.rows import Row
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
-from sdort.providers.options import Provider, RuntimeOptions, find_provider
+from sdort.providers import find_provider
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import Case
 

@@ -21,7 +21,8 @@ from sdort.benchmark.roofline import hot_nodes, task_of
 from sdort.errors import ProviderError
 from sdort.inspection.profile import profile_run
 from sdort.pipelines.folder import image_channels
-from sdort.providers.options import Provider, RuntimeOptions, provider_options
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions, provider_options
 from sdort.runtime.probe import why_not
 from sdort.runtime.session import open_session
 from sdort.workload.cases import make_feeds

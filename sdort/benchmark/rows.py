@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sdort.console import to_json
+from sdort.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -154,9 +155,12 @@ def caption(rows: Sequence[Row]) -> str:
     return f"{devices}; {versions}{steps}{calls}{_apart(rows)}"
 
 
+_ON_PROCESSOR = {name for name, each in PROVIDERS.items() if not each.on_gpu}
+
+
 def _apart(rows: Sequence[Row]) -> str:
     """Why torch is in another precision than what it stands beside."""
-    here = [row for row in rows if row.provider == "cpu"]
+    here = [row for row in rows if row.provider in _ON_PROCESSOR]
     torch = {row.dtype for row in here if row.engine.startswith("torch")}
     beside = {row.dtype for row in here if not row.engine.startswith("torch")} - {"float32"}
     if torch != {"float32"} or not beside:

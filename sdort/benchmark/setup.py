@@ -14,7 +14,8 @@ from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, or
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.references import Reference, compute_reference, draw
 from sdort.workload.cases import Case, cases
 

@@ -235,7 +235,7 @@ def command(
     """
     from sdort.benchmark.command import Delivery, run_ablation, run_bench
     from sdort.benchmark.setup import Options, apply_preset
-    from sdort.providers.options import RuntimeOptions
+    from sdort.providers.runtime_options import RuntimeOptions
 
     if ablation and (baseline or engines or engine != "onnxruntime" or placement):
         raise click.UsageError(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sdort.providers import NAMES
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -24,7 +26,7 @@ Examples:
 )
 @click.option(
     "--provider",
-    type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]),
+    type=click.Choice(NAMES),
     show_default="any",
     help="Look at what this execution provider needs.",
 )

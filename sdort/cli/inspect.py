@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.providers import NAMES
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -31,7 +33,7 @@ Examples:
     "--provider",
     "providers",
     multiple=True,
-    type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]),
+    type=click.Choice(NAMES),
     help="Show what this execution provider has no kernel for (repeatable); all of them unless given.",
 )
 @click.option(
@@ -51,13 +53,13 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], pla
     if placement and (diff or len(providers) != 1):
         raise click.UsageError("--placement wants one --provider, and no --diff")
     from sdort.console import emit_json, show
-    from sdort.inspection.description import PROVIDERS, compare, inspect_path
+    from sdort.inspection.description import compare, inspect_path
 
     if placement:
         _show_placement(paths[0], providers[0], as_json)
         return
 
-    found = [inspect_path(path, () if diff else providers or PROVIDERS) for path in paths]
+    found = [inspect_path(path, () if diff else providers or NAMES) for path in paths]
     if diff:
         changes = compare(*found)
         tables = _change_tables(changes)
@@ -80,7 +82,7 @@ def _show_placement(path: Path, name: str, as_json: bool) -> None:
     from sdort.errors import ProviderError
     from sdort.inspection.profile import measure_placement, remarks
     from sdort.onnx_io.components import find_models
-    from sdort.providers.options import RuntimeOptions
+    from sdort.providers.runtime_options import RuntimeOptions
     from sdort.runtime.probe import choose_provider
 
     options = RuntimeOptions(name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sdort.cli.bench import Numbers, Sizes
+from sdort.providers import AUTO, CPU, PROVIDERS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sdort.ops.build import Build
     from sdort.ops.library import Description
     from sdort.ops.table import Entry
+
+_WITH_KERNELS = [name for name, each in PROVIDERS.items() if each.on_gpu and each.custom_kernels != CPU.custom_kernels]
 
 
 @click.group(
@@ -115,7 +118,12 @@ def _operators(found: Description) -> Table:
 
 @command.command()
 @click.argument("pipeline", required=False, type=click.Path(exists=True, path_type=Path))
-@click.option("--provider", type=click.Choice(["auto", "rocm", "cuda"]), default="auto", help="Execution provider.")
+@click.option(
+    "--provider",
+    type=click.Choice([AUTO, *_WITH_KERNELS]),
+    default="auto",
+    help="Execution provider.",
+)
 @click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--batch-size", "batches", type=Numbers(), default="1", help="Batch sizes.")
 @click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from sdort.providers import NAMES
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -62,9 +64,7 @@ def _with_explicit_fp16(args: list[str]) -> list[str]:
 @click.command(cls=_Command, epilog=_EPILOG)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
-    "--provider", type=click.Choice(["rocm", "migraphx", "cuda", "cpu"]), default="rocm", help="Optimize for this one."
-)
+@click.option("--provider", type=click.Choice(NAMES), default="rocm", help="Optimize for this one.")
 @click.option(
     "--fp16",
     type=click.Choice([PLAIN, AUTO]),

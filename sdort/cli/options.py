@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.providers import AUTO, NAMES, PROVIDERS
+
 if TYPE_CHECKING:
     from sdort.inspection.profile import Placement
 
@@ -67,20 +69,23 @@ def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str,
     return found
 
 
+_SEARCHED = ", ".join(f"{each.searched} on {name}" for name, each in PROVIDERS.items() if each.tuning)
+_WITH_GRAPHS = ", ".join(name for name, each in PROVIDERS.items() if each.graph)
+
 _RUNTIME = (
     click.option(
         "--provider",
-        type=click.Choice(["auto", "rocm", "migraphx", "cuda", "cpu"]),
-        default="auto",
+        type=click.Choice([AUTO, *NAMES]),
+        default=AUTO,
         help="Execution provider; auto takes the best that really loads, and says which.",
     ),
     click.option(
         "--tuning",
         is_flag=True,
-        help="Search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.",
+        help=f"Search for the fastest kernels first: {_SEARCHED}.",
     ),
     click.option(
-        "--graph", is_flag=True, help="Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda)."
+        "--graph", is_flag=True, help=f"Record the UNet's step as a HIP or CUDA graph and replay it ({_WITH_GRAPHS})."
     ),
     click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU."),
     click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU."),

@@ -139,7 +139,7 @@ def command(
     out of its limits or could not be compared.
     """
     from sdort.errors import ParityError
-    from sdort.providers.options import RuntimeOptions
+    from sdort.providers.runtime_options import RuntimeOptions
     from sdort.verification.command import deliver
     from sdort.verification.images import read_prompts
     from sdort.verification.result import Options, refuse_failed

@@ -8,37 +8,41 @@ from itertools import chain
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding, from_problem
 from sdort.doctor.software import Software
-from sdort.machine.gpus import Gpu, amd_driver, amd_gpus, nvidia_driver, nvidia_gpus, rocm_version
+from sdort.machine.gpus import Gpu, amd_gpus, driver_of, gpus_of, nvidia_gpus, rocm_version
 from sdort.machine.system import System
-from sdort.providers.options import CUDA, MIGRAPHX, ROCM, Provider
+from sdort.providers import PROVIDERS
+from sdort.providers.provider import Provider
 from sdort.runtime.availability import find_problems
 
-_AMD_LIBRARIES = {"HIP": "libamdhip64", "hipBLAS": "libhipblas", "MIOpen": "libMIOpen", "MIGraphX": "libmigraphx_c"}
-_CUDA_LIBRARIES = {"CUDA": "libcudart", "cuBLAS": "libcublas", "cuDNN": "libcudnn"}
+_LIBRARIES = {
+    "amd": {"HIP": "libamdhip64", "hipBLAS": "libhipblas", "MIOpen": "libMIOpen", "MIGraphX": "libmigraphx_c"},
+    "nvidia": {"CUDA": "libcudart", "cuBLAS": "libcublas", "cuDNN": "libcudnn"},
+}
+"""By vendor: products, and the library of each whose version is shown."""
 
 
 def device_findings(system: System, software: Software, wanted: str | None) -> Iterator[Finding]:
     """What there is of each vendor: GPUs, driver, libraries; and what keeps its providers from working."""
-    for vendor, providers in (("amd", (ROCM, MIGRAPHX)), ("nvidia", (CUDA,))):
+    for vendor, providers in _by_vendor().items():
         needed = [each for each in providers if each.name == wanted or (not wanted and each.name in software.listed)]
-        gpus = amd_gpus(system) if vendor == "amd" else nvidia_gpus(system)
-        section = "AMD" if vendor == "amd" else "NVIDIA"
-        if needed or gpus or _driver(system, vendor):
+        gpus, section = gpus_of(vendor, system), vendor.upper()
+        if needed or gpus or driver_of(vendor, system):
             yield from _facts(system, vendor, section, gpus)
             yield from _problems(system, software, section, needed)
         if gpus and not wanted and not needed and not software.error:
-            step = f"pip uninstall -y {software.flavours[0].distribution} && pip install 'sdort[{providers[0].name}]'"
+            step = f"pip uninstall -y {software.flavours[0].distribution} && pip install {providers[0].install}"
             yield Finding(section, "provider", WARNING, "the installed ONNX Runtime has none for this GPU", step)
 
 
-def _driver(system: System, vendor: str) -> str | None:
-    return amd_driver(system) if vendor == "amd" else nvidia_driver(system)
+def _by_vendor() -> dict[str, list[Provider]]:
+    vendors = dict.fromkeys(each.vendor for each in PROVIDERS.values() if each.on_gpu)
+    return {vendor: [each for each in PROVIDERS.values() if each.vendor == vendor] for vendor in vendors}
 
 
 def _facts(system: System, vendor: str, section: str, gpus: list[Gpu]) -> Iterator[Finding]:
     for index, gpu in enumerate(gpus):
         yield Finding(section, f"GPU {index}", OK, str(gpu))
-    driver = _driver(system, vendor)
+    driver = driver_of(vendor, system)
     if driver:
         yield Finding(section, "driver", OK, driver)
     yield from _libraries(system, vendor, section)
@@ -56,7 +60,7 @@ def _libraries(system: System, vendor: str, section: str) -> Iterator[Finding]:
         version = rocm_version(system)
         if version:
             yield Finding(section, "ROCm", OK, version)
-    for product, stem in (_AMD_LIBRARIES if vendor == "amd" else _CUDA_LIBRARIES).items():
+    for product, stem in _LIBRARIES.get(vendor, {}).items():
         pattern = f"{stem}.so.*"
         path = system.find_library(pattern) or system.find_packaged(pattern)
         if path:

@@ -14,7 +14,7 @@ from sdort.errors import SdortError
 from sdort.machine.gpus import Gpu, amd_gpus, nvidia_gpus
 from sdort.machine.system import System
 from sdort.ops.library import Description, built_library, describe
-from sdort.providers.options import PROVIDERS
+from sdort.providers import PROVIDERS
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sdort import __version__
 from sdort.doctor.finding import OK, PROBLEM, Finding
 from sdort.errors import ProviderError
 from sdort.machine.distributions import Flavour, flavour, import_onnxruntime, installed_flavours
-from sdort.providers.options import PROVIDERS
+from sdort.providers import PROVIDERS
 from sdort.runtime.probe import installed_library
 
 _SECTION = "software"
@@ -71,7 +71,8 @@ import sys
 sys.path[:] = sys.argv[3:]
 import json
 from sdort.runtime.probe import why_not
-from sdort.providers.options import PROVIDERS, RuntimeOptions
+from sdort.providers import PROVIDERS
+from sdort.providers.runtime_options import RuntimeOptions
 reason = why_not(PROVIDERS[sys.argv[1]], RuntimeOptions(device_id=int(sys.argv[2])))
 print(json.dumps({"reason": reason}))
 """
@@ -79,7 +80,7 @@ print(json.dumps({"reason": reason}))
 
 def refusal(name: str, device_id: int = 0) -> str | None:
     """Why a provider does not load, None if it does: in another process, as drivers may end the one that asks."""
-    if not PROVIDERS[name].on_gpu:
+    if PROVIDERS[name].is_fallback:
         return None
     command = [sys.executable, "-c", _LOAD, name, str(device_id), *sys.path]
     try:
@@ -107,7 +108,7 @@ def software_findings(software: Software, wanted: str | None) -> Iterator[Findin
         if name in software.listed:
             yield _listed(name, software.refusals.get(name))
         elif name == wanted:
-            step = f"pip uninstall -y {here.distribution} && pip install 'sdort[{name}]'"
+            step = f"pip uninstall -y {here.distribution} && pip install {PROVIDERS[name].install}"
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
             yield Finding(_SECTION, name, PROBLEM, message, step)
 

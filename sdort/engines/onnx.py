@@ -15,7 +15,8 @@ from sdort.generation.request import Request
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.bf16 import made_for_bf16
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import keep_case
 from sdort.workload.cases import PIPELINE, PROMPT, Case, make_feeds

@@ -13,7 +13,9 @@ from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.pipelines.configs import read_config
 from sdort.pipelines.folder import MANIFEST
-from sdort.providers.options import CPU, Provider, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 
 INDEX = "model_index.json"
 

@@ -14,7 +14,7 @@ from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.generation.schedulers import load_scheduler
 from sdort.model.signature import Array, TensorSpec
 from sdort.pipelines.configs import read_config
-from sdort.providers.options import Provider
+from sdort.providers.provider import Provider
 from sdort.workload.cases import PIPELINE, TOKENS, Case, make_feeds
 
 # component: (attribute of the diffusers pipeline, its method)

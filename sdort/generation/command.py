@@ -23,7 +23,8 @@ from sdort.generation.result import Generation, Image
 from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
-from sdort.providers.options import AUTO, RuntimeOptions, can_tune, find_provider
+from sdort.providers import AUTO, find_provider
+from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
 from sdort.workload.cases import IMAGES_AT_ONCE, Case, drawing_cases

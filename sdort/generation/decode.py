@@ -18,9 +18,8 @@ import numpy.typing as npt
 from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError
 from sdort.generation.device_loop import batch_slices
-from sdort.machine.system import System
+from sdort.machine.gpus import free_memory
 from sdort.model.signature import TensorSpec, static_size
-from sdort.providers.options import Provider
 from sdort.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -217,26 +216,12 @@ def ramp(length: int, overlap: int, before: bool, after: bool) -> Array:
     return weights
 
 
-def free_memory(provider: Provider, device_id: int, system: System | None = None) -> int | None:
-    """Bytes that are free where ``provider`` runs; None where nothing tells."""
-    system = system or System()
-    if not provider.on_gpu:
-        found = [line.split() for line in (system.text("proc/meminfo") or "").splitlines()]
-        return next((int(words[1]) << 10 for words in found if words[0] == "MemAvailable:"), None)
-    if provider.name == "cuda":
-        query = (f"--id={device_id}", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
-        lines = system.tool("nvidia-smi", *query) or [""]
-        return int(lines[0]) << 20 if lines[0].strip().isdecimal() else None
-    from sdort.machine.gpus import amd_memory
-
-    memory = amd_memory(system)
-    return memory[device_id] if device_id < len(memory) else None
-
-
 def choose(decoder: Decoder, size: Size, tiling: bool | None, slicing: bool | None) -> Plan:
     """The plan for latents of a size, on the machine as it is now."""
     session = decoder.session
-    free = free_memory(session.provider, session.options.device_id) if None in (tiling, slicing) else None
+    free = None
+    if None in (tiling, slicing):
+        free = free_memory(session.provider.vendor, session.options.device_id)
     plan = decoder.plan(size, tiling, slicing, free)
     if None in (tiling, slicing):
         needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(size, Plan()), free or 0))

@@ -179,7 +179,7 @@ def open_sum(unet: Session) -> Session:
 
 def _exact(unet: Session) -> Mapping[str, str]:
     """Sums of latents in full fp32: CUDA would round the factors to 11 bits."""
-    return {**unet.options.provider_options, **({"use_tf32": "0"} if unet.provider.name == "cuda" else {})}
+    return {**unet.options.provider_options, **unet.provider.exact}
 
 
 class Loop:

@@ -25,7 +25,8 @@ from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.signature import static_size
 from sdort.pipelines.families import Condition, Encoder
 from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session
 

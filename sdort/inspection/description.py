@@ -20,12 +20,12 @@ from sdort.model.model import Model
 from sdort.onnx_io.bf16 import KEY
 from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
+from sdort.providers import NAMES, load_target
 
 if TYPE_CHECKING:
     from sdort.providers.target import Target
     from sdort.rewrite.editor import Editor
 
-PROVIDERS = ("rocm", "migraphx", "cuda", "cpu")
 
 # Of changes, in the order in which they are told.
 _KINDS = ("count", "version", "bytes", "input", "output", "operator")
@@ -95,7 +95,7 @@ class Change:
     after: Any
 
 
-def inspect_path(path: Path, providers: Sequence[str] = PROVIDERS) -> list[Component]:
+def inspect_path(path: Path, providers: Sequence[str] = NAMES) -> list[Component]:
     """Describe one ``.onnx`` file, or every model of a folder, diffusion component or not.
 
     Raises:
@@ -104,7 +104,7 @@ def inspect_path(path: Path, providers: Sequence[str] = PROVIDERS) -> list[Compo
     return [describe(load_model(file, name), providers) for name, file in find_models(path).items()]
 
 
-def describe(model: Model, providers: Sequence[str] = PROVIDERS) -> Component:
+def describe(model: Model, providers: Sequence[str] = NAMES) -> Component:
     """Collect the facts about a model in memory, without computing any weight."""
     graph = model.graph
     nodes = list(graph.nodes)
@@ -193,7 +193,6 @@ def _constants(nodes: Sequence[gs.Node]) -> list[gs.Constant]:
 
 def _rewrites(model: Model, nodes: Sequence[gs.Node], providers: Sequence[str]) -> dict[str, tuple[Rewrite, ...]]:
     # Imported here: comparing two models needs neither targets nor shapes.
-    from sdort.providers import load_target
     from sdort.rewrite.editor import Editor
 
     if not providers:

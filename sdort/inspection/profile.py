@@ -19,7 +19,9 @@ from sdort.console import detail
 from sdort.model.signature import Array
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import image_channels
-from sdort.providers.options import CPU, Provider, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
 from sdort.runtime.session import Session, open_logged
 
@@ -139,7 +141,7 @@ def summarize(
             microseconds = times.get(operator, 0 if times else None)
             shares.append(Share(ep, operator, nodes, None if microseconds is None else microseconds / 1000))
     shares.sort(key=lambda share: (-(share.milliseconds or 0), -share.nodes, share.operator))
-    on_cpu = placed.get(CPU.ep, Counter()) if provider.on_gpu else Counter[str]()
+    on_cpu = placed.get(CPU.ep, Counter()) if not provider.is_fallback else Counter[str]()
     return Placement(
         component,
         tuple(shares),
@@ -196,7 +198,7 @@ def remarks(found: Sequence[Placement], provider: Provider) -> list[str]:
     """What to know about a placement, one sentence a component."""
     lines = []
     for each in found:
-        if not provider.on_gpu:
+        if provider.is_fallback:
             continue
         fallen = ", ".join(f"{nodes} {operator}" for operator, nodes in each.fallen.items())
         copies = ", ".join(f"{nodes} {name}" for name, nodes in each.copies.items())

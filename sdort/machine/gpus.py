@@ -108,6 +108,32 @@ def nvidia_gpus(system: System) -> list[Gpu]:
     return [Gpu("nvidia", model[1].strip() if model else "NVIDIA GPU", "", 0) for model in models]
 
 
+def gpus_of(vendor: str, system: System) -> list[Gpu]:
+    """The GPUs of a vendor, in the order in which its libraries number them; none of a vendor that is not known."""
+    reader = {"amd": amd_gpus, "nvidia": nvidia_gpus}.get(vendor)
+    return reader(system) if reader else []
+
+
+def driver_of(vendor: str, system: System) -> str | None:
+    """A vendor's driver in words, None where it is not loaded or the vendor is not known."""
+    reader = {"amd": amd_driver, "nvidia": nvidia_driver}.get(vendor)
+    return reader(system) if reader else None
+
+
+def free_memory(vendor: str, device_id: int, system: System | None = None) -> int | None:
+    """Bytes that are free on a GPU, or without a vendor in the computer; None where nothing tells."""
+    system = system or System()
+    if not vendor:
+        rows = [line.split() for line in (system.text("proc/meminfo") or "").splitlines()]
+        return next((int(words[1]) << 10 for words in rows if words[0] == "MemAvailable:"), None)
+    if vendor == "nvidia":
+        query = (f"--id={device_id}", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+        lines = system.tool("nvidia-smi", *query) or [""]
+        return int(lines[0]) << 20 if lines[0].strip().isdecimal() else None
+    memory = amd_memory(system) if vendor == "amd" else []
+    return memory[device_id] if device_id < len(memory) else None
+
+
 def amd_driver(system: System) -> str | None:
     """The amdgpu driver in words, None where it is not loaded."""
     if not system.path("sys/module/amdgpu").exists():

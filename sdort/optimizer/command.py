@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from sdort import __version__
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, MissedFusionError, OutputError, ParityError, UsageError
+from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
-from sdort.onnx_io.bf16 import BF16, KEY, refuse_bf16
+from sdort.onnx_io.bf16 import BF16, KEY
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others, survey, walk
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.expected import expected_operators
 from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
 from sdort.passes.expand import NAME as EXPAND
-from sdort.providers import load_target
+from sdort.providers import find_provider, load_target
+from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
 from sdort.staging import staged_directory
 
@@ -178,7 +180,7 @@ def _check_precision(request: OptimizeRequest) -> None:
     if request.bf16 and request.fp16:
         raise UsageError("--bf16 and --fp16 exclude each other")
     if request.bf16:
-        refuse_bf16(request.provider)
+        refuse_bf16(find_provider(request.provider))
 
 
 def _optimize(request: OptimizeRequest) -> OptimizeReport:
@@ -365,7 +367,8 @@ def _config_misses(request: OptimizeRequest, model: Model, path: Path, done: Com
         return []
     counts = done.operators_raised
     misses = [e.judge(sum(counts.get(op, 0) for op in e.operators)) for e in raised]
-    if request.provider in ("rocm", "cuda") and not any(o.declined for o in done.fusions.values() if o.name != EXPAND):
+    complete = f"{MICROSOFT}.GroupNorm" in load_target(request.provider).conditions
+    if complete and not any(o.declined for o in done.fusions.values() if o.name != EXPAND):
         misses += [e.miss(model.graph) for e in fused]
     return [miss for miss in misses if miss]
 

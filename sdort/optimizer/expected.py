@@ -1,8 +1,8 @@
 """How many operators a component must have, told by its diffusers or transformers config alone.
 
 The graph cannot say what should have fused: a fusion that silently misses everything leaves a graph that looks
-complete. So the counts come from the architecture (:mod:`sdort.optimizer.architecture`), the table below says which
-operators of a target stand for them, and the optimized graph is held to that.
+complete. So the counts come from the architecture (:mod:`sdort.optimizer.architecture`), a target's kernels say which
+operators stand for them, and the optimized graph is held to that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from sdort.model.domains import MICROSOFT
 from sdort.optimizer.architecture import Config, architecture
+from sdort.providers import load_target
+from sdort.providers.target import Target
 
 
 @dataclass(frozen=True)
@@ -59,38 +62,6 @@ NORMS = {
     "layer_norm": Form(("layer_norm",), ("LayerNormalization", "SkipLayerNormalization")),
     "skip_layer_norm": Form(("skip_layer_norm",), ("SkipLayerNormalization",), at_least=True),
 }
-ACTIVATIONS = {
-    "quick_gelu": Form(("quick_gelu",), ("QuickGelu",)),
-    "gelu": Form(("gelu",), ("Gelu", "BiasGelu", "FastGelu")),
-}
-ATTENTION = Form(("attention_self", "attention_cross"), ("MultiHeadAttention", "Attention"))
-GPU = {
-    "attention": ATTENTION,
-    "group_norm": Form(("group_norm",), ("GroupNorm", "SkipGroupNorm")),
-    "group_norm_silu": Form(("group_norm_silu",), ("GroupNorm", "SkipGroupNorm"), attributes=(("activation", 1),)),
-    "conv": Form(("conv",), ("NhwcConv",)),
-    "geglu": Form(("geglu",), ("BiasSplitGelu",)),
-    **NORMS,
-    **ACTIVATIONS,
-}
-STANDARD = {
-    # Group normalization of ONNX is a function that ONNX Runtime inlines; this is the kernel it has.
-    "group_norm": Form(("group_norm",), ("InstanceNormalization",)),
-    "conv": Form(("conv",), ("Conv",)),
-    "quick_gelu": ACTIVATIONS["quick_gelu"],
-    **NORMS,
-}
-CPU = {
-    **STANDARD,
-    "attention": ATTENTION,
-    "geglu": Form(("geglu", "gelu"), ("Gelu", "BiasGelu", "FastGelu")),
-}
-MIGRAPHX = {
-    **STANDARD,
-    # It has no causal attention and no Gelu: MIGraphX finds them itself in standard operators.
-    "attention": Form(("attention_self", "attention_cross"), ("MultiHeadAttention", "Softmax")),
-    "geglu": Form(("geglu", "gelu"), ("Erf", "BiasGelu", "FastGelu")),
-}
 RAISED = {
     "attention": Form(("attention_self", "attention_cross"), ("Attention",)),
     "group_norm": Form(("group_norm",), ("GroupNormalization",)),
@@ -98,18 +69,36 @@ RAISED = {
     "layer_norm": Form(("layer_norm",), ("LayerNormalization",)),
     "gelu": Form(("geglu", "gelu"), ("Gelu",)),
 }
-FORMS: dict[str, dict[str, Form]] = {
-    "raised": RAISED,
-    "rocm": GPU,
-    "cuda": GPU,
-    "cpu": CPU,
-    "migraphx": MIGRAPHX,
-}
-"""Per target, what the architecture's counts look like in the optimized graph; ``raised`` is before its fusions."""
+"""What the architecture's counts look like before a target's fusions."""
+
+RAISED_GRAPH = "raised"
+"""The name that stands for the graph before a target's fusions."""
+
+
+def fused_forms(target: Target) -> dict[str, Form]:
+    """The architecture's counts in the graph that is optimized for a target, which follow from its kernels."""
+    kernels = {name.removeprefix(f"{MICROSOFT}.") for name in target.conditions}
+    attention = "Attention" if "Attention" in kernels else "Softmax"  # in standard operators, where it is not fused
+    gelu = ("Gelu" if "Gelu" in kernels else "Erf", "BiasGelu", "FastGelu")
+    forms = {"attention": Form(("attention_self", "attention_cross"), ("MultiHeadAttention", attention)), **NORMS}
+    forms["quick_gelu"] = Form(("quick_gelu",), ("QuickGelu",))
+    forms["conv"] = Form(("conv",), ("NhwcConv" if "NhwcConv" in kernels else "Conv",))
+    if "GroupNorm" in kernels:
+        norms = ("GroupNorm", "SkipGroupNorm")
+        forms["group_norm"] = Form(("group_norm",), norms)
+        forms["group_norm_silu"] = Form(("group_norm_silu",), norms, attributes=(("activation", 1),))
+    else:  # group normalization of ONNX is a function that ONNX Runtime inlines; this is the kernel it has
+        forms["group_norm"] = Form(("group_norm",), ("InstanceNormalization",))
+    if "BiasSplitGelu" in kernels:
+        forms["geglu"] = Form(("geglu",), ("BiasSplitGelu",))
+        forms["gelu"] = Form(("gelu",), gelu)
+    else:
+        forms["geglu"] = Form(("geglu", "gelu"), gelu)
+    return forms
 
 
 def expected_operators(config: Config, component: str, target: str) -> list[Expectation]:
-    """What the optimized graph of ``component`` must hold on ``target`` (rocm, cuda, cpu, migraphx).
+    """What the optimized graph of ``component`` must hold on ``target``, or before its fusions (:data:`RAISED_GRAPH`).
 
     Raises:
         BadModelError: the config names a block or setting whose structure is not known.
@@ -117,5 +106,5 @@ def expected_operators(config: Config, component: str, target: str) -> list[Expe
     counts = architecture(config, component)
     return [
         Expectation(name, form.operators, sum(counts[key] for key in form.keys), form.at_least, form.attributes)
-        for name, form in FORMS[target].items()
+        for name, form in (RAISED if target == RAISED_GRAPH else fused_forms(load_target(target))).items()
     ]

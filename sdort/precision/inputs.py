@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sdort.errors import SdortError
 from sdort.onnx_io.component_file import read_component
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 Array = npt.NDArray[Any]
@@ -69,7 +69,7 @@ def _record(source: Path) -> dict[str, list[Feed]]:
     from sdort.generation.recorded import HostLoop, Recorder
     from sdort.generation.request import Request
     from sdort.pipelines.folder import open_folder
-    from sdort.providers.options import CPU
+    from sdort.providers import CPU
     from sdort.runtime.session import open_session
 
     folder = open_folder(source)

@@ -1,28 +1,67 @@
-"""The execution providers, one file each: ``TARGET`` is what it runs, ``PROVIDER`` what it can be asked for.
+"""The execution providers, one file each: its ``PROVIDER`` says what it runs and what it can be asked for.
 
-The files import neither ONNX Runtime nor graph libraries.
+A file in this folder is a provider, and that is all there is to adding one (docs/add-a-provider.md): the names that the
+command line offers, the order in which ``auto`` tries them, tables and tests come from :data:`PROVIDERS`. The files
+import neither ONNX Runtime nor graph libraries.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sdort.errors import UsageError
+from sdort.providers.provider import Provider
 
 if TYPE_CHECKING:
     from sdort.providers.target import Target
 
-NAMES = ("rocm", "migraphx", "cuda", "cpu")
+_ABOUT_PROVIDERS = frozenset({"bf16", "kernels", "provider", "runtime_options", "target"})
+"""The modules of this folder that are no provider, but about all of them."""
+
+AUTO = "auto"
+"""The name that stands for the first provider that loads."""
+
+
+def _discover() -> Iterator[Provider]:
+    for module in pkgutil.iter_modules(__path__):
+        if module.name in _ABOUT_PROVIDERS:
+            continue
+        provider = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROVIDER", None)
+        if not isinstance(provider, Provider) or provider.name != module.name:
+            raise TypeError(f"sdort/providers/{module.name}.py has no PROVIDER = Provider(...) named {module.name!r}")
+        yield provider
+
+
+PROVIDERS = {provider.name: provider for provider in sorted(_discover(), key=lambda each: (each.rank, each.name))}
+"""By name, in the order in which ``auto`` tries them."""
+
+NAMES = tuple(PROVIDERS)
+"""What ``--provider`` takes."""
+
+CPU = PROVIDERS["cpu"]
+"""ONNX Runtime's own CPU provider, the one that is always there."""
+
+
+def find_provider(name: str) -> Provider:
+    """The provider of that name.
+
+    Raises:
+        UsageError: no such provider.
+    """
+    if name not in PROVIDERS:
+        raise UsageError(
+            f"there is no execution provider {name!r}", hint=f"Choose one of: {', '.join((AUTO, *PROVIDERS))}."
+        )
+    return PROVIDERS[name]
 
 
 def load_target(name: str) -> Target:
-    """A target by the name that ``--provider`` takes.
+    """The target that graphs for a provider are made for, by the name that ``--provider`` takes.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no such provider.
     """
-    if name not in NAMES:
-        raise UsageError(f"there is no target {name!r}", hint=f"Choose one of {', '.join(NAMES)}.")
-    target: Target = importlib.import_module(f"sdort.providers.{name}").TARGET
-    return target
+    return find_provider(name).target

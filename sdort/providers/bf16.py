@@ -1,4 +1,9 @@
-"""Opening a model that was made for bf16 (:mod:`sdort.onnx_io.bf16`): the provider's option is set, and asked for."""
+"""bf16: which providers compute in it, and opening a model that was made for it (:mod:`sdort.onnx_io.bf16`).
+
+The provider's option is set, and asked for. No other provider takes bf16 graphs; kernels and their types: ONNX
+Runtime's docs/OperatorKernels.md for CUDA and the CPU, the wheel's provider library for ROCm. Without the fused norms
+and convolutions a bf16 graph would be slower than an fp16 graph that keeps some nodes in fp32.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,30 @@ from typing import Any
 from sdort.errors import ProviderError, UsageError
 from sdort.machine.distributions import flavour
 from sdort.onnx_io.bf16 import made_for_bf16
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers import PROVIDERS
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 
 _ON = ("1", "true", "True")
+
+
+def refuse_bf16(provider: Provider) -> None:
+    """Say why, where a provider has no bf16.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if provider.bf16:
+        return
+    hint = "Take --fp16 auto: it keeps in fp32 what fp16 cannot hold."
+    others = [name for name in _with_bf16() if provider.on_gpu and PROVIDERS[name].vendor == provider.vendor]
+    if others:
+        hint += f" For an {provider.vendor.upper()} GPU also: --provider {' or '.join(others)}."
+    raise UsageError(f"--bf16 is not possible for {provider.name}: {provider.no_bf16}", hint=hint)
+
+
+def _with_bf16() -> list[str]:
+    return [name for name, each in PROVIDERS.items() if each.bf16]
 
 
 def with_bf16(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> RuntimeOptions:
@@ -24,13 +50,14 @@ def with_bf16(path: Path, component: str, provider: Provider, options: RuntimeOp
         ProviderError: the provider, or this release of it, has no bf16.
         UsageError: the user asked for another precision.
     """
-    if not provider.on_gpu or not made_for_bf16(path):
+    if provider.is_fallback or not made_for_bf16(path):
         return options
     if not provider.bf16:
         raise ProviderError(
             f"{path} was made for bf16, in which {provider.name} does not compute",
             component=component,
-            hint=f"Run it on migraphx, or make one for here: sdort optimize ORIGINAL OUT --provider {provider.name}.",
+            hint=f"Run it on {' or '.join(_with_bf16())}, or make one for here: "
+            f"sdort optimize ORIGINAL OUT --provider {provider.name}.",
         )
     release, known = provider.known_options(flavour().version)
     missing = [name for name in provider.bf16 if name not in known]
@@ -38,7 +65,7 @@ def with_bf16(path: Path, component: str, provider: Provider, options: RuntimeOp
         raise ProviderError(
             f"{provider.ep} of ONNX Runtime {release} has no {missing[0]}, which {path} needs",
             component=component,
-            hint=f"Install a newer one: pip install -U 'sdort[{provider.name}]'.",
+            hint=f"Install a newer one: pip install -U {provider.install}.",
         )
     for name, value in options.provider_options.items():
         if name in provider.precisions and (value in _ON) != (name in provider.bf16):

@@ -44,12 +44,17 @@ _OPTIONS: dict[str, Option] = {
 _NEWER = {"enable_cudnn", "external_data_loader_reading_threads"}
 
 PROVIDER = Provider(
-    name="cuda",
-    ep="CUDAExecutionProvider",
+    TARGET,
+    rank=30,
     library="libonnxruntime_providers_cuda.so",
     device="cuda",
     graph={"enable_cuda_graph": "1"},
+    exact={"use_tf32": "0"},
+    custom_kernels="cuda",
+    no_bf16="onnxruntime-gpu 1.31 has bf16 kernels of MultiHeadAttention and Gelu, but of GroupNorm, SkipGroupNorm, "
+    "NhwcConv, BiasAdd and BiasSplitGelu only fp32 and fp16",
     vendor="nvidia",
+    preload=True,
     needs="Install the CUDA and cuDNN libraries that this onnxruntime-gpu was built for "
     "(pip install 'onnxruntime-gpu[cuda,cudnn]'); check with nvidia-smi that the GPU is visible.",
     # The library's NEEDED entries and what it opens by name, and the packages on PyPI.

@@ -54,12 +54,15 @@ _OPTIONS: dict[str, Option] = {
 }
 
 PROVIDER = Provider(
-    name="migraphx",
-    ep="MIGraphXExecutionProvider",
+    TARGET,
+    rank=20,
     library="libonnxruntime_providers_migraphx.so",
     # Its memory belongs to vendor AMD, which IOBinding.bind_output cannot name, so tensors pass through host memory.
     device=None,
     tuning={"migraphx_exhaustive_tune": "1"},
+    searched="exhaustive tuning",
+    programs="migraphx_model_cache_dir",
+    uses_miopen=True,
     bf16={"migraphx_bf16_enable": "1"},
     precisions=frozenset(f"migraphx_{name}_enable" for name in ("bf16", "fp16", "fp8", "int8")),
     no_graph="MIGraphX runs its compiled program itself and has no option for a graph",

@@ -1,10 +1,12 @@
-"""What an execution provider is to the runtime, as data: what it is called, what it needs, what it can be asked for."""
+"""An execution provider as data: what it is called, what it needs, what it can be asked for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from sdort.providers.target import Target
 
 
 @dataclass(frozen=True)
@@ -50,62 +52,111 @@ def address() -> Option:
     return number(0).owned_by("It is an address in the running process, which no command line can know.")
 
 
-Options = Mapping[str, Option]
+KnownOptions = Mapping[str, Option]
+"""The options of a provider, by the names that ONNX Runtime gives them."""
+
 NO_LIMIT = (1 << 64) - 1
 """What memory limits are by default."""
+
+FALLBACK = "CPUExecutionProvider"
+"""The execution provider that ONNX Runtime has in every build, and gives the nodes that no other takes."""
+
+LAST = 1000
+"""The rank of what ``auto`` takes when nothing else loads."""
 
 
 @dataclass(frozen=True, eq=False)
 class Provider:
-    """One execution provider of ONNX Runtime.
+    """One execution provider of ONNX Runtime."""
 
-    ``device`` is the name that ONNX Runtime's Python API gives to the provider's memory, None where inputs and
-    outputs stay in host memory.
-    """
-
-    name: str
-    ep: str
+    target: Target
+    """What it runs; its name is what ``--provider`` takes, and its execution provider what ONNX Runtime calls it."""
+    rank: int
+    """Where in the order in which ``auto`` tries the providers it stands, the lowest first."""
+    vendor: str = ""
+    """Whose GPU it computes on (``amd``, ``nvidia``, another's name); empty where it computes on the processor."""
+    device: str | None = None
+    """The name that ONNX Runtime's Python API gives to its memory, None where inputs and outputs stay in the host's."""
     library: str | None = None
     """The file in ONNX Runtime's package that has it, None where it is built in."""
-    device: str | None = None
+    package: str = ""
+    """What pip installs to get it; where empty, sdort's extra of its name."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Set on every run."""
     tuning: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--tuning``; empty where there is nothing to search."""
+    searched: str = "the fastest kernels"
+    """What ``tuning`` searches, in words."""
     graph: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--graph``; empty where the provider has no graphs."""
     bf16: Mapping[str, str] = field(default_factory=dict)
     """Set in addition for a model that was made for bf16; empty where the provider does not compute in it."""
+    exact: Mapping[str, str] = field(default_factory=dict)
+    """Set in addition where products have to be in full fp32; empty where they always are, without TF32."""
     precisions: frozenset[str] = frozenset()
     """Those of its options that choose the precision of what it computes."""
-    no_graph: str = ""
+    programs: str = ""
+    """Its option for the folder in which it keeps compiled programs; empty where it compiles none."""
+    uses_miopen: bool = False
+    """Whether MIOpen computes its convolutions, which keeps what it found in databases of its own."""
+    custom_kernels: str = "cpu"
+    """Whose kernels of sdort's operator library it runs: ``rocm``, ``cuda`` or ``cpu``."""
+    no_graph: str = "nothing says that it has any"
     """Why it has no graphs, in words for the user."""
+    no_bf16: str = "nothing says that it computes in it"
+    """Why there is no bf16, in words for the user."""
     note: str = ""
     """Why ``options`` are set when ``--tuning`` is not, in words for the user."""
-    vendor: str = ""
-    """Whose GPU it needs: ``amd``, ``nvidia`` or nobody's."""
-    needs: str = ""
+    needs: str = "Install what its own documentation says that it needs."
     """What a user installs when the provider does not load."""
+    preload: bool = False
+    """Whether ONNX Runtime can load its libraries from pip packages (``onnxruntime.preload_dlls``)."""
     libraries: Mapping[str, str] = field(default_factory=dict)
     """Shared libraries of the vendor that the newest release needs, and the package that has each."""
     opened: frozenset[str] = field(default_factory=frozenset)
     """Those among ``libraries`` that it opens by name, and so does not list as needed."""
     architectures: frozenset[str] = field(default_factory=frozenset)
     """GPU architectures that its library has machine code for; empty where it compiles on the machine."""
-    releases: Mapping[str, Options] = field(default_factory=dict)
+    releases: Mapping[str, KnownOptions] = field(default_factory=dict)
     """The options that a release of ONNX Runtime (``1.22``) knows, oldest release first."""
 
     @property
-    def on_gpu(self) -> bool:
-        return self.ep != "CPUExecutionProvider"
+    def name(self) -> str:
+        """What ``--provider`` calls it."""
+        return self.target.name
 
-    def known_options(self, version: str) -> tuple[str, Options]:
+    @property
+    def ep(self) -> str:
+        """What ONNX Runtime calls it."""
+        return self.target.execution_provider
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it is ONNX Runtime's own CPU provider: always there, never left for another, without options."""
+        return self.ep == FALLBACK
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU, and not on the processor."""
+        return bool(self.vendor)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it can be told which of several devices to take."""
+        return any("device_id" in options for options in self.releases.values())
+
+    @property
+    def install(self) -> str:
+        """What pip installs to get it, quoted for a shell."""
+        return f"'{self.package or f'sdort[{self.name}]'}'"
+
+    def known_options(self, version: str) -> tuple[str, KnownOptions]:
         """The release whose options hold for ``version``, and the options.
 
         That is the release itself or the next one that is known; for one newer than all, the newest. Options have
         only ever been added.
         """
-        newest: tuple[str, Options] = (version, {})
+        newest: tuple[str, KnownOptions] = (version, {})
         for newest in self.releases.items():
             if _numbers(version)[:2] <= _numbers(newest[0]):
                 break

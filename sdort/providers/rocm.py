@@ -37,8 +37,8 @@ _OPTIONS: dict[str, Option] = {
 }
 
 PROVIDER = Provider(
-    name="rocm",
-    ep="ROCMExecutionProvider",
+    TARGET,
+    rank=10,
     library="libonnxruntime_providers_rocm.so",
     device="cuda",  # the Python API of a ROCm build names its memory so
     options={"tunable_op_enable": "1"},
@@ -47,7 +47,12 @@ PROVIDER = Provider(
         "miopen_conv_exhaustive_search": "1",
         "miopen_conv_use_max_workspace": "1",
     },
+    searched="TunableOp and MIOpen",
     graph={"enable_hip_graph": "1"},
+    uses_miopen=True,
+    custom_kernels="rocm",
+    no_bf16="onnxruntime-rocm 1.22.2 registers GroupNorm, SkipGroupNorm, NhwcConv, BiasAdd and BiasSplitGelu in fp32 "
+    "and fp16 only",
     note="TunableOp is on: attention on ROCm does not run without it; --tuning also searches for the fastest kernels",
     vendor="amd",
     needs="Install ROCm 7 (HIP, hipBLAS, MIOpen, hipFFT, rocm_smi, roctracer) or add its lib folder to "

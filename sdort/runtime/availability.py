@@ -10,6 +10,7 @@ from pathlib import Path
 from sdort.machine.elf import code_objects, needed
 from sdort.machine.gpus import amd_driver, amd_gpus, nvidia_driver, rocm_version
 from sdort.machine.system import System
+from sdort.providers import PROVIDERS
 from sdort.providers.provider import Provider
 
 # For GPUs that ROCm has no builds for, the close relative whose machine code they run: widely reported to work by
@@ -41,15 +42,13 @@ def find_problems(provider: Provider, system: System, library: Path | None, devi
     Args:
         library: the provider's installed library; None assumes that of the newest release.
     """
+    problems = []
     if provider.vendor == "amd":
-        found = [amd_device(system), amd_permission(system)]
+        problems = [amd_device(system), amd_permission(system)]
     elif provider.vendor == "nvidia":
-        found = [nvidia_device(system), nvidia_driver_age(provider, system, library)]
-    else:
-        return []
-    found.append(libraries(provider, system, library))
-    found.append(architecture(provider, system, library, device_id))
-    return [problem for problem in found if problem]
+        problems = [nvidia_device(system), nvidia_driver_age(provider, system, library)]
+    problems += [libraries(provider, system, library), architecture(provider, system, library, device_id)]
+    return [problem for problem in problems if problem]
 
 
 def amd_device(system: System) -> Problem | None:
@@ -166,11 +165,20 @@ def architecture(provider: Provider, system: System, library: Path | None, devic
     names = ", ".join(sorted(known, key=lambda name: (len(name), name)))
     message = f"{provider.name} has no machine code for {gpu.architecture}, {gpu.name}; it has it for {names}"
     relative, value = _RELATIVES.get(gpu.architecture, ("", ""))
-    step = f"Use migraphx, which compiles on the machine: pip install 'sdort[migraphx]' in place of {provider.name}."
+    step = _compiling(provider)
     if relative in known:
         hint = f"export {OVERRIDE}={value} lets the GPU run the code for {relative}, which often works"
         step = f"{hint} and which AMD does not support. Else: {step}"
     return Problem("architecture", message, step)
+
+
+def _compiling(provider: Provider) -> str:
+    """What else there is for the vendor's GPUs, which needs no machine code for each."""
+    others = [each for each in PROVIDERS.values() if each.vendor == provider.vendor and not each.architectures]
+    if not others:
+        return provider.needs
+    other = others[0]
+    return f"Use {other.name}, which compiles on the machine: pip install {other.install} in place of {provider.name}."
 
 
 def _installed_architectures(library: Path) -> set[str]:

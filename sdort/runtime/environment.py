@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sdort import __version__
 from sdort.machine.distributions import installed_flavours
-from sdort.machine.gpus import amd_gpus, nvidia_driver, nvidia_gpus
+from sdort.machine.gpus import gpus_of, nvidia_driver
 from sdort.machine.system import System
-from sdort.providers.options import Provider
+from sdort.providers.provider import Provider
 
 _PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 
@@ -50,9 +50,8 @@ def cpu_name() -> str:
 
 def _gpu_name(provider: Provider, device_id: int) -> str | None:
     system = System()
-    nvidia = provider.vendor == "nvidia"
-    gpus = nvidia_gpus(system) if nvidia else amd_gpus(system)
-    driver = nvidia_driver(system) if nvidia else None
+    gpus = gpus_of(provider.vendor, system)
+    driver = nvidia_driver(system) if provider.vendor == "nvidia" else None
     name = str(gpus[device_id]) if device_id < len(gpus) else None
     return f"{name}, driver {driver}" if name and driver else name
 

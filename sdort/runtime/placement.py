@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sdort.errors import ProviderError
-from sdort.providers.options import CPU, Provider
+from sdort.providers import CPU
+from sdort.providers.provider import Provider
 
 _PLACED = re.compile(r"(?:Node\(s\)|All nodes) placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE = re.compile(r"VerifyEachNodeIsAssignedToAnEp\]\s+(\w+) \(")
@@ -86,7 +87,7 @@ def refuse_fallback(log: str, provider: Provider, component: str) -> None:
     fallen = {
         op: count
         for op, count in parse_placement(log).get(CPU.ep, Counter()).items()
-        if provider.on_gpu and op not in SHAPE_OPERATORS
+        if not provider.is_fallback and op not in SHAPE_OPERATORS
     }
     if not fallen:
         return

@@ -22,17 +22,9 @@ from sdort.machine.distributions import flavour, import_onnxruntime
 from sdort.machine.system import System
 from sdort.ops.library import resolve
 from sdort.ops.opening import prepare
-from sdort.providers.options import (
-    AUTO,
-    CPU,
-    PROVIDERS,
-    Provider,
-    RuntimeOptions,
-    check_options,
-    find_provider,
-    provider_options,
-    session_options,
-)
+from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions, check_options, provider_options, session_options
 from sdort.runtime.availability import Problem, architecture, find_problems
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -61,7 +53,8 @@ def create_session(
         ProviderError: without ``printed``, the session fell back to the CPU.
     """
     onnxruntime = import_onnxruntime()
-    chain: list[Any] = [(provider.ep, provider_options(provider, options))] if provider.on_gpu else []
+    asked = provider_options(provider, options)
+    chain: list[Any] = [] if provider.is_fallback else [(provider.ep, asked)]
     # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
     onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
     left_out: Collection[str] = ()
@@ -88,7 +81,7 @@ def create_session(
 
 def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
     """Why ``provider`` cannot be used here and what to do about it; None when a session on it works."""
-    if not provider.on_gpu:
+    if provider.is_fallback:
         return None
     return _why_not(provider.name, options.device_id)
 
@@ -101,7 +94,7 @@ def _why_not(name: str, device_id: int) -> str | None:
     if provider.ep not in onnxruntime.get_available_providers():
         return (
             f"{found.distribution} {found.version} was built without {provider.ep}. Install the other distribution: "
-            f"pip uninstall -y {found.distribution} && pip install 'sdort[{provider.name}]'"
+            f"pip uninstall -y {found.distribution} && pip install {provider.install}"
         )
     library = installed_library(provider)
     # Code for another GPU than this one loads, and then aborts the process at its first kernel.
@@ -144,7 +137,7 @@ def explain(provider: Provider, reason: str, problems: list[Problem]) -> str:
 
 def _preload(onnxruntime: Any, provider: Provider) -> None:
     """Load CUDA's libraries from pip packages, where this ONNX Runtime can."""
-    if provider.name == "cuda" and hasattr(onnxruntime, "preload_dlls"):
+    if provider.preload and hasattr(onnxruntime, "preload_dlls"):
         with redirect_stdout(io.StringIO()):
             onnxruntime.preload_dlls()
 
@@ -207,7 +200,7 @@ def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
     Raises:
         ProviderError: it does not load and ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a
             GPU provider compiled in that does not load.
-        UsageError: as :func:`sdort.providers.options.check_options`.
+        UsageError: as :func:`sdort.providers.runtime_options.check_options`.
     """
     if options.provider == AUTO:
         provider, reason = _first_that_loads(options)

@@ -14,7 +14,8 @@ from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec
 from sdort.onnx_io.component_file import read_component
 from sdort.providers.bf16 import check_bf16, with_bf16
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.probe import FATAL, create_session, first_line
 from sdort.tuning.session_hooks import prepare
@@ -176,7 +177,7 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
         ProviderError: the provider has no kernel for one of its operators, or ``options.no_fallback`` and part of
             the model would run on the CPU.
     """
-    if options.no_fallback and provider.on_gpu:
+    if options.no_fallback and not provider.is_fallback:
         session, log = open_logged(path, component, provider, options)
         placement.refuse_fallback(log, provider, component)
         return session

@@ -9,7 +9,7 @@ from functools import cache
 
 from sdort.errors import ProviderError
 from sdort.machine.distributions import flavour, import_onnxruntime
-from sdort.providers.options import PROVIDERS
+from sdort.providers import PROVIDERS
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,13 @@ def this_machine(provider: str, device_id: int = 0) -> Machine:
 
 
 def _device(provider: str, device_id: int) -> tuple[str, int, str]:
-    if provider == "cpu":
+    vendor = PROVIDERS[provider].vendor
+    if not vendor:
         return platform.machine(), 0, ""
+    if vendor not in _DRIVERS:
+        raise ProviderError(f"sdort does not know how to ask the driver which GPU {provider} runs on")
     try:
-        return _cuda(device_id) if provider == "cuda" else _hip(device_id)
+        return _DRIVERS[vendor](device_id)
     except (OSError, AttributeError) as error:
         raise ProviderError(f"the driver does not tell which GPU {provider} runs on: {error}") from error
 
@@ -85,6 +88,10 @@ def _cuda(device_id: int) -> tuple[str, int, str]:
     built_for = getattr(import_onnxruntime(), "cuda_version", "")
     driver = f"driver for {value.value // 1000}.{value.value % 1000 // 10}"
     return f"sm_{numbers[0]}{numbers[1]}", numbers[2], f"CUDA {built_for}, {driver}"
+
+
+_DRIVERS = {"amd": _hip, "nvidia": _cuda}
+"""By vendor: what asks its driver for a GPU's architecture, its compute units and the toolkit."""
 
 
 def _load(*names: str) -> ctypes.CDLL:

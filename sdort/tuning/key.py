@@ -11,15 +11,14 @@ from typing import Any
 
 from sdort.onnx_io.hashing import hash_model
 from sdort.ops.library import AUTO, library_hash, resolve
+from sdort.providers import PROVIDERS
 from sdort.providers.bf16 import with_bf16
-from sdort.providers.options import PROVIDERS, Provider, RuntimeOptions, provider_options
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions, provider_options
 from sdort.tuning.device import Machine, this_machine
 
 Shapes = Mapping[str, Sequence[int]]
 """The dimensions of every input of a model."""
-
-# They name a place in this machine or process, and change nothing that is found.
-_PLACES = {"device_id", "migraphx_model_cache_dir", "user_compute_stream", "has_user_compute_stream"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, st
     which replays what was chosen before.
     """
     given = provider_options(provider, replace(options, tuning=False, graph=False))
-    aside = {*_PLACES, *provider.tuning, *provider.graph, "tunable_op_max_tuning_duration_ms"}
+    # The first two name a place in this machine, and change nothing that is found.
+    aside = {"device_id", provider.programs, *provider.tuning, *provider.graph, "tunable_op_max_tuning_duration_ms"}
     return tuple(sorted((name, str(value)) for name, value in given.items() if name not in aside))
 
 

@@ -17,14 +17,12 @@ from sdort.console import detail, warn
 from sdort.errors import ProviderError
 from sdort.ops.library import resolve, tuning_table
 from sdort.ops.table import Entry, read_table
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
 from sdort.tuning.key import Key, make_key
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import Work, work
-
-_PROGRAMS_OPTION = {"migraphx": "migraphx_model_cache_dir"}
-_USES_MIOPEN = ("rocm", "migraphx")
 
 
 @dataclass
@@ -84,7 +82,7 @@ def _lay_out(
     place: Work, bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions
 ) -> RuntimeOptions:
     """Point the libraries at a folder with the bundles' files."""
-    if provider.name in _USES_MIOPEN and (options.tuning or _have(bundles, MIOPEN)):
+    if provider.uses_miopen and (options.tuning or _have(bundles, MIOPEN)):
         place.use_miopen()
     for bundle in bundles:
         place.take(bundle)
@@ -93,8 +91,8 @@ def _lay_out(
         for bundle in bundles:
             entries += read_table(bundle.folder / OPS)
         place.use_ops(tuning_table(), entries, options.tuning)
-    name = _PROGRAMS_OPTION.get(provider.name)
-    if name is None or name in options.provider_options:
+    name = provider.programs
+    if not name or name in options.provider_options:
         return options
     return replace(options, provider_options={**options.provider_options, name: str(place.programs(key.model))})
 

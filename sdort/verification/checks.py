@@ -10,7 +10,7 @@ import numpy as np
 from sdort.generation.images import Generated
 from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
-from sdort.providers.options import CUDA, Provider
+from sdort.providers.provider import Provider
 from sdort.verification.images import compare, judge_images
 from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
 
@@ -53,9 +53,10 @@ class Precision:
 def precision(dtype: str, provider: Provider) -> Precision:
     """The precision of a model with weights of ``dtype`` on a provider.
 
-    On NVIDIA GPUs, cuDNN and cuBLAS round fp32 operands to TF32, whose significand has the 11 bits of fp16's.
+    On NVIDIA GPUs, cuDNN and cuBLAS round fp32 operands to TF32, whose significand has the 11 bits of fp16's: so does a
+    provider that has to be asked for exact products.
     """
-    return Precision("float16" if provider is CUDA else dtype, provider.on_gpu)
+    return Precision("float16" if provider.exact else dtype, provider.on_gpu)
 
 
 def check_outputs(

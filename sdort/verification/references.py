@@ -12,7 +12,9 @@ from sdort.engines.original import holds_onnx, open_reference
 from sdort.errors import SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.model.signature import Array
-from sdort.providers.options import CPU, Provider, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.checks import Precision, Verdict, check_images, check_outputs
 from sdort.workload.cases import PIPELINE, Case
 

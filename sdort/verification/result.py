@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.errors import ParityError
-from sdort.providers.options import CPU, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import Finding
 from sdort.verification.checks import Precision
 from sdort.verification.components import ONNX, Comparison

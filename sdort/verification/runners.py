@@ -16,7 +16,9 @@ from sdort.model.signature import Array
 from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import AUTO, OFF, resolve
 from sdort.pipelines.folder import PipelineFolder
-from sdort.providers.options import CPU, Provider, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 from sdort.verification.parity import open_session as open_graph
 from sdort.verification.parity import precision

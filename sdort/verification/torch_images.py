@@ -10,7 +10,7 @@ from sdort.engines.torch import TorchEngine
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
-from sdort.providers.options import CPU
+from sdort.providers import CPU
 from sdort.workload.cases import PIPELINE
 
 

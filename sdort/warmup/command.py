@@ -17,7 +17,8 @@ from typing import Any
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.pipelines.folder import open_folder
-from sdort.providers.options import AUTO, RuntimeOptions, can_tune
+from sdort.providers import AUTO
+from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session

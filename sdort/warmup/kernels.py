@@ -30,7 +30,7 @@ def tune(
         BadModelError: there is no pipeline at ``pipeline``.
     """
     from sdort.engines.onnx import OnnxEngine
-    from sdort.providers.options import RuntimeOptions
+    from sdort.providers.runtime_options import RuntimeOptions
     from sdort.runtime.probe import choose_provider
     from sdort.workload.cases import cases
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.errors import UsageError
-from sdort.generation.decode import Plan, Planner, free_memory
+from sdort.generation.decode import Plan, Planner
+from sdort.machine.gpus import free_memory
 from sdort.model.signature import Array
 from sdort.pipelines.folder import DECODER, PipelineFolder, image_channels
-from sdort.providers.options import Provider, RuntimeOptions
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
 from sdort.workload.cases import Case, Inputs, drawing_cases, feed_shapes, make_feeds
 
@@ -144,7 +146,7 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
 
 def _free_beside(target: Target, components: Sequence[str]) -> int | None:
     """Bytes that a run has left to decode in, with all components loaded; None where nothing tells."""
-    free = free_memory(target.provider, target.runtime.device_id)
+    free = free_memory(target.provider.vendor, target.runtime.device_id)
     folders = [target.folder.models[name].parent for name in components]
     files = [file for folder in folders for file in folder.iterdir() if file.is_file()]
     return None if free is None else max(0, free - sum(file.stat().st_size for file in set(files)))

@@ -38,7 +38,10 @@ from sdort.model.signature import TensorSpec
 from sdort.onnx_io.component_file import read_component
 from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import image_channels
-from sdort.providers.options import CPU, CUDA, ROCM, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.checks import Precision, check_images, check_outputs, precision
 from sdort.verification.limits import GPU_ALLOWANCE, PSNR, TOLERANCES
 from sdort.verification.metrics import psnr

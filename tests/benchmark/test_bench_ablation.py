@@ -25,7 +25,7 @@ from sdort.benchmark.setup import Options
 from sdort.cli import cli
 from sdort.errors import ParityError, RegressionError, SdortError, UsageError
 from sdort.optimizer.command import optimize
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

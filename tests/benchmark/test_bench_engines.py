@@ -23,7 +23,9 @@ from sdort.benchmark.setup import Options, apply_preset
 from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
-from sdort.providers.options import CPU, CUDA, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.runtime_options import RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -16,7 +16,7 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import Options
 from sdort.errors import ParityError, UsageError
 from sdort.generation.images import Generated
-from sdort.providers.options import CPU
+from sdort.providers import CPU
 from sdort.verification.checks import Precision
 from sdort.verification.references import Reference, draw
 from sdort.workload.cases import SEED, Case

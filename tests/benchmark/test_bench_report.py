@@ -32,7 +32,8 @@ from sdort.benchmark.setup import Options
 from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.generation.images import Generated
-from sdort.providers.options import CPU, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.report.html import LIGHT, THEMES, Theme
 from sdort.workload.cases import Case
 

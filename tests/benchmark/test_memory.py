@@ -15,7 +15,8 @@ import pytest
 
 from sdort.benchmark import memory
 from sdort.benchmark.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
-from sdort.providers.options import CPU, CUDA
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
 
 
 @pytest.fixture(params=["the kernel's peak", "samples"])
@@ -66,7 +67,7 @@ def test_what_the_allocator_keeps_of_freed_memory_is_not_held() -> None:
     code = (
         "import numpy as np\n"
         "from sdort.benchmark.memory import Meter\n"
-        "from sdort.providers.options import CPU\n"
+        "from sdort.providers import CPU\n"
         "meter = Meter(CPU, 0)\n"
         "with meter.peak():\n"
         "    kept, passing = np.ones(24 << 20, np.uint8), np.ones(48 << 20, np.uint8)\n"

@@ -15,12 +15,17 @@ from support.tiny_pipeline import Tiny
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.generation import decode
 from sdort.generation.command import run
-from sdort.generation.decode import Decoder, Plan, Planner, decode_tiles, free_memory, ramp, starts
+from sdort.generation.decode import Decoder, Plan, Planner, decode_tiles, ramp, starts
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
+from sdort.machine.gpus import free_memory
 from sdort.machine.system import System
 from sdort.model.signature import TensorSpec
-from sdort.providers.options import CPU, CUDA, ROCM, Provider, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.provider import Provider
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import run_error
 from sdort.workload.cases import Case
 
@@ -351,10 +356,10 @@ def test_free_memory_is_read_where_the_provider_runs(tmp_path: Path) -> None:
     write("usr/bin/nvidia-smi", '#!/bin/sh\n[ "$1" = --id=1 ] && echo 512\n')
     tool.chmod(0o755)
     system = System(tmp_path, environ={})
-    assert free_memory(CPU, 0, system) == 16000000 * 1024
-    assert [free_memory(ROCM, device, system) for device in range(3)] == [990, 700, None]
-    assert free_memory(CUDA, 1, system) == 512 << 20
-    assert free_memory(CUDA, 0, system) is None
+    assert free_memory(CPU.vendor, 0, system) == 16000000 * 1024
+    assert [free_memory(ROCM.vendor, device, system) for device in range(3)] == [990, 700, None]
+    assert free_memory(CUDA.vendor, 1, system) == 512 << 20
+    assert free_memory(CUDA.vendor, 0, system) is None
 
 
 # --- what ends a run ---

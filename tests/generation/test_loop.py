@@ -18,7 +18,11 @@ from sdort.generation import device_loop as loop_module
 from sdort.generation.device_loop import Batch, Loop, open_sum
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.schedulers import SCHEDULERS
-from sdort.providers.options import CPU, CUDA, ROCM, Provider, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.provider import Provider
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import create_session
 from sdort.runtime.session import Session, open_session
 
@@ -209,7 +213,8 @@ SCRIPT = """
 import sys, pathlib, numpy
 from sdort.generation.device_loop import Batch, Loop
 from sdort.runtime.probe import create_session
-from sdort.providers.options import ROCM, RuntimeOptions
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.recurrence import Recurrence
 from sdort.runtime.session import Session
 

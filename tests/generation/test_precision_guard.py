@@ -20,7 +20,7 @@ from sdort.errors import ParityError
 from sdort.generation.guard import dead
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.limits import PSNR
 from sdort.verification.metrics import psnr
 

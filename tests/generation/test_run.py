@@ -26,7 +26,10 @@ from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord
 from sdort.generation.request import Request
-from sdort.providers.options import CUDA, ROCM, RuntimeOptions, can_tune, find_provider
+from sdort.providers import find_provider
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.verification.metrics import psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -436,7 +439,7 @@ def test_the_record_says_whether_anything_was_searched(
         (find_provider("cpu"), library, False),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("sdort.providers.options.resolve", lambda setting, found=found: found)
+            patch.setattr("sdort.providers.runtime_options.resolve", lambda setting, found=found: found)
             assert can_tune(provider, RuntimeOptions()) is searched
     monkeypatch.setattr("sdort.generation.command.can_tune", lambda provider, options: True)
     assert json.loads(sdort(tiny.onnx, "--tuning", "--json").stdout)["tuning"] is True

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from sdort.cli.options import _RUNTIME, runtime_options
 from sdort.errors import UsageError
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
 

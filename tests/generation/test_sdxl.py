@@ -29,7 +29,7 @@ from sdort.optimizer.command import optimize
 from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
 from sdort.pipelines.folder import DECODER, PipelineFolder
 from sdort.precision.inputs import recorded_inputs
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
 from sdort.workload.cases import drawing_cases, feed_shapes, make_feeds
 

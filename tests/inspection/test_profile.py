@@ -22,7 +22,9 @@ from sdort.inspection.profile import Placement, Share, measure_placement, placem
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.pipeline import count_operators
 from sdort.pipelines.folder import open_folder
-from sdort.providers.options import CPU, ROCM, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.workload.cases import Case
 
 CPU_EP, ROCM_EP = CPU.ep, ROCM.ep

@@ -16,7 +16,8 @@ from sdort.errors import ProviderError, UsageError
 from sdort.ops import library
 from sdort.ops.build import Build, BuildOptions, last_build
 from sdort.ops.table import Entry, read_table
-from sdort.providers.options import CPU, RuntimeOptions, session_options
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions, session_options
 
 
 @pytest.fixture(autouse=True)

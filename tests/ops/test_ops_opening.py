@@ -16,7 +16,8 @@ from support.small_graphs import Array
 
 from sdort.cli import cli
 from sdort.ops import library, opening
-from sdort.providers.options import CPU, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import open_session
 from sdort.verification.parity import open_session as open_for_verify
 

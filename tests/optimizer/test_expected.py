@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from sdort.errors import BadModelError
 from sdort.optimizer.architecture import architecture
-from sdort.optimizer.expected import FORMS, Expectation, expected_operators
+from sdort.optimizer.expected import Expectation, expected_operators
+from sdort.providers import NAMES
 
 functional = torch.nn.functional
 
@@ -223,7 +224,7 @@ def test_the_raised_graph_has_the_standard_operators() -> None:
     assert expected["conv"].judge(97) == "conv: expected 98 Conv, found 97"
 
 
-@pytest.mark.parametrize("target", sorted(set(FORMS) - {"raised"}))
+@pytest.mark.parametrize("target", NAMES)
 def test_every_target_accounts_for_the_whole_architecture(target: str) -> None:
     config = build_full("sd15").config
     expected = {item.name: item for item in expected_operators(config, "unet", target)}

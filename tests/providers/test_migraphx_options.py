@@ -16,7 +16,8 @@ from sdort.errors import ProviderError, UsageError
 from sdort.machine.elf import needed
 from sdort.onnx_io.bf16 import BF16, KEY
 from sdort.providers.bf16 import check_bf16, with_bf16
-from sdort.providers.options import MIGRAPHX, RuntimeOptions, provider_options
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.runtime_options import RuntimeOptions, provider_options
 
 WHEEL = "onnxruntime-migraphx==1.27.1"
 LIBRARIES = {"libamdhip64.so.7": r"(__)?hip", "libmigraphx_c.so.3": "migraphx"}

@@ -19,9 +19,14 @@ from support.small_models import evaluate, write
 from sdort.cli import cli
 from sdort.emulation.rounding import emulate
 from sdort.errors import ProviderError, UsageError
-from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16, refuse_bf16
-from sdort.providers.bf16 import check_bf16, with_bf16
-from sdort.providers.options import CPU, CUDA, MIGRAPHX, ROCM, Provider, RuntimeOptions
+from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16
+from sdort.providers import CPU
+from sdort.providers.bf16 import check_bf16, refuse_bf16, with_bf16
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.provider import Provider
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import session as session_module
 from sdort.runtime.session import open_session
 from sdort.tuning import key as key_module
@@ -86,7 +91,7 @@ def test_one_precision_at_a_time(models: Fragile, tmp_path: Path) -> None:
 
 
 def test_only_migraphx_has_it() -> None:
-    refuse_bf16("migraphx")
+    refuse_bf16(MIGRAPHX)
     assert [each.name for each in (ROCM, MIGRAPHX, CUDA, CPU) if each.bf16] == ["migraphx"]
 
 

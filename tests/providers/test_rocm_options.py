@@ -12,7 +12,8 @@ import pytest
 from support import rocm_packages, rocm_stub
 from support.rocm_packages import MODEL, WITHOUT_SDORT
 
-from sdort.providers.options import ROCM, RuntimeOptions, provider_options
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions, provider_options
 
 SCRIPT = (
     MODEL
@@ -20,7 +21,7 @@ SCRIPT = (
 sys.path.insert(0, sys.argv[1])
 from sdort.errors import SdortError
 from sdort.runtime.probe import choose_provider, create_session
-from sdort.providers.options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions
 
 import onnxruntime
 made = []

@@ -13,8 +13,9 @@ from support.small_graphs import edit, parse
 
 from sdort.errors import ProviderError
 from sdort.model.domains import MICROSOFT_OPERATORS
-from sdort.providers import NAMES, load_target
-from sdort.providers.options import CPU, CUDA, ROCM
+from sdort.providers import CPU, NAMES, load_target
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.runtime.placement import refuse_fallback
 
 GPUS = ("rocm", "cuda")

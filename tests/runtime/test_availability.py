@@ -14,7 +14,11 @@ from support import machines, rocm_stub
 from sdort.machine.elf import code_objects, needed
 from sdort.machine.gpus import amd_driver, amd_gpus, gfx_name, nvidia_driver, nvidia_gpus, rocm_version
 from sdort.machine.system import System
-from sdort.providers.options import CPU, CUDA, MIGRAPHX, ROCM, Provider
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.provider import Provider
+from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.runtime import environment
 from sdort.runtime.availability import Problem, find_problems
 

@@ -21,7 +21,8 @@ import sdort.runtime.session
 from sdort.cli.reporting import reporting
 from sdort.generation.decode import Decoder, Plan
 from sdort.generation.device_loop import Batch, Loop
-from sdort.providers.options import ROCM, RuntimeOptions
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.recurrence import Recurrence
 
 # What reads the file before ONNX Runtime does is not installed here, and knows no GPU.

@@ -22,7 +22,8 @@ from sdort.onnx_io.save import save_model
 from sdort.onnx_io.serialize import serialize
 from sdort.optimizer.pipeline import Options, optimize_model
 from sdort.providers import load_target
-from sdort.providers.options import ROCM, RuntimeOptions, provider_options
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions, provider_options
 from sdort.runtime.placement import COPIES, parse_placement
 
 SCRIPT = """

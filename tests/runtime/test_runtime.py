@@ -21,16 +21,11 @@ from sdort.machine import distributions as flavours
 from sdort.machine.system import System
 from sdort.model.signature import timestep_shape
 from sdort.onnx_io.hashing import hash_model
-from sdort.providers.options import (
-    CPU,
-    CUDA,
-    MIGRAPHX,
-    PROVIDERS,
-    ROCM,
-    RuntimeOptions,
-    provider_options,
-    tuning_remark,
-)
+from sdort.providers import CPU, PROVIDERS
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions, provider_options, tuning_remark
 from sdort.runtime import placement, probe
 from sdort.runtime.environment import versions
 from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
@@ -155,7 +150,7 @@ def test_tuning_without_anything_to_tune_has_no_effect_and_says_so(provider: Any
 
 
 def test_tuning_on_cuda_is_for_sdorts_own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sdort.providers.options.resolve", lambda setting: tmp_path)
+    monkeypatch.setattr("sdort.providers.runtime_options.resolve", lambda setting: tmp_path)
     assert "sdort's own kernels" in (tuning_remark(CUDA, RuntimeOptions(tuning=True)) or "")
     assert "no effect" in (tuning_remark(CPU, RuntimeOptions(tuning=True)) or "")
 

@@ -13,8 +13,8 @@ from support.optimized_models import described
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import Options, optimize_model
-from sdort.providers import load_target
-from sdort.providers.options import CPU, RuntimeOptions
+from sdort.providers import CPU, load_target
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import Finding, bisect
 from sdort.verification.bisection.tensor_pairs import Graphs
 from sdort.verification.checks import Precision

@@ -19,7 +19,10 @@ from sdort.onnx_io.bf16 import BF16
 from sdort.onnx_io.bf16 import KEY as BF16_KEY
 from sdort.onnx_io.hashing import hash_files, hash_model
 from sdort.ops.library import library_hash
-from sdort.providers.options import CUDA, MIGRAPHX, ROCM, RuntimeOptions
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import device as machines
 from sdort.tuning import key as keys
 from sdort.tuning.device import Machine, this_machine

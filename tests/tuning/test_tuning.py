@@ -25,7 +25,9 @@ from support.moments import KILLED
 
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
-from sdort.providers.options import CPU, ROCM, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import archive as archives
 from sdort.tuning import store as stores
 from sdort.tuning.archive import INDEX, export_bundles, import_bundles

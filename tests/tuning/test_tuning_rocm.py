@@ -29,7 +29,8 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from sdort.console import set_verbosity
 from sdort.errors import SdortError
-from sdort.providers.options import ROCM, RuntimeOptions
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import create_session
 from sdort.runtime import tuning_results
 from sdort.tuning import session_hooks

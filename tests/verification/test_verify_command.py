@@ -26,7 +26,8 @@ from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import BadModelError, ParityError
 from sdort.optimizer.command import optimize
-from sdort.providers.options import CPU, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import run as verification
 from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison

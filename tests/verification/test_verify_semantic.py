@@ -19,7 +19,8 @@ from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import BadModelError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
-from sdort.providers.options import CPU, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score as judging
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report

@@ -26,7 +26,10 @@ from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import open_folder
-from sdort.providers.options import CPU, CUDA, MIGRAPHX, RuntimeOptions
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.migraphx import PROVIDER as MIGRAPHX
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import tuning_results
 from sdort.runtime.session import Session, open_session
 from sdort.tuning import session_hooks as hook

@@ -1,4 +1,4 @@
-"""The one place that turns a request into provider and session options; the providers are in :mod:`sdort.providers`."""
+"""A request to the runtime, and the provider options that it becomes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,8 @@ from typing import Any
 from sdort.errors import UsageError
 from sdort.machine.distributions import flavour
 from sdort.ops.library import register, resolve
-from sdort.providers.cpu import PROVIDER as CPU
-from sdort.providers.cuda import PROVIDER as CUDA
-from sdort.providers.migraphx import PROVIDER as MIGRAPHX
-from sdort.providers.provider import Options, Provider
-from sdort.providers.rocm import PROVIDER as ROCM
-
-__all__ = ["AUTO", "CPU", "CUDA", "MIGRAPHX", "PROVIDERS", "ROCM", "Provider", "RuntimeOptions"]
-
-AUTO = "auto"
-
-
-PROVIDERS = {provider.name: provider for provider in (ROCM, MIGRAPHX, CUDA, CPU)}
-"""By name, best first: the order in which ``auto`` tries them."""
+from sdort.providers import AUTO, PROVIDERS
+from sdort.providers.provider import KnownOptions, Provider
 
 
 @dataclass(frozen=True)
@@ -50,19 +39,6 @@ class RuntimeOptions:
     """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
 
 
-def find_provider(name: str) -> Provider:
-    """The provider of that name.
-
-    Raises:
-        UsageError: no such provider.
-    """
-    if name not in PROVIDERS:
-        raise UsageError(
-            f"there is no execution provider {name!r}", hint=f"Choose one of: {', '.join((AUTO, *PROVIDERS))}."
-        )
-    return PROVIDERS[name]
-
-
 def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, str]:
     """The options that ONNX Runtime gets for ``provider``.
 
@@ -70,9 +46,8 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
         UsageError: as :func:`check_options`.
     """
     check_options(provider, options)
-    if not provider.on_gpu:
-        return {}
-    result = {"device_id": str(options.device_id), **provider.options}
+    result = {"device_id": str(options.device_id)} if provider.numbered else {}
+    result.update(provider.options)
     if options.tuning:
         result.update(provider.tuning)
     if "tunable_op_tuning_enable" in result:
@@ -92,7 +67,7 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
     if options.graph and not provider.graph:
         raise UsageError(
             f"--graph is not possible on {provider.name}: {provider.no_graph}",
-            hint="Leave it out, or run on rocm or cuda.",
+            hint=f"Leave it out, or run on {' or '.join(name for name, each in PROVIDERS.items() if each.graph)}.",
         )
     if not options.provider_options:
         return
@@ -101,7 +76,7 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
         _check_option(f"{provider.ep} of ONNX Runtime {release}", known, name, value)
 
 
-def _check_option(ep: str, known: Options, name: str, value: str) -> None:
+def _check_option(ep: str, known: KnownOptions, name: str, value: str) -> None:
     option = known.get(name)
     if option is None:
         usable = ", ".join(each for each, found in known.items() if not found.instead) or "none at all"
@@ -133,7 +108,7 @@ def session_options(
         result.profile_file_prefix = options.profile
     library = resolve(options.custom_ops)
     if library:
-        register(result, library, provider.name, left_out)
+        register(result, library, provider.custom_kernels, left_out)
     return result
 
 
