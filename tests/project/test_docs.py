@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import runpy
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,9 @@ def spellings(option: click.Parameter) -> tuple[str, ...]:
     return (*option.opts, *option.secondary_opts)
 
 
+COMMAND_OPTIONS = {flag for name in leaves() for option in options_of(name) for flag in spellings(option)}
+
+
 def names(text: str, option: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) is not None
 
@@ -175,7 +180,7 @@ def test_the_scripts_that_a_page_calls_take_these_options(page: Path) -> None:
 
 @each_page
 def test_the_options_that_a_page_names_exist(page: Path) -> None:
-    known = {flag for name in leaves() for option in options_of(name) for flag in spellings(option)}
+    known = set(COMMAND_OPTIONS)
     for script in (ROOT / "scripts").glob("*.py"):
         known |= set(re.findall(r'"(--[a-z][\w-]*)"', script.read_text()))
     named = {option for code in inline_of(TEXTS[page]) for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
@@ -301,3 +306,22 @@ def test_the_exit_codes_of_the_docs_are_the_programs() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", text, re.MULTILINE))
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, SdortError)]
     assert {int(code) for code in rows} == {0, 130} | {c.exit_code for c in classes}
+
+
+SCRIPTS = [path for path in sorted((ROOT / "scripts").glob("*.py")) if "ArgumentParser(" in path.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_shows_its_help(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its imports and arguments are there, and so are the options that its text names."""
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script), run_name="__main__")
+    assert end.value.code == 0
+    usage, _, text = capsys.readouterr().out.partition("\n\n")
+    known = set(re.findall(r'"(--[a-z][\w-]*)"', script.read_text())) | COMMAND_OPTIONS | ALSO_OPTIONS
+    assert usage.startswith(f"usage: {script.name}")
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known
