@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ``sdort optimize --provider migraphx`` emits, parsed, compiled and run by MIGraphX itself, without ONNX Runtime.
+"""Graphs of ``sdort optimize --provider migraphx``, parsed, compiled and run by MIGraphX itself, without ONNX Runtime.
 
     python scripts/check_migraphx.py ORIGINAL OPTIMIZED [--target ref|gpu] [--size 8] [--component NAME]...
 
@@ -54,7 +54,7 @@ FIRST_TYPE = 2
 UNKNOWN = ("GroupNormalization", "Attention", "Gelu")
 """Operators of opset 20 to 23 that MIGraphX's parser does not know; ONNX defines each by a function of older ones."""
 ALLOWANCE = 2.0
-"""How much more than the original the optimized graph may err on the same target: its sums have another order."""
+"""Error allowed to the optimized graph, relative to the original's on the same target: its sums have another order."""
 
 
 class Migraphx:
@@ -108,11 +108,11 @@ class Migraphx:
 
     def run(self, program: Any, feeds: Mapping[str, Array]) -> list[Array]:
         """The outputs, in the file's order."""
-        given = self.make("program_parameters_create")
+        parameters = self.make("program_parameters_create")
         for name, value in feeds.items():
             argument = self.make("argument_create", self.shape(value), value.ctypes.data_as(ctypes.c_void_p))
-            self.call("program_parameters_add", given, name.encode(), argument)
-        results = self.make("program_run", program, given)
+            self.call("program_parameters_add", parameters, name.encode(), argument)
+        results = self.make("program_run", program, parameters)
         count = self.make("arguments_size", results).value or 0
         return [self.array(self.make("arguments_get", results, ctypes.c_size_t(i))) for i in range(count)]
 
@@ -143,8 +143,8 @@ def reference(path: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
     from onnx.reference import ReferenceEvaluator
 
     model = in_float64(onnx.load(path))
-    given = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in feeds.items()}
-    return dict(zip([o.name for o in model.graph.output], ReferenceEvaluator(model).run(None, given), strict=True))
+    inputs = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in feeds.items()}
+    return dict(zip([o.name for o in model.graph.output], ReferenceEvaluator(model).run(None, inputs), strict=True))
 
 
 def unfused(path: Path, component: str, fp16: bool, folder: Path) -> Path:
@@ -154,22 +154,27 @@ def unfused(path: Path, component: str, fp16: bool, folder: Path) -> Path:
     model.graph.value_info.extend(onnx.shape_inference.infer_shapes(light).graph.value_info)
     weights = [helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in model.graph.initializer]
     model.graph.value_info.extend(weights)
-    spelled = inliner.inline_selected_functions(
+    expanded = inliner.inline_selected_functions(
         model, [("", name) for name in UNKNOWN], exclude=False, inline_schema_functions=True
     )
-    onnx.save(spelled, folder / "spelled.onnx", save_as_external_data=True, location="spelled.data")
-    tidied = load_model(folder / "spelled.onnx", component)
+    onnx.save(expanded, folder / "expanded.onnx", save_as_external_data=True, location="expanded.data")
+    tidied = load_model(folder / "expanded.onnx", component)
     optimize_model(tidied, Options(load_target("migraphx"), fp16=fp16, disable=set(load_fusions())))
     save_model(tidied, folder / "model.onnx")
     return folder / "model.onnx"
 
 
 Errors = dict[str, Tolerance]
-"""Largest and mean error of every output, of its spread."""
+"""Largest and mean error of every output, relative to its standard deviation."""
 
 
 def measure(
-    library: Migraphx, path: Path, component: str, feeds: Mapping[str, Array], wanted: Mapping[str, Array], target: str
+    library: Migraphx,
+    path: Path,
+    component: str,
+    feeds: Mapping[str, Array],
+    expected_outputs: Mapping[str, Array],
+    target: str,
 ) -> Errors:
     """Run one model; a line about it."""
     model = onnx.load(path, load_external_data=False)
@@ -186,7 +191,7 @@ def measure(
           f"parsed and compiled in {compiled - started:.1f} s, run in {ended - compiled:.1f} s")  # fmt: skip
     errors = {}
     for output, actual in zip(model.graph.output, results, strict=True):
-        expected = wanted[output.name]
+        expected = expected_outputs[output.name]
         error = measure_errors(actual.reshape(expected.shape), expected)
         errors[output.name] = Tolerance(error.largest_share, error.mean_share)
     return errors
@@ -216,16 +221,16 @@ def check(library: Migraphx, component: str, original: Path, optimized: Path, sa
     feeds = make_inputs(
         declared_inputs(onnx.load(original, load_external_data=False), component), sample, component, seed=0
     )
-    wanted = reference(original, feeds)
+    expected_outputs = reference(original, feeds)
     dtype = precision(onnx.load(optimized, load_external_data=False))
     print(f"{component}, {dtype}, batch {sample.batch}: ", end="")
-    errors = measure(library, optimized, component, feeds, wanted, target)
+    errors = measure(library, optimized, component, feeds, expected_outputs, target)
     if tell(errors, dict.fromkeys(errors, TOLERANCES[dtype, component]), "sdort verify's limit"):
         return True
     with tempfile.TemporaryDirectory() as folder:
         print("  the original, unfused: ", end="")
         plain = unfused(original, component, dtype == "float16", Path(folder))
-        own = measure(library, plain, component, feeds, wanted, target)
+        own = measure(library, plain, component, feeds, expected_outputs, target)
     return tell(errors, {name: error.times(ALLOWANCE) for name, error in own.items()}, "twice the original's own")
 
 

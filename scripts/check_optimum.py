@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Folders that ``sdort export`` and ``sdort optimize`` wrote, loaded and drawn with by optimum's own pipelines.
+"""Folders that ``sdort export`` and ``sdort optimize`` wrote, loaded and run by optimum's own pipelines.
 
     python scripts/check_optimum.py ORIGINAL FOLDER... [--size 64] [--steps 4] [--limit 90] [--prompt TEXT]
 
 ORIGINAL is the diffusers folder of Stable Diffusion 1.x, 2.x or XL that each FOLDER was made from, for the CPU. Every
-image is drawn from the same noise as diffusers' own pipeline draws it in torch, with guidance and a negative prompt and
+image is generated from the same noise as diffusers' own pipeline in torch, with guidance and a negative prompt and
 without either. The exit code is 1 if one is less than 90 dB from it, or a folder does not load. In fp32 the tiny models
 are 114 dB and more; in fp16 70, so give --limit 50.
 
@@ -31,18 +31,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def drawer(pipeline: Any, args: argparse.Namespace) -> Callable[[dict[str, Any]], Any]:
+def generator_of(pipeline: Any, args: argparse.Namespace) -> Callable[[dict[str, Any]], Any]:
     """A function from a case of CASES to the images, [2, height, width, 3] between 0 and 1."""
     import torch
 
     pipeline.set_progress_bar_config(disable=True)
 
-    def draw(case: dict[str, Any]) -> Any:
+    def generate(case: dict[str, Any]) -> Any:
         noise = torch.Generator().manual_seed(7)
-        given = {"height": args.size, "width": args.size, "num_inference_steps": args.steps, "output_type": "np"}
-        return pipeline(args.prompt, num_images_per_prompt=2, generator=noise, **given, **case).images
+        settings = {"height": args.size, "width": args.size, "num_inference_steps": args.steps, "output_type": "np"}
+        return pipeline(args.prompt, num_images_per_prompt=2, generator=noise, **settings, **case).images
 
-    return draw
+    return generate
 
 
 def psnr(images: Any, reference: Any) -> float:
@@ -57,19 +57,19 @@ def scores(folder: Path, references: dict[str, Any], args: argparse.Namespace) -
     from optimum.onnxruntime import ORTDiffusionPipeline
 
     pipeline = ORTDiffusionPipeline.from_pretrained(folder, provider="CPUExecutionProvider")
-    draw = drawer(pipeline, args)
-    return {name: psnr(draw(case), references[name]) for name, case in CASES.items()}
+    generate = generator_of(pipeline, args)
+    return {name: psnr(generate(case), references[name]) for name, case in CASES.items()}
 
 
 def checked(folder: Path, references: dict[str, Any], args: argparse.Namespace) -> bool:
     try:
-        found = scores(folder, references, args)
+        by_case = scores(folder, references, args)
     except Exception as error:  # each folder is judged, whatever another one raises
         print(f"{folder}: {type(error).__name__}: {error}")
         return False
-    for name, value in found.items():
+    for name, value in by_case.items():
         print(f"{folder}  {name:<12}{value:7.1f} dB  {'ok' if value >= args.limit else 'WRONG'}")
-    return bool(min(found.values()) >= args.limit)
+    return bool(min(by_case.values()) >= args.limit)
 
 
 def main() -> int:
@@ -85,8 +85,8 @@ def main() -> int:
     print(", ".join(f"{package} {version(package)}" for package in packages))
     from diffusers import DiffusionPipeline
 
-    draw = drawer(DiffusionPipeline.from_pretrained(args.original), args)
-    references = {name: draw(case) for name, case in CASES.items()}
+    generate = generator_of(DiffusionPipeline.from_pretrained(args.original), args)
+    references = {name: generate(case) for name, case in CASES.items()}
     judged = [checked(folder, references, args) for folder in args.folder]
     return 0 if all(judged) else 1
 

@@ -182,7 +182,7 @@ def measured(command: list[str]) -> dict[str, float]:
     seconds = time.perf_counter() - start
     if status:
         raise SystemExit(f"{command[:4]} failed with status {os.waitstatus_to_exitcode(status)}")
-    return {"seconds": seconds, "peak_mb": usage.ru_maxrss / 1024}
+    return {"seconds": seconds, "peak_mib": usage.ru_maxrss / 1024}
 
 
 def pack(source: Path) -> None:
@@ -223,7 +223,7 @@ def show_copies(result: dict[str, Any]) -> None:
     for row, key in rows.items():
         cells = [f"{each[key]:.2f} | {each['seconds'] / each[key]:.2f} x" for each in (ours, ours["least"])]
         print(f"| {row} | {' | '.join(cells)} |")
-    print(f"\nPeak memory of sdort: {ours['peak_mb']:.0f} MB.\n")
+    print(f"\nPeak memory of sdort: {ours['peak_mib']:.0f} MiB.\n")
 
 
 def show(result: dict[str, Any]) -> None:
@@ -231,7 +231,7 @@ def show(result: dict[str, Any]) -> None:
              "SkipLayerNormalization", "BiasSplitGelu", "BiasAdd", "Transpose", "Shape", "Unsqueeze")  # fmt: skip
     ort, ours = result["ort"], result["sdort"]
     print("| | ONNX Runtime's optimizer | sdort | |\n|---|---|---|---|")
-    for row, key, digits in (("seconds", "seconds", 1), ("peak memory, MB", "peak_mb", 0)):
+    for row, key, digits in (("seconds", "seconds", 1), ("peak memory, MiB", "peak_mib", 0)):
         print(f"| {row} | {ort[key]:.{digits}f} | {ours[key]:.{digits}f} | {ort[key] / ours[key]:.1f} x |")
     print(f"| nodes | {ort['nodes']} | {ours['nodes']} | |")
     for name in shown:

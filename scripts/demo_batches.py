@@ -19,7 +19,7 @@ _RADII = range(SIZES["small"][0], SIZES["large"][1] + 1)
 
 @dataclass
 class Scenes:
-    """Random scenes as columns of indices, [count] or [count, 2] for the two things; the second may be absent."""
+    """Random scenes as columns of indices, [count] or [count, 2] for the two shapes; the second may be absent."""
 
     pair: Tensor
     colour: Tensor
@@ -28,9 +28,9 @@ class Scenes:
     radius: Tensor
     background: Tensor
     cell: Tensor
-    """Of one thing: row * 3 + column."""
+    """Position of a single shape: row * 3 + column."""
     relation: Tensor
-    """Of the first to the second, an index into ``RELATIONS``."""
+    """Relation of the first shape to the second, an index into ``RELATIONS``."""
     x: Tensor
     y: Tensor
 
@@ -45,7 +45,7 @@ def is_held_out_single(colour: Any, shape: Any, background: Any) -> Any:
 
 
 def is_held_out_pair(first: tuple[Any, Any], relation: Any, second: tuple[Any, Any]) -> Any:
-    """Whether a pair of (colour, shape) is kept from training: one in thirteen, seen from either thing."""
+    """Whether a pair of (colour, shape) is kept from training: one in thirteen, seen from either shape."""
 
     def held(a: tuple[Any, Any], relation: Any, b: tuple[Any, Any]) -> Any:
         return (a[0] + 3 * a[1] + 5 * b[0] + 7 * b[1] + 2 * relation) % 13 == 0
@@ -74,11 +74,11 @@ class Sampler:
         self._names = self._phrases([*COLOURS]), self._phrases([*SHAPES])
         cells = [POSITIONS[row, column] for row in ROWS for column in COLUMNS]
         self._positions = self._phrases([phrase for cell in cells for phrase in cell])
-        self._relations = self._phrases([*(phrase for each in RELATIONS.values() for phrase in each), AND])
+        self._relations = self._phrases([*(phrase for phrases in RELATIONS.values() for phrase in phrases), AND])
         self._grounds = self._phrases([form.format(name) for name in BACKGROUNDS for form in BACKGROUND])
 
     def scenes(self, count: int) -> Scenes:
-        """``count`` scenes: two in five of one thing, the others of two."""
+        """``count`` scenes: two in five of one shape, the others of two."""
         many = count * 3 // 2 + 64
         shape = (many, 2)
         size = self._below(3, shape)
@@ -128,7 +128,7 @@ class Sampler:
             [
                 *self._thing(scenes, 0),
                 place,
-                *(each * scenes.pair[:, None] for each in second),
+                *(part * scenes.pair[:, None] for part in second),
                 ground * self._chance(0.75, count)[:, None],
             ],
             dim=1,
@@ -156,7 +156,7 @@ class Sampler:
         return [self._articles[an], sizes, self._names[0][colour], self._names[1][scenes.shape[:, index]]]
 
     def _allowed(self, scenes: Scenes) -> Tensor:
-        """Visible things that are not kept from training."""
+        """Visible shapes that are not kept from training."""
         colour, shape = scenes.colour, scenes.shape
         single = is_held_out_single(colour[:, 0], shape[:, 0], scenes.background)
         things = [(colour[:, index], shape[:, index]) for index in range(2)]
@@ -167,7 +167,7 @@ class Sampler:
         return torch.where(scenes.pair, contrast.all(1) & ~pair & ~same, alone)
 
     def _places(self, radius: Tensor, pair: Tensor, cell: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
-        """Centres [count, 2] of the things, by column and row."""
+        """Centres [count, 2] of the shapes, by column and row."""
         # Alone: in thirds of the picture.
         first = radius[:, 0]
         near = self._between((first + 1).clamp(min=10), torch.full_like(first, 21), 2)
@@ -211,4 +211,4 @@ class Sampler:
         """Coverage of every shape and radius, [shapes, radii, 127, 127], centred: a scene is a window of it."""
         side = 2 * SIDE - 1
         masks = [[coverage(shape, radius, side, (SIDE - 1, SIDE - 1)) for radius in _RADII] for shape in SHAPES]
-        return torch.from_numpy(np.stack([np.stack(each) for each in masks])).to(self.device)
+        return torch.from_numpy(np.stack([np.stack(sizes) for sizes in masks])).to(self.device)

@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
-from diffusers import StableDiffusionPipeline
 from PIL import Image
 
 from sdort.demo.prompts import held_out
@@ -21,18 +21,18 @@ from sdort.demo.score import GUIDANCE, STEPS, Score, score
 BATCH = 64
 
 
-def draw_prompts(model: Path, prompts: list[str], device: str, dtype: Any, seed: int = 0) -> Any:
+def generate_images(model: Path, prompts: list[str], device: str, dtype: Any, seed: int = 0) -> Any:
     """Pictures [prompts, height, width, 3], uint8; the seed of a prompt is ``seed`` plus its place in the list."""
-    pipeline = StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
+    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
     pipeline.set_progress_bar_config(disable=True)
     pictures = []
     for first in range(0, len(prompts), BATCH):
         some = prompts[first : first + BATCH]
         generators = [torch.Generator().manual_seed(seed + first + index) for index in range(len(some))]
-        drawn = pipeline(
+        generated = pipeline(
             some, guidance_scale=GUIDANCE, num_inference_steps=STEPS, generator=generators, output_type="np"
         ).images
-        pictures.append(np.round(drawn * 255).astype(np.uint8))
+        pictures.append(np.round(generated * 255).astype(np.uint8))
     return np.concatenate(pictures)
 
 
@@ -47,11 +47,11 @@ def report(model: Path, device: str, path: Path | None = None, seeds: int = 1) -
     """Print the scores; the first pictures go into a PNG."""
     prompts, scores = held_out(), {}
     for dtype in (torch.float32, torch.float16) if device.startswith("cuda") else (torch.float32,):
-        pictures = [draw_prompts(model, prompts, device, dtype, 1000 * seed) for seed in range(seeds)]
+        pictures = [generate_images(model, prompts, device, dtype, 1000 * seed) for seed in range(seeds)]
         if path and dtype is torch.float32:
             sheet(pictures[0], 12).save(path, optimize=True)
         name = str(dtype).removeprefix("torch.")
-        judged = [(prompt, image) for drawn in pictures for prompt, image in zip(prompts, drawn, strict=True)]
+        judged = [(prompt, image) for batch in pictures for prompt, image in zip(prompts, batch, strict=True)]
         scores[name] = score(judged)
         print(name, *(f"{kind} {right}/{of}" for kind, (right, of) in vars(scores[name]).items()), sep="  ")
     return scores

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw some of the demo's held-out prompts with an exported or optimized pipeline, and put the drawings on a sheet.
+"""Images of some of the demo's held-out prompts by an exported or optimized pipeline, side by side on a sheet.
 
 scripts/demo_sheet.py PIPELINE [--provider cuda] [--custom-ops auto] [--count 24] [--columns 12] --output SHEET.png
 """
@@ -25,17 +25,17 @@ def main() -> None:
     parser.add_argument("pipeline", type=Path)
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--custom-ops", default="auto")
-    parser.add_argument("--count", type=int, default=24, help="drawings, evenly chosen from the list")
+    parser.add_argument("--count", type=int, default=24, help="images, evenly chosen from the list")
     parser.add_argument("--columns", type=int, default=12)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     options = RuntimeOptions(args.provider, custom_ops=args.custom_ops)
-    drawer = open_drawer(open_folder(args.pipeline), Place(choose_provider(options)[0], options))
+    pipeline = open_drawer(open_folder(args.pipeline), Place(choose_provider(options)[0], options))
     every = semantic_requests()
     requests = [every[round(at)] for at in np.linspace(0, len(every) - 1, args.count)]
-    drawn = [(each.prompt, image.pixels) for each in requests for image in drawer.generate(each)]
-    sheet(np.stack([pixels for _, pixels in drawn]), args.columns).save(args.output, optimize=True)
-    print(*(f"{kind} {right}/{of}" for kind, (right, of) in vars(score(drawn)).items()), sep="  ")
+    images = [(request.prompt, image.pixels) for request in requests for image in pipeline.generate(request)]
+    sheet(np.stack([pixels for _, pixels in images]), args.columns).save(args.output, optimize=True)
+    print(*(f"{kind} {right}/{of}" for kind, (right, of) in vars(score(images)).items()), sep="  ")
 
 
 if __name__ == "__main__":

@@ -78,10 +78,10 @@ def rounds(command: list[str], weights: Path, out: Path, count: int) -> list[dic
 def show(result: dict[str, Any]) -> None:
     first, runs = result["first"], result["rounds"]
     print(f"SD 1.5 UNet, {result['megabytes']:.0f} MB, {result['machine']}, {result['versions']}\n")
-    print("| | seconds | peak memory, MB |\n|---|---|---|")
-    print(f"| first export, traced | {first['seconds']:.1f} | {first['peak_mb']:.0f} |")
+    print("| | seconds | peak memory, MiB |\n|---|---|---|")
+    print(f"| first export, traced | {first['seconds']:.1f} | {first['peak_mib']:.0f} |")
     for name, pick in (("median", statistics.median), ("least", min)):
-        seconds, memory, copy = (pick(run[key] for run in runs) for key in ("seconds", "peak_mb", "copy_seconds"))
+        seconds, memory, copy = (pick(run[key] for run in runs) for key in ("seconds", "peak_mib", "copy_seconds"))
         print(f"| export of a known architecture, {name} of {len(runs)} | {seconds:.2f} | {memory:.0f} |")
         print(f"| cp of its weights, {name} | {copy:.2f} | |")
     print(f"\nAn export takes {statistics.median(run['ratio'] for run in runs):.2f} times as long as cp (median).")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Neighbours on one GPU: sessions at once, in threads and in processes, and whether each of them goes on and is right.
+"""Neighbours on one GPU: concurrent sessions in threads and processes; each must make progress and be right.
 
     python scripts/gpu_neighbours.py --work DIR --custom-ops FILE [--provider cuda|rocm] [--sessions 1,2,3,6,12]
         [--processes 1,2] [--modes stream,graph] [--parts vae,mixed] [--seconds 8] [--stall 30] [--json FILE]
@@ -61,9 +61,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stall", type=float, default=30.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)  # the parts of one process's sessions
-    found = parser.parse_args()
-    found.size, found.batch = "512x512", 2
-    return found
+    args = parser.parse_args()
+    args.size, args.batch = "512x512", 2
+    return args
 
 
 def model(part: str, args: argparse.Namespace) -> Path:

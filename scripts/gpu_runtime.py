@@ -64,9 +64,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", default="512x512")
     parser.add_argument("--custom-ops", default="auto")
     parser.add_argument("--json", type=Path)
-    found = parser.parse_args()
-    found.batch = 2  # what gpu_benchmark's static export is made for: one image with guidance
-    return found
+    args = parser.parse_args()
+    args.batch = 2  # what gpu_benchmark's static export is made for: one image with guidance
+    return args
 
 
 def options(args: argparse.Namespace, **more: Any) -> RuntimeOptions:
@@ -86,7 +86,7 @@ def scheduler(args: argparse.Namespace) -> Any:
     return made
 
 
-class Drawing:
+class Generation:
     """The inputs of one image, and how to denoise it through a session."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -113,13 +113,13 @@ class Drawing:
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds a step, and the result against the scheduler's own on the host."""
-    drawing = Drawing(args)
+    generation = Generation(args)
     ways: list[tuple[str, bool, dict[str, Any], Callable[[Session], tuple[Array, list[float]]]]] = [
-        ("scheduler on the host", False, {}, drawing.through_host),
-        ("on the device", False, {}, drawing.through_device),
-        ("on the device, graph", False, {"graph": True}, drawing.through_device),
-        ("static, on the device", True, {}, drawing.through_device),
-        ("static, on the device, graph", True, {"graph": True}, drawing.through_device),
+        ("scheduler on the host", False, {}, generation.through_host),
+        ("on the device", False, {}, generation.through_device),
+        ("on the device, graph", False, {"graph": True}, generation.through_device),
+        ("static, on the device", True, {}, generation.through_device),
+        ("static, on the device, graph", True, {"graph": True}, generation.through_device),
     ]
     found: dict[str, Any] = {}
     expected: Array | None = None
@@ -147,10 +147,10 @@ def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for graph in (False, True):
-        drawing = Drawing(args)
+        generation = Generation(args)
         session = unet(checkpoint, args, static=True, graph=graph)
         loop = Loop(session)
-        drawing.through_device(session, loop)
+        generation.through_device(session, loop)
         recurrence = find_recurrence(lambda: scheduler(args))
         assert recurrence is not None
         marks: list[Any] = []
@@ -165,7 +165,7 @@ def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 recorder.stop()
 
-        loop.denoise(recurrence, drawing.batch, drawing.conditions, drawing.noise, [-6.5, 7.5], on_step)
+        loop.denoise(recurrence, generation.batch, generation.conditions, generation.noise, [-6.5, 7.5], on_step)
         names = Counter(event.name for event in recorder.events())
         copied = {name: count for name, count in names.items() if "memcpy" in name.lower() or "copy" in name.lower()}
         label = "graph" if graph else "plain"

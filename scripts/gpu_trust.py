@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Is it right and is it faster, on one GPU: what sdort verify and sdort bench say there, in one folder.
+"""Verification and benchmarks on one GPU: the results of sdort verify and sdort bench, in one folder.
 
     python scripts/gpu_trust.py --provider cuda|rocm|migraphx|cpu --output DIR [--custom-ops FILE] [--seconds 470]
         [--work DIR] [--checkpoint DIR] [--size 512x512] [--batch-size 1,8] [--steps 20] [--only STEP,...]
         [--slow 4] [--pack]
 
-The demo model is exported, optimized, verified with its semantic score and drawn with; then Stable Diffusion 1.5's full
+The demo model is exported, optimized, verified with its semantic score and run; then Stable Diffusion 1.5's full
 architecture (random weights, or the diffusers folder in --checkpoint) and the demo model are measured: the ablation,
 and ONNX Runtime beside torch and torch.compile, with plots, reports and rooflines. Every step has its own time limit
-and log; one that fails or does not fit into --seconds is told, and leaves the others their results. A second call with
-the same --work goes on with what is not done yet.
+and log; one that fails or does not fit into --seconds is reported, and leaves the others their results. A second call
+with the same --work goes on with what is not done yet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step:
     words: list[str]
     needs: str = ""
     result: str = ""
-    """Where its stdout goes, if that is more than a log."""
+    """The file for its stdout, if that is more than a log."""
 
 
 def main() -> int:
@@ -77,10 +77,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slow", type=float, default=1, help="multiplies each step's limit, for slow machines")
     parser.add_argument("--only", default="", help="names of steps, with what they need")
     parser.add_argument("--pack", action="store_true", help="write OUTPUT/results.tgz too, of all but large files")
-    found = parser.parse_args()
-    found.output, found.work = found.output.resolve(), found.work.resolve()
-    found.checkpoint = (found.checkpoint or found.work / "checkpoint").resolve()
-    return found
+    args = parser.parse_args()
+    args.output, args.work = args.output.resolve(), args.work.resolve()
+    args.checkpoint = (args.checkpoint or args.work / "checkpoint").resolve()
+    return args
 
 
 def sdort(*words: object) -> list[str]:
@@ -98,7 +98,7 @@ def full_size(args: argparse.Namespace) -> Iterator[Step]:
 
 
 def right(args: argparse.Namespace) -> Iterator[Step]:
-    """What is not timed."""
+    """The steps that are not timed."""
     demo, half, auto = args.work / "demo", args.work / "demo-fp16", args.work / "demo-auto"
     there = ["--provider", args.provider]
     yield Step("doctor", 60, sdort("doctor", *there))
@@ -117,7 +117,7 @@ def right(args: argparse.Namespace) -> Iterator[Step]:
 
 
 def fast(args: argparse.Namespace) -> Iterator[Step]:
-    """What is timed: the full-size model first."""
+    """The timed steps: the full-size model first."""
     demo, full = args.work / "demo-fp16", args.work / "sd15-fp16"
     size, steps = ["--size", args.size], ["--steps", args.steps]
     few = ["--warmup", "1", "--repeat", args.repeat]
@@ -146,25 +146,25 @@ class Runner:
         self.ends = time.monotonic() + args.seconds
         self.outcomes: dict[str, str] = {}
         self.lock = threading.Lock()
-        self.wanted = self._wanted()
+        self.chosen = self._chosen()
         (args.output / "logs").mkdir(exist_ok=True)
         (args.work / "done").mkdir(exist_ok=True)
 
-    def _wanted(self) -> set[str]:
+    def _chosen(self) -> set[str]:
         """The steps that were asked for, with what they need."""
         steps = {step.name: step for make in (full_size, right, fast) for step in make(self.args)}
-        found, names = set(), list(filter(None, self.args.only.split(","))) or list(steps)
+        chosen, names = set(), list(filter(None, self.args.only.split(","))) or list(steps)
         while names:
             name = names.pop()
             if name not in steps:
                 raise SystemExit(f"there is no step {name!r}; there are {', '.join(steps)}")
-            found.add(name)
+            chosen.add(name)
             names += [steps[name].needs] if steps[name].needs else []
-        return found
+        return chosen
 
     def run_all(self, steps: Iterator[Step]) -> None:
         for step in steps:
-            if step.name in self.wanted:
+            if step.name in self.chosen:
                 started = time.monotonic()
                 outcome = self._run(step)
                 with self.lock:

@@ -49,15 +49,15 @@ class Steps:
             print(f"exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
 
     def statuses(self, pipeline: Path, size: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-        """What became of each component in a warm-up."""
+        """The status of each component after a warm-up."""
         done = self.sdort("warm", str(pipeline), "--size", size, *self.place, "--json")
-        return [each["status"] for each in json.loads(done.stdout)["items"]] if not done.returncode else [], done
+        return [item["status"] for item in json.loads(done.stdout)["items"]] if not done.returncode else [], done
 
     def files(self) -> dict[str, bytes]:
         """All that is kept; not the store's lock, which looking for something there makes."""
         folder = self.cache / "sdort" / "tuning"
-        found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def main() -> int:
@@ -67,7 +67,7 @@ def main() -> int:
     fast, other = prepare(steps, args)
     warm_and_export(steps, fast, args.size)
     carried = import_again(steps, fast, args.size)
-    draw(steps, fast, other, args.size, carried)
+    run_pipelines(steps, fast, other, args.size, carried)
     return 0 if steps.passed else 1
 
 
@@ -131,7 +131,7 @@ def import_again(steps: Steps, fast: Path, size: str) -> dict[str, bytes]:
     return carried
 
 
-def draw(steps: Steps, fast: Path, other: Path, size: str, carried: dict[str, bytes]) -> None:
+def run_pipelines(steps: Steps, fast: Path, other: Path, size: str, carried: dict[str, bytes]) -> None:
     """A run of the model uses what was imported and tunes nothing; a run of another model does not use it."""
     height, width = size.split("x")
     for folder, uses in ((fast, 3 if steps.tunes else 0), (other, 0)):
@@ -141,9 +141,9 @@ def draw(steps: Steps, fast: Path, other: Path, size: str, carried: dict[str, by
         done = steps.sdort(
             "run", str(folder), *asked, *steps.place, "-o", str(image), "--overwrite", "--seed", "1", "-v"
         )
-        told = done.stderr.count("tuned before, ")
-        good = done.returncode == 0 and told == uses and steps.files() == carried
-        steps.expect(f"run of {folder.name} uses {told} bundles of 3 and leaves all as it was", good, done, started)
+        used = done.stderr.count("tuned before, ")
+        good = done.returncode == 0 and used == uses and steps.files() == carried
+        steps.expect(f"run of {folder.name} uses {used} bundles of 3 and leaves all as it was", good, done, started)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plants faults in one module, one at a time, and runs its tests on each: which do they not see? (docs/mutation.md)
+"""Plant faults in one module, run its tests on each, and print those that no test sees (docs/mutation.md).
 
     .test-venv/bin/python scripts/mutate.py sdort/onnx_io/wire.py --tests tests/onnx_io/test_wire.py --sample 60
 
@@ -85,7 +85,7 @@ def tool(name: str) -> Path:
 
 
 def copy_tree(tree: Path) -> None:
-    """What git knows or would add, laid out as an installed sdort is."""
+    """The files that git knows or would add, laid out as an installed sdort."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, stdout=-1
     )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How the cost of optimizing grows: UNets of one, two and four times the blocks, seconds for each step.
+"""The growth of the cost of optimizing: UNets of one, two and four times the blocks, seconds for each step.
 
     python scripts/scaling.py [--layers 2,5,11] [--json FILE]
 

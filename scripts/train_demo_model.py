@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train the demo model from nothing: a small Stable Diffusion pipeline that draws coloured shapes.
+"""Train the demo model from nothing: a small Stable Diffusion pipeline that generates coloured shapes.
 
     scripts/train_demo_model.py OUT [--work FOLDER]
 
@@ -106,7 +106,9 @@ class Training:
         self.text = transformers.CLIPTextModel(transformers.CLIPTextConfig(**TEXT, **tokens)).to(self.device)
         self.unet = self._place(diffusers.UNet2DConditionModel(**UNET))
         self.scheduler = diffusers.DDIMScheduler(**SCHEDULER)
-        print(*(f"{type(each).__name__} {parameters(each):,}" for each in (self.vae, self.text, self.unet)), sep="\n")
+        print(
+            *(f"{type(model).__name__} {parameters(model):,}" for model in (self.vae, self.text, self.unet)), sep="\n"
+        )
 
     def _place(self, model: Any) -> Any:
         return model.to(self.device, memory_format=torch.channels_last)
@@ -124,12 +126,12 @@ class Training:
 
 
 def parameters(model: Any) -> int:
-    return sum(each.numel() for each in model.parameters())
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def optimizer(models: list[Any], rate: float, steps: int, device: str) -> tuple[Any, Any]:
     """AdamW, and its rate: 2 % of the steps up, then down to nothing along a cosine."""
-    weights = [each for model in models for each in model.parameters()]
+    weights = [weight for model in models for weight in model.parameters()]
     adam = torch.optim.AdamW(weights, rate, betas=(0.9, 0.99), weight_decay=0.01, fused=device.startswith("cuda"))
     return adam, torch.optim.lr_scheduler.OneCycleLR(adam, rate, steps, pct_start=0.02, cycle_momentum=False)
 
@@ -144,10 +146,10 @@ def train_vae(training: Training) -> None:
             mean, logvar = vae.quant_conv(encode(images)).float().chunk(2, dim=1)
             logvar = logvar.clamp(-30, 20)
             latents = mean + torch.randn_like(mean) * (logvar / 2).exp()
-            drawn = decode(vae.post_quant_conv(latents)).float()
+            decoded = decode(vae.post_quant_conv(latents)).float()
         divergence = (mean**2 + logvar.exp() - 1 - logvar).mean() / 2
-        squared = mse_loss(drawn, images)
-        loss = l1_loss(drawn, images) + squared + edges(drawn, images) + KL_WEIGHT * divergence
+        squared = mse_loss(decoded, images)
+        loss = l1_loss(decoded, images) + squared + edges(decoded, images) + KL_WEIGHT * divergence
         descend(loss, adam, rate, [vae])
         if step % 500 == 0 or step + 1 == arguments.vae_steps:
             psnr = 10 * torch.log10(4 / squared)
@@ -164,16 +166,16 @@ def image_batches(training: Training) -> Iterator[Any]:
             yield some.contiguous(memory_format=torch.channels_last)
 
 
-def edges(drawn: Any, images: Any) -> Any:
+def edges(decoded: Any, images: Any) -> Any:
     """Absolute error of the differences between neighbours, along rows and columns."""
-    return sum(l1_loss(drawn.diff(dim=dim), images.diff(dim=dim)) for dim in (2, 3))
+    return sum(l1_loss(decoded.diff(dim=dim), images.diff(dim=dim)) for dim in (2, 3))
 
 
 def descend(loss: Any, adam: Any, rate: Any, models: list[Any]) -> None:
     """One step of the optimizer."""
     adam.zero_grad(set_to_none=True)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_([each for model in models for each in model.parameters()], 1.0)
+    torch.nn.utils.clip_grad_norm_([weight for model in models for weight in model.parameters()], 1.0)
     adam.step()
     rate.step()
 
@@ -237,9 +239,9 @@ def diffusion_loss(training: Training, encode: Callable[..., Any], predict: Call
 def train_unet(training: Training) -> int:
     """Text encoder and UNet, from where the state says; returns the step at which they are."""
     arguments, models = training.arguments, [training.text, training.unet]
-    weights = [each for model in models for each in model.parameters()]
+    weights = [weight for model in models for weight in model.parameters()]
     adam, rate = optimizer(models, 1e-3, arguments.steps, training.device)
-    averages = [each.detach().clone() for each in weights]
+    averages = [weight.detach().clone() for weight in weights]
     first = load_state(training, adam, rate, averages)
     latents, ids = make_data(training)
     loss_of = diffusion_loss(training, training.faster(training.text), training.faster(training.unet))

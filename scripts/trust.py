@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Is it right and is it faster, end to end on the demo model, on any CPU, in under four minutes on two cores.
+"""Verification and benchmarks end to end on the demo model, on any CPU, in under four minutes on two cores.
 
     python scripts/trust.py --output DIR
 
 The demo model is exported, optimized to FP16 and with --fp16 auto, and verified: components, images, a few prompts with
 the judge. A fault is planted in a copy, which verify has to find. Then the ablation with its report and plots is
 measured, saved and compared with, and ONNX Runtime beside torch and torch.compile. What each command says is checked; a
-benchmark is checked for its verdicts, not for its times. It ends with 1 if anything is not as it has to be.
+benchmark is checked for its verdicts, not for its times. It ends with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JUDGED = 8
 PLOTS = ("ablation-batch-1", "latency-batch-1", "memory", "images")
 
 Check = Callable[[Any, Path], Iterator[str]]
-"""What is wrong with what a command said, as JSON, and with what lies in its folder."""
+"""Problems of a command's JSON output and of the files in its folder."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def environment() -> dict[str, str]:
 
 def right(said: Any, folder: Path) -> Iterator[str]:
     """All components against both references on both kinds of inputs, images, and what prompts ask for."""
-    found = {(each["component"], each["inputs"], each["against"]) for each in said["components"]}
-    wanted = {(name, kind, against) for name in COMPONENTS for kind in ("random", "real") for against in REFERENCES}
-    if found != wanted:
-        yield f"not compared: {sorted(wanted - found)}"
+    compared = {(row["component"], row["inputs"], row["against"]) for row in said["components"]}
+    expected = {(name, kind, against) for name in COMPONENTS for kind in ("random", "real") for against in REFERENCES}
+    if compared != expected:
+        yield f"not compared: {sorted(expected - compared)}"
     if len(said["images"]) != 2:
         yield f"{len(said['images'])} images"
     counts = said["semantic"]["counts"]
@@ -102,10 +102,10 @@ def found_fault(said: Any, folder: Path) -> Iterator[str]:
     if said["failed"] != ["unet"]:
         yield f"failed: {said['failed']}"
     original = onnx.load(folder / "model" / "unet" / "model.onnx", load_external_data=False)
-    wanted = [node.name for node in original.graph.node if FAULT in node.input]
-    found = [finding["node"] for finding in said["findings"]]
-    if found != wanted:
-        yield f"the fault was found at {found}, and is at {wanted}"
+    planted = [node.name for node in original.graph.node if FAULT in node.input]
+    blamed = [finding["node"] for finding in said["findings"]]
+    if blamed != planted:
+        yield f"the fault was found at {blamed}, and is at {planted}"
 
 
 def safe(said: Any, folder: Path) -> Iterator[str]:
@@ -157,7 +157,7 @@ def plant(folder: Path) -> None:
     shutil.copytree(folder / "fast", broken)
     path = broken / "unet" / "model.onnx"
     model = onnx.load(path, load_external_data=False)
-    [tensor] = [each for each in model.graph.initializer if each.name == FAULT]
+    [tensor] = [weight for weight in model.graph.initializer if weight.name == FAULT]
     onnx.load_external_data_for_model(model, str(path.parent))
     changed = onnx.numpy_helper.to_array(tensor)
     tensor.CopyFrom(onnx.numpy_helper.from_array(changed + np.ones_like(changed), FAULT))
@@ -168,7 +168,7 @@ def hasten(folder: Path) -> None:
     """A saved benchmark that says that everything took a thousandth of the time."""
     saved = json.loads((folder / "before.json").read_text())
     for row in saved["rows"]:
-        row["times_ms"] = [each / 1000 for each in row["times_ms"]]
+        row["times_ms"] = [time / 1000 for time in row["times_ms"]]
     (folder / "hasty.json").write_text(json.dumps(saved))
 
 
