@@ -89,6 +89,7 @@ class OptimizeReport:
     misses: list[str] = field(default_factory=list)
     seconds: float = 0.0
     peak_rss_mb: int = 0
+    """Peak resident memory of the process, in MB (10^6 bytes)."""
 
 
 def optimize(
@@ -201,7 +202,7 @@ def _optimize(request: OptimizeRequest) -> OptimizeReport:
         if request.source.is_dir():
             _copy_configs(request, stage)
         report.seconds = round(time.perf_counter() - start, 3)
-        report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
         _write_json(stage / MANIFEST, _manifest(request, report))
         _write_report(request, report)
         if wrong or (report.misses and not request.allow_misses):

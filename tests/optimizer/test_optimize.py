@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,13 @@ def test_json_is_the_report(call: Callable[..., Result], source: Path, tmp_path:
     assert (printed["source"], printed["provider"], printed["fp16"]) == (str(source), "cpu", False)
     assert printed["misses"] == []
     assert printed["peak_rss_mb"] > 10
+
+
+def test_peak_memory_is_in_powers_of_ten(call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system counts KiB."""
+    usage = SimpleNamespace(ru_maxrss=2_000_000)
+    monkeypatch.setattr("sdort.optimizer.command.resource.getrusage", lambda who: usage)
+    assert json.loads(call("--json", "--component", "text_encoder").stdout)["peak_rss_mb"] == 2048
 
 
 def test_quiet_says_nothing(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
