@@ -21,6 +21,7 @@ from sdort.benchmark.rows import Row
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
+from sdort.operators import load_operators
 from sdort.providers import find_provider
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -32,12 +33,11 @@ SERIAL = {"CUDA_LAUNCH_BLOCKING": "1", "HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZ
 HOT = 10
 """Nodes to show: those that take the longest, all of one operator and shape together."""
 _BYTES = {"float16": 2, "bfloat16": 2, "float": 4, "double": 8, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
-_PER_ELEMENT = {
-    # Mean, variance, normalizing, affine; with the activation or sum that fused forms have. Rounded: these are bound
-    # by memory, so that their height on the plot does not depend on it.
-    "GroupNorm": 10, "SkipGroupNorm": 11, "LayerNormalization": 8, "SkipLayerNormalization": 9,
-    "InstanceNormalization": 8, "Softmax": 5, "BiasSplitGelu": 10, "Gelu": 8, "QuickGelu": 5, "Sigmoid": 4,
-}  # fmt: skip
+_PER_ELEMENT = {"LayerNormalization": 8, "InstanceNormalization": 8, "Softmax": 5, "Sigmoid": 4}
+"""Operations of standard operators for each element of the output, 1 of others: mean, variance, normalizing, affine.
+
+Rounded: these are bound by memory, so that their height on the plot does not depend on it.
+"""
 
 SIDE = 4096
 """Of the square fp16 matrices whose product is the roof of arithmetic."""
@@ -85,18 +85,14 @@ def flops(operator: str, inputs: Shapes, outputs: Shapes) -> int | None:
     dims, out = [shape for _, shape in inputs], outputs[0][1] if outputs else ()
     if not dims:
         return None
-    if operator in ("MatMul", "Gemm", "FusedMatMul"):
+    if operator in ("MatMul", "Gemm"):
         return 2 * math.prod(out) * dims[0][-1]
-    if operator in ("Conv", "NhwcConv", "FusedConv"):
+    if operator in ("Conv", "FusedConv"):
         return 2 * math.prod(out) * math.prod(dims[1][1:]) if len(dims) > 1 and len(dims[1]) == 4 else None
-    if operator == "MultiHeadAttention":
-        queries, width = out[1], out[2]
-        keys = dims[1][1] if len(dims) > 1 else queries
-        return 4 * out[0] * queries * keys * width
-    if operator == "Attention":
-        projection = 2 * math.prod(dims[0]) * dims[1][1] if len(dims) > 1 else 0
-        return projection + 4 * out[0] * out[1] * out[1] * out[2]
-    return _PER_ELEMENT.get(operator, 1) * math.prod(out)
+    # The profile of ONNX Runtime tells no domain.
+    known = next((each for each in load_operators().values() if each.name == operator), None)
+    operations = known.operations if known else _PER_ELEMENT.get(operator, 1)
+    return operations * math.prod(out) if isinstance(operations, int) else operations(dims, [out])
 
 
 def moved(inputs: Shapes, outputs: Shapes) -> int:

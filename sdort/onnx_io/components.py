@@ -13,16 +13,16 @@ from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
+from sdort.model.operator import Category
 from sdort.onnx_io.check_tensors import type_name
 from sdort.onnx_io.component_file import read_component
+from sdort.operators import channels_axis, of_category
 
 COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_decoder", "safety_checker")
 """Folder names shared by sdort, optimum and diffusers' conversion script."""
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _INTS = {TensorProto.INT32, TensorProto.INT64}
-_CONVS = {"Conv": 1, "NhwcConv": 3}
-"""Convolutions and the axis of their weight that is the channels in."""
 LATENT_CHANNELS = 4
 """No autoencoder of a diffusion model has fewer in its latent: what has 1 to 3 is a map of masks, depths or texts."""
 _POOLING = {"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
@@ -300,12 +300,12 @@ def _conv_channels(graph: onnx.GraphProto) -> tuple[int, int]:
     diffusers' conversion script leaves the channels of inputs and outputs dynamic, so the weights have to tell.
     """
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer if len(tensor.dims) == 4}
-    weights = [(n.op_type, shapes.get(n.input[1], ())) for n in graph.node if n.op_type in _CONVS and len(n.input) > 1]
-    weights = [(op_type, dims) for op_type, dims in weights if dims]
-    if not weights:
+    convolutions = of_category(Category.CONVOLUTION) | {"Conv"}
+    nodes = [n for n in graph.node if n.op_type in convolutions and len(n.input) > 1 and n.input[1] in shapes]
+    if not nodes:
         return 0, 0
-    (op_type, first), (_, last) = weights[0], weights[-1]
-    return first[_CONVS[op_type]], last[0]
+    first, last = (shapes[node.input[1]] for node in (nodes[0], nodes[-1]))
+    return first[channels_axis(nodes[0]) or 0], last[0]
 
 
 def _rank(info: onnx.ValueInfoProto) -> int | None:

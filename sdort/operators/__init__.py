@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a provider's file imports no graph libraries
-    from sdort.model.operator import Operator
+    import onnx
+
+    from sdort.model.operator import Category, Operator
 
 
 @lru_cache(maxsize=1)
@@ -22,3 +24,20 @@ def load_operators() -> Mapping[tuple[str, str], Operator]:
 def find_operator(domain: str | None, name: str) -> Operator | None:
     """The operator of a node; None for a standard one, and for one of which nothing is known."""
     return load_operators().get((domain or "", name)) if domain else None
+
+
+def of_category(*categories: Category) -> frozenset[str]:
+    """The names of the operators of these categories."""
+    return frozenset(each.name for each in load_operators().values() if each.category in categories)
+
+
+def channels_axis(node: onnx.NodeProto) -> int | None:
+    """The axis of a node's second input, filters or a matrix, that the channels in are; None if it is no such node.
+
+    Filters are (M, C, kH, kW) in Conv.
+    """
+    operator = find_operator(node.domain, node.op_type)
+    if operator is not None:
+        return operator.channels_axis(operator.call_of(node)) if operator.channels_axis else None
+    transposed = node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute)
+    return {"Conv": 1, "MatMul": 0, "Gemm": int(transposed)}.get(node.op_type)

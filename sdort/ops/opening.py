@@ -12,29 +12,18 @@ or not:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
 import onnx
 
 from sdort.console import say
+from sdort.model.operator import Operator
 from sdort.onnx_io.component_file import read_component
+from sdort.operators import load_operators
 
 DOMAIN, VERSION = "com.microsoft", 1
-
-UNSERVED: Mapping[str, tuple[tuple[str, range, range], ...]] = {
-    # ONNX Runtime itself fuses an Add and the LayerNormalization behind it, the outputs of which it keeps.
-    "SkipLayerNormalization": (
-        ("SkipLayerNormalization", range(0), range(1, 3)),
-        ("LayerNormalization", range(0), range(1, 3)),
-    ),
-    "MultiHeadAttention": (("MultiHeadAttention", range(4, 10), range(1, 4)),),
-}
-"""Operator of the library -> operators, and which of their inputs and outputs, if there, it has no kernel for.
-
-They are what ``custom_ops/ops`` refuses when a kernel is made or runs: means and variances, masks, past and present.
-"""
 
 
 def prepare(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str]]:
@@ -75,12 +64,12 @@ def import_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
 def unserved(proto: onnx.ModelProto) -> dict[str, str]:
     """The library's operators that have no kernel for a form of theirs in this model -> what it is; each is told."""
     found: dict[str, str] = {}
+    forms = [(each, *form) for each in load_operators().values() for form in each.unserved.items()]
     for node in _nodes(proto):
-        for operator, forms in UNSERVED.items():
-            for name, inputs, outputs in forms:
-                reads, writes = _given(node.input, inputs), _given(node.output, outputs)
-                if node.op_type == name and (reads or writes) and operator not in found:
-                    found[operator] = f"{node.op_type} {node.name!r} has {', '.join([*reads, *writes])}"
+        for served, name, parameters in forms:
+            given = _given(parameters, node, served) if node.op_type == name else []
+            if given and served.name not in found:
+                found[served.name] = f"{name} {node.name!r} has {', '.join(given)}"
     for operator, form in found.items():
         _tell(f"ONNX Runtime's own {operator} runs, sdort's has no kernel for it: {form}")
     return found
@@ -92,8 +81,14 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from function.node
 
 
-def _given(names: Iterable[str], places: range) -> list[str]:
-    return [name for place, name in enumerate(names) if name and place in places]
+def _given(parameters: Collection[str], node: onnx.NodeProto, operator: Operator) -> list[str]:
+    """The node's tensors for the ``parameters`` of the operator, or of the standard one that it stands in for."""
+    inputs, outputs = operator.inputs, operator.outputs
+    if node.op_type != operator.name:
+        schema = onnx.defs.get_schema(node.op_type)
+        inputs, outputs = (tuple(each.name for each in names) for names in (schema.inputs, schema.outputs))
+    pairs = [*zip(inputs, node.input, strict=False), *zip(outputs, node.output, strict=False)]
+    return [tensor for parameter, tensor in pairs if tensor and parameter in parameters]
 
 
 @cache  # a model is opened again and again

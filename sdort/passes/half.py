@@ -6,7 +6,7 @@ What stays in fp32 follows from structure:
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
 * a softmax, and the mask that is added to its scores, where that mask has a finite number beyond fp16: as an infinity
   it would make NaN of a row that is masked completely;
-* gamma and beta of GroupNorm and SkipGroupNorm: ORT's kernels read them as fp32 whatever the activations are;
+* gamma and beta of GroupNorm and whatever else a file of ``sdort/operators`` says that its kernels read as fp32;
 * what is not defined for fp16 in the target's opset, as quantization is before opset 19.
 """
 
@@ -23,16 +23,12 @@ from onnx import TensorProto, defs, helper
 from sdort.model.model import Model
 from sdort.model.weights import Array, Weight, cast
 from sdort.onnx_io.load import from_proto
+from sdort.operators import find_operator
 from sdort.rewrite.editor import Editor, consumers, producer
 from sdort.rewrite.masks import cone, extremes
 
-FLOAT32_INPUTS = {
-    ("com.microsoft", "GroupNorm"): (1, 2),
-    ("com.microsoft", "SkipGroupNorm"): (1, 2),
-    ("sdort", "GroupNorm"): (2, 3),
-    ("", "Resize"): (1, 2),
-}
-"""Inputs (by position) that are fp32 whatever the activations are."""
+STANDARD_FLOAT32_INPUTS = {"Resize": (1, 2)}
+"""Inputs (by position) of standard operators that are fp32 whatever the activations are."""
 _ABSENT = "sdort.absent."
 SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
@@ -76,6 +72,14 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
     converted_editor = Editor(model)
     _join_islands(converted_editor, before)
     return converted_editor
+
+
+def float32_inputs(node: gs.Node) -> tuple[int, ...]:
+    """Positions of the inputs that are fp32 whatever the activations are, of a standard operator or another's file."""
+    operator = find_operator(node.domain, node.op)
+    if operator is None:
+        return () if node.domain else STANDARD_FLOAT32_INPUTS.get(node.op, ())
+    return operator.input_positions(operator.float32_inputs)
 
 
 def islands(editor: Editor) -> list[str]:
@@ -125,7 +129,7 @@ def _undefined(editor: Editor, opset: int) -> set[str]:
         for parameters, tensors in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
             for parameter, tensor in zip(parameters, tensors, strict=False):
                 types = allowed.get(parameter.type_str, [parameter.type_str])
-                fixed = (node.domain or "", node.op) in FLOAT32_INPUTS and tensors is node.inputs
+                fixed = node.op in STANDARD_FLOAT32_INPUTS and tensors is node.inputs
                 if tensor.name and editor.dtype(tensor) == np.float32 and "tensor(float16)" not in types and not fixed:
                     names.add(node.name)
     return names
@@ -177,7 +181,7 @@ def _float32_inputs(editor: Editor) -> dict[str, dict[int, gs.Tensor]]:
     """The inputs that stay fp32, by node and position: the converter knows no exceptions for single inputs."""
     kept: dict[str, dict[int, gs.Tensor]] = {}
     for node in editor.graph.nodes:
-        positions = FLOAT32_INPUTS.get((node.domain or "", node.op), ())
+        positions = float32_inputs(node)
         kept[node.name] = {i: node.inputs[i] for i in positions if i < len(node.inputs) and node.inputs[i].name}
     return kept
 

@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, defs, helper
 
 from sdort.errors import BadModelError
-from sdort.passes.half import FLOAT32_INPUTS
+from sdort.passes.half import float32_inputs
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import is_float
 
@@ -127,7 +127,7 @@ def _text(dtype: np.dtype[Any]) -> str:
 
 def _microsoft(node: gs.Node, editor: Editor) -> str | None:
     """Of ONNX Runtime's own operators, as far as sdort makes them: all floats alike but for those that are fp32."""
-    single = FLOAT32_INPUTS.get((node.domain, node.op), ())
+    single = float32_inputs(node)
     first: np.dtype[Any] | None = None
     for index, tensor, dtype in _floats(node, editor):
         wanted = np.dtype(np.float32) if index in single else first

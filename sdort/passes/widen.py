@@ -15,11 +15,12 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
+from sdort.model.operator import Category
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.load import load_model
+from sdort.operators import of_category
 from sdort.rewrite.editor import Editor
 
-ATTENTION = frozenset({"Attention", "MultiHeadAttention"})
 BEFORE_SOFTMAX = frozenset(
     {"Add", "Cast", "Div", "Expand", "Mul", "Reshape", "Sub", "Transpose", "Unsqueeze", "Squeeze", "Where"}
 )
@@ -53,7 +54,8 @@ def all_nodes(proto: onnx.ModelProto) -> set[str]:
 def attention_nodes(proto: onnx.ModelProto) -> set[str]:
     """Attentions, fused or not, by their first output: from the product of queries and keys to the softmax."""
     made = {name: node for node in proto.graph.node for name in node.output}
-    found = {node.output[0] for node in proto.graph.node if node.op_type in ATTENTION}
+    attentions = of_category(Category.ATTENTION) | {"Attention"}
+    found = {node.output[0] for node in proto.graph.node if node.op_type in attentions}
     stack = [node for node in proto.graph.node if node.op_type == "Softmax"]
     while stack:
         node = stack.pop()

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import OutputError
-from sdort.passes.half import FLOAT32_INPUTS
+from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import Feed, inputs_for, recorded_inputs
 from sdort.precision.places import Place, places, with_views
@@ -134,7 +134,7 @@ def _extra_bytes(editor: Editor, names: Collection[str]) -> int:
     """Of weights that would be fp16 otherwise."""
     weights = {}
     for node in (n for n in editor.graph.nodes if n.name in names):
-        always = FLOAT32_INPUTS.get((node.domain or "", node.op), ())
+        always = float32_inputs(node)
         read = (t for index, t in enumerate(node.inputs) if index not in always)
         weights.update({t.name: t for t in read if isinstance(t, gs.Constant) and editor.dtype(t) == np.float32})
     return sum(int(np.prod(t.shape)) * 2 for t in weights.values())

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.operator import Category
+from sdort.operators import of_category
 from sdort.precision.ranges import VIEWS
 from sdort.rewrite.editor import Editor, producer
 
 PASSED = VIEWS | {"Cast"}
 LANDMARKS = frozenset(
-    {"Conv", "NhwcConv", "MatMul", "Gemm", "Softmax", "MultiHeadAttention", "Attention", "LayerNormalization",
-     "SkipLayerNormalization", "GroupNorm", "SkipGroupNorm", "InstanceNormalization"}
+    {"Conv", "MatMul", "Gemm", "Softmax", "Attention", "LayerNormalization", "InstanceNormalization"}
 )  # fmt: skip
-"""What depth is counted in: what every export of a model has, unlike the small change between them."""
+"""Standard operators that depth is counted in: what every export of a model has, unlike the small change between."""
+CATEGORIES = (Category.CONVOLUTION, Category.PRODUCT, Category.ATTENTION, Category.NORMALIZATION)
+"""Likewise of other operators."""
 COMMUTATIVE = ("Add", "Mul", "Sum")
 ALIKE = {"GatherND": "Gather"}
 """Two spellings of exporters for one thing: CLIP's pooled token."""
@@ -127,11 +130,12 @@ def _readers(tensor: gs.Tensor) -> Iterator[tuple[gs.Node, int]]:
 
 def _levels(editor: Editor) -> dict[str, tuple[int, int, int]]:
     """For each node how often the longest path to it was downsampled, upsampled, and met a landmark."""
+    landmarks = LANDMARKS | of_category(*CATEGORIES)
     found: dict[str, tuple[int, int, int]] = {}
     for node in editor.graph.nodes:
         before = [found[made.name] for t in node.inputs if (made := producer(t)) is not None]
         strides = node.attrs.get("strides") or [1]
-        own = int(max(strides) > 1), int(node.op in ("Resize", "ConvTranspose")), int(node.op in LANDMARKS)
+        own = int(max(strides) > 1), int(node.op in ("Resize", "ConvTranspose")), int(node.op in landmarks)
         down, up, depth = (max((each[i] for each in before), default=0) + own[i] for i in range(3))
         found[node.name] = down, up, depth
     return found

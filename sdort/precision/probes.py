@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import onnx
 from onnx import helper, parser
 
+from sdort.operators import find_operator
+
 LARGEST = 65504.0
 """fp16's largest finite number."""
 SMALLEST = 2.0**-14
@@ -49,15 +51,18 @@ def add_shares(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
 def add_logits(proto: onnx.ModelProto) -> None:
     """Of each fused attention an output [1]: a bound on its scores' magnitude."""
     for node in list(proto.graph.node):
-        found = _queries_and_keys(node)
-        if found is None:
+        operator = find_operator(node.domain, node.op_type)
+        call = operator.call_of(node) if operator else None
+        heads = operator.heads(call) if operator and operator.heads and call else None
+        if call is None or heads is None:  # no attention, or one with a bias inside: no fusion of sdort's makes that
             continue
-        (names, count, made), number = found, len(proto.functions)
-        scale = next((a.f for a in node.attribute if a.name == "scale"), 0.0)
-        scaled = f"Constant <value_float = {scale:.20f}> ()" if scale else "Reciprocal (root)"
-        body = f"Logits{number} ({names}) => (found) {{ {made} {_BOUND}\n factor = {scaled}\n {_SCALED} }}"
+        scale = call.attributes["scale"]
+        factor = f"Constant <value_float = {scale:.20f}> ()" if scale else "Reciprocal (root)"
+        signature = f"Logits{len(proto.functions)} ({', '.join(call.inputs)}) => (found)"
+        body = f"{signature} {{ {heads} {_BOUND} factor = {factor}\n{_SCALED} }}"
         function, name = _function(proto, body), node.name + LOGITS
-        proto.graph.node.append(helper.make_node(function.name, node.input[:count], [name], name, domain=DOMAIN))
+        given = [each for each in node.input if each]
+        proto.graph.node.append(helper.make_node(function.name, given, [name], name, domain=DOMAIN))
         _output(proto, name, [1])
 
 
@@ -89,42 +94,18 @@ Shares (X) => (found) {{
 _BOUND = """
     last = Constant <value_ints = [-1]> ()
     rows = Constant <value_ints = [1]> ()
-    query_lengths = ReduceL2 <keepdims = 0> (q, last)
-    key_lengths = ReduceL2 <keepdims = 0> (k, last)
+    query_lengths = ReduceL2 <keepdims = 0> (q4, last)
+    key_lengths = ReduceL2 <keepdims = 0> (k4, last)
     longest_query = ReduceMax <keepdims = 0> (query_lengths, rows)
     longest_key = ReduceMax <keepdims = 0> (key_lengths, rows)
     products = Mul (longest_query, longest_key)
-    product = ReduceMax <keepdims = 0> (products)
-    width = Shape <start = -1> (q)
+    largest = ReduceMax <keepdims = 0> (products)
+    width = Shape <start = -1> (q4)
     width_float = Cast <to = 1> (width)
     root = Sqrt (width_float)
 """
-_SCALED = "scaled = Mul (product, factor)\n found = Reshape (scaled, rows)"
-"""From queries and keys [batch, rows, heads, size]."""
-
-
-def _queries_and_keys(node: onnx.NodeProto) -> tuple[str, int, str] | None:
-    """Parameters, how many of the node's inputs they are, and the text that makes q and k of them.
-
-    None for what is no attention, and for one whose bias is inside: no fusion of sdort's makes that.
-    """
-    if node.domain != "com.microsoft" or node.op_type not in ("Attention", "MultiHeadAttention"):
-        return None
-    given = [*map(bool, node.input), False, False, False, False]
-    heads = next(a.i for a in node.attribute if a.name == "num_heads")
-    split = f"heads = Constant <value_ints = [0, 0, {heads}, -1]> ()\n one = Constant <value_ints = [3]> ()\n"
-    if node.op_type == "Attention":
-        projected = "m = MatMul (X, W)\n p = Add (m, B)\n a, b, c = Split <axis = -1, num_outputs = 3> (p)\n"
-        return "X, W, B", 3, f"{split}{projected} q = Reshape (a, heads)\n k = Reshape (b, heads)"
-    if given[3]:
-        return None
-    if not given[1]:
-        apart = "a, b, c = Split <axis = 3, num_outputs = 3> (X)\n q = Squeeze (a, one)\n k = Squeeze (b, one)"
-        return "X", 1, split + apart
-    query = f"{split} q = Reshape (X, heads)\n"
-    if given[2]:
-        return "X, K", 2, f"{query} k = Reshape (K, heads)"
-    return "X, K", 2, f"{query} a, b = Split <axis = 3, num_outputs = 2> (K)\n k = Squeeze (a, one)"
+_SCALED = "scaled = Mul (largest, factor)\n found = Reshape (scaled, rows)"
+"""From queries q4 and keys k4 [batch, rows, heads, size]."""
 
 
 def _behind(proto: onnx.ModelProto, tensors: Collection[str], probe: Callable[[str], Iterable[onnx.NodeProto]]) -> None:

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.operators import find_operator
 from sdort.precision.probes import LARGEST
 from sdort.precision.ranges import NOTHING, VIEWS, Range, Ranges
 from sdort.rewrite.editor import Editor
 
-ADDITIVE = frozenset({"Add", "Sub", "Sum", "BiasAdd", "Concat", "SkipLayerNormalization", "SkipGroupNorm"})
-"""What is small there is lost beside what it is added to, or stays as small."""
-FACTORS = {"Mul": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,), "NhwcConv": (1,),
-           "ConvTranspose": (1,), "Attention": (1,)}  # fmt: skip
-"""Inputs whose relative error is the output's; the others (biases, shifts) are added."""
+ADDITIVE = frozenset({"Add", "Sub", "Sum", "Concat"})
+"""Standard operators in which what is small is lost beside what it is added to, or stays as small."""
+FACTORS = {"Mul": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,), "ConvTranspose": (1,),
+           "Attention": (1,)}  # fmt: skip
+"""Inputs of standard operators whose relative error is the output's; the others (biases, shifts) are added.
+
+Both of other operators: :mod:`sdort.operators`.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def _risks(node: gs.Node, ranges: Ranges) -> Iterator[Risk]:
             yield Risk(f"its {'weight' if weight else 'input'} {tensor.name}", found)
     for tensor in node.outputs:
         found = ranges.of(tensor)
-        if found.too_large or (found.too_small and any(each.op not in ADDITIVE for each in _readers(tensor))):
+        if found.too_large or (found.too_small and any(not _adds(each) for each in _readers(tensor))):
             yield Risk(f"its output {tensor.name}", found)
     logits = ranges.logits.get(node.name, NOTHING)
     if logits.too_large:
@@ -71,7 +75,17 @@ def _risks(node: gs.Node, ranges: Ranges) -> Iterator[Risk]:
 
 def _counts(node: gs.Node, index: int, weight: bool) -> bool:
     """Whether an input's relative error is the output's."""
-    return index in FACTORS.get(node.op, ()) if weight else node.op not in ADDITIVE
+    return index in _factors(node) if weight else not _adds(node)
+
+
+def _adds(node: gs.Node) -> bool:
+    operator = find_operator(node.domain, node.op)
+    return node.op in ADDITIVE if operator is None else operator.additive
+
+
+def _factors(node: gs.Node) -> tuple[int, ...]:
+    operator = find_operator(node.domain, node.op)
+    return FACTORS.get(node.op, ()) if operator is None else operator.input_positions(operator.factors)
 
 
 def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:

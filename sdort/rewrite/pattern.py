@@ -26,6 +26,9 @@ import numpy as np
 import onnx
 from onnx import defs, numpy_helper, parser
 
+from sdort.model.operator import REQUIRED
+from sdort.operators import find_operator
+
 OPSET = 23
 """Patterns, and graphs while they are rewritten, are in this opset of the default domain."""
 
@@ -140,9 +143,13 @@ _MISSING = object()
 
 def default_attribute(op: str, domain: str, name: str) -> Any:
     """The schema's default of an attribute; ``_MISSING`` if there is none."""
+    operator = find_operator(domain, op)
+    if operator is not None:
+        default = operator.attributes.get(name, REQUIRED)
+        return _MISSING if default is REQUIRED else default
     if domain or not defs.has(op, OPSET):
-        return MICROSOFT_DEFAULTS.get((op, name), _MISSING)
-    attribute = defs.get_schema(op, OPSET, domain).attributes.get(name)
+        return _MISSING
+    attribute = defs.get_schema(op, OPSET).attributes.get(name)
     if attribute is None or not attribute.default_value.type:
         return CONVENTIONAL_DEFAULTS.get((op, name), _MISSING)
     return _attribute(attribute.default_value)
@@ -150,17 +157,6 @@ def default_attribute(op: str, domain: str, name: str) -> Any:
 
 # Defaults that the specification gives in words only, or per rank.
 CONVENTIONAL_DEFAULTS: dict[tuple[str, str], Any] = {("Attention", "scale"): None}
-MICROSOFT_DEFAULTS: dict[tuple[str, str], Any] = {
-    ("GroupNorm", "channels_last"): 1,
-    ("GroupNorm", "epsilon"): 1e-5,
-    ("SkipGroupNorm", "channels_last"): 1,
-    ("SkipGroupNorm", "epsilon"): 1e-5,
-    ("QuickGelu", "alpha"): 1.702,
-    **{("FusedMatMul", name): 0 for name in ("transA", "transB", "transBatchA", "transBatchB")},
-    ("FusedMatMul", "alpha"): 1.0,
-    ("MultiHeadAttention", "scale"): None,
-    ("MultiHeadAttention", "unidirectional"): 0,
-}
 
 
 def has_default(value: Any) -> bool:

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
+from sdort.operators import channels_axis
 
 Array = npt.NDArray[Any]
 Dim = int | None
@@ -79,7 +80,7 @@ def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
         first = next(_first_weights(value.name, readers, weights), None)
         if len(shape) in (3, 4) and first is not None:
             axis = 1 if len(shape) == 4 else -1
-            shape[axis] = shape[axis] or _channels(*first)
+            shape[axis] = shape[axis] or int(first[1].dims[channels_axis(first[0]) or 0])
         rows = first[1].dims[0] if first and first[0].op_type == "Gather" else None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         per_sample = len(shape) == 1 and kind.shape.dim[0].dim_param in batches
@@ -96,18 +97,11 @@ def _first_weights(
         for node in readers.get(value, []):
             index = 0 if node.op_type == "Gather" else 1
             weight = weights.get(node.input[index]) if len(node.input) > index else None
-            if node.op_type in ("Conv", "NhwcConv", "MatMul", "Gemm", "Gather") and weight and len(weight.dims) > 1:
+            if weight and len(weight.dims) > 1 and (node.op_type == "Gather" or channels_axis(node) is not None):
                 yield node, weight
             elif node.op_type in PASSED_THROUGH and node.output[0] not in seen:
                 seen.add(node.output[0])
                 queue.append(node.output[0])
-
-
-def _channels(node: onnx.NodeProto, weight: TensorProto) -> int:
-    """The channels that a node's weight takes: filters are (M, C, kH, kW), NhwcConv's (M, kH, kW, C)."""
-    transposed = node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)
-    axis = 1 if node.op_type == "Conv" or transposed else -1 if node.op_type == "NhwcConv" else 0
-    return int(weight.dims[axis])
 
 
 def fixed_batch(inputs: list[Input], sample: Sample) -> int:
