@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.benchmark.measure import Measurement, measure_engines, prepare
-from sdort.benchmark.published import PUBLISHED, Rows
+from sdort.benchmark.published import PUBLISHED, PublishedRows
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import Options, choose_components, find_reference, plan_cases
+from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, plan_cases
 from sdort.console import say
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx, original_of
@@ -28,7 +28,7 @@ from sdort.workload.cases import PIPELINE, Case
 
 
 @dataclass(frozen=True)
-class Step:
+class AblationStep:
     """One row of the ablation: what is added to the row before it."""
 
     name: str
@@ -37,25 +37,25 @@ class Step:
     fp16: bool = True
 
 
-STEPS: tuple[Step, ...] = (
-    Step("raw fp32", fp16=False),
-    Step("fp16"),
-    Step("+ FMHA", ("multi_head_attention", "packed_attention")),
-    Step("+ NhwcConv", ("nhwc",)),
-    Step("+ GroupNorm", ("group_norm", "group_norm_silu", "skip_group_norm", "conv_bias_skip_group_norm")),
-    Step("+ BiasSplitGelu", ("bias_split_gelu",)),
-    Step("+ packed QKV", ("packed_qkv", "packed_kv")),
-    Step("+ BiasAdd", ("bias_add",)),
+STEPS: tuple[AblationStep, ...] = (
+    AblationStep("raw fp32", fp16=False),
+    AblationStep("fp16"),
+    AblationStep("+ FMHA", ("multi_head_attention", "packed_attention")),
+    AblationStep("+ NhwcConv", ("nhwc",)),
+    AblationStep("+ GroupNorm", ("group_norm", "group_norm_silu", "skip_group_norm", "conv_bias_skip_group_norm")),
+    AblationStep("+ BiasSplitGelu", ("bias_split_gelu",)),
+    AblationStep("+ packed QKV", ("packed_qkv", "packed_kv")),
+    AblationStep("+ BiasAdd", ("bias_add",)),
 )
 """In the order of the published table (:mod:`sdort.benchmark.published`); the rest comes last, as one step."""
 
 REST = "+ the rest"
 
 
-def steps() -> list[Step]:
+def steps() -> list[AblationStep]:
     """:data:`STEPS`, then every other fusion: the last one is what ``sdort optimize --fp16`` makes."""
     named = {name for step in STEPS for name in step.adds}
-    return [*STEPS, Step(REST, tuple(name for name in optional_fusions() if name not in named))]
+    return [*STEPS, AblationStep(REST, tuple(name for name in optional_fusions() if name not in named))]
 
 
 def optional_fusions() -> list[str]:
@@ -71,7 +71,7 @@ def optional_fusions() -> list[str]:
 
 
 @dataclass
-class Stage:
+class MeasuredStep:
     """A step that was made and measured.
 
     Attributes:
@@ -93,10 +93,10 @@ class Ablation:
 
     original: str
     provider: str
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[MeasuredStep] = field(default_factory=list)
     measured: Measurement = field(default_factory=Measurement, metadata={"json": None})
     """The rows that were measured, each once, and their images."""
-    published: Mapping[str, Rows] = field(default_factory=lambda: PUBLISHED)
+    published: Mapping[str, PublishedRows] = field(default_factory=lambda: PUBLISHED)
     """Device -> what was published of the same steps, for orientation."""
 
 
@@ -109,10 +109,10 @@ class _Plan:
     components: Sequence[str]
     todo: Sequence[Case]
     reference: Reference | None
-    options: Options
+    options: BenchOptions
 
 
-def ablate(path: Path, options: Options) -> Ablation:
+def ablate(path: Path, options: BenchOptions) -> Ablation:
     """Measure every step, each variant alone, so that its memory is its own.
 
     Args:
@@ -132,7 +132,7 @@ def ablate(path: Path, options: Options) -> Ablation:
         reference = find_reference(original, compared, todo, provider)
         plan = _Plan(original, provider, components, todo, reference, options)
         found = Ablation(original.resolve().name, provider.name)
-        before: Graphs = {}
+        before: OperatorCounts = {}
         every = steps()
         for index, step in enumerate(every):
             say(f"{step.name} ({index + 1} of {len(every)})")
@@ -155,13 +155,13 @@ def _original(path: Path) -> Iterator[Path]:
         yield original
 
 
-Graphs = dict[str, dict[str, int]]
+OperatorCounts = dict[str, dict[str, int]]
 """Component -> operator -> count; empty where there is no variant."""
 
 
-def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[Step], before: Graphs) -> Graphs:
+def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[AblationStep], before: OperatorCounts) -> OperatorCounts:
     """Make and measure the last of ``so_far``; what the graphs are now."""
-    step, stage = so_far[-1], Stage(so_far[-1].name)
+    step, stage = so_far[-1], MeasuredStep(so_far[-1].name)
     found.stages.append(stage)
     with tempfile.TemporaryDirectory(prefix="sdort-ablation-") as folder:
         variant = Path(folder) / f"{found.original} {step.name}"
@@ -187,8 +187,8 @@ def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[Step], before: Gra
 
 
 def make_variant(
-    original: Path, out: Path, provider: str, so_far: Sequence[Step], components: Sequence[str] = ()
-) -> Graphs:
+    original: Path, out: Path, provider: str, so_far: Sequence[AblationStep], components: Sequence[str] = ()
+) -> OperatorCounts:
     """Optimize with the fusions of these steps alone; the operators of each component.
 
     Raises:
@@ -209,7 +209,7 @@ def make_variant(
     return {name: done["operators"] for name, done in report.components.items()}
 
 
-def _changes(before: Graphs, after: Graphs) -> dict[str, int]:
+def _changes(before: OperatorCounts, after: OperatorCounts) -> dict[str, int]:
     if not before:
         return {}
     difference: Counter[str] = Counter()

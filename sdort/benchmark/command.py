@@ -15,14 +15,14 @@ from sdort.benchmark.regression import as_saved, compare, load, refuse_slower
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.console import say, show, to_json
 from sdort.errors import OutputError, ParityError, SdortError
 from sdort.staging import write_atomically
 
 
 @dataclass(frozen=True)
-class Delivery:
+class OutputOptions:
     """Where results go.
 
     Attributes:
@@ -59,7 +59,7 @@ class Delivery:
                 raise OutputError(f"cannot write to the folder {file.parent}", hint="Create it, or choose another.")
 
 
-def run_bench(path: Path, options: Options, delivery: Delivery) -> list[Row]:
+def run_bench(path: Path, options: BenchOptions, delivery: OutputOptions) -> list[Row]:
     """Measure a pipeline and deliver its rows.
 
     Raises:
@@ -70,18 +70,18 @@ def run_bench(path: Path, options: Options, delivery: Delivery) -> list[Row]:
     delivery.check()
     saved = load(delivery.compare) if delivery.compare else None
     found = measure(path, options)
-    _guard(found.rows, saved, delivery)
+    _compare_and_save(found.rows, saved, delivery)
 
     def finish() -> None:
-        _draw(found, delivery, f"sdort bench {path.resolve().name}", options, path)
+        _write_report(found, delivery, f"sdort bench {path.resolve().name}", options, path)
         refuse_failed(found.rows)
         refuse_slower(found.rows)
 
-    _deliver(found, delivery, finish)
+    _output(found, delivery, finish)
     return found.rows
 
 
-def run_ablation(path: Path, options: Options, delivery: Delivery) -> Ablation:
+def run_ablation(path: Path, options: BenchOptions, delivery: OutputOptions) -> Ablation:
     """Measure an ablation and deliver it.
 
     Raises:
@@ -92,19 +92,19 @@ def run_ablation(path: Path, options: Options, delivery: Delivery) -> Ablation:
     delivery.check()
     saved = load(delivery.compare) if delivery.compare else None
     found = ablate(path, options)
-    _guard(found.measured.rows, saved, delivery)
+    _compare_and_save(found.measured.rows, saved, delivery)
 
     def finish() -> None:
-        _draw(found, delivery, f"sdort bench --ablation {found.original}", options)
+        _write_report(found, delivery, f"sdort bench --ablation {found.original}", options)
         _refuse_unmade(found)
         refuse_failed(found.measured.rows)
         refuse_slower(found.measured.rows)
 
-    _deliver(found, delivery, finish)
+    _output(found, delivery, finish)
     return found
 
 
-def _guard(found: Sequence[Row], saved: Sequence[Row] | None, delivery: Delivery) -> None:
+def _compare_and_save(found: Sequence[Row], saved: Sequence[Row] | None, delivery: OutputOptions) -> None:
     """Compare with what was saved, and save."""
     if saved is not None:
         compare(found, saved, delivery.margin, delivery.across)
@@ -119,11 +119,11 @@ def _refuse_unmade(found: Ablation) -> None:
         raise ParityError(f"{len(unmade)} of {len(found.stages)} steps could not be made:{listed(told)}")
 
 
-def _deliver(found: Measurement | Ablation, delivery: Delivery, finish: Callable[[], None]) -> None:
+def _output(found: Measurement | Ablation, delivery: OutputOptions, finish: Callable[[], None]) -> None:
     """Hand over what was measured; ``finish`` draws it and raises if it is not as it should be."""
     together = delivery.whole and delivery.output is None
     if not together:
-        _hand_over(found, delivery)
+        _write(found, delivery)
     try:
         finish()
     except SdortError as error:
@@ -131,10 +131,10 @@ def _deliver(found: Measurement | Ablation, delivery: Delivery, finish: Callable
             error.record = to_json(found)
         raise
     if together:
-        _hand_over(found, delivery)
+        _write(found, delivery)
 
 
-def _hand_over(found: Measurement | Ablation, delivery: Delivery) -> None:
+def _write(found: Measurement | Ablation, delivery: OutputOptions) -> None:
     text = delivery.form if delivery.form != "table" else "markdown" if delivery.output else ""
     if not text:
         _show_tables(found)
@@ -164,19 +164,19 @@ def _rows(found: Measurement | Ablation) -> list[Row]:
     return found.measured.rows if isinstance(found, Ablation) else found.rows
 
 
-def _draw(
-    found: Measurement | Ablation, delivery: Delivery, title: str, options: Options, path: Path | None = None
+def _write_report(
+    found: Measurement | Ablation, delivery: OutputOptions, title: str, options: BenchOptions, path: Path | None = None
 ) -> None:
     """Plots and report; ``path`` is the pipeline where it is still there to be profiled."""
     if not (delivery.report or delivery.plots):
         return
-    from sdort.benchmark.report.page import add_rooflines, as_html, book_of, write_plots
+    from sdort.benchmark.report.page import add_rooflines, html_report, report_of, write_plots
 
-    book = book_of(found, title)
+    book = report_of(found, title)
     if path is not None:
         add_rooflines(book, path, options)
     if delivery.plots:
         write_plots(book, delivery.plots)
     if delivery.report:
-        write_atomically(delivery.report, as_html(book))
+        write_atomically(delivery.report, html_report(book))
         say(f"wrote {delivery.report}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdort.benchmark.memory import Meter, Peak, torch_on_gpu
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import Options, choose_components, find_reference, open_engines, plan_cases
+from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, progress
 from sdort.engines.onnx import Engine, OnnxEngine, Runner
@@ -23,14 +23,14 @@ from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
-from sdort.verification.references import Reference, Result, draw, verdict
+from sdort.verification.references import CaseResult, Reference, generate_images, verdict
 from sdort.workload.cases import PIPELINE, Case, further
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImagePair:
     """The first image of a pipeline's row, and the same noise drawn by what the row was checked against."""
 
     row: Row
@@ -43,15 +43,10 @@ class Measurement:
     """The rows of a benchmark and the images that they were checked by."""
 
     rows: list[Row] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list, metadata={"json": None})
+    pictures: list[ImagePair] = field(default_factory=list, metadata={"json": None})
 
 
-def bench(path: Path, options: Options) -> list[Row]:
-    """The rows of :func:`measure`."""
-    return measure(path, options).rows
-
-
-def measure(path: Path, options: Options) -> Measurement:
+def measure(path: Path, options: BenchOptions) -> Measurement:
     """Measure a pipeline, and a baseline or other engines beside it.
 
     Every case is checked before it is timed: its outputs are finite, not constant, repeatable, and equal those of the
@@ -75,7 +70,7 @@ def measure(path: Path, options: Options) -> Measurement:
     return found
 
 
-def prepare(options: Options) -> Provider:
+def prepare(options: BenchOptions) -> Provider:
     """Check what can be checked before anything is opened, and choose the provider."""
     if options.scheduler:
         find_scheduler(options.scheduler)
@@ -88,7 +83,7 @@ def measure_engines(
     components: Sequence[str],
     todo: Sequence[Case],
     reference: Reference | None,
-    options: Options,
+    options: BenchOptions,
 ) -> Measurement:
     """Measure every case on all engines in turn, one component after the other; the engines end closed."""
     found = Measurement()
@@ -125,7 +120,7 @@ class _Ready:
     engine: Engine
     runner: Runner
     row: Row
-    result: Result
+    result: CaseResult
     precision: Precision
 
 
@@ -134,7 +129,7 @@ def _measure(
     meters: Sequence[Meter],
     case: Case,
     reference: Reference | None,
-    options: Options,
+    options: BenchOptions,
     advance: Callable[[float], None],
     found: Measurement,
 ) -> None:
@@ -172,14 +167,14 @@ def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Ro
             each.row.speedup, each.row.speedup_low, each.row.speedup_high = compared.median, compared.low, compared.high
 
 
-def _pictures(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[Picture]:
+def _pictures(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[ImagePair]:
     wanted = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
     beside = wanted[0] if isinstance(wanted, list) else None
-    return [Picture(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
+    return [ImagePair(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
 
 
 def _warm_up(
-    engine: Engine, meter: Meter, case: Case, row: Row, options: Options, advance: Callable[[float], None]
+    engine: Engine, meter: Meter, case: Case, row: Row, options: BenchOptions, advance: Callable[[float], None]
 ) -> _Ready:
     """Open, run for the first time and warm up, watching memory."""
     started = time.perf_counter()
@@ -197,7 +192,7 @@ def _warm_up(
     return _Ready(engine, runner, row, result, precision(row.dtype, engine.provider))
 
 
-def _row(engine: Engine, case: Case, options: Options) -> Row:
+def _row(engine: Engine, case: Case, options: BenchOptions) -> Row:
     return Row(
         pipeline=engine.path.resolve().name,
         engine=engine.name,
@@ -222,7 +217,7 @@ def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
         row.device_later_mb = None if later.device is None else later.device / _MIB
 
 
-def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: Options) -> None:
+def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: BenchOptions) -> None:
     """Compare every engine with the reference, or with the baseline; a row that fails loses its times."""
     for each in ready:
         row, first = each.row, ready[0]
@@ -244,7 +239,7 @@ def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, opt
 
 
 def _check_more(
-    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, found: Verdict, options: Options
+    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, found: Verdict, options: BenchOptions
 ) -> Verdict:
     """The verdict on enough images, of further seeds, where so few differ that it may be chance.
 
@@ -253,9 +248,9 @@ def _check_more(
     more = further(case, ENOUGH)
     detail(f"{each.row.pipeline}, {case}: {found.problem}; drawing more")
     try:
-        drawn = draw(each.engine, more, options.steps, options.scheduler)
+        drawn = generate_images(each.engine, more, options.steps, options.scheduler)
         if isinstance(against, _Ready):
-            beside, wanted = against.result, draw(against.engine, more, options.steps, options.scheduler)
+            beside, wanted = against.result, generate_images(against.engine, more, options.steps, options.scheduler)
         else:
             beside, wanted = against.results[case], against.more(more) if against.more else []
     except SdortError as error:
@@ -273,7 +268,7 @@ def _check_repeats(each: _Ready, case: Case) -> None:
         each.row.fail(f"not repeatable: {again.problem}")
 
 
-def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: Options) -> None:
+def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: BenchOptions) -> None:
     numbers = statistics(milliseconds)
     row.times_ms = list(milliseconds)
     row.median_ms, row.mean_ms, row.p90_ms, row.min_ms = numbers.median, numbers.mean, numbers.p90, numbers.minimum

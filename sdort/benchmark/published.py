@@ -18,12 +18,12 @@ class Published:
     suspicious: bool = False
 
 
-Rows = dict[str, dict[int, Published]]
+PublishedRows = dict[str, dict[int, Published]]
 """Step -> batch size -> what was published."""
 
 _NONE = Published(None, None)
 
-RTX_3060: Rows = {
+RTX_3060: PublishedRows = {
     "raw fp32": {1: Published(25.6, 10667), 8: _NONE},
     "fp16": {1: Published(10.2, 10709), 8: _NONE},
     "+ FMHA": {1: Published(6.1, 7719), 8: Published(39.1, 10821)},
@@ -34,7 +34,7 @@ RTX_3060: Rows = {
     "+ BiasAdd": {1: Published(4.7, 4480), 8: Published(33.3, 6499)},
 }
 
-MI250X: Rows = {
+MI250X: PublishedRows = {
     "raw fp32": {1: Published(6.7, 17319), 8: Published(36.4, 33787, suspicious=True)},
     "fp16": {1: Published(4.1, 8945), 8: Published(24.0, 34493, suspicious=True)},
     "+ FMHA": {1: Published(2.6, 4886), 8: Published(15.0, 10146)},
@@ -44,7 +44,7 @@ MI250X: Rows = {
     "+ BiasAdd": {1: Published(2.2, 4910), 8: Published(12.5, 9778)},
 }
 
-PUBLISHED: dict[str, Rows] = {"RTX 3060": RTX_3060, "MI250X 1 GCD": MI250X}
+PUBLISHED: dict[str, PublishedRows] = {"RTX 3060": RTX_3060, "MI250X 1 GCD": MI250X}
 
 CAPTION = (
     "Published, for orientation only: another device and library (ONNX Runtime 1.13 to 1.16's own tools, SD 1.5, "
@@ -52,7 +52,7 @@ CAPTION = (
 )
 
 
-def text(rows: Rows, step: str, batch: int) -> str:
+def text(rows: PublishedRows, step: str, batch: int) -> str:
     """``25.6 s, 10,667 MB``; empty where nothing was published."""
     found = rows.get(step, {}).get(batch)
     if found is None:

@@ -142,12 +142,12 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
     return Roofline(case.component, points, answer["bandwidth"], answer["peak"])
 
 
-def task_of(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]:
+def parse_task(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]:
     """What :func:`measure_roofline` sent."""
     return Case(**task["case"]), find_provider(task["provider"]), RuntimeOptions(**task["options"])
 
 
-WORTH = ("unet", "vae_decoder")
+COMPONENTS = ("unet", "vae_decoder")
 """Components whose time counts."""
 
 
@@ -157,11 +157,11 @@ def measure_rooflines(path: Path, rows: Sequence[Row], options: RuntimeOptions) 
     if not provider.on_gpu:
         return [], ["No roofline: it is for GPUs, and this ran on the CPU."]
     mine = {row.component: row for row in reversed(rows) if row.engine == OnnxEngine.name and not row.failed}
-    if not holds_onnx(path) or not set(WORTH) & set(mine):
-        return [], [f"No roofline: it needs {' or '.join(WORTH)}, measured in onnxruntime."]
+    if not holds_onnx(path) or not set(COMPONENTS) & set(mine):
+        return [], [f"No roofline: it needs {' or '.join(COMPONENTS)}, measured in onnxruntime."]
     engine = OnnxEngine(path, provider, options)
     found, remarks = [], []
-    for name in WORTH:
+    for name in COMPONENTS:
         if name in mine:
             row = mine[name]
             case = Case(name, row.batch_size, row.height, row.width)

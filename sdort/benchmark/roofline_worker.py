@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sdort.benchmark.roofline import hot_nodes, task_of
+from sdort.benchmark.roofline import hot_nodes, parse_task
 from sdort.errors import ProviderError
 from sdort.inspection.profile import profile_run
 from sdort.pipelines.folder import image_channels
@@ -37,7 +37,7 @@ def main() -> None:
         ProviderError: the provider does not load.
     """
     task = json.loads(sys.argv[1])
-    case, provider, options = task_of(task)
+    case, provider, options = parse_task(task)
     reason = why_not(provider, options)  # it also loads the libraries that a GPU's provider needs
     if reason:
         raise ProviderError(reason)

@@ -16,14 +16,14 @@ from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.verification.references import Reference, compute_reference, draw
+from sdort.verification.references import Reference, compute_reference, generate_images
 from sdort.workload.cases import Case, cases
 
 ENGINES = ("onnxruntime", "torch", "torch-compile")
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """What to measure. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
 
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
@@ -45,7 +45,7 @@ class Options:
     """Also see on which execution provider each component's operators run, and how long."""
 
 
-def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: Options) -> list[Case]:
+def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: BenchOptions) -> list[Case]:
     """Every case to measure.
 
     Raises:
@@ -69,7 +69,7 @@ def _guided(case: Case, engines: Sequence[Engine]) -> Case:
 PRESETS = ("mlperf-sdxl",)
 
 
-def apply_preset(name: str, path: Path, options: Options) -> Options:
+def apply_preset(name: str, path: Path, options: BenchOptions) -> BenchOptions:
     """The settings of a preset in place of the options' own.
 
     ``mlperf-sdxl`` has those of MLPerf Inference's text-to-image task: SDXL, 1024x1024, 20 steps, Euler, one image
@@ -86,7 +86,7 @@ def apply_preset(name: str, path: Path, options: Options) -> Options:
 
 
 @contextmanager
-def open_engines(path: Path, options: Options, provider: Provider) -> Iterator[list[Engine]]:
+def open_engines(path: Path, options: BenchOptions, provider: Provider) -> Iterator[list[Engine]]:
     """The engines to measure, the baseline first.
 
     Raises:
@@ -109,7 +109,7 @@ def open_engines(path: Path, options: Options, provider: Provider) -> Iterator[l
         yield engines
 
 
-def _open_engine(path: Path, kind: str, options: Options, provider: Provider, stack: ExitStack) -> Engine:
+def _open_engine(path: Path, kind: str, options: BenchOptions, provider: Provider, stack: ExitStack) -> Engine:
     if kind == "onnxruntime":
         return OnnxEngine(path, provider, options.runtime)
     if kind not in ENGINES:
@@ -119,7 +119,7 @@ def _open_engine(path: Path, kind: str, options: Options, provider: Provider, st
     return TorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
 
 
-def _torch_dtype(path: Path, options: Options, provider: Provider) -> str:
+def _torch_dtype(path: Path, options: BenchOptions, provider: Provider) -> str:
     """On a GPU that of the ONNX pipeline beside it.
 
     On the CPU fp32: that is what ONNX Runtime computes in between the casts of an fp16 model, while torch rounds every
@@ -145,7 +145,7 @@ def choose_components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[
     return list(wanted) or common
 
 
-def find_reference(path: Path, options: Options, todo: Sequence[Case], provider: Provider) -> Reference | None:
+def find_reference(path: Path, options: BenchOptions, todo: Sequence[Case], provider: Provider) -> Reference | None:
     """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
     with _place_of_reference(path, options) as place:
         if place is None:
@@ -157,7 +157,7 @@ def find_reference(path: Path, options: Options, todo: Sequence[Case], provider:
 
 
 @contextmanager
-def _place_of_reference(path: Path, options: Options) -> Iterator[Path | None]:
+def _place_of_reference(path: Path, options: BenchOptions) -> Iterator[Path | None]:
     if options.reference or options.baseline:
         yield options.reference
     elif holds_onnx(path):
@@ -167,16 +167,16 @@ def _place_of_reference(path: Path, options: Options) -> Iterator[Path | None]:
         yield path
 
 
-def _plain(options: Options) -> RuntimeOptions:
+def _plain(options: BenchOptions) -> RuntimeOptions:
     return replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
 
 
-def _draw_more(path: Path, options: Options, provider: Provider, cases: Sequence[Case]) -> list[Generated]:
+def _draw_more(path: Path, options: BenchOptions, provider: Provider, cases: Sequence[Case]) -> list[Generated]:
     with _place_of_reference(path, options) as place, progress("drawing more with the reference"):
         if place is None:
             raise UsageError(f"what {path} was made from is gone")
         engine = open_reference(place, provider, _plain(options))
         try:
-            return draw(engine, cases, options.steps, options.scheduler)
+            return generate_images(engine, cases, options.steps, options.scheduler)
         finally:
             engine.close()

@@ -233,8 +233,8 @@ def command(
     Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
     the first call with loading / during the later warm-up calls.
     """
-    from sdort.benchmark.command import Delivery, run_ablation, run_bench
-    from sdort.benchmark.setup import Options, apply_preset
+    from sdort.benchmark.command import OutputOptions, run_ablation, run_bench
+    from sdort.benchmark.setup import BenchOptions, apply_preset
     from sdort.providers.runtime_options import RuntimeOptions
 
     if ablation and (baseline or engines or engine != "onnxruntime" or placement):
@@ -246,7 +246,7 @@ def command(
         raise click.UsageError("--margin and --across say how to judge: they want --compare")
     if engines and (baseline or engine != "onnxruntime"):
         raise click.UsageError("--engines stands alone: no --engine, no --baseline")
-    options = Options(
+    options = BenchOptions(
         runtime=RuntimeOptions(
             provider=provider,
             tuning=tuning,
@@ -273,7 +273,7 @@ def command(
     )
     if preset:
         options = apply_preset(preset, pipeline, options)
-    delivery = Delivery(
+    delivery = OutputOptions(
         "json" if as_json else form, output, report, plots, save, compare, margin / 100, across, as_json
     )
     if ablation:

@@ -140,13 +140,13 @@ def command(
     """
     from sdort.errors import ParityError
     from sdort.providers.runtime_options import RuntimeOptions
-    from sdort.verification.command import deliver
+    from sdort.verification.command import run_verify
     from sdort.verification.images import read_prompts
-    from sdort.verification.result import Options, refuse_failed
+    from sdort.verification.result import VerifyOptions, refuse_failed
 
     if (semantic_prompts or semantic_original) and not semantic:
         raise click.UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
-    options = Options(
+    options = VerifyOptions(
         runtime=RuntimeOptions(
             provider=provider,
             tuning=tuning,
@@ -170,7 +170,7 @@ def command(
         semantic_prompts=semantic_prompts,
         semantic_original=semantic_original,
     )
-    result = deliver(candidate, options, report, as_json=as_json)
+    result = run_verify(candidate, options, report, as_json=as_json)
     if as_json and not result.passed:
         # The record says what failed; the error as a second object would make stdout no JSON.
         raise click.exceptions.Exit(ParityError.exit_code)

@@ -11,7 +11,7 @@ from sdort.generation.images import Generated
 from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
 from sdort.providers.provider import Provider
-from sdort.verification.images import compare, judge_images
+from sdort.verification.images import compare_image, summarize_images
 from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
@@ -128,7 +128,7 @@ def check_images(
             return Verdict(f"{against} itself gives a bad image: {wanted.problem}", against)
         if image.pixels.shape != wanted.pixels.shape:
             return Verdict(f"the image is {image.pixels.shape}, {against} {wanted.pixels.shape}", against)
-        found.append(compare("", image, wanted, precision.dtype))
-    judged = judge_images(found)
+        found.append(compare_image("", image, wanted, precision.dtype))
+    judged = summarize_images(found)
     problem = f"is not like {against}: {judged.problem}" if judged.problem else None
     return Verdict(problem, against, psnr=judged.psnr, lowest_psnr=judged.lowest, few=judged.few)

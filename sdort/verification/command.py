@@ -12,11 +12,11 @@ from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_lines
-from sdort.verification.result import Options, Verification
+from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.run import verify
 
 
-def deliver(candidate: Path, options: Options, report: Path | None, *, as_json: bool) -> Verification:
+def run_verify(candidate: Path, options: VerifyOptions, report: Path | None, *, as_json: bool) -> Verification:
     """Verify and say what came of it.
 
     Args:

@@ -41,7 +41,7 @@ class ImageComparison:
     problem: str | None = None
     """What makes it bad whatever the other images are: it was not drawn, shows nothing, or is of another size."""
     differs: str | None = None
-    """Which limits it is beyond; :func:`judge_images` says whether too many are."""
+    """The limits that it exceeds; :func:`summarize_images` says whether too many are."""
     image: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
     reference: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
 
@@ -52,7 +52,7 @@ class ImageComparison:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ImageSummary:
     """The images of one pipeline together.
 
     Attributes:
@@ -97,10 +97,12 @@ def compare_images(
     images: Mapping[tuple[str, int], Generated], references: Mapping[tuple[str, int], Generated], precision: str
 ) -> list[ImageComparison]:
     """Compare image by image; both have the same prompts and seeds."""
-    return [compare(prompt, image, references[prompt, seed], precision) for (prompt, seed), image in images.items()]
+    return [
+        compare_image(prompt, image, references[prompt, seed], precision) for (prompt, seed), image in images.items()
+    ]
 
 
-def compare(prompt: str, image: Generated, wanted: Generated, precision: str) -> ImageComparison:
+def compare_image(prompt: str, image: Generated, wanted: Generated, precision: str) -> ImageComparison:
     """Measure one image; ``precision`` is the dtype of the weights."""
     found = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=wanted.pixels)
     for what, each in (("the reference", wanted), ("the image", image)):
@@ -110,7 +112,7 @@ def compare(prompt: str, image: Generated, wanted: Generated, precision: str) ->
         return found(problem=f"it is {image.pixels.shape}, the reference {wanted.pixels.shape}")
     decibels, pixel = psnr(image.pixels, wanted.pixels), largest_pixel(image.pixels, wanted.pixels)
     similarity = ssim(image.pixels, wanted.pixels) if min(image.pixels.shape[:2]) >= WINDOW else None
-    differs = beyond(decibels, similarity, pixel, precision)
+    differs = exceeded_limits(decibels, similarity, pixel, precision)
     return found(decibels, similarity, pixel, differs=differs)
 
 
@@ -127,8 +129,10 @@ def failed_images(
     ]
 
 
-def beyond(decibels: float, similarity: float | None, pixel: int, precision: str, what: str = "") -> str | None:
-    """Which limits these measurements are beyond, None if none; ``what`` says of what they are."""
+def exceeded_limits(
+    decibels: float, similarity: float | None, pixel: int, precision: str, what: str = ""
+) -> str | None:
+    """The limits that these measurements exceed, in words; None if none. ``what`` says of what they are."""
     reasons = []
     if decibels < PSNR[precision]:
         reasons.append(f"{what}PSNR {decibels:.1f} dB, at least {PSNR[precision]:g} wanted")
@@ -140,7 +144,7 @@ def beyond(decibels: float, similarity: float | None, pixel: int, precision: str
     return "; ".join(reasons) or None
 
 
-def judge_images(found: Sequence[ImageComparison]) -> Judged:
+def summarize_images(found: Sequence[ImageComparison]) -> ImageSummary:
     """Judge all images of a pipeline together, by the medians of what was measured.
 
     Single images of a right pipeline may be far from their references: see :data:`sdort.verification.limits.PSNR`. One
@@ -150,16 +154,18 @@ def judge_images(found: Sequence[ImageComparison]) -> Judged:
     decibels = sorted(each.psnr for each in found if each.psnr is not None)
     middle, lowest = (median_high(decibels), decibels[0]) if decibels else (None, None)
     if bad or middle is None:
-        return Judged(len(decibels), middle, lowest, f"seed {bad.seed}: {bad.problem}" if bad else None)
+        return ImageSummary(len(decibels), middle, lowest, f"seed {bad.seed}: {bad.problem}" if bad else None)
     precision, many = found[0].precision, len(decibels) > 1
     alike = [each.ssim for each in found if each.ssim is not None]
     pixel = median_low(each.largest_pixel or 0 for each in found)
-    problem = beyond(middle, median_high(alike) if alike else None, pixel, precision, "median " if many else "")
+    problem = exceeded_limits(
+        middle, median_high(alike) if alike else None, pixel, precision, "median " if many else ""
+    )
     problem = problem or _too_many_others(decibels, precision)
     if problem and many:
         problem = f"{problem} ({len(decibels)} images)"
     few = bool(problem) and OTHERS[precision] > 0 and len(decibels) < ENOUGH
-    return Judged(len(decibels), middle, lowest, problem, few)
+    return ImageSummary(len(decibels), middle, lowest, problem, few)
 
 
 def _too_many_others(decibels: Sequence[float], precision: str) -> str | None:

@@ -18,11 +18,11 @@ from sdort.verification.runners import Feeds, Place, open_drawer
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 RANDOM, REAL = "random", "real"
-MOMENTS = 4
+RECORDED_TIMESTEPS = 4
 """Timesteps of a denoising run whose inputs are kept: the first, the last and two between."""
-LARGEST = 64
+LARGEST_SIDE = 64
 """Latent sides of random inputs are not longer: attention without fusions takes memory with their fourth power."""
-DRAWN = 2
+RECORDED_PROMPTS = 2
 """Prompts whose run is watched; their inputs differ less than a run's timesteps do."""
 
 
@@ -38,7 +38,7 @@ class Inputs:
 
 
 def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0) -> list[Inputs]:
-    """Batches of one and two: the model's own size, up to :data:`LARGEST`, and one that is not square.
+    """Batches of one and two: the model's own size, up to :data:`LARGEST_SIDE`, and one that is not square.
 
     A static model has one.
 
@@ -48,7 +48,7 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
     """
     inputs = declared_inputs(read_component(path, component).graph, component)
     scale = factor if component == "vae_encoder" else 1
-    first = (min(size[0], LARGEST), min(size[1], LARGEST))
+    first = (min(size[0], LARGEST_SIDE), min(size[1], LARGEST_SIDE))
     sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
     found: dict[tuple[Any, ...], Inputs] = {}
     for batch, (height, width) in enumerate(sides, 1):
@@ -59,7 +59,7 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
 
 
 @dataclass
-class Watched:
+class RecordedRun:
     """A drawing run: its images, and what its components were fed with."""
 
     images: dict[tuple[str, int], Generated] = field(default_factory=dict)
@@ -68,14 +68,14 @@ class Watched:
     """By component."""
 
 
-def watch(
+def record_run(
     folder: PipelineFolder,
     place: Place,
     requests: Sequence[Request],
     on_step: Callable[[float], None],
     *,
     images: bool = True,
-) -> Watched:
+) -> RecordedRun:
     """Draw with a pipeline and keep what its components were fed with.
 
     Args:
@@ -88,21 +88,21 @@ def watch(
     recorders = {name: Recorder(session) for name, session in drawer.sessions.items()}
     drawer.sessions = dict(recorders)
     drawer.loop = HostLoop(drawer.sessions["unet"])
-    watched = Watched()
-    for number, request in enumerate(requests if images else requests[:DRAWN], 1):
+    watched = RecordedRun()
+    for number, request in enumerate(requests if images else requests[:RECORDED_PROMPTS], 1):
         for recorder in recorders.values():
             recorder.fed.clear()
         drawn = drawer.generate(request, on_step)
         first = next(drawn)
         watched.images[request.prompt, first.seed] = first
-        if number <= DRAWN:
-            _keep(watched.inputs, recorders, first, f"prompt {number}", folder)
+        if number <= RECORDED_PROMPTS:
+            _collect(watched.inputs, recorders, first, f"prompt {number}", folder)
         if images:
             watched.images.update({(request.prompt, image.seed): image for image in drawn})
     return watched
 
 
-def _keep(
+def _collect(
     kept: dict[str, list[Inputs]],
     recorders: Mapping[str, Recorder],
     image: Generated,
@@ -111,7 +111,9 @@ def _keep(
 ) -> None:
     """Sort what was fed while one image was drawn."""
     steps = recorders["unet"].fed
-    for index in sorted({round(part * (len(steps) - 1) / (MOMENTS - 1)) for part in range(MOMENTS)}):
+    for index in sorted(
+        {round(part * (len(steps) - 1) / (RECORDED_TIMESTEPS - 1)) for part in range(RECORDED_TIMESTEPS)}
+    ):
         moment = float(np.asarray(steps[index]["timestep"]).flat[0])
         what = f"{label}, step {index + 1} of {len(steps)}, timestep {moment:g}"
         kept.setdefault("unet", []).append(Inputs(REAL, what, steps[index], moment))

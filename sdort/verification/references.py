@@ -18,7 +18,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.checks import Precision, Verdict, check_images, check_outputs
 from sdort.workload.cases import PIPELINE, Case
 
-Result = dict[str, Array] | list[Generated]
+CaseResult = dict[str, Array] | list[Generated]
 
 
 @dataclass
@@ -29,15 +29,15 @@ class Reference:
     """
 
     label: str
-    results: dict[Case, Result]
+    results: dict[Case, CaseResult]
     more: Callable[[Sequence[Case]], list[Generated]] | None = None
 
-    def verdict(self, case: Case, result: Result, precision: Precision) -> Verdict:
+    def verdict(self, case: Case, result: CaseResult, precision: Precision) -> Verdict:
         """Compare the result of a case."""
         return verdict(case, result, self.results.get(case), self.label, precision)
 
 
-def verdict(case: Case, result: Result, wanted: Result | None, label: str, precision: Precision) -> Verdict:
+def verdict(case: Case, result: CaseResult, wanted: CaseResult | None, label: str, precision: Precision) -> Verdict:
     """Check a result, against another of the same case when there is one."""
     if isinstance(result, dict):
         return check_outputs(result, wanted if isinstance(wanted, dict) else None, label, case.component, precision)
@@ -52,7 +52,7 @@ def compute_reference(
     Components run in fp32 on the CPU, whose kernels share nothing with the provider's; images are drawn on the
     provider, where a whole pipeline takes seconds and not hours.
     """
-    results: dict[Case, Result] = {}
+    results: dict[Case, CaseResult] = {}
     for where in dict.fromkeys((CPU, provider)):
         mine = [case for case in cases if (provider if case.component == PIPELINE else CPU) is where]
         if not mine:
@@ -67,13 +67,13 @@ def compute_reference(
     return Reference(f"{path.resolve().name} ({'ONNX' if holds_onnx(path) else 'torch'})", results)
 
 
-def draw(engine: Engine, cases: Sequence[Case], steps: int, scheduler: str | None) -> list[Generated]:
+def generate_images(engine: Engine, cases: Sequence[Case], steps: int, scheduler: str | None) -> list[Generated]:
     """The images of pipeline cases, in their order."""
     results = [_run(engine, case, steps, scheduler) for case in cases]
     return [image for result in results if isinstance(result, list) for image in result]
 
 
-def _run(engine: Engine, case: Case, steps: int, scheduler: str | None) -> Result:
+def _run(engine: Engine, case: Case, steps: int, scheduler: str | None) -> CaseResult:
     if case.component not in engine.components():
         raise UsageError("it does not have that component")
     runner = engine.prepare(case, steps, scheduler)

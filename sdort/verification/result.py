@@ -9,19 +9,19 @@ from pathlib import Path
 from sdort.errors import ParityError
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.verification.bisection.blame import Finding
+from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
 from sdort.verification.components import ONNX, Comparison
-from sdort.verification.images import PROMPTS, ImageComparison, Judged, judge_images
+from sdort.verification.images import PROMPTS, ImageComparison, ImageSummary, summarize_images
 from sdort.verification.recorded_inputs import RANDOM, REAL
-from sdort.verification.semantic import Semantic
+from sdort.verification.semantic import SemanticScore
 
 PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"
 """An image that differs may be one of a few in a right pipeline."""
 
 
 @dataclass(frozen=True)
-class Options:
+class VerifyOptions:
     """What to compare, and with what. ``None`` and empty leave the choice to the manifest and the model."""
 
     runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
@@ -59,19 +59,19 @@ class Verification:
     """By component."""
     comparisons: list[Comparison] = field(default_factory=list)
     images: list[ImageComparison] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[BisectionFinding] = field(default_factory=list)
     searched: list[str] = field(default_factory=list)
     """Components that ``--bisect`` looked into, with or without a finding."""
-    semantic: Semantic | None = None
+    semantic: SemanticScore | None = None
     """How well the candidate follows prompts."""
     missing: list[str] = field(default_factory=list)
     """What was asked for and could not be compared, with the reason."""
     notes: list[str] = field(default_factory=list)
 
     @property
-    def judged(self) -> Judged:
+    def judged(self) -> ImageSummary:
         """All images together."""
-        return judge_images(self.images)
+        return summarize_images(self.images)
 
     @property
     def failed(self) -> list[str]:

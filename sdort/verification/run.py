@@ -15,16 +15,16 @@ from sdort.generation.request import Request
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.runtime.probe import choose_provider
 from sdort.verification.bisection.blame import bisect
-from sdort.verification.bisection.tensor_pairs import Graphs
+from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import precision
 from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
 from sdort.verification.images import compare_images, failed_images, make_requests
 from sdort.verification.parity import precision as weights_precision
-from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, Watched, random_inputs, watch
-from sdort.verification.result import Options, Verification
+from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, RecordedRun, random_inputs, record_run
+from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.runners import Place, open_drawer
-from sdort.verification.semantic_score import judge_candidate
-from sdort.verification.torch_images import draw_in_torch
+from sdort.verification.semantic_score import score_candidate
+from sdort.verification.torch_images import generate_in_torch
 
 SKIPPED = ("safety_checker",)
 """No part of the generation; no pass is made for it."""
@@ -43,7 +43,7 @@ class _Run:
     original: PipelineFolder | None
     checkpoint: Path | None
     place: Place
-    options: Options
+    options: VerifyOptions
     result: Verification
 
     @property
@@ -51,7 +51,7 @@ class _Run:
         return list(self.options.components) or [name for name in self.folder.models if name not in SKIPPED]
 
 
-def verify(candidate: Path, options: Options) -> Verification:
+def verify(candidate: Path, options: VerifyOptions) -> Verification:
     """Compare a pipeline, or one component, with what it was made from.
 
     Args:
@@ -77,20 +77,20 @@ def verify(candidate: Path, options: Options) -> Verification:
         _check_components(run)
         if not provider.on_gpu and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
             result.notes.append(ROUNDED)
-        watched = _watch(run)
+        watched = _record(run)
         for component in run.components:
             _verify_component(run, component, watched)
         if options.images:
             _verify_images(run, watched)
         if options.semantic:
-            _judge(run)
+            _score(run)
     if checkpoint and not checkpoint.exists():
         result.checkpoint = Path(checkpoint.name)  # made for the while, as the demo's is: a name, and no place
     return result
 
 
 def _find_references(
-    candidate: Path, options: Options, stack: ExitStack
+    candidate: Path, options: VerifyOptions, stack: ExitStack
 ) -> tuple[PipelineFolder | None, Path | None, str | None]:
     """The original's ONNX folder, the diffusers checkpoint, and what is to be said about the latter."""
     against = options.against or stack.enter_context(original_of(candidate))
@@ -119,11 +119,11 @@ def _check_components(run: _Run) -> None:
         run.result.precisions[name] = precision(dtype, run.place.provider)
 
 
-def _requests(options: Options) -> list[Request]:
+def _requests(options: VerifyOptions) -> list[Request]:
     return make_requests(options.prompts, options.seeds, options.steps)
 
 
-def _watch(run: _Run) -> Watched:
+def _record(run: _Run) -> RecordedRun:
     """Draw with the original, for real inputs and for its images. An export has no ONNX original: it is watched itself.
 
     Without a whole pipeline there is nothing to draw with; what that leaves out is told.
@@ -131,17 +131,17 @@ def _watch(run: _Run) -> Watched:
     options = run.options
     wanted = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
     if not wanted:
-        return Watched()
+        return RecordedRun()
     requests = _requests(options)
     total = len(requests) * options.seeds * options.steps
     try:
         with progress("drawing with the original", total=total) as advance:
-            return watch(run.original or run.folder, _plain(run), requests, advance, images=options.images)
+            return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.images)
     except SdortError as error:
         run.result.missing.append(
             f"{' and '.join(wanted)}: {error.message} (--inputs random --no-images asks for less)"
         )
-        return Watched()
+        return RecordedRun()
 
 
 def _plain(run: _Run) -> Place:
@@ -150,7 +150,7 @@ def _plain(run: _Run) -> Place:
     return Place(run.place.provider, options)
 
 
-def _inputs(run: _Run, component: str, watched: Watched) -> list[Inputs]:
+def _inputs(run: _Run, component: str, watched: RecordedRun) -> list[Inputs]:
     found: list[Inputs] = []
     if RANDOM in run.options.inputs:
         reference = run.original or run.folder
@@ -161,7 +161,7 @@ def _inputs(run: _Run, component: str, watched: Watched) -> list[Inputs]:
     return [*found, *watched.inputs.get(component, [])] if REAL in run.options.inputs else found
 
 
-def _verify_component(run: _Run, component: str, watched: Watched) -> None:
+def _verify_component(run: _Run, component: str, watched: RecordedRun) -> None:
     result = run.result
     references: dict[str, Path] = {}
     if run.original and component in run.original.models:
@@ -193,7 +193,7 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
         outputs.add(each.output)
         component = each.component
         original, candidate = run.original.models[component], run.folder.models[component]
-        graphs = Graphs(component, original, candidate, run.place, each.feeds.feeds)
+        graphs = GraphPair(component, original, candidate, run.place, each.feeds.feeds)
         run.result.searched.append(component)
         try:
             with progress(f"{component}: searching for the node"):
@@ -206,7 +206,7 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
         )
 
 
-def _verify_images(run: _Run, watched: Watched) -> None:
+def _verify_images(run: _Run, watched: RecordedRun) -> None:
     """Draw with the candidate and compare image by image."""
     dtypes = [run.result.precisions[name].dtype for name in run.folder.needed if name in run.result.precisions]
     coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
@@ -215,7 +215,7 @@ def _verify_images(run: _Run, watched: Watched) -> None:
     if not references:
         return  # told already
     if run.original is None and run.checkpoint is not None:
-        references = draw_in_torch(run.checkpoint, requests)
+        references = generate_in_torch(run.checkpoint, requests)
     total = len(requests) * run.options.seeds * run.options.steps
     try:
         drawer = open_drawer(run.folder, run.place)
@@ -233,6 +233,6 @@ def _verify_images(run: _Run, watched: Watched) -> None:
             run.result.images += compare_images(drawn, references, coarsest)
 
 
-def _judge(run: _Run) -> None:
+def _score(run: _Run) -> None:
     original = (run.original, _plain(run)) if run.original else run.checkpoint
-    judge_candidate(run.folder, run.place, original, run.options, run.result)
+    score_candidate(run.folder, run.place, original, run.options, run.result)

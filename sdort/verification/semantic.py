@@ -37,7 +37,7 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class Semantic:
+class SemanticScore:
     """Right pictures out of those judged, by kind, and whether they are as many as the demo model has to reach."""
 
     counts: Counts
@@ -69,7 +69,7 @@ def semantic_requests(most: int | None = None) -> list[Request]:
     return [every[index * len(every) // count] for index in range(count)]
 
 
-def missed(requests: Sequence[Request], images: Sequence[Generated]) -> list[Request]:
+def wrong_requests(requests: Sequence[Request], images: Sequence[Generated]) -> list[Request]:
     """Those whose pictures are wrong."""
     scoring = import_module("sdort.demo.score")
     pairs = zip(requests, images, strict=True)
@@ -78,7 +78,7 @@ def missed(requests: Sequence[Request], images: Sequence[Generated]) -> list[Req
 
 def score_images(
     requests: Sequence[Request], images: Sequence[Generated], original: Mapping[str, Generated]
-) -> Semantic:
+) -> SemanticScore:
     """Score pictures, and say of the wrong ones what is in them.
 
     Args:
@@ -96,7 +96,7 @@ def score_images(
     whole = all(each.prompt in original for each in requests)
     beside = scoring.score((each.prompt, original[each.prompt].pixels) for each in requests) if whole else None
     bars = {"single": scoring.SINGLE_BAR, "pair": scoring.PAIR_BAR}
-    return Semantic(vars(found), bars, found.passed, tuple(misses), None if beside is None else vars(beside))
+    return SemanticScore(vars(found), bars, found.passed, tuple(misses), None if beside is None else vars(beside))
 
 
 def _miss(request: Request, image: Generated, verdict: object, original: Generated | None) -> Miss:

@@ -10,17 +10,17 @@ from sdort.errors import SdortError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.pipelines.folder import PipelineFolder
-from sdort.verification.result import Options, Verification
+from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.runners import Place, open_drawer
-from sdort.verification.semantic import missed, score_images, semantic_requests
-from sdort.verification.torch_images import draw_in_torch
+from sdort.verification.semantic import score_images, semantic_requests, wrong_requests
+from sdort.verification.torch_images import generate_in_torch
 
 Original = tuple[PipelineFolder, Place] | Path
 """An ONNX pipeline and where it runs, or a diffusers checkpoint."""
 
 
-def judge_candidate(
-    folder: PipelineFolder, place: Place, original: Original | None, options: Options, result: Verification
+def score_candidate(
+    folder: PipelineFolder, place: Place, original: Original | None, options: VerifyOptions, result: Verification
 ) -> None:
     """Fill ``result.semantic``.
 
@@ -29,29 +29,29 @@ def judge_candidate(
     """
     requests = semantic_requests(options.semantic_prompts)
     try:
-        images = _draw(folder, place, requests, "drawing for the judge")
+        images = _generate(folder, place, requests, "drawing for the judge")
     except SdortError as error:
         result.missing.append(f"semantic score: {error.message}")
         return
-    again = requests if options.semantic_original else missed(requests, images)
+    again = requests if options.semantic_original else wrong_requests(requests, images)
     beside: dict[str, Generated] = {}
     try:
-        beside = _draw_original(original, again) if original and again else {}
+        beside = _generate_original(original, again) if original and again else {}
     except SdortError as error:
         notes = result.missing if options.semantic_original else result.notes
         notes.append(f"semantic score of the original: {error.message}")
     result.semantic = score_images(requests, images, beside)
 
 
-def _draw(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:
+def _generate(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:
     drawer = open_drawer(folder, place)
     with progress(words, total=sum(each.steps for each in requests)) as advance:
         return [image for each in requests for image in drawer.generate(each, advance)]
 
 
-def _draw_original(original: Original, requests: Sequence[Request]) -> dict[str, Generated]:
+def _generate_original(original: Original, requests: Sequence[Request]) -> dict[str, Generated]:
     if isinstance(original, Path):
         with progress("drawing for the judge with torch"):
-            return {prompt: image for (prompt, _), image in draw_in_torch(original, requests).items()}
-    images = _draw(*original, requests, "drawing for the judge with the original")
+            return {prompt: image for (prompt, _), image in generate_in_torch(original, requests).items()}
+    images = _generate(*original, requests, "drawing for the judge with the original")
     return {each.prompt: image for each, image in zip(requests, images, strict=True)}

@@ -14,7 +14,7 @@ from sdort.providers import CPU
 from sdort.workload.cases import PIPELINE
 
 
-def draw_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tuple[str, int], Generated]:
+def generate_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tuple[str, int], Generated]:
     """Images in fp32 on the CPU, by prompt and seed.
 
     Raises:

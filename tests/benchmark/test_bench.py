@@ -24,10 +24,10 @@ from support.tiny_pipeline import Tiny, edit_weights
 from sdort import console
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import timing
-from sdort.benchmark.measure import bench
+from sdort.benchmark.measure import measure
 from sdort.benchmark.memory import Peak
 from sdort.benchmark.rows import Row, as_text, caption, cells
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.cli import cli
 from sdort.engines.onnx import OnnxEngine
@@ -304,8 +304,8 @@ def test_a_decoder_with_open_channels_is_measured(copy: Path) -> None:
     widen_latent(path, 8)
     config = path.parent / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "latent_channels": 8}))
-    options = Options(**{**QUICK, "reference": copy}, components=("vae_decoder",), placement=True)
-    [found] = bench(copy, options)
+    options = BenchOptions(**{**QUICK, "reference": copy}, components=("vae_decoder",), placement=True)
+    [found] = measure(copy, options).rows
     assert found.status == "ok"
     assert found.placement is not None
 
@@ -402,7 +402,7 @@ def test_a_baseline_is_held_to_the_coarser_of_two_precisions(dtypes: tuple[str, 
         runner: Any = SimpleNamespace(result=lambda value=value: {"y": value})
         engine: Any = None
         ready.append(bench_module._Ready(engine, runner, row(dtype=dtype), runner.result(), Precision(dtype)))
-    bench_module._check(ready, Case("unet", 1, 64, 64), None, Options())
+    bench_module._check(ready, Case("unet", 1, 64, 64), None, BenchOptions())
     assert [each.row.failed for each in ready] == [False, "float16" not in dtypes]
     assert ready[1].row.mean_error == pytest.approx(TOLERANCES["float16", "unet"].mean / 2)
 
@@ -411,7 +411,9 @@ def test_a_baseline_is_held_to_the_coarser_of_two_precisions(dtypes: tuple[str, 
 
 
 def test_a_pipeline_against_the_checkpoint_it_came_from(tiny: Tiny) -> None:
-    rows = bench(tiny.onnx, Options(**QUICK, reference=tiny.diffusers, batch_sizes=(1, 2), sizes=((32, 48),)))
+    rows = measure(
+        tiny.onnx, BenchOptions(**QUICK, reference=tiny.diffusers, batch_sizes=(1, 2), sizes=((32, 48),))
+    ).rows
     assert [(each.component, each.batch_size) for each in rows] == [
         (name, batch) for name in ("text_encoder", "unet", "vae_decoder", "pipeline") for batch in (1, 2)
     ]
@@ -436,7 +438,7 @@ def test_a_pipeline_against_the_checkpoint_it_came_from(tiny: Tiny) -> None:
 
 
 def test_a_baseline_is_measured_beside_and_gives_ratios(tiny: Tiny, copy: Path) -> None:
-    rows = bench(copy, Options(**QUICK, baseline=tiny.onnx, components=("unet", "pipeline")))
+    rows = measure(copy, BenchOptions(**QUICK, baseline=tiny.onnx, components=("unet", "pipeline"))).rows
     assert [(each.pipeline, each.component) for each in rows] == [
         (name, component) for component in ("unet", "pipeline") for name in ("onnx", "copy")
     ]
@@ -450,7 +452,9 @@ def test_a_baseline_is_measured_beside_and_gives_ratios(tiny: Tiny, copy: Path) 
 
 
 def test_a_checkpoint_as_baseline_runs_in_torch(tiny: Tiny) -> None:
-    rows = bench(tiny.onnx, Options(**QUICK, baseline=tiny.diffusers, components=("text_encoder", "vae_decoder")))
+    rows = measure(
+        tiny.onnx, BenchOptions(**QUICK, baseline=tiny.diffusers, components=("text_encoder", "vae_decoder"))
+    ).rows
     assert [each.engine for each in rows] == ["torch", "onnxruntime"] * 2
     assert all(each.status == "ok" for each in rows)
     assert rows[1].error is not None
@@ -475,11 +479,11 @@ def test_a_wrong_pipeline_is_called_so_after_eight_images_of_its_reference(tiny:
     """In fp16, and at a batch of three nine: the reference is opened again for them."""
     optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
     edit_weights(tmp_path / "fast" / "unet" / "model.onnx", shift(0.5), "conv_in.weight")
-    options = Options(**QUICK, reference=tiny.onnx, components=("pipeline",), batch_sizes=(3,))
-    [row] = bench(tmp_path / "fast", options)
+    options = BenchOptions(**QUICK, reference=tiny.onnx, components=("pipeline",), batch_sizes=(3,))
+    [row] = measure(tmp_path / "fast", options).rows
     assert row.status.startswith("is not like onnx (ONNX): median PSNR")
     assert row.status.endswith("(9 images)")
-    [right] = bench(tiny.onnx, options)
+    [right] = measure(tiny.onnx, options).rows
     assert (right.status, right.psnr_db) == ("ok", math.inf)
 
 
@@ -513,7 +517,7 @@ def test_every_row_that_failed_is_named_at_the_end(copy: Path, sdort: Callable[.
 
 def test_nan_is_found_without_any_reference(copy: Path) -> None:
     edit_weights(copy / "vae_decoder" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
-    rows = bench(copy, Options(**QUICK, components=("vae_decoder", "pipeline", "text_encoder")))
+    rows = measure(copy, BenchOptions(**QUICK, components=("vae_decoder", "pipeline", "text_encoder"))).rows
     assert "NaN" in rows[0].status
     assert "NaN" in rows[1].status
     assert rows[2].status == "ok"
@@ -523,7 +527,7 @@ def test_nan_is_found_without_any_reference(copy: Path) -> None:
 
 def test_a_reference_that_is_broken_approves_of_nothing(tiny: Tiny, copy: Path) -> None:
     edit_weights(copy / "unet" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
-    rows = bench(tiny.onnx, Options(**QUICK, reference=copy, components=("unet",)))
+    rows = measure(tiny.onnx, BenchOptions(**QUICK, reference=copy, components=("unet",))).rows
     assert "copy (ONNX) itself gives NaN" in rows[0].status
     assert rows[0].median_ms is None
 
@@ -536,7 +540,7 @@ def test_outputs_that_do_not_repeat_have_no_timing(tiny: Tiny, monkeypatch: pyte
         return {"y": np.arange(5.0) * len(calls)}
 
     monkeypatch.setattr(engines._OnnxComponent, "result", drifting)
-    rows = bench(tiny.onnx, Options(**QUICK, components=("unet",)))
+    rows = measure(tiny.onnx, BenchOptions(**QUICK, components=("unet",))).rows
     assert "not repeatable" in rows[0].status
     assert rows[0].median_ms is None
 
@@ -562,7 +566,7 @@ def test_an_output_that_changes_later_has_no_timing_either(
     monkeypatch.setattr(engines._OnnxComponent, "__call__", counted)
     monkeypatch.setattr(engines._OnnxComponent, "result", drifting)
     monkeypatch.setattr(bench_module, "find_reference", lambda *_: None)
-    [row] = bench(tiny.onnx, Options(**QUICK, components=("text_encoder",)))
+    [row] = measure(tiny.onnx, BenchOptions(**QUICK, components=("text_encoder",))).rows
     assert "not repeatable: " in row.status
     assert "differs from the first call" in row.status
     assert len(calls) == (4 if timed else 2)
@@ -591,10 +595,10 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     monkeypatch.setattr(engines._OnnxComponent, "__call__", ran)
     monkeypatch.setattr(module, "interleave", timed)
     monkeypatch.setattr(module, "torch_on_gpu", lambda: emptied)
-    options = Options(
+    options = BenchOptions(
         runtime=RuntimeOptions("cpu"), components=("text_encoder",), reference=tiny.onnx, warmup=1, repeat=1
     )
-    [row] = bench(tiny.onnx, options)
+    [row] = measure(tiny.onnx, options).rows
     assert row.status == "ok"
     assert row.host_later_mb is not None
     # The reference's, the first, the warm-up's, and the one that fills the cache.
@@ -602,8 +606,8 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
 
 
 def test_without_warm_up_nothing_is_told_of_later_calls(tiny: Tiny) -> None:
-    options = Options(runtime=RuntimeOptions("cpu"), components=("text_encoder",), warmup=0, repeat=3)
-    [row] = bench(tiny.onnx, options)
+    options = BenchOptions(runtime=RuntimeOptions("cpu"), components=("text_encoder",), warmup=0, repeat=3)
+    [row] = measure(tiny.onnx, options).rows
     assert (row.status, row.warmup, row.repeat, len(row.times_ms)) == ("ok", 0, 3, 3)
     assert row.host_first_mb is not None
     assert row.host_later_mb is None
@@ -619,19 +623,19 @@ def test_one_size_that_fails_does_not_lose_the_others(tiny: Tiny, monkeypatch: p
         return prepare(self, case, *rest)
 
     monkeypatch.setattr(OnnxEngine, "prepare", fail_at_two)
-    rows = bench(tiny.onnx, Options(**QUICK, components=("unet",), batch_sizes=(1, 2, 3)))
+    rows = measure(tiny.onnx, BenchOptions(**QUICK, components=("unet",), batch_sizes=(1, 2, 3))).rows
     assert [each.status for each in rows] == ["ok", "cpu ran out of memory. Take fewer images at once.", "ok"]
     assert [each.median_ms is None for each in rows] == [False, True, False]
 
 
 def test_a_static_unet_is_fed_the_batch_it_was_exported_for(tiny: Tiny, tmp_path: Path) -> None:
     tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2)
-    rows = bench(tmp_path / "static", Options(**QUICK, components=("unet", "vae_decoder")))
+    rows = measure(tmp_path / "static", BenchOptions(**QUICK, components=("unet", "vae_decoder"))).rows
     assert [(each.batch_size, each.status) for each in rows] == [(2, "ok"), (1, "ok")]
 
 
 def test_torch_runs_the_checkpoint(tiny: Tiny) -> None:
-    rows = bench(tiny.diffusers, Options(**QUICK, engine="torch", components=("unet", "pipeline")))
+    rows = measure(tiny.diffusers, BenchOptions(**QUICK, engine="torch", components=("unet", "pipeline"))).rows
     assert [(each.engine, each.status, each.dtype) for each in rows] == [("torch", "ok", "float32")] * 2
     assert all(each.checked_against == "diffusers (torch)" for each in rows)
 
@@ -646,8 +650,8 @@ def test_torch_compile_compiles_the_unet_and_the_decoder(tiny: Tiny, monkeypatch
         return module
 
     monkeypatch.setattr(torch, "compile", record)
-    options = Options(**QUICK, engine="torch-compile", checkpoint=tiny.diffusers, components=("pipeline",))
-    rows = bench(tiny.onnx, options)
+    options = BenchOptions(**QUICK, engine="torch-compile", checkpoint=tiny.diffusers, components=("pipeline",))
+    rows = measure(tiny.onnx, options).rows
     assert rows[0].engine == "torch-compile"
     assert rows[0].status == "ok"
     assert compiled == ["UNet2DConditionModel", "method"]
@@ -663,8 +667,8 @@ def test_a_compiler_that_fails_is_a_row_and_no_traceback(tiny: Tiny, monkeypatch
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    options = Options(**QUICK, engine="torch-compile", components=("vae_decoder",))
-    rows = bench(tiny.diffusers, options)
+    options = BenchOptions(**QUICK, engine="torch-compile", components=("vae_decoder",))
+    rows = measure(tiny.diffusers, options).rows
     assert rows[0].status == "torch-compile on cpu failed: no C++ compiler"
 
 
@@ -675,7 +679,7 @@ def test_torch_on_a_gpu_that_torch_does_not_have_is_an_error(tiny: Tiny, monkeyp
     monkeypatch.setattr(bench_module, "choose_provider", lambda options: (ROCM, None))
     monkeypatch.setattr(bench_module, "announce", lambda options: None)
     with pytest.raises(ProviderError, match="has no GPU"):
-        bench(tiny.diffusers, Options(engine="torch"))
+        measure(tiny.diffusers, BenchOptions(engine="torch"))
 
 
 # Where originals are
@@ -685,7 +689,7 @@ def test_an_optimized_pipeline_is_compared_with_what_its_manifest_names(tiny: Ti
     (copy / "sdort.json").write_text(json.dumps({"source": "x", "optimized": {"from": str(tiny.onnx)}}))
     with original_of(copy) as original:
         assert original == tiny.onnx
-    rows = bench(copy, Options(**QUICK, components=("unet",)))
+    rows = measure(copy, BenchOptions(**QUICK, components=("unet",))).rows
     assert rows[0].checked_against == "onnx (ONNX)"
     assert rows[0].error == 0
 
@@ -719,7 +723,7 @@ def test_an_inpainting_pipeline_has_components_and_draws_nothing(tiny: Tiny, cop
     tiny_pipeline.export_onnx(pipeline, copy, only="unet")
     assert OnnxEngine(tiny.onnx, CPU, RuntimeOptions()).components()[-1] == "pipeline"
     assert OnnxEngine(copy, CPU, RuntimeOptions()).components() == ["text_encoder", "unet", "vae_decoder"]
-    rows = bench(copy, Options(**QUICK, sizes=((32, 48),), reference=tmp_path / "inpaint"))
+    rows = measure(copy, BenchOptions(**QUICK, sizes=((32, 48),), reference=tmp_path / "inpaint")).rows
     assert [(each.component, each.status) for each in rows] == [
         (name, "ok") for name in ("text_encoder", "unet", "vae_decoder")
     ]

@@ -18,10 +18,19 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import ablation
 from sdort.benchmark import measure as bench_module
-from sdort.benchmark.ablation import REST, Ablation, Graphs, Step, ablate, make_variant, optional_fusions, steps
+from sdort.benchmark.ablation import (
+    REST,
+    Ablation,
+    AblationStep,
+    OperatorCounts,
+    ablate,
+    make_variant,
+    optional_fusions,
+    steps,
+)
 from sdort.benchmark.published import MI250X, PUBLISHED, RTX_3060, text
 from sdort.benchmark.report import ablation_table
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.errors import ParityError, RegressionError, SdortError, UsageError
 from sdort.optimizer.command import optimize
@@ -66,7 +75,7 @@ def whole(tiny: Tiny) -> Ablation:
     """All steps, at two batches."""
     with pytest.MonkeyPatch.context() as patch:
         number_the_cases(patch)
-        return ablate(tiny.onnx, Options(**QUICK, components=("unet", "pipeline"), batch_sizes=(1, 2)))
+        return ablate(tiny.onnx, BenchOptions(**QUICK, components=("unet", "pipeline"), batch_sizes=(1, 2)))
 
 
 # Steps
@@ -153,7 +162,7 @@ def test_an_ablation_has_a_verdict_in_every_row(whole: Ablation) -> None:
 def test_a_wrong_row_has_a_verdict_and_no_time(tiny: Tiny, tmp_path: Path, timed: None, few: None) -> None:
     other = Path(shutil.copytree(tiny.onnx, tmp_path / "other"))
     edit_weights(other / "unet" / "model.onnx", lambda array, _: array * 2, "conv_out.weight")
-    found = ablate(tiny.onnx, Options(**QUICK, components=("unet",), reference=other))
+    found = ablate(tiny.onnx, BenchOptions(**QUICK, components=("unet",), reference=other))
     for stage in found.stages:
         assert stage.rows[0].median_ms is None
         assert ablation_table.verdict(stage, 1).startswith("FAILED: unet: differs from other (ONNX) by")
@@ -166,7 +175,9 @@ def test_a_step_that_cannot_be_made_leaves_the_others(
 ) -> None:
     possible = make_variant
 
-    def make(original: Path, out: Path, provider: str, so_far: Sequence[Step], parts: Sequence[str]) -> Graphs:
+    def make(
+        original: Path, out: Path, provider: str, so_far: Sequence[AblationStep], parts: Sequence[str]
+    ) -> OperatorCounts:
         if so_far[-1].name == "fp16":
             raise SdortError("fp16 cannot hold values of 3 weights")
         return possible(original, out, provider, so_far, parts)
@@ -190,11 +201,11 @@ def test_a_step_that_cannot_be_made_leaves_the_others(
 
 def test_an_optimized_pipeline_leads_to_its_original(tiny: Tiny, tmp_path: Path, timed: None, few: None) -> None:
     optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
-    found = ablate(tmp_path / "fast", Options(**QUICK, components=("text_encoder",)))
+    found = ablate(tmp_path / "fast", BenchOptions(**QUICK, components=("text_encoder",)))
     assert found.original == "onnx"
     (tmp_path / "fast" / "sdort.json").write_text('{"optimized": {"from": "/nowhere"}}')
     with pytest.raises(UsageError, match="optimized from is not known or not here"):
-        ablate(tmp_path / "fast", Options(**QUICK))
+        ablate(tmp_path / "fast", BenchOptions(**QUICK))
 
 
 # Guarding
@@ -278,7 +289,7 @@ def test_an_ablation_has_no_baseline(tiny: Tiny) -> None:
 
 def test_the_help_has_sections() -> None:
     result = CliRunner().invoke(cli, ["bench", "--help"])
-    titles = ["Where and how it runs:", "What is measured:", "What it is compared with:", "Results:", "Options:"]
+    titles = ["Where and how it runs:", "What is measured:", "What it is compared with:", "Results:", "BenchOptions:"]
     assert [line for line in result.output.splitlines() if line in titles] == titles
     left = result.output.split("\nOptions:\n")[1].split("Examples:")[0]
     assert [word for word in left.split() if word.startswith("--")] == ["--verbose", "--quiet", "--help"]

@@ -17,9 +17,9 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import setup as plan
-from sdort.benchmark.measure import bench
+from sdort.benchmark.measure import measure
 from sdort.benchmark.rows import caption, cells
-from sdort.benchmark.setup import Options, apply_preset
+from sdort.benchmark.setup import BenchOptions, apply_preset
 from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Options:
+def options(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> BenchOptions:
     """All engines, with a compiler that changes nothing and clocks that give each engine its own time."""
     import torch
 
@@ -47,14 +47,14 @@ def options(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Options:
 
     monkeypatch.setattr(torch, "compile", lambda module: module)
     monkeypatch.setattr(bench_module, "interleave", interleave)
-    return Options(
+    return BenchOptions(
         runtime=RuntimeOptions("cpu"), engines=ENGINES, checkpoint=tiny.diffusers, reference=tiny.diffusers,
         components=("unet", "pipeline"), scheduler="unipc", steps=3, warmup=0, repeat=2,
     )  # fmt: skip
 
 
-def test_engines_draw_the_same_images_and_are_compared_with_the_first(tiny: Tiny, options: Options) -> None:
-    rows = bench(tiny.onnx, options)
+def test_engines_draw_the_same_images_and_are_compared_with_the_first(tiny: Tiny, options: BenchOptions) -> None:
+    rows = measure(tiny.onnx, options).rows
     assert [(row.engine, row.component) for row in rows] == [
         (engine, component) for component in ("unet", "pipeline") for engine in ENGINES
     ]
@@ -66,11 +66,11 @@ def test_engines_draw_the_same_images_and_are_compared_with_the_first(tiny: Tiny
 
 
 def test_torch_computes_in_fp32_on_the_cpu_beside_fp16_and_says_so(
-    tiny: Tiny, options: Options, tmp_path: Path
+    tiny: Tiny, options: BenchOptions, tmp_path: Path
 ) -> None:
     """As ONNX Runtime does there between its casts; torch's own fp16 takes a hundred times as long."""
     optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
-    rows = bench(tmp_path / "fast", replace(options, components=("unet",)))
+    rows = measure(tmp_path / "fast", replace(options, components=("unet",))).rows
     assert [(row.engine, row.dtype, row.status) for row in rows] == [
         ("onnxruntime", "float16", "ok"), ("torch", "float32", "ok"), ("torch-compile", "float32", "ok"),
     ]  # fmt: skip
@@ -87,19 +87,19 @@ def test_on_a_gpu_torch_has_the_precision_of_what_it_stands_beside(tiny: Tiny, t
         (tmp_path / "fast", CUDA, "float16"), (tiny.onnx, CUDA, "float32"), (tiny.diffusers, CUDA, "float16"),
         (tmp_path / "fast", CPU, "float32"), (tiny.diffusers, CPU, "float32"),
     ):  # fmt: skip
-        assert plan._torch_dtype(path, Options(), provider) == dtype
+        assert plan._torch_dtype(path, BenchOptions(), provider) == dtype
 
 
-def test_a_wrong_first_engine_gives_no_ratio(tiny: Tiny, options: Options, tmp_path: Path) -> None:
+def test_a_wrong_first_engine_gives_no_ratio(tiny: Tiny, options: BenchOptions, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(tiny.onnx, tmp_path / "broken"))
     edit_weights(broken / "unet" / "model.onnx", lambda array, _: array * 3, "conv_out.weight")
-    rows = bench(broken, options)
+    rows = measure(broken, options).rows
     assert [row.failed for row in rows] == [True, False, False] * 2
     assert [row.speedup for row in rows] == [None] * 6
     assert [row.median_ms for row in rows[:3]] == [None, 10.0, 20.0]
 
 
-def test_the_checkpoint_is_looked_for_once(tiny: Tiny, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_is_looked_for_once(tiny: Tiny, options: BenchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Path] = []
 
     @contextmanager
@@ -108,12 +108,12 @@ def test_the_checkpoint_is_looked_for_once(tiny: Tiny, options: Options, monkeyp
         yield tiny.diffusers
 
     monkeypatch.setattr(plan, "checkpoint_of", find)
-    rows = bench(tiny.onnx, replace(options, checkpoint=None, components=("text_encoder",)))
+    rows = measure(tiny.onnx, replace(options, checkpoint=None, components=("text_encoder",))).rows
     assert [row.engine for row in rows] == list(ENGINES)
     assert looked == [tiny.onnx]
 
 
-def test_the_command_takes_engines(tiny: Tiny, options: Options, tmp_path: Path) -> None:
+def test_the_command_takes_engines(tiny: Tiny, options: BenchOptions, tmp_path: Path) -> None:
     args = ["bench", str(tiny.onnx), "--provider", "cpu", "--component", "text_encoder", "--repeat", "2"]
     engines = ["--engines", "torch,onnxruntime", "--checkpoint", str(tiny.diffusers), "--format", "json"]
     result = CliRunner().invoke(cli, [*args, *engines])
@@ -138,5 +138,5 @@ def test_options_that_do_not_go_together(args: list[str], words: str, tiny: Tiny
 
 def test_the_presets_settings_are_mlperfs(tmp_path: Path) -> None:
     (tmp_path / "text_encoder_2").mkdir()
-    made = apply_preset("mlperf-sdxl", tmp_path, Options(components=("unet",), batch_sizes=(4,), steps=3))
+    made = apply_preset("mlperf-sdxl", tmp_path, BenchOptions(components=("unet",), batch_sizes=(4,), steps=3))
     assert (made.sizes, made.steps, made.scheduler, made.batch_sizes) == (((1024, 1024),), 20, "euler", (1,))

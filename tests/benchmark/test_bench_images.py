@@ -13,12 +13,12 @@ import pytest
 from sdort.benchmark.delivery import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.errors import ParityError, UsageError
 from sdort.generation.images import Generated
 from sdort.providers import CPU
 from sdort.verification.checks import Precision
-from sdort.verification.references import Reference, draw
+from sdort.verification.references import Reference, generate_images
 from sdort.workload.cases import SEED, Case
 
 
@@ -67,12 +67,12 @@ def painted(engine: Painter, case: Case) -> _Ready:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("beside", ["reference", "baseline"])
 def test_where_one_image_parts_more_are_drawn_and_decide(batch: int, beside: str) -> None:
-    case, options = Case("pipeline", batch, 16, 16), Options(steps=7, scheduler="euler")
+    case, options = Case("pipeline", batch, 16, 16), BenchOptions(steps=7, scheduler="euler")
     right = Painter(lambda seed: False)
     reference = None
     if beside == "reference":
         images = right.prepare(case, 7, "euler").result()
-        reference = Reference("it", {case: images}, lambda more: draw(cast("Any", right), more, 7, "euler"))
+        reference = Reference("it", {case: images}, lambda more: generate_images(cast("Any", right), more, 7, "euler"))
     first = [painted(right, case)] if beside == "baseline" else []
     # Those of the first call, and the first of the further ones: then five of eight or nine.
     for wrong, problem in ((batch, None), (5, f"({8 if batch == 1 else 9} images)")):
@@ -86,7 +86,7 @@ def test_where_one_image_parts_more_are_drawn_and_decide(batch: int, beside: str
 
 
 def test_what_is_alike_needs_no_more_images_and_what_cannot_draw_them_stays_as_it_is() -> None:
-    case, options = Case("pipeline", 1, 16, 16), Options(steps=7, scheduler="euler")
+    case, options = Case("pipeline", 1, 16, 16), BenchOptions(steps=7, scheduler="euler")
     right = Painter(lambda seed: False)
     images = right.prepare(case, 7, "euler").result()
 

@@ -18,17 +18,17 @@ from support import tiny_pipeline
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import roofline, roofline_worker
-from sdort.benchmark.ablation import Ablation, Stage, steps
-from sdort.benchmark.measure import Measurement, Picture
+from sdort.benchmark.ablation import Ablation, MeasuredStep, steps
+from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import figures, image_maps
-from sdort.benchmark.report.image_maps import likeness
-from sdort.benchmark.report.page import Book, add_rooflines, as_html, book_of, write_plots
+from sdort.benchmark.report.image_maps import similarity
+from sdort.benchmark.report.page import BenchReport, add_rooflines, html_report, report_of, write_plots
 from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
 from sdort.benchmark.report.theme import SERIES, text_on
 from sdort.benchmark.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.generation.images import Generated
@@ -64,16 +64,17 @@ def measurement() -> Measurement:
     image, reference = images()
     larger = row("pipeline", batch_size=8)
     return Measurement(
-        rows, [Picture(rows[3], image, reference), Picture(rows[7], image, None), Picture(larger, image, reference)]
+        rows,
+        [ImagePair(rows[3], image, reference), ImagePair(rows[7], image, None), ImagePair(larger, image, reference)],
     )
 
 
 def ablation() -> Ablation:
     found = Ablation("demo", "cpu")
     for index, step in enumerate(steps()):
-        stage = Stage(step.name, [row(name, pipeline=f"demo {step.name}", batch_size=8) for name in TIMES])
+        stage = MeasuredStep(step.name, [row(name, pipeline=f"demo {step.name}", batch_size=8) for name in TIMES])
         if index == 3:
-            stage = Stage(step.name, found.stages[-1].rows, same_as="+ FMHA")
+            stage = MeasuredStep(step.name, found.stages[-1].rows, same_as="+ FMHA")
         elif index == 5:
             stage.rows[3].fail("differs from demo (ONNX) by 1.2e-01 at most and 3.4e-03 in the mean of its spread")
         found.stages.append(stage)
@@ -115,7 +116,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_loads_nothing_and_shows_everything() -> None:
-    text = as_html(book_of(measurement(), "bench of <demo>"))
+    text = html_report(report_of(measurement(), "bench of <demo>"))
     page = Page(text)
     assert page.loaded
     assert all(re.match(r"data:image/(svg\+xml|png);base64,", each) for each in page.loaded)
@@ -130,7 +131,7 @@ def test_the_page_loads_nothing_and_shows_everything() -> None:
 
 def test_the_page_of_an_ablation_has_its_table() -> None:
     found = ablation()
-    page = Page(as_html(book_of(found, "ablation")))
+    page = Page(html_report(report_of(found, "ablation")))
     assert page.tags.count("tr") == 1 + len(found.stages)
     assert "same graphs as '+ FMHA'" in page.text
     assert "6.1 s" not in page.text  # batch 8 alone was measured
@@ -139,8 +140,8 @@ def test_the_page_of_an_ablation_has_its_table() -> None:
 
 
 def test_the_same_results_give_the_same_page() -> None:
-    book = Book("x", [row("unet")])
-    assert as_html(book) == as_html(book)
+    book = BenchReport("x", [row("unet")])
+    assert html_report(book) == html_report(book)
 
 
 # Plots
@@ -210,7 +211,7 @@ def test_words_can_be_read(theme: Theme) -> None:
 
 
 def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
-    written = write_plots(book_of(measurement(), "x"), tmp_path / "plots")
+    written = write_plots(report_of(measurement(), "x"), tmp_path / "plots")
     names = [f"{name}-{theme.name}.png" for name in ("latency-batch-1", "memory", "images") for theme in THEMES]
     assert [path.name for path in written] == names
     for path in written:
@@ -220,7 +221,7 @@ def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
 
 def test_small_numbers_do_not_break_at_their_hyphen() -> None:
     rows = [row("unet", checked_against="it-self", error=1.5e-03)]
-    assert "<span class='whole'>1.5e-03</span> vs it-self" in as_html(Book("", rows))
+    assert "<span class='whole'>1.5e-03</span> vs it-self" in html_report(BenchReport("", rows))
 
 
 # Differences
@@ -229,8 +230,10 @@ def test_small_numbers_do_not_break_at_their_hyphen() -> None:
 def test_a_difference_map_is_scaled_as_verify_does_and_says_so() -> None:
     image, reference = images()
     said = "times 36, at most 7 of 255"
-    assert f"difference: {said}" in as_html(Book("", [row("pipeline")], [Picture(row("pipeline"), image, reference)]))
-    figure = image_maps.images([Picture(row("pipeline"), image, reference)], ["it"], LIGHT)
+    assert f"difference: {said}" in html_report(
+        BenchReport("", [row("pipeline")], [ImagePair(row("pipeline"), image, reference)])
+    )
+    figure = image_maps.image_figure([ImagePair(row("pipeline"), image, reference)], ["it"], LIGHT)
     assert figure is not None
     assert [axes.get_title(loc="left") for axes in figure.axes][2] == f"difference\n{said}"
     [shown] = figure.axes[2].get_images()
@@ -240,12 +243,14 @@ def test_a_difference_map_is_scaled_as_verify_does_and_says_so() -> None:
 def test_likeness_says_what_stands_in_its_way() -> None:
     image, reference = images()
     one = row("pipeline")
-    assert likeness(Picture(one, reference, reference)) == "equal"
+    assert similarity(ImagePair(one, reference, reference)) == "equal"
     # 1 + 49 + 4 over 192 values: 10 log10(255^2 / 0.28125).
-    assert likeness(Picture(one, image, reference)) == "53.6 dB PSNR"
-    assert likeness(Picture(one, image, None)) == "no reference"
-    assert likeness(Picture(one, Generated(1, image.pixels[:4], None), reference)) == "another size than the reference"
-    assert likeness(Picture(one, Generated(1, image.pixels, "it is all black"), reference)) == "it is all black"
+    assert similarity(ImagePair(one, image, reference)) == "53.6 dB PSNR"
+    assert similarity(ImagePair(one, image, None)) == "no reference"
+    assert (
+        similarity(ImagePair(one, Generated(1, image.pixels[:4], None), reference)) == "another size than the reference"
+    )
+    assert similarity(ImagePair(one, Generated(1, image.pixels, "it is all black"), reference)) == "it is all black"
 
 
 # Rooflines
@@ -315,10 +320,10 @@ def test_the_roofline_s_process_asks_whether_its_provider_loads(monkeypatch: pyt
 
 
 def test_on_the_cpu_a_sentence_stands_for_the_roofline() -> None:
-    book = Book("x", [row("unet")])
-    add_rooflines(book, Path("nowhere"), Options(RuntimeOptions("cpu")))
+    book = BenchReport("x", [row("unet")])
+    add_rooflines(book, Path("nowhere"), BenchOptions(RuntimeOptions("cpu")))
     assert book.remarks == ["No roofline: it is for GPUs, and this ran on the CPU."]
-    assert book.remarks[0] in Page(as_html(book)).text
+    assert book.remarks[0] in Page(html_report(book)).text
 
 
 # The command

@@ -13,9 +13,9 @@ from PIL import Image
 from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
-from sdort.benchmark.measure import bench
+from sdort.benchmark.measure import measure
 from sdort.benchmark.rows import as_text
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.errors import MemoryShortageError
 from sdort.inspection.profile import Placement, Share, measure_placement, placement_table, remarks, summarize
@@ -104,8 +104,8 @@ def test_every_node_of_a_model_is_seen(tiny: Tiny, capfd: pytest.CaptureFixture[
 
 
 def test_bench_shows_it(tiny: Tiny) -> None:
-    options = Options(runtime=RuntimeOptions("cpu"), components=("unet",), warmup=0, repeat=1, placement=True)
-    [row] = bench(tiny.onnx, options)
+    options = BenchOptions(runtime=RuntimeOptions("cpu"), components=("unet",), warmup=0, repeat=1, placement=True)
+    [row] = measure(tiny.onnx, options).rows
     assert isinstance(row.placement, Placement)
     nodes, milliseconds = row.placement.total(CPU_EP)
     assert nodes == sum(share.nodes for share in row.placement.shares)

@@ -15,8 +15,8 @@ from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import Options, optimize_model
 from sdort.providers import CPU, load_target
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.verification.bisection.blame import Finding, bisect
-from sdort.verification.bisection.tensor_pairs import Graphs
+from sdort.verification.bisection.blame import BisectionFinding, bisect
+from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import Precision
 from sdort.verification.components import ONNX, Comparison, compare_component
 from sdort.verification.recorded_inputs import RANDOM, Inputs
@@ -26,7 +26,7 @@ from sdort.workload.samples import Sample, declared_inputs, make_inputs
 PLACE = Place(CPU, RuntimeOptions(CPU.name, custom_ops="off"))
 
 
-def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = False) -> Graphs:
+def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = False) -> GraphPair:
     """Optimize a case; the graphs are fed with a batch of two that is not square."""
     component = described(case.family)[0]
     model = load_model(source, component)
@@ -34,10 +34,10 @@ def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = 
     save_model(model, folder / "model.onnx")
     inputs = declared_inputs(onnx.load(source, load_external_data=False), component)
     feeds = make_inputs(inputs, Sample(2, 8, 16, 7), component, seed=1)
-    return Graphs(component, source, folder / "model.onnx", PLACE, feeds)
+    return GraphPair(component, source, folder / "model.onnx", PLACE, feeds)
 
 
-def compare(graphs: Graphs, precision: str = "float32") -> list[Comparison]:
+def compare(graphs: GraphPair, precision: str = "float32") -> list[Comparison]:
     inputs = [Inputs(RANDOM, "", graphs.feeds)]
     found, missing = compare_component(
         graphs.component, graphs.candidate, {ONNX: graphs.original}, PLACE, inputs, Precision(precision)
@@ -46,7 +46,7 @@ def compare(graphs: Graphs, precision: str = "float32") -> list[Comparison]:
     return found
 
 
-def found_in(graphs: Graphs, precision: str = "float32") -> Finding:
+def found_in(graphs: GraphPair, precision: str = "float32") -> BisectionFinding:
     failed = [each for each in compare(graphs, precision) if not each.passed]
     return bisect(graphs, failed[0])
 

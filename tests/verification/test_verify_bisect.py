@@ -19,8 +19,8 @@ from sdort.rewrite.pattern import parse_pattern
 from sdort.rewrite.provenance import KEY, Provenance, read_provenance
 from sdort.verification.bisection import search as bisect_module
 from sdort.verification.bisection.blame import CAST, FUSION, NODE, SUM, bisect
-from sdort.verification.bisection.search import find_parting, search
-from sdort.verification.bisection.tensor_pairs import SLICE, Graphs, Pair, difference
+from sdort.verification.bisection.search import find_divergence, search
+from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, GraphPair, Pair, difference
 from sdort.verification.components import ONNX, Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import RANDOM
@@ -99,7 +99,7 @@ def test_an_output_that_the_original_calls_otherwise_is_no_agreement(exported: E
     model.graph.output[0].name = "renamed"
     onnx.save(model, tmp_path / "renamed.onnx")
     with pytest.raises(BadModelError, match=f"the original has no output {output}"):
-        find_parting(replace(graphs, original=tmp_path / "renamed.onnx"), output, Tolerance(1e-9, 1e-9))
+        find_divergence(replace(graphs, original=tmp_path / "renamed.onnx"), output, Tolerance(1e-9, 1e-9))
 
 
 # --- the search ---
@@ -151,7 +151,7 @@ def test_a_long_chain_takes_few_measurements() -> None:
         return {position: 2.0 if position >= 1234 else 0.0 for position in positions}
 
     assert search(5000, measure, lambda position: [position - 1] if position else []) == 1234
-    assert max(calls) <= SLICE
+    assert max(calls) <= TENSORS_PER_SESSION
     assert len(calls) <= 6  # 16^4 > 5000, the output first, the sources last
 
 
@@ -245,7 +245,7 @@ def test_an_overflow_in_fp16_is_blamed_on_the_cast(exported: Exported, tmp_path:
 
 def test_a_changed_weight_is_no_fusions_fault(exported: Exported, tmp_path: Path) -> None:
     graphs = optimized(scaled(exported(DECODER), tmp_path, "decoder.conv_in.weight", 1.01), DECODER, tmp_path, "cpu")
-    finding = found_in(Graphs(graphs.component, exported(DECODER), graphs.candidate, PLACE, graphs.feeds))
+    finding = found_in(GraphPair(graphs.component, exported(DECODER), graphs.candidate, PLACE, graphs.feeds))
     assert (finding.kind, finding.blamed) == (NODE, ())
     assert finding.node == reader_of(exported(DECODER), "decoder.conv_in.weight").name
 
@@ -266,17 +266,17 @@ def test_right_graphs_do_not_part_and_sessions_stay_bounded(
 ) -> None:
     graphs = optimized(exported(DECODER), DECODER, tmp_path, "cpu")
     output = graphs.graph(graphs.candidate).graph.output[0].name
-    assert find_parting(graphs, output, Tolerance(1e-4, 1e-5)) is None
+    assert find_divergence(graphs, output, Tolerance(1e-4, 1e-5)) is None
     sizes: list[int] = []
-    values = Graphs.values
+    values = GraphPair.values
 
-    def counted(self: Graphs, pairs: Sequence[Pair]) -> object:
+    def counted(self: GraphPair, pairs: Sequence[Pair]) -> object:
         sizes.append(len(pairs))
         return values(self, pairs)
 
-    monkeypatch.setattr(Graphs, "values", counted)
-    monkeypatch.setattr(bisect_module, "SLICE", 5)
-    parting = find_parting(graphs, output, Tolerance(1e-12, 1e-12))
+    monkeypatch.setattr(GraphPair, "values", counted)
+    monkeypatch.setattr(bisect_module, "TENSORS_PER_SESSION", 5)
+    parting = find_divergence(graphs, output, Tolerance(1e-12, 1e-12))
     assert parting is not None
     assert max(sizes) <= 5
     assert len(sizes) == parting.sessions

@@ -36,11 +36,11 @@ from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_table
-from sdort.verification.result import Options, Verification, refuse_failed
+from sdort.verification.result import Verification, VerifyOptions, refuse_failed
 from sdort.verification.run import verify
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
-OPTIONS = Options(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)
+OPTIONS = VerifyOptions(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ from sdort.providers import load_target
 from sdort.verification import parity as verify_module
 from sdort.verification.bisection import blame as blame_module
 from sdort.verification.bisection import fused_steps as inside_module
-from sdort.verification.bisection.blame import CAST, FUSION, SUM, Finding, bisect
-from sdort.verification.bisection.decomposition import spell_out
-from sdort.verification.bisection.fused_steps import Step, same_order
-from sdort.verification.bisection.step_detection import landmarks
-from sdort.verification.bisection.tensor_pairs import Graphs, run_session
+from sdort.verification.bisection.blame import CAST, FUSION, SUM, BisectionFinding, bisect
+from sdort.verification.bisection.decomposition import decompose
+from sdort.verification.bisection.fused_steps import WrongStep, same_order
+from sdort.verification.bisection.step_detection import detect_steps
+from sdort.verification.bisection.tensor_pairs import GraphPair, run_session
 from sdort.verification.components import ONNX, Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import RANDOM
@@ -116,13 +116,13 @@ def test_an_operator_spelled_out_computes_what_its_kernel_does(name: str) -> Non
     if logical:
         feeds[logical] = (feeds[logical] > 0) | (np.arange(feeds[logical].shape[-1]) == 0)  # no row is all closed
     wanted = run(graph_of(node, inputs, logical), feeds)
-    apart = inliner.inline_local_functions(spell_out(graph_of(node, inputs, logical), {"y"}))
+    apart = inliner.inline_local_functions(decompose(graph_of(node, inputs, logical), {"y"}))
     assert len(apart.graph.node) > 3, "it is still whole"
     found = run(apart, feeds)
     for output, value in wanted.items():
         if value.size:  # ONNX Runtime leaves a statistic that is not asked for empty
             np.testing.assert_allclose(found[output], value, atol=2e-6, rtol=2e-5, err_msg=output)
-    assert len(landmarks(apart.graph.node)) >= (5 if "softmax" in str(apart).lower() else 1)
+    assert len(detect_steps(apart.graph.node)) >= (5 if "softmax" in str(apart).lower() else 1)
 
 
 QKV: dict[str, tuple[int, ...]] = {"q": ROWS, "k": KEYS, "v": KEYS}
@@ -139,22 +139,22 @@ QKV: dict[str, tuple[int, ...]] = {"q": ROWS, "k": KEYS, "v": KEYS}
     ids=["bias", "softcap", "shared keys", "two axes"],
 )
 def test_a_form_that_is_not_known_stays_whole(node: str, inputs: dict[str, tuple[int, ...]]) -> None:
-    model = spell_out(graph_of(node, inputs), {"y"})
+    model = decompose(graph_of(node, inputs), {"y"})
     assert [each.op_type for each in model.graph.node] == [graph_of(node, inputs).graph.node[0].op_type]
     assert not model.functions
 
 
 def test_an_opset_without_what_the_steps_are_written_in_leaves_it_whole() -> None:
     model = graph_of(_MHA.format(more="", inputs="q, k, v"), QKV)
-    assert spell_out(model, {"y"}).functions
+    assert decompose(model, {"y"}).functions
     old = graph_of(_MHA.format(more="", inputs="q, k, v"), QKV)
     next(entry for entry in old.opset_import if not entry.domain).version = MINIMUM_OPSET - 1
-    assert not spell_out(old, {"y"}).functions
+    assert not decompose(old, {"y"}).functions
 
 
 def found_in_text(body: str) -> dict[str, str]:
     header = '<ir_version: 10, opset_import: ["": 23]> g (float[2, 2] x, float[2, 2] y) => ()'
-    return landmarks(onnx.parser.parse_model(f"{header} {{ {body} }}").graph.node)
+    return detect_steps(onnx.parser.parse_model(f"{header} {{ {body} }}").graph.node)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,9 @@ def nodes_of(path: Path) -> list[onnx.NodeProto]:
     return list(onnx.load(path, load_external_data=False).graph.node)
 
 
-def spoil(graphs: Graphs, operator: str, change: Callable[[onnx.NodeProto, dict[str, onnx.TensorProto]], None]) -> None:
+def spoil(
+    graphs: GraphPair, operator: str, change: Callable[[onnx.NodeProto, dict[str, onnx.TensorProto]], None]
+) -> None:
     """Change the first ``operator`` of the candidate, or weights of it."""
     model = onnx.load(graphs.candidate)
     weights = {each.name: each for each in model.graph.initializer}
@@ -226,20 +228,20 @@ def wrong_alpha(node: onnx.NodeProto, _: Any) -> None:
     next(each for each in node.attribute if each.name == "alpha").f = 1.5
 
 
-def step_of(graphs: Graphs) -> Step:
+def step_of(graphs: GraphPair) -> WrongStep:
     finding = found_in(graphs)
     assert finding.kind == FUSION, finding.message
     assert finding.inside is not None, finding.message
     return finding.inside
 
 
-def optimized_block(folder: Path, target: str = "rocm", constant: float = 0.0, fp16: bool = False) -> Graphs:
+def optimized_block(folder: Path, target: str = "rocm", constant: float = 0.0, fp16: bool = False) -> GraphPair:
     source = write_block(folder / "original.onnx", constant)
     model = load_model(source, "unet")
     optimize_model(model, Options(load_target(target), fp16))
     save_model(model, folder / "model.onnx")
     feeds = {"sample": np.random.default_rng(5).standard_normal((2, 9, WIDTH), np.float32)}
-    return Graphs("unet", source, folder / "model.onnx", PLACE, feeds)
+    return GraphPair("unet", source, folder / "model.onnx", PLACE, feeds)
 
 
 @pytest.mark.parametrize(("target", "right"), [("rocm", ("the value", "the query", "the key")), ("cpu", ())])
@@ -359,7 +361,7 @@ def tensor_of(path: Path, name: str, feeds: Any) -> Array:
     return run(model, dict(feeds))[name]
 
 
-def loud_step(folder: Path, constant: float) -> tuple[Graphs, Finding, Step]:
+def loud_step(folder: Path, constant: float) -> tuple[GraphPair, BisectionFinding, WrongStep]:
     """What is found in the block, in fp16, whose scores are all larger by ``constant`` squared, halved."""
     graphs = optimized_block(folder, "rocm", constant, fp16=True)
     finding = found_in(graphs, "float16")
@@ -453,22 +455,22 @@ def test_a_kernel_that_differs_from_its_parts_is_told(
 
 
 def test_a_form_that_is_not_known_is_told(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside_module, "spell_out", lambda model, *_: model)
+    monkeypatch.setattr(inside_module, "decompose", lambda model, *_: model)
     graphs = optimized(exported(TEXT), TEXT, tmp_path, "rocm")
     spoil(graphs, "Attention", wrong_scale)
     finding = found_in(graphs)
     assert finding.inside is None
-    assert "what is inside Attention cannot be compared: none of its steps is a node of the original" in finding.message
+    assert "the steps of Attention cannot be compared: none of them is a node of the original" in finding.message
 
 
 def test_one_tensor_at_a_time_is_watched(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched, sizes = vars(inside_module)["watched"], list[int]()
 
-    def counted(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Any:
+    def counted(model: onnx.ModelProto, folder: Path, graphs: GraphPair, names: Sequence[str], original: bool) -> Any:
         sizes.append(len(names))
         return watched(model, folder, graphs, names, original)
 
-    monkeypatch.setattr(inside_module, "watched", counted)
+    monkeypatch.setattr(inside_module, "record_tensors", counted)
     graphs = optimized(exported(TEXT), TEXT, tmp_path, "rocm")
     spoil(graphs, "Attention", wrong_scale)
     assert step_of(graphs).step == "the scores"
@@ -515,13 +517,13 @@ def test_a_part_that_does_not_run_alone_is_told(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(inside_module, "open_session", opened)
     finding = found_in(graphs)
-    told = "what is inside MultiHeadAttention cannot be compared: a part of it does not run: [ONNXRuntimeError] : no"
+    told = "the steps of MultiHeadAttention cannot be compared: a part of it does not run: [ONNXRuntimeError] : no"
     assert finding.inside is None
     assert finding.message.endswith(told)
 
 
 def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame_module, "look_inside", lambda *_: pytest.fail("looked inside"))
+    monkeypatch.setattr(blame_module, "compare_steps", lambda *_: pytest.fail("compared steps"))
     graphs = optimized_block(tmp_path, fp16=True)
     [right] = compare(graphs, "float16")
     assert right.errors is not None

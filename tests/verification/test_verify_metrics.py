@@ -9,17 +9,17 @@ import pytest
 
 from sdort.generation.images import Generated
 from sdort.model.signature import Array
-from sdort.verification.bisection.tensor_pairs import Pair, difference, laid_out
+from sdort.verification.bisection.tensor_pairs import Pair, difference, in_layout_of
 from sdort.verification.checks import pair_outputs
 from sdort.verification.components import judge
 from sdort.verification.images import (
     PROMPTS,
     ImageComparison,
-    beyond,
     compare_images,
-    judge_images,
+    exceeded_limits,
     make_requests,
     read_prompts,
+    summarize_images,
 )
 from sdort.verification.limits import ENOUGH, OTHER, PSNR, TOLERANCES, Tolerance
 from sdort.verification.metrics import largest_pixel, ssim
@@ -106,10 +106,10 @@ def test_outputs_are_paired_by_name_else_by_order() -> None:
 )
 def test_image_limits(precision: str, good: tuple[float, float, int]) -> None:
     """Those that the README states."""
-    assert beyond(*good, precision) is None
-    assert "PSNR" in str(beyond(good[0] - 0.1, good[1], good[2], precision))
-    assert "SSIM" in str(beyond(good[0], good[1] - 1e-4, good[2], precision))
-    assert (beyond(good[0], good[1], 33, precision) is None) is (precision != "float32")
+    assert exceeded_limits(*good, precision) is None
+    assert "PSNR" in str(exceeded_limits(good[0] - 0.1, good[1], good[2], precision))
+    assert "SSIM" in str(exceeded_limits(good[0], good[1] - 1e-4, good[2], precision))
+    assert (exceeded_limits(good[0], good[1], 33, precision) is None) is (precision != "float32")
 
 
 def drawn(*decibels: float, ssim: float = 1.0, pixel: int = 0, precision: str = "float16") -> list[ImageComparison]:
@@ -117,28 +117,28 @@ def drawn(*decibels: float, ssim: float = 1.0, pixel: int = 0, precision: str = 
 
 
 def test_a_few_images_that_part_are_no_failure_but_most_are() -> None:
-    few = judge_images(drawn(*[25.0] * 4, *[60.0] * 4))
+    few = summarize_images(drawn(*[25.0] * 4, *[60.0] * 4))
     assert (few.problem, few.images, few.psnr, few.lowest) == (None, 8, 60.0, 25.0)
-    most = judge_images(drawn(*[25.0] * 5, *[60.0] * 3))
+    most = summarize_images(drawn(*[25.0] * 5, *[60.0] * 3))
     assert most.problem == "median PSNR 25.0 dB, at least 40 wanted (8 images)"
     assert not most.few
-    assert judge_images(drawn(math.inf, 25.0)).psnr == math.inf
+    assert summarize_images(drawn(math.inf, 25.0)).psnr == math.inf
 
 
 def test_the_median_of_each_measure_has_to_hold() -> None:
     blurred, sharp = drawn(*[60.0] * 5, ssim=0.9), drawn(*[60.0] * 4)
-    assert judge_images(blurred + sharp).problem == "median SSIM 0.9000, at least 0.95 wanted (9 images)"
-    assert judge_images(blurred[:4] + sharp).problem is None
+    assert summarize_images(blurred + sharp).problem == "median SSIM 0.9000, at least 0.95 wanted (9 images)"
+    assert summarize_images(blurred[:4] + sharp).problem is None
     spotted = drawn(*[60.0] * 5, pixel=33, precision="float32")
     clean = drawn(*[60.0] * 4, precision="float32")
-    assert judge_images(spotted + clean).problem == "median largest pixel difference 33, 32 allowed (9 images)"
-    assert judge_images(spotted[:4] + clean).problem is None
+    assert summarize_images(spotted + clean).problem == "median largest pixel difference 33, 32 allowed (9 images)"
+    assert summarize_images(spotted[:4] + clean).problem is None
 
 
 @pytest.mark.parametrize(("images", "allowed"), [(2, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
 def test_a_quarter_of_the_images_may_show_something_else(images: int, allowed: int) -> None:
-    assert judge_images(drawn(*[19.0] * allowed, *[60.0] * (images - allowed))).problem is None
-    found = judge_images(drawn(*[19.0] * (allowed + 1), *[60.0] * (images - allowed - 1)))
+    assert summarize_images(drawn(*[19.0] * allowed, *[60.0] * (images - allowed))).problem is None
+    found = summarize_images(drawn(*[19.0] * (allowed + 1), *[60.0] * (images - allowed - 1)))
     assert found.problem is not None
     assert f"({images} images)" in found.problem
     if allowed < images // 2:  # else the median has fallen too
@@ -147,27 +147,27 @@ def test_a_quarter_of_the_images_may_show_something_else(images: int, allowed: i
 
 def test_in_fp32_every_image_has_to_be_its_reference() -> None:
     """No right one is off, so that one that is cannot be chance, however many are right."""
-    assert judge_images(drawn(*[41.0] * 4, precision="float32")).problem is None
-    found = judge_images(drawn(39.0, *[60.0] * 3, precision="float32"))
+    assert summarize_images(drawn(*[41.0] * 4, precision="float32")).problem is None
+    found = summarize_images(drawn(39.0, *[60.0] * 3, precision="float32"))
     assert found.problem == "images with a PSNR below 40 dB: 1, allowed: 0 (4 images)"
     assert not found.few
-    assert not judge_images(drawn(39.0, precision="float32")).few
+    assert not summarize_images(drawn(39.0, precision="float32")).few
 
 
 def test_of_too_few_images_it_is_said() -> None:
-    one = judge_images(drawn(30.0))
+    one = summarize_images(drawn(30.0))
     assert (one.problem, one.few) == ("PSNR 30.0 dB, at least 40 wanted", True)
-    assert [judge_images(drawn(*[30.0] * count)).few for count in (7, 8)] == [True, False]
-    assert not judge_images(drawn(60.0)).few
+    assert [summarize_images(drawn(*[30.0] * count)).few for count in (7, 8)] == [True, False]
+    assert not summarize_images(drawn(60.0)).few
 
 
 def test_a_bad_image_is_not_outvoted() -> None:
     bad = ImageComparison("p", 9, "float16", problem="the image is bad: it is all black")
-    found = judge_images([*drawn(*[60.0] * 8), bad])
+    found = summarize_images([*drawn(*[60.0] * 8), bad])
     assert found.problem == "seed 9: the image is bad: it is all black"
     assert (found.images, found.psnr, found.few) == (8, 60.0, False)
-    assert judge_images([bad]).problem == found.problem
-    assert judge_images([]).problem is None
+    assert summarize_images([bad]).problem == found.problem
+    assert summarize_images([]).problem is None
 
 
 @pytest.mark.parametrize(("low", "other"), [(0.115, 0.0), (0.081, 0.006)])
@@ -177,7 +177,7 @@ def test_a_right_pipeline_fails_less_than_once_in_a_thousand_times(low: float, o
     for lows in range(ENOUGH + 1):
         for others in range(lows + 1):
             values = [OTHER["float16"] - 1] * others + [PSNR["float16"] - 1] * (lows - others)
-            if judge_images(drawn(*values, *[60.0] * (ENOUGH - lows))).problem:
+            if summarize_images(drawn(*values, *[60.0] * (ENOUGH - lows))).problem:
                 ways = math.comb(ENOUGH, lows) * math.comb(lows, others)
                 chance += ways * other**others * (low - other) ** (lows - others) * (1 - low) ** (ENOUGH - lows)
     assert 1e-5 < chance < 1e-3
@@ -241,13 +241,13 @@ def test_layouts_are_seen_through() -> None:
     same, twin = Pair("a", "a"), Pair("a", "b")
     image = RNG.standard_normal((1, 3, 4, 5))
     last = image.transpose(0, 2, 3, 1)
-    assert (laid_out(twin, image, last) == last).all()
-    assert (laid_out(same, last, last.reshape(1, 20, 3)) == last.reshape(1, 20, 3)).all()
-    assert laid_out(same, image, np.zeros((1, 2))).shape == image.shape
+    assert (in_layout_of(twin, image, last) == last).all()
+    assert (in_layout_of(same, last, last.reshape(1, 20, 3)) == last.reshape(1, 20, 3)).all()
+    assert in_layout_of(same, image, np.zeros((1, 2))).shape == image.shape
     # A shape that does not tell the layout.
     cube = RNG.standard_normal((1, 4, 4, 4))
-    assert (laid_out(twin, cube, cube) == cube.transpose(0, 2, 3, 1)).all()
-    assert (laid_out(same, cube, cube) == cube).all()
+    assert (in_layout_of(twin, cube, cube) == cube.transpose(0, 2, 3, 1)).all()
+    assert (in_layout_of(same, cube, cube) == cube).all()
 
 
 def test_differences_of_tensors() -> None:

@@ -25,10 +25,10 @@ from sdort.verification import semantic_score as judging
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines
-from sdort.verification.result import Options, Verification
+from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.runners import Place
 from sdort.verification.semantic import semantic_requests
-from sdort.verification.semantic_score import judge_candidate
+from sdort.verification.semantic_score import score_candidate
 
 PLACES = {"left of": (16, 32), "right of": (48, 32), "above": (32, 16), "below": (32, 48)}
 RADII = {"small": 8, "large": 14, None: 10}
@@ -72,7 +72,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verification]:
 
     def call(candidate: Any, original: Any, **asked: Any) -> Verification:
         result = Verification(Path("fast"), None, None, "cpu", 8)
-        judge_candidate(candidate, PLACE, original, Options(**asked), result)
+        score_candidate(candidate, PLACE, original, VerifyOptions(**asked), result)
         return result
 
     return call
@@ -168,7 +168,7 @@ def test_a_checkpoint_draws_in_torch(judge: Callable[..., Verification], monkeyp
         assert checkpoint == Path("checkpoint")
         return {(r.prompt, r.seed): Generated(r.seed, right_picture(r.prompt), None) for r in requests}
 
-    monkeypatch.setattr(judging, "draw_in_torch", paint)
+    monkeypatch.setattr(judging, "generate_in_torch", paint)
     result = judge(Painter((single,)), Path("checkpoint"), semantic=True)
     assert result.semantic is not None
     assert [miss.original_right for miss in result.semantic.misses] == [True]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sdort.benchmark.ablation import Ablation, Stage
+from sdort.benchmark.ablation import Ablation, MeasuredStep
 from sdort.benchmark.published import CAPTION, PUBLISHED, text
 from sdort.benchmark.rows import Row, caption, rows_as_csv
 from sdort.console import to_json
@@ -21,7 +21,7 @@ LEFT = ("step", "verify", "graph")
 """Titles of the columns that hold words."""
 
 
-def verdict(stage: Stage, batch: int) -> str:
+def verdict(stage: MeasuredStep, batch: int) -> str:
     """What the check of a step's rows at a batch found: the images' median, the worst component, or a problem."""
     if stage.problem:
         return f"FAILED: {stage.problem}"
@@ -38,7 +38,7 @@ def verdict(stage: Stage, batch: int) -> str:
     return f"ok: {', '.join(found)}" if found else "no reference"
 
 
-def changes(stage: Stage) -> str:
+def changes(stage: MeasuredStep) -> str:
     """What a step changed in the graphs: the operators that came, the most first."""
     if stage.same_as:
         return f"same graphs as {stage.same_as!r}"
@@ -47,7 +47,7 @@ def changes(stage: Stage) -> str:
     return ", ".join(f"+{n} {name}" for n, name in fused[:MOST_CHANGES])
 
 
-def row_of(stage: Stage, batch: int, component: str) -> Row | None:
+def row_of(stage: MeasuredStep, batch: int, component: str) -> Row | None:
     return next((row for row in stage.rows if (row.batch_size, row.component) == (batch, component)), None)
 
 
@@ -80,7 +80,7 @@ def lines(found: Ablation) -> list[list[str]]:
     return [_line(found, stage, batch) for batch in batches(found) for stage in found.stages]
 
 
-def _line(found: Ablation, stage: Stage, batch: int) -> list[str]:
+def _line(found: Ablation, stage: MeasuredStep, batch: int) -> list[str]:
     names = components(found)
     rows = {name: row_of(stage, batch, name) for name in names}
     times = ["=" if stage.same_as else _number(row.median_ms if row else None) for row in rows.values()]
@@ -119,7 +119,7 @@ def as_text(found: Ablation, form: str) -> str:
     return f"{table}\n{explain(found)}\n"
 
 
-def _steps(stages: Sequence[Stage]) -> list[dict[str, str]]:
+def _steps(stages: Sequence[MeasuredStep]) -> list[dict[str, str]]:
     return [{"step": stage.name, "same_as": stage.same_as} for stage in stages for _ in stage.rows]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sdort.benchmark.ablation import Ablation, Stage
-from sdort.benchmark.published import PUBLISHED, Published, Rows
+from sdort.benchmark.ablation import Ablation, MeasuredStep
+from sdort.benchmark.published import PUBLISHED, Published, PublishedRows
 from sdort.benchmark.report.ablation_table import components, memory, row_of, verdict
 from sdort.benchmark.report.theme import ORANGE, RED, SERIES, SKY, new_figure, text_on, title
 from sdort.benchmark.rows import Row, dtype_text
@@ -131,14 +131,14 @@ def _here(axes: Axes, found: Ablation, batch: int, component: str, theme: Theme)
                       va="center", color=colour, fontsize=8.5)  # fmt: skip
 
 
-def _verdict(stage: Stage, batch: int, theme: Theme) -> tuple[str, str]:
+def _verdict(stage: MeasuredStep, batch: int, theme: Theme) -> tuple[str, str]:
     words = verdict(stage, batch)
     if words.startswith("FAILED"):
         return (words if len(words) < 48 else f"{words[:45]}..."), RED
     return (f"same graphs as {stage.same_as}", theme.quiet) if stage.same_as else (words, theme.ink)
 
 
-def _beside(axes: Axes, steps: Sequence[str], rows: Rows, batch: int, theme: Theme) -> None:
+def _beside(axes: Axes, steps: Sequence[str], rows: PublishedRows, batch: int, theme: Theme) -> None:
     found = [rows.get(step, {}).get(batch) for step in steps]
     longest = max((each.seconds or 0 for each in found if each), default=0) or 1.0
     _horizontal(axes, theme, [""] * len(steps), _ROOM * longest)

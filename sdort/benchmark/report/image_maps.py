@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdort.benchmark.measure import Picture
+from sdort.benchmark.measure import ImagePair
 from sdort.benchmark.report.theme import WIDTH
 from sdort.verification.metrics import psnr
 from sdort.verification.report.difference import difference_map
@@ -21,7 +21,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 COLUMNS = ("reference", "this", "difference")
 
 
-def likeness(picture: Picture) -> str:
+def similarity(picture: ImagePair) -> str:
     """``61.6 dB``, or what stands in its way."""
     if picture.image.problem:
         return picture.image.problem
@@ -33,12 +33,12 @@ def likeness(picture: Picture) -> str:
     return "equal" if math.isinf(found) else f"{found:.1f} dB PSNR"
 
 
-def comparable(picture: Picture) -> bool:
+def comparable(picture: ImagePair) -> bool:
     """Whether there is a reference of the same size."""
     return picture.reference is not None and picture.image.pixels.shape == picture.reference.pixels.shape
 
 
-def images(pictures: Sequence[Picture], names: Sequence[str], theme: Theme) -> Figure | None:
+def image_figure(pictures: Sequence[ImagePair], names: Sequence[str], theme: Theme) -> Figure | None:
     """A line for each picture: the reference, the image, the difference map; None where there are no pictures."""
     from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def images(pictures: Sequence[Picture], names: Sequence[str], theme: Theme) -> F
     grid = figure.subplots(len(pictures), 3, squeeze=False)
     for line, picture, name in zip(grid, pictures, names, strict=True):
         shown, words = _panels(picture)
-        for axes, pixels, above in zip(line, shown, (name, likeness(picture), words), strict=True):
+        for axes, pixels, above in zip(line, shown, (name, similarity(picture), words), strict=True):
             axes.set_axis_off()
             axes.set_title(above, fontsize=8.5, color=theme.ink, loc="left")
             if pixels is not None:
@@ -59,7 +59,7 @@ def images(pictures: Sequence[Picture], names: Sequence[str], theme: Theme) -> F
     return figure
 
 
-def _panels(picture: Picture) -> tuple[list[Pixels | None], str]:
+def _panels(picture: ImagePair) -> tuple[list[Pixels | None], str]:
     if not comparable(picture) or picture.reference is None:
         return [None, picture.image.pixels, None], "no difference map"
     pixels, words = difference_map(picture.image.pixels, picture.reference.pixels)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from sdort.benchmark import regression
 from sdort.benchmark import rows as tables
 from sdort.benchmark.ablation import Ablation
-from sdort.benchmark.measure import Measurement, Picture
+from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import ablation_table, figures, image_maps
 from sdort.benchmark.report.roofline_plot import roofline
 from sdort.benchmark.roofline import measure_rooflines
 from sdort.benchmark.rows import Row, caption
-from sdort.benchmark.setup import Options
+from sdort.benchmark.setup import BenchOptions
 from sdort.console import say
 from sdort.errors import OutputError
 from sdort.verification.report.html import (
@@ -51,12 +51,12 @@ class Plot:
 
 
 @dataclass
-class Book:
+class BenchReport:
     """What there is to show."""
 
     title: str
     rows: Sequence[Row]
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[ImagePair] = ()
     ablation: Ablation | None = None
     remarks: list[str] = field(default_factory=list)
     """Sentences about what could not be shown."""
@@ -76,15 +76,15 @@ class Book:
         yield from self.more
 
 
-def book_of(found: Measurement | Ablation, title: str) -> Book:
+def report_of(found: Measurement | Ablation, title: str) -> BenchReport:
     """What a measurement or an ablation has to show; of images those at the smallest batch, larger ones begin alike."""
     measured = found.measured if isinstance(found, Ablation) else found
     smallest = min((each.row.batch_size for each in measured.pictures), default=0)
     pictures = [each for each in measured.pictures if each.row.batch_size == smallest]
-    return Book(title, measured.rows, pictures, found if isinstance(found, Ablation) else None)
+    return BenchReport(title, measured.rows, pictures, found if isinstance(found, Ablation) else None)
 
 
-def add_rooflines(book: Book, path: Path, options: Options) -> None:
+def add_rooflines(book: BenchReport, path: Path, options: BenchOptions) -> None:
     """Measure and add the rooflines, or a sentence that says why there are none."""
     found, remarks = measure_rooflines(path, book.rows, options.runtime)
     book.remarks += remarks
@@ -93,18 +93,18 @@ def add_rooflines(book: Book, path: Path, options: Options) -> None:
         book.more.append(Plot(f"roofline-{each.component}", words, partial(roofline, each)))
 
 
-def picture_names(book: Book) -> list[str]:
+def picture_names(book: BenchReport) -> list[str]:
     """What tells each picture from the others."""
     return [figures.label(picture.row, book.rows) for picture in book.pictures]
 
 
-def write_plots(book: Book, folder: Path) -> list[Path]:
+def write_plots(book: BenchReport, folder: Path) -> list[Path]:
     """Every plot as a PNG for light and one for dark surroundings.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    images = Plot("images", "", lambda theme: image_maps.images(book.pictures, picture_names(book), theme))
+    images = Plot("images", "", lambda theme: image_maps.image_figure(book.pictures, picture_names(book), theme))
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def write_plots(book: Book, folder: Path) -> list[Path]:
     return written
 
 
-def as_html(book: Book) -> str:
+def html_report(book: BenchReport) -> str:
     """The report as one HTML file."""
     parts = [paragraph(caption(book.rows)), *map(_plot, book.plots()), *map(paragraph, book.remarks)]
     if book.pictures:
@@ -153,8 +153,8 @@ def _svg(figure: Figure) -> bytes:
     return content.getvalue()
 
 
-def _picture(picture: Picture, name: str) -> str:
-    figures = [figure(picture.image.pixels, f"this: {image_maps.likeness(picture)}")]
+def _picture(picture: ImagePair, name: str) -> str:
+    figures = [figure(picture.image.pixels, f"this: {image_maps.similarity(picture)}")]
     if picture.reference is not None and image_maps.comparable(picture):
         reference = picture.reference.pixels
         figures = [figure(reference, "reference"), *figures, difference_figure(picture.image.pixels, reference)]

@@ -16,17 +16,17 @@ import onnx
 from sdort.errors import SdortError
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
-from sdort.verification.bisection.fused_steps import Inside, Step, look_inside
-from sdort.verification.bisection.search import Parting, find_parting
-from sdort.verification.bisection.subgraph import extract, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import LARGEST_FP16, Graphs, Pair, run_graph, share_of
+from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
+from sdort.verification.bisection.search import Divergence, find_divergence
+from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
+from sdort.verification.bisection.tensor_pairs import LARGEST_FP16, GraphPair, Pair, run_graph, tolerance_share
 from sdort.verification.components import Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import precision as weights_precision
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
 _TIDYING = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half")
-STEPS = (*_TIDYING, "channels last", "expand", "borrow shapes", "half")
+PIPELINE_STEPS = (*_TIDYING, "channels last", "expand", "borrow shapes", "half")
 """Makers that are named only when no fusion is."""
 
 
@@ -41,7 +41,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Finding:
+class BisectionFinding:
     """Where and why a component goes wrong."""
 
     component: str
@@ -66,27 +66,27 @@ class Finding:
     sessions: int = 0
     sources: dict[str, float] = field(default_factory=dict)
     """The tensors of the original that the wrong one is computed from, and how much of the tolerance they use."""
-    inside: Step | None = None
+    inside: WrongStep | None = None
     """The first wrong step inside a fused operator, by the original's node; the message says if there is none."""
 
 
-def bisect(graphs: Graphs, failed: Comparison) -> Finding:
+def bisect(graphs: GraphPair, failed: Comparison) -> BisectionFinding:
     """Find the first node after which the graphs differ, and what touched it.
 
     Args:
         failed: a comparison with the original's ONNX that is out of tolerance, on ``graphs.feeds``.
     """
-    parting = find_parting(graphs, failed.output, failed.limit)
+    parting = find_divergence(graphs, failed.output, failed.limit)
     if parting is None:
         message = (
             "the output is right as soon as tensors inside are watched: no node is wrong, but one of ONNX Runtime's "
             "own fusions, which watching prevents"
         )
-        return Finding(graphs.component, failed.output, RUNTIME, message)
-    return explain(graphs, failed.output, parting, failed.limit)
+        return BisectionFinding(graphs.component, failed.output, RUNTIME, message)
+    return diagnose(graphs, failed.output, parting, failed.limit)
 
 
-def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> Finding:
+def diagnose(graphs: GraphPair, output: str, parting: Divergence, limit: Tolerance) -> BisectionFinding:
     """Name the nodes between the agreeing tensors and the wrong one, and what is wrong with them."""
     original, candidate = graphs.graph(graphs.original).graph, graphs.graph(graphs.candidate).graph
     sources = list(parting.sources)
@@ -96,12 +96,12 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
     shares = [_share(graphs, culprits, parting.pair, values, limit, wide) for wide in (False, True)]
     kind = _kind(shares, culprits, graphs)
     makers = tuple(dict.fromkeys(maker for n in culprits for maker in graphs.provenance.makers.get(n.name, ())))
-    fusions = tuple(maker for maker in makers if maker not in STEPS)
+    fusions = tuple(maker for maker in makers if maker not in PIPELINE_STEPS)
     precision = _precision(graphs)
     producer = replaced[-1]
     largest = magnitude(values[parting.pair][0])
-    inside = None if kind == SUM else look_inside(graphs, culprits, parting.pair, values, limit)
-    return Finding(
+    inside = None if kind == SUM else compare_steps(graphs, culprits, parting.pair, values, limit)
+    return BisectionFinding(
         graphs.component,
         output,
         kind,
@@ -120,7 +120,7 @@ def explain(graphs: Graphs, output: str, parting: Parting, limit: Tolerance) -> 
     )
 
 
-def _kind(shares: Sequence[float | None], culprits: Sequence[onnx.NodeProto], graphs: Graphs) -> str:
+def _kind(shares: Sequence[float | None], culprits: Sequence[onnx.NodeProto], graphs: GraphPair) -> str:
     narrow, wide = shares
     if narrow is not None and narrow <= 1:
         return SUM
@@ -143,7 +143,7 @@ def _message(
     fusions: Sequence[str],
     precision: str,
     largest: float,
-    inside: Inside | None,
+    inside: StepComparison | None,
 ) -> str:
     first = f"the graphs part at {producer.name or producer.output[0]} ({producer.op_type})"
     made = f", made by {', '.join(fusions)}" if fusions else ""
@@ -159,12 +159,12 @@ def _message(
     return f"{first}: {reasons[kind]}{_inside(inside, kind, precision) if inside else ''}{hint}"
 
 
-def _precision(graphs: Graphs) -> str:
+def _precision(graphs: GraphPair) -> str:
     model = graphs.graph(graphs.candidate)
     return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[weights_precision(model)]
 
 
-def _inside(inside: Inside, kind: str, precision: str) -> str:
+def _inside(inside: StepComparison, kind: str, precision: str) -> str:
     """What was seen inside, in words."""
     step = inside.first
     if step is None:
@@ -190,7 +190,7 @@ def _sizes(precision: str, largest: float) -> str:
 
 
 def _share(
-    graphs: Graphs,
+    graphs: GraphPair,
     nodes: Sequence[onnx.NodeProto],
     target: Pair,
     values: Mapping[Pair, tuple[Array, Array]],
@@ -199,10 +199,10 @@ def _share(
 ) -> float | None:
     """How much of the tolerance the nodes alone use, fed with the original's values; None if they do not run alone."""
     inputs = source_values(target, values, wide)
-    region = extract(graphs, nodes, target.candidate, inputs, wide)
+    region = extract_subgraph(graphs, nodes, target.candidate, inputs, wide)
     feeds = {**graphs.feeds, **inputs}
     try:
         found = run_graph(region, graphs.candidate.parent, graphs, feeds, original=False, exact=wide)
     except SdortError:  # what the nodes lack alone, only ONNX Runtime knows
         return None
-    return share_of(limit, values[target][0], found[target.candidate])
+    return tolerance_share(limit, values[target][0], found[target.candidate])

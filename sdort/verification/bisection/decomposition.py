@@ -22,7 +22,7 @@ from sdort.operators.skip_layer_normalization import normalize
 DOMAIN = "sdort.inside"
 
 
-def spell_out(model: onnx.ModelProto, chosen: Collection[str], stored: int = TensorProto.FLOAT) -> onnx.ModelProto:
+def decompose(model: onnx.ModelProto, chosen: Collection[str], stored: int = TensorProto.FLOAT) -> onnx.ModelProto:
     """The model with functions in the place of the chosen nodes; one of a form that is not known stays.
 
     The functions are not expanded yet, so that what rounds the results of nodes leaves their insides as they are.

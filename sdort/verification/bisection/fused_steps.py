@@ -1,8 +1,8 @@
-"""Which step inside a fused operator is wrong, by the node of the original that computes the same.
+"""The first wrong step inside a fused operator, named by the node of the original that computes the same.
 
-The part of the candidate where the graphs part is spelled out and run on the original's values, in the candidate's
-precision: on the CPU, whatever provider it is for, with the scores of an attention stored as a GPU's kernels store them
-that are not fused into one. The steps are held against the original's nodes one by one, so there is never more than one
+The subgraph of the candidate where the graphs diverge is decomposed and run on the original's values, in the
+candidate's precision: on the CPU, whatever provider it is for, with the scores of an attention stored as a GPU's
+unfused kernels store them. The steps are compared with the original's nodes one by one, so there is never more than one
 pair of their tensors in memory.
 """
 
@@ -20,10 +20,10 @@ from sdort.errors import SdortError
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
 from sdort.onnx_io.bf16 import says_bf16
-from sdort.verification.bisection.decomposition import spell_out
-from sdort.verification.bisection.step_detection import STEPS, landmarks, stored
-from sdort.verification.bisection.subgraph import extract, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import Graphs, Pair, run_session, share_of, watched
+from sdort.verification.bisection.decomposition import decompose
+from sdort.verification.bisection.step_detection import STEP_NAMES, after_casts, detect_steps
+from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
+from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, record_tensors, run_session, tolerance_share
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import open_session, precision
 from sdort.verification.runners import is_for_gpu
@@ -32,8 +32,8 @@ Values = Mapping[Pair, tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class Step:
-    """The first step inside that is wrong."""
+class WrongStep:
+    """The first wrong step of a fused operator."""
 
     step: str
     """What it computes, in words."""
@@ -53,17 +53,17 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Inside:
-    """What was seen inside."""
+class StepComparison:
+    """The steps of a fused operator against the original's nodes."""
 
-    first: Step | None
+    first: WrongStep | None
     note: str = ""
     """Why no step is named."""
 
 
 @dataclass(frozen=True)
-class _Sides:
-    """Both parts, with their operators spelled out."""
+class _Decomposed:
+    """The subgraphs of both sides, with their fused operators decomposed."""
 
     original: onnx.ModelProto
     """Whole, its weights where they are."""
@@ -74,13 +74,13 @@ class _Sides:
     inputs: Mapping[str, Array]
 
 
-def look_inside(
-    graphs: Graphs, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values, limit: Tolerance
-) -> Inside | None:
-    """Compare the steps of a part of the candidate with the original's nodes.
+def compare_steps(
+    graphs: GraphPair, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values, limit: Tolerance
+) -> StepComparison | None:
+    """Compare the steps of a subgraph of the candidate with the original's nodes.
 
     Args:
-        nodes: the candidate's part.
+        nodes: the candidate's subgraph.
         target: the tensors in which it ends, which differ.
         values: of ``target`` and of the tensors that it is computed from, which agree.
 
@@ -89,28 +89,28 @@ def look_inside(
     """
     fused = " and ".join(dict.fromkeys(node.op_type for node in nodes if node.domain)) or "it"
     try:
-        sides = _spelled_out(graphs, nodes, target, values)
+        sides = _decompose(graphs, nodes, target, values)
         return _compare(graphs, sides, target, values[target][0], limit, fused)
     except SdortError as error:
-        return Inside(None, f"what is inside {fused} cannot be compared: {error.message}")
+        return StepComparison(None, f"the steps of {fused} cannot be compared: {error.message}")
 
 
-def _spelled_out(graphs: Graphs, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values) -> _Sides:
+def _decompose(graphs: GraphPair, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values) -> _Decomposed:
     inputs = source_values(target, values)
-    part = extract(graphs, nodes, target.candidate, inputs, wide=False)
-    part = spell_out(part, {node.output[0] for node in part.graph.node}, _score_type(graphs))
+    part = extract_subgraph(graphs, nodes, target.candidate, inputs, wide=False)
+    part = decompose(part, {node.output[0] for node in part.graph.node}, _score_type(graphs))
     part = emulate_graph(part, graphs.narrow) if graphs.narrow else inliner.inline_local_functions(part)
     original = graphs.graph(graphs.original)
     sources = {pair.original for pair in values if pair != target}
     between = nodes_between(original.graph, target.original, sources)
     whole = {node.output[0] for node in between if node.op_type == "Attention"}
     if whole:  # newer exporters write an attention as one node of ONNX's
-        original = inliner.inline_local_functions(spell_out(original, whole))
+        original = inliner.inline_local_functions(decompose(original, whole))
         between = nodes_between(original.graph, target.original, sources)
-    return _Sides(original, between, part, {**graphs.feeds, **inputs})
+    return _Decomposed(original, between, part, {**graphs.feeds, **inputs})
 
 
-def _score_type(graphs: Graphs) -> int:
+def _score_type(graphs: GraphPair) -> int:
     """The type, of TensorProto, in which the scores of an attention are stored."""
     model = graphs.graph(graphs.candidate)
     if says_bf16(model):
@@ -120,44 +120,49 @@ def _score_type(graphs: Graphs) -> int:
     return TensorProto.FLOAT16 if narrow else TensorProto.FLOAT
 
 
-def _compare(graphs: Graphs, sides: _Sides, target: Pair, wanted: Array, limit: Tolerance, fused: str) -> Inside | None:
-    """Step by step, the target last."""
-    steps, found = landmarks(sides.nodes), landmarks(sides.candidate.graph.node)
-    last = next((STEPS[step] for step, name in steps.items() if name == target.original), "the output")
-    inner = {step: name for step, name in steps.items() if name != target.original}
+def _compare(
+    graphs: GraphPair, sides: _Decomposed, target: Pair, expected: Array, limit: Tolerance, fused: str
+) -> StepComparison | None:
+    """Compare step by step, the target last."""
+    tensors, ours = detect_steps(sides.nodes), detect_steps(sides.candidate.graph.node)
+    last = next((STEP_NAMES[step] for step, name in tensors.items() if name == target.original), "the output")
+    inner = {step: name for step, name in tensors.items() if name != target.original}
     if not inner:
         return None
     right, before = list[str](), 0.0
+
+    def wrong(words: str, tensor: str, share: float, largest: float) -> StepComparison:
+        return StepComparison(WrongStep(words, *_origin(graphs, sides, tensor), share, largest, before, tuple(right)))
+
     for step, name in inner.items():
-        measured = _measure(graphs, sides, Pair(name, found[step]), limit) if step in found else None
+        measured = _measure(graphs, sides, Pair(name, ours[step]), limit) if step in ours else None
         if measured is not None:
             share, largest = measured
             if share > 1:
-                node, operator, tensor = _origin(graphs, sides, name)
-                return Inside(Step(STEPS[step], node, operator, tensor, share, largest, before, tuple(right)))
-            right.append(STEPS[step])
+                return wrong(STEP_NAMES[step], name, share, largest)
+            right.append(STEP_NAMES[step])
             before = largest
     if not right:
-        return Inside(None, f"what is inside {fused} cannot be compared: none of its steps is a node of the original")
-    share = share_of(limit, wanted, _candidate_value(graphs, sides, target.candidate))
+        return StepComparison(None, f"the steps of {fused} cannot be compared: none of them is a node of the original")
+    share = tolerance_share(limit, expected, _candidate_value(graphs, sides, target.candidate))
     if share > 1:
-        node, operator, tensor = _origin(graphs, sides, target.original)
-        return Inside(Step(last, node, operator, tensor, share, magnitude(wanted), before, tuple(right)))
-    return Inside(None, f"{', '.join(right)} and {last} are right, computed one by one: the kernel of {fused} differs")
+        return wrong(last, target.original, share, magnitude(expected))
+    note = f"{', '.join(right)} and {last} are right, computed one by one: the kernel of {fused} differs"
+    return StepComparison(None, note)
 
 
-def _measure(graphs: Graphs, sides: _Sides, pair: Pair, limit: Tolerance) -> tuple[float, float] | None:
+def _measure(graphs: GraphPair, sides: _Decomposed, pair: Pair, limit: Tolerance) -> tuple[float, float] | None:
     """How much of the tolerance a step uses, and its largest magnitude; None if they are no views of each other.
 
     Its tensors are gone when the next step's are computed: the scores of an attention may have a GB.
     """
     model = onnx.ModelProto()
     model.CopyFrom(sides.original)
-    wanted = watched(model, graphs.original.parent, graphs, [pair.original], original=True)[pair.original]
-    found = _candidate_value(graphs, sides, stored(sides.candidate.graph.node, pair.candidate))
+    wanted = record_tensors(model, graphs.original.parent, graphs, [pair.original], original=True)[pair.original]
+    found = _candidate_value(graphs, sides, after_casts(sides.candidate.graph.node, pair.candidate))
     if not same_order(wanted.shape, found.shape):
         return None
-    return share_of(limit, wanted.reshape(found.shape), found), magnitude(wanted)
+    return tolerance_share(limit, wanted.reshape(found.shape), found), magnitude(wanted)
 
 
 def same_order(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -169,7 +174,7 @@ def same_order(one: Sequence[int], other: Sequence[int]) -> bool:
     return math.prod(one) == math.prod(other) and (tuple(one[:2]) == tuple(other[:2]) or one[-2:] == other[-2:])
 
 
-def _candidate_value(graphs: Graphs, sides: _Sides, name: str) -> Array:
+def _candidate_value(graphs: GraphPair, sides: _Decomposed, name: str) -> Array:
     model = onnx.ModelProto()
     model.CopyFrom(sides.candidate)
     del model.graph.output[:]
@@ -178,10 +183,10 @@ def _candidate_value(graphs: Graphs, sides: _Sides, name: str) -> Array:
     return run_session(session, model, sides.inputs, graphs.component)[name]
 
 
-def _origin(graphs: Graphs, sides: _Sides, tensor: str) -> tuple[str, str, str]:
+def _origin(graphs: GraphPair, sides: _Decomposed, tensor: str) -> tuple[str, str, str]:
     """The original's node that computes a tensor, its operator and its output.
 
-    A step of what was spelled out is inside that.
+    A step of a decomposed attention belongs to that attention.
     """
     original = graphs.graph(graphs.original).graph.node
     node = next((each for each in original if tensor in each.output), None)

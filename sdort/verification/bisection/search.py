@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sdort.console import detail
-from sdort.verification.bisection.tensor_pairs import SLICE, Graphs, Pair, ancestors, share_of
+from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, GraphPair, Pair, ancestors, tolerance_share
 from sdort.verification.limits import Tolerance
 
 Measure = Callable[[Sequence[int]], Mapping[int, float]]
@@ -14,7 +14,7 @@ Measure = Callable[[Sequence[int]], Mapping[int, float]]
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """Where the graphs part."""
 
     pair: Pair
@@ -26,7 +26,7 @@ class Parting:
     """Pairs of sessions that the search took."""
 
 
-def find_parting(graphs: Graphs, output: str, limit: Tolerance) -> Parting | None:
+def find_divergence(graphs: GraphPair, output: str, limit: Tolerance) -> Divergence | None:
     """Search for the place from which the candidate is wrong.
 
     Args:
@@ -43,12 +43,12 @@ def find_parting(graphs: Graphs, output: str, limit: Tolerance) -> Parting | Non
     def measure(positions: Sequence[int]) -> Mapping[int, float]:
         nonlocal sessions
         missing = [position for position in positions if position not in shares]
-        for first in range(0, len(missing), SLICE):
-            some = missing[first : first + SLICE]
+        for first in range(0, len(missing), TENSORS_PER_SESSION):
+            some = missing[first : first + TENSORS_PER_SESSION]
             sessions += 1
             values = graphs.values([pairs[position] for position in some])
             for position in some:
-                shares[position] = share_of(limit, *values[pairs[position]])
+                shares[position] = tolerance_share(limit, *values[pairs[position]])
             detail(f"{graphs.component}: watched {len(some)} of {len(pairs)} tensors")
         return {position: shares[position] for position in positions}
 
@@ -63,10 +63,12 @@ def find_parting(graphs: Graphs, output: str, limit: Tolerance) -> Parting | Non
     if first is None:
         return None
     near = sources(first)
-    return Parting(pairs[first], shares[first], {pairs[each]: shares[each] for each in near}, sessions)
+    return Divergence(pairs[first], shares[first], {pairs[each]: shares[each] for each in near}, sessions)
 
 
-def search(count: int, measure: Measure, sources: Callable[[int], Iterable[int]], width: int = SLICE) -> int | None:
+def search(
+    count: int, measure: Measure, sources: Callable[[int], Iterable[int]], width: int = TENSORS_PER_SESSION
+) -> int | None:
     """The position of a wrong tensor all of whose sources are right; None if the last one is right.
 
     The range between what is known to be right and what is known to be wrong is narrowed ``width`` tensors at a time,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import onnx
 
-STEPS = {
+STEP_NAMES = {
     "value": "the value",
     "query": "the query",
     "key": "the key",
@@ -29,7 +29,7 @@ STEPS = {
 }
 """What is found, in words, in an order in which they can be computed."""
 
-VIEWS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+PASS_THROUGH = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """They neither change values nor move them."""
 SCALING = frozenset({"Div", "Mul"})
 MASKING = frozenset({"Add", "Where"})
@@ -39,14 +39,14 @@ PROJECTING = frozenset({"Add", "Gemm", "MatMul"})
 NORMALIZATIONS = frozenset({"GroupNormalization", "InstanceNormalization", "LayerNormalization"})
 
 
-def landmarks(nodes: Sequence[onnx.NodeProto]) -> dict[str, str]:
+def detect_steps(nodes: Sequence[onnx.NodeProto]) -> dict[str, str]:
     """Step -> the tensor that holds it, of those that ``nodes`` make."""
     part = _Part(nodes)
     found = {**_attention(part), **_normalization(part), **_activation(part)}
-    return {step: found[step] for step in STEPS if found.get(step) in part.makers}
+    return {step: found[step] for step in STEP_NAMES if found.get(step) in part.makers}
 
 
-def stored(nodes: Sequence[onnx.NodeProto], name: str) -> str:
+def after_casts(nodes: Sequence[onnx.NodeProto], name: str) -> str:
     """The tensor as it is after the casts that round it."""
     while True:
         cast = next((node for node in nodes if node.op_type == "Cast" and name in node.input), None)
@@ -82,7 +82,9 @@ class _Part:
         ways = (self.back(each, through, to) for each in sources) if maker.op_type in through else ()
         return next(([name, *way] for way in ways if way), [])
 
-    def on(self, name: str, operators: Collection[str], through: Collection[str] = VIEWS) -> onnx.NodeProto | None:
+    def on(
+        self, name: str, operators: Collection[str], through: Collection[str] = PASS_THROUGH
+    ) -> onnx.NodeProto | None:
         """The first node of ``operators`` that reads ``name``, or what is made of it by ``through``."""
         for node in self.nodes:
             if name in node.input and node.op_type in operators:
@@ -98,9 +100,9 @@ def _attention(part: _Part) -> dict[str, str]:
     softmax = part.only("Softmax")
     if softmax is None:
         return {}
-    way = part.back(softmax.input[0], SCALING | MASKING | VIEWS, {"MatMul"})
+    way = part.back(softmax.input[0], SCALING | MASKING | PASS_THROUGH, {"MatMul"})
     found = {"shares": softmax.output[0]}
-    behind = part.on(softmax.output[0], {"MatMul"}, VIEWS | {"Where"})
+    behind = part.on(softmax.output[0], {"MatMul"}, PASS_THROUGH | {"Where"})
     if behind is not None:
         found["sums"] = behind.output[0]
         found["value"] = _projection(part, behind.input[1])
@@ -126,7 +128,7 @@ def _projection(part: _Part, name: str) -> str:
 
     What a fused operator is given in one tensor with others, it hands over to itself by Identity.
     """
-    through = SCALING | VIEWS | {"Transpose"}
+    through = SCALING | PASS_THROUGH | {"Transpose"}
     way = part.back(name, through, PROJECTING) or part.back(name, through - {"Identity"}, {"Identity"})
     return way[-1] if way else ""
 
@@ -161,7 +163,7 @@ def _centered(part: _Part, node: onnx.NodeProto) -> onnx.NodeProto | None:
 def _unviewed(part: _Part, name: str) -> str:
     """The tensor of which ``name`` is a view."""
     maker = part.makers.get(name)
-    while maker is not None and maker.op_type in VIEWS:
+    while maker is not None and maker.op_type in PASS_THROUGH:
         name = maker.input[0]
         maker = part.makers.get(name)
     return name
@@ -176,6 +178,6 @@ def _activation(part: _Part) -> dict[str, str]:
         found["bent"] = gate.input[0] if maker is not None and maker.op_type == "Mul" else ""
     if erf is not None:
         found["erf"] = erf.output[0]
-        way = part.back(erf.input[0], SCALING | VIEWS | {"Split", "Slice"}, {"Add"})
+        way = part.back(erf.input[0], SCALING | PASS_THROUGH | {"Split", "Slice"}, {"Add"})
         found["biased"] = way[-1] if way else ""
     return found

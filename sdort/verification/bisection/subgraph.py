@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from sdort.model.signature import Array
-from sdort.verification.bisection.tensor_pairs import Graphs, Pair, ancestors, outputs_of
+from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, ancestors, outputs_of
 
 
 def nodes_between(graph: onnx.GraphProto, tensor: str, sources: set[str]) -> list[onnx.NodeProto]:
@@ -34,8 +34,8 @@ def source_values(target: Pair, values: Mapping[Pair, tuple[Array, Array]], wide
     }
 
 
-def extract(
-    graphs: Graphs, nodes: Sequence[onnx.NodeProto], output: str, inputs: Mapping[str, Array], wide: bool
+def extract_subgraph(
+    graphs: GraphPair, nodes: Sequence[onnx.NodeProto], output: str, inputs: Mapping[str, Array], wide: bool
 ) -> onnx.ModelProto:
     """The candidate's ``nodes`` as a model of their own, weights inside.
 

@@ -1,7 +1,7 @@
 """Looking into two graphs: which tensors of theirs correspond, and what these hold on the same inputs.
 
 Tensors become extra outputs, a bounded number in one session, so it works on every build of ONNX Runtime and the memory
-for what is watched stays bounded.
+for what is record_tensors stays bounded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sdort.verification.limits import Tolerance
 from sdort.verification.parity import open_session, precision
 from sdort.verification.runners import Feeds, Outputs, Place, is_emulated
 
-SLICE = 16
-"""Tensors that are watched in one session."""
+TENSORS_PER_SESSION = 16
+"""Tensors that are recorded in one session."""
 LARGEST_FP16 = 65504.0
-TO_LAST = (0, 2, 3, 1)
+CHANNELS_LAST = (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Graphs:
+class GraphPair:
     """A component's original and candidate, and how to run them."""
 
     component: str
@@ -94,10 +94,11 @@ class Graphs:
 
     def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
         """What the two tensors of each pair hold: (the original's in the candidate's layout, the candidate's)."""
-        wanted = watched(self.graph(self.original), self.original.parent, self, [pair.original for pair in pairs], True)
-        found = watched(self.graph(self.candidate), self.candidate.parent, self, [p.candidate for p in pairs], False)
+        names, ours = [pair.original for pair in pairs], [pair.candidate for pair in pairs]
+        expected = record_tensors(self.graph(self.original), self.original.parent, self, names, original=True)
+        actual = record_tensors(self.graph(self.candidate), self.candidate.parent, self, ours, original=False)
         return {
-            pair: (laid_out(pair, wanted[pair.original], found[pair.candidate]), found[pair.candidate])
+            pair: (in_layout_of(pair, expected[pair.original], actual[pair.candidate]), actual[pair.candidate])
             for pair in pairs
         }
 
@@ -121,7 +122,9 @@ def ancestors(graph: onnx.GraphProto, outputs: Iterable[str], stop: Set[str] = f
     return list(found)
 
 
-def watched(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequence[str], original: bool) -> Outputs:
+def record_tensors(
+    model: onnx.ModelProto, folder: Path, graphs: GraphPair, names: Sequence[str], original: bool
+) -> Outputs:
     """The values of the named tensors, by the nodes that they need alone. ``model`` belongs to this function now."""
     graph = model.graph
     needed = set(ancestors(graph, names))
@@ -137,7 +140,7 @@ def watched(model: onnx.ModelProto, folder: Path, graphs: Graphs, names: Sequenc
 
 
 def run_graph(
-    graph: onnx.ModelProto, folder: Path, graphs: Graphs, feeds: Feeds, original: bool, *, exact: bool = False
+    graph: onnx.ModelProto, folder: Path, graphs: GraphPair, feeds: Feeds, original: bool, *, exact: bool = False
 ) -> Outputs:
     """Run a graph as the original (CPU, without ONNX Runtime's own fusions) or where and as the candidate runs.
 
@@ -169,13 +172,13 @@ def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds,
     return {arg.name: np.array(value) for arg, value in zip(session.get_outputs(), values, strict=True)}
 
 
-def laid_out(pair: Pair, value: Array, like: Array) -> Array:
+def in_layout_of(pair: Pair, value: Array, like: Array) -> Array:
     """The original's value in the layout of the candidate's: channels-last, or another view of the same elements.
 
     A twin is told by its name, not by its shape: where all of height, width and channels are 64 the shapes are equal.
     """
     if pair.original != pair.candidate and value.ndim == 4:
-        return value.transpose(TO_LAST)
+        return value.transpose(CHANNELS_LAST)
     return value.reshape(like.shape) if value.size == like.size else value
 
 
@@ -204,7 +207,7 @@ def _is_lost(expected: Array, value: Array) -> bool:
     return bool(np.isnan(value).any() or np.isnan(expected).any() or overflow.any())
 
 
-def share_of(limit: Tolerance, wanted: Array, actual: Array) -> float:
+def tolerance_share(limit: Tolerance, wanted: Array, actual: Array) -> float:
     """How much of the tolerance a tensor uses; 1 is the limit."""
     largest, mean = difference(wanted, actual)
     return max(largest / limit.largest, mean / limit.mean)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.verification.bisection.blame import Finding
+from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
 from sdort.verification.components import Comparison
-from sdort.verification.images import ImageComparison, Judged
+from sdort.verification.images import ImageComparison, ImageSummary
 from sdort.verification.limits import REASONS, Reason
 from sdort.verification.result import Verification
-from sdort.verification.semantic import Counts, Miss, Semantic
+from sdort.verification.semantic import Counts, Miss, SemanticScore
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class VerificationReport:
     precisions: Mapping[str, Precision]
     components: Sequence[ComparisonReport]
     images: Sequence[ImageReport]
-    images_together: Judged
-    findings: Sequence[Finding]
+    images_together: ImageSummary
+    findings: Sequence[BisectionFinding]
     semantic: SemanticReport | None
     limits: Sequence[Reason]
 
@@ -150,5 +150,5 @@ def _image(image: ImageComparison) -> ImageReport:
     )
 
 
-def _semantic(score: Semantic) -> SemanticReport:
+def _semantic(score: SemanticScore) -> SemanticReport:
     return SemanticReport(score.counts, score.wanted, score.passed, score.original, score.misses)

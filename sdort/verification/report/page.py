@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from sdort import __version__
-from sdort.verification.bisection.blame import Finding
+from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.report.html import (
@@ -32,7 +32,7 @@ from sdort.verification.report.text import (
 from sdort.verification.report.timesteps import HEADS as TIMESTEP_HEADS
 from sdort.verification.report.timesteps import timestep_table
 from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
-from sdort.verification.semantic import Miss, Semantic
+from sdort.verification.semantic import Miss, SemanticScore
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)
 
@@ -72,7 +72,7 @@ def _facts(result: Verification) -> str:
     )
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(findings: Sequence[BisectionFinding]) -> str:
     if not findings:
         return ""
     items = []
@@ -100,9 +100,9 @@ def _titled(prompt: str, seed: int, verdict: str, figures: Sequence[str]) -> str
     return f"<p>{escape(prompt)} · seed {seed} {verdict}</p>{beside(figures)}"
 
 
-def _semantic(score: Semantic) -> str:
+def _semantic(score: SemanticScore) -> str:
     """The counts, and each wrong image beside the original's of the same noise."""
-    table = section("Semantic score", KIND_HEADS, kind_cells(score), left=KIND_HEADS[:1], verdicts=_VERDICTS)
+    table = section("SemanticScore score", KIND_HEADS, kind_cells(score), left=KIND_HEADS[:1], verdicts=_VERDICTS)
     return table + "".join(map(_miss, score.misses))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sdort.verification.result import FAILED, PASSED
-from sdort.verification.semantic import Counts, Miss, Semantic
+from sdort.verification.semantic import Counts, Miss, SemanticScore
 
 MOST_LINES = 8
 """Wrong pictures that are told in the terminal."""
 KIND_HEADS = ("right in", "candidate", "original", "wanted", "")
 
 
-def semantic_lines(found: Semantic) -> list[str]:
+def semantic_lines(found: SemanticScore) -> list[str]:
     """Right pictures out of those judged, then each wrong one."""
     verdict = PASSED if found.passed else FAILED
     said = [f"semantic score: {_counted(found.counts)} (wanted: {found.wanted}): {verdict}"]
@@ -39,7 +39,7 @@ def original_words(miss: Miss) -> str:
     return f"the original, {'right' if miss.original_right else 'wrong too'}, {miss.original}"
 
 
-def kind_cells(found: Semantic) -> list[tuple[str, ...]]:
+def kind_cells(found: SemanticScore) -> list[tuple[str, ...]]:
     """Rows under :data:`KIND_HEADS`; only the first two kinds have a bar."""
     rows = []
     for kind, (right, judged) in found.counts.items():
