@@ -147,7 +147,7 @@ def run_sdort(source: Path, out: Path, rounds: int, cold: bool) -> dict[str, Any
 
 
 def ready(data: Path, cold: bool) -> None:
-    """What was written is on the disk; and ``data`` is only there if ``cold``."""
+    """Put on the disk what was written; take ``data`` out of the cache if ``cold``."""
     os.sync()
     if cold:
         with open(data, "rb") as file:
@@ -221,7 +221,7 @@ def show_copies(result: dict[str, Any]) -> None:
         "reading the input, writing as much as the result": "read_and_write_seconds",
     }
     for row, key in rows.items():
-        cells = [f"{each[key]:.2f} | {each['seconds'] / each[key]:.2f} x" for each in (ours, ours["least"])]
+        cells = [f"{run[key]:.2f} | {run['seconds'] / run[key]:.2f} x" for run in (ours, ours["least"])]
         print(f"| {row} | {' | '.join(cells)} |")
     print(f"\nPeak memory of sdort: {ours['peak_mib']:.0f} MiB.\n")
 

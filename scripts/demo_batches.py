@@ -150,9 +150,9 @@ class Sampler:
 
     def _thing(self, scenes: Scenes, index: int) -> list[Tensor]:
         size, colour = scenes.size[:, index], scenes.colour[:, index]
-        told = self._chance(0.6, len(size)) & (size != list(SIZES).index("medium"))
-        an = (~told & (colour == list(COLOURS).index("orange"))).long()
-        sizes = self._sizes[torch.where(told, size + 1, 0)]
+        sized = self._chance(0.6, len(size)) & (size != list(SIZES).index("medium"))
+        an = (~sized & (colour == list(COLOURS).index("orange"))).long()
+        sizes = self._sizes[torch.where(sized, size + 1, 0)]
         return [self._articles[an], sizes, self._names[0][colour], self._names[1][scenes.shape[:, index]]]
 
     def _allowed(self, scenes: Scenes) -> Tensor:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ran in the emulator, as a Markdown table: kernel x target, each with its largest error.
+"""The emulator's runs as a Markdown table: kernel x target, each with its largest error.
 
     python scripts/emulation_report.py [--kernel SUBSTRING]
 

@@ -121,7 +121,7 @@ def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         ("static, on the device", True, {}, generation.through_device),
         ("static, on the device, graph", True, {"graph": True}, generation.through_device),
     ]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     expected: Array | None = None
     for name, static, more, run in ways:
         try:
@@ -129,23 +129,23 @@ def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
             latents, seconds = run(session)
         except SdortError as error:
             print(f"{name:32} {error}")
-            found[name] = str(error)
+            results[name] = str(error)
             continue
         expected = latents if expected is None else expected
         milliseconds = statistics.median(seconds[2:]) * 1e3
         error_ = float(np.linalg.norm(latents - expected) / np.linalg.norm(expected))
         print(f"{name:32} {milliseconds:8.3f} ms a step, off by {error_:.1e} from the first", flush=True)
-        found[name] = {"ms": milliseconds, "difference": error_}
+        results[name] = {"ms": milliseconds, "difference": error_}
         del session
-    return found
+    return results
 
 
 def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What torch's profiler sees of copies in the process while all steps but the first two run."""
+    """Copies that torch's profiler counts while all steps but the first two run."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for graph in (False, True):
         generation = Generation(args)
         session = unet(checkpoint, args, static=True, graph=graph)
@@ -170,8 +170,8 @@ def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         copied = {name: count for name, count in names.items() if "memcpy" in name.lower() or "copy" in name.lower()}
         label = "graph" if graph else "plain"
         print(f"{label}: in {args.steps - 2} steps {sum(names.values())} activities, copies: {copied}", flush=True)
-        found[label] = {"activities": sum(names.values()), "copies": copied}
-    return found
+        results[label] = {"activities": sum(names.values()), "copies": copied}
+    return results
 
 
 def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
@@ -184,11 +184,11 @@ def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
     provider = find_provider(args.provider)
     models = {c: optimized(c, checkpoint, args, static=False, own=False) for c in ("unet", "vae_decoder")}
     todo = [Case("unet", 2, height, width), Case("vae_decoder", 1, height, width)]
-    found = measure_cases(models, todo, provider, options(args), 8)
-    show(placement_table(found))
-    for line in remarks(found, provider):
+    results = measure_cases(models, todo, provider, options(args), 8)
+    show(placement_table(results))
+    for line in remarks(results, provider):
         print(line)
-    return found
+    return results
 
 
 def decoder(checkpoint: Path, args: argparse.Namespace, **more: Any) -> Decoder:
@@ -198,7 +198,7 @@ def decoder(checkpoint: Path, args: argparse.Namespace, **more: Any) -> Decoder:
 
 def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
     """1024 x 1024, batch 2: time, growth of memory and difference for each way."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     latents = np.random.default_rng(0).normal(size=(2, 4, 128, 128)).astype(np.float32)
     whole: Array | None = None
     for plan in (Plan(), Plan(slicing=True), Plan(slicing=True, tile=64)):
@@ -221,8 +221,8 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
             "mean_difference": float(np.abs(pixels - whole).mean()),
         }
         print(f"{plan!s:48} {row}", flush=True)
-        found[str(plan)] = row
-    return found
+        results[str(plan)] = row
+    return results
 
 
 def memory(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
     # A folder that is called demo is not the demo.
     reads = [Path(model)] if Path(model).is_dir() and model not in NAMES else []
     with (
-        # First, so that an OUT that exists is told before a long download.
+        # First, so that an existing OUT is an error before a long download.
         staged_directory(out, overwrite, reads) as stage,
         open_source(model, variant=options.variant, allow_pickle=options.allow_pickle) as source,
     ):
@@ -230,7 +230,7 @@ def _at_static_size(
 
 
 def _sequence_length(source: Source, cache: TraceCache) -> int:
-    """How many tokens a prompt is padded to: all that the text encoder has positions for."""
+    """The number of tokens that a prompt is padded to: all that the text encoder has positions for."""
     if not source.index.get("text_encoder"):
         return 77
     config: dict[str, Any] = read_config(source, "text_encoder", cache)
