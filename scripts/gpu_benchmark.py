@@ -283,14 +283,14 @@ def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> lis
 def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor]) -> list[Any]:
     engines = args.engines.split(",")
     half = {k: v.half() if v.is_floating_point() else v for k, v in feeds.items()}
-    engines: list[Any] = []
+    rows: list[Any] = []
     if "torch" in engines:
 
         def eager() -> Any:
             model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
             return lambda: model(*half.values())
 
-        engines.append(("torch eager", eager))
+        rows.append(("torch eager", eager))
     if "compile" in engines:
 
         def compiled() -> Any:
@@ -298,10 +298,10 @@ def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: d
             fast = torch.compile(model, mode="reduce-overhead")
             return lambda: fast(*half.values())
 
-        engines.append(("torch.compile", compiled))
+        rows.append(("torch.compile", compiled))
     if args.ort_optimized and component == "unet":
         for graph in (False, True):
-            engines.append(
+            rows.append(
                 (
                     f"ORT optimizer{' + graph' if graph else ''}",
                     lambda g=graph: OrtRunner(args.ort_optimized, args, feeds, graph=g),
@@ -313,8 +313,8 @@ def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: d
             for own, ops in kinds(component, args):
                 label = f"{how}{' + ops' if ops else ''}{' (--sdort-ops)' if own else ''}"
                 make = partial(sdort_runner, component, checkpoint, args, feeds, static, graph, own, ops)
-                engines.append((label, make))
-    return engines
+                rows.append((label, make))
+    return rows
 
 
 def kinds(component: str, args: argparse.Namespace) -> list[tuple[bool, Path | None]]:
