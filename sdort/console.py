@@ -141,6 +141,11 @@ def show(result: RenderableType) -> None:
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def show_text(text: str) -> None:
+    """Print machine-readable text on stdout as it is: rich would wrap it."""
+    click.echo(text, nl=False)
+
+
 def emit_json(obj: object) -> None:
     """Print :func:`to_json` of ``obj`` on stdout."""
     click.echo(json.dumps(to_json(obj), indent=2))

@@ -1,4 +1,4 @@
-"""What each fusion is worth: fp32 without fusions, fp16 without, then one group of fusions after the other.
+"""Ablation of the fusions: fp32 without fusions, fp16 without, then one group of fusions after the other.
 
 The variants are made from the original on the fly. What is not fused yet stays in standard operators that the provider
 has, so every variant is legal; ONNX Runtime's own optimizations at loading are on, as in every run.
@@ -59,7 +59,7 @@ def steps() -> list[AblationStep]:
 
 
 def optional_fusions() -> list[str]:
-    """Everything that may be left out: the fusions proper, and what is no fusion and can be disabled.
+    """Names of everything that may be left out: the fusions proper, and passes that can be disabled.
 
     Raising stays, since the fusions are written for what it makes, and so does lowering, without which a variant would
     not be legal. sdort's own operators are not part of the ablation.
@@ -89,7 +89,7 @@ class MeasuredStep:
 
 @dataclass
 class Ablation:
-    """The whole of it; ``original`` is the name of the folder that the variants were made from."""
+    """Every measured step; ``original`` is the name of the folder that the variants were made from."""
 
     original: str
     provider: str
@@ -102,7 +102,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What holds for all steps."""
+    """Settings of all steps."""
 
     original: Path
     provider: Provider
@@ -131,13 +131,13 @@ def ablate(path: Path, options: BenchOptions) -> Ablation:
         compared = replace(options, baseline=None, reference=options.reference or original)
         reference = find_reference(original, compared, todo, provider)
         plan = _Plan(original, provider, components, todo, reference, options)
-        found = Ablation(original.resolve().name, provider.name)
+        ablation = Ablation(original.resolve().name, provider.name)
         before: OperatorCounts = {}
-        every = steps()
-        for index, step in enumerate(every):
-            say(f"{step.name} ({index + 1} of {len(every)})")
-            before = _add_stage(found, plan, every[: index + 1], before)
-    return found
+        all_steps = steps()
+        for index, step in enumerate(all_steps):
+            say(f"{step.name} ({index + 1} of {len(all_steps)})")
+            before = _add_stage(ablation, plan, all_steps[: index + 1], before)
+    return ablation
 
 
 @contextmanager
@@ -159,12 +159,18 @@ OperatorCounts = dict[str, dict[str, int]]
 """Component -> operator -> count; empty where there is no variant."""
 
 
-def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[AblationStep], before: OperatorCounts) -> OperatorCounts:
-    """Make and measure the last of ``so_far``; what the graphs are now."""
+def _add_stage(
+    ablation: Ablation, plan: _Plan, so_far: Sequence[AblationStep], before: OperatorCounts
+) -> OperatorCounts:
+    """Make and measure the last of ``so_far``.
+
+    Returns:
+        The operators of its graphs; empty if it could not be made.
+    """
     step, stage = so_far[-1], MeasuredStep(so_far[-1].name)
-    found.stages.append(stage)
+    ablation.stages.append(stage)
     with tempfile.TemporaryDirectory(prefix="sdort-ablation-") as folder:
-        variant = Path(folder) / f"{found.original} {step.name}"
+        variant = Path(folder) / f"{ablation.original} {step.name}"
         try:
             graphs = make_variant(plan.original, variant, plan.provider.name, so_far, plan.components)
         except SdortError as error:
@@ -173,23 +179,26 @@ def _add_stage(found: Ablation, plan: _Plan, so_far: Sequence[AblationStep], bef
         stage.changes = _changes(before, graphs)
         # The precision changes once, at the second step, where there is always something to measure.
         if before == graphs and len(so_far) > 2:
-            twin = found.stages[-2]
-            stage.rows, stage.same_as, stage.problem = twin.rows, twin.same_as or twin.name, twin.problem
+            last = ablation.stages[-2]
+            stage.rows, stage.same_as, stage.problem = last.rows, last.same_as or last.name, last.problem
             return graphs
         engine = OnnxEngine(variant, plan.provider, plan.options.runtime)
         measured = measure_engines([engine], plan.components, plan.todo, plan.reference, plan.options)
     for row in measured.rows:
         row.step = step.name
     stage.rows = measured.rows
-    found.measured.rows += measured.rows
-    found.measured.pictures += measured.pictures
+    ablation.measured.rows += measured.rows
+    ablation.measured.images += measured.images
     return graphs
 
 
 def make_variant(
     original: Path, out: Path, provider: str, so_far: Sequence[AblationStep], components: Sequence[str] = ()
 ) -> OperatorCounts:
-    """Optimize with the fusions of these steps alone; the operators of each component.
+    """Optimize with the fusions of these steps alone.
+
+    Returns:
+        The operators of each component.
 
     Raises:
         SdortError: the variant cannot be made.

@@ -23,7 +23,7 @@ from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
-from sdort.verification.references import CaseResult, Reference, generate_images, verdict
+from sdort.verification.references import CaseResult, Reference, check_result, generate_images
 from sdort.workload.cases import PIPELINE, Case, further
 
 _MIB = 1 << 20
@@ -31,7 +31,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ImagePair:
-    """The first image of a pipeline's row, and the same noise drawn by what the row was checked against."""
+    """The first image of a pipeline's row, and the reference's image of the same noise."""
 
     row: Row
     image: Generated
@@ -43,7 +43,7 @@ class Measurement:
     """The rows of a benchmark and the images that they were checked by."""
 
     rows: list[Row] = field(default_factory=list)
-    pictures: list[ImagePair] = field(default_factory=list, metadata={"json": None})
+    images: list[ImagePair] = field(default_factory=list, metadata={"json": None})
 
 
 def measure(path: Path, options: BenchOptions) -> Measurement:
@@ -64,10 +64,10 @@ def measure(path: Path, options: BenchOptions) -> Measurement:
         components = choose_components(engines, options.components)
         todo = plan_cases(components, engines, options)
         reference = find_reference(path, options, todo, provider)
-        found = measure_engines(engines, components, todo, reference, options)
+        measurement = measure_engines(engines, components, todo, reference, options)
         if options.placement:
-            _fill_placements(found.rows, engines)
-    return found
+            _fill_placements(measurement.rows, engines)
+    return measurement
 
 
 def prepare(options: BenchOptions) -> Provider:
@@ -86,7 +86,7 @@ def measure_engines(
     options: BenchOptions,
 ) -> Measurement:
     """Measure every case on all engines in turn, one component after the other; the engines end closed."""
-    found = Measurement()
+    measurement = Measurement()
     for each in engines:
         each.import_libraries(components)
     meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
@@ -95,11 +95,11 @@ def measure_engines(
         for component in components:
             for case in todo:
                 if case.component == component:
-                    _measure(engines, meters, case, reference, options, advance, found)
+                    _measure(engines, meters, case, reference, options, advance, measurement)
             for engine, meter in zip(engines, meters, strict=True):
                 engine.close()
                 meter.forget()
-    return found
+    return measurement
 
 
 def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
@@ -131,7 +131,7 @@ def _measure(
     reference: Reference | None,
     options: BenchOptions,
     advance: Callable[[float], None],
-    found: Measurement,
+    measurement: Measurement,
 ) -> None:
     """Check and time one case on every engine."""
     rows = [_row(engine, case, options) for engine in engines]
@@ -153,12 +153,12 @@ def _measure(
         _fill_times(each.row, milliseconds, case, options)
         _check_repeats(each, case)
     _compare(good, times, rows[0])
-    found.rows += rows
-    found.pictures += _pictures(ready, case, reference)
+    measurement.rows += rows
+    measurement.images += _image_pairs(ready, case, reference)
 
 
 def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Row) -> None:
-    """How much faster than the first engine the others are, where both are right."""
+    """Fill in the speedups over the first engine, where both are right."""
     if first.failed or not good:
         return
     for each, milliseconds in zip(good[1:], times[1:], strict=True):
@@ -167,7 +167,7 @@ def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Ro
             each.row.speedup, each.row.speedup_low, each.row.speedup_high = compared.median, compared.low, compared.high
 
 
-def _pictures(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[ImagePair]:
+def _image_pairs(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[ImagePair]:
     wanted = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
     beside = wanted[0] if isinstance(wanted, list) else None
     return [ImagePair(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
@@ -176,7 +176,7 @@ def _pictures(ready: Sequence[_Ready], case: Case, reference: Reference | None) 
 def _warm_up(
     engine: Engine, meter: Meter, case: Case, row: Row, options: BenchOptions, advance: Callable[[float], None]
 ) -> _Ready:
-    """Open, run for the first time and warm up, watching memory."""
+    """Open, run for the first time and warm up; measure the memory of both."""
     started = time.perf_counter()
     with meter.peak() as first:
         runner = engine.prepare(case, options.steps, options.scheduler)
@@ -223,47 +223,47 @@ def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, opt
         row, first = each.row, ready[0]
         limits = each.precision
         if reference:
-            found = reference.verdict(case, each.result, limits)
+            verdict = reference.check(case, each.result, limits)
         elif each is first:
-            found = verdict(case, each.result, None, "", limits)
+            verdict = check_result(case, each.result, None, "", limits)
         else:
             limits = limits.coarser(first.precision)
-            found = verdict(case, each.result, first.result, f"the baseline {first.row.pipeline}", limits)
-        if found.few:
-            found = _check_more(each, reference or first, case, limits, found, options)
-        row.checked_against, row.error, row.mean_error = found.checked, found.error, found.mean_error
-        row.psnr_db, row.lowest_psnr_db = found.psnr, found.lowest_psnr
-        if found.problem:
-            row.fail(found.problem)
+            verdict = check_result(case, each.result, first.result, f"the baseline {first.row.pipeline}", limits)
+        if verdict.few:
+            verdict = _check_more(each, reference or first, case, limits, verdict, options)
+        row.checked_against, row.error, row.mean_error = verdict.checked, verdict.error, verdict.mean_error
+        row.psnr_db, row.lowest_psnr_db = verdict.psnr, verdict.lowest_psnr
+        if verdict.problem:
+            row.fail(verdict.problem)
         _check_repeats(each, case)
 
 
 def _check_more(
-    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, found: Verdict, options: BenchOptions
+    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, verdict: Verdict, options: BenchOptions
 ) -> Verdict:
-    """The verdict on enough images, of further seeds, where so few differ that it may be chance.
+    """Verdict on enough images, of further seeds, where so few differ that it may be chance.
 
-    ``found``, the verdict on the few, stays where no more can be drawn.
+    ``verdict``, which is on the few, stays where no more can be generated.
     """
     more = further(case, ENOUGH)
-    detail(f"{each.row.pipeline}, {case}: {found.problem}; drawing more")
+    detail(f"{each.row.pipeline}, {case}: {verdict.problem}; generating more")
     try:
-        drawn = generate_images(each.engine, more, options.steps, options.scheduler)
+        more_images = generate_images(each.engine, more, options.steps, options.scheduler)
         if isinstance(against, _Ready):
             beside, wanted = against.result, generate_images(against.engine, more, options.steps, options.scheduler)
         else:
             beside, wanted = against.results[case], against.more(more) if against.more else []
     except SdortError as error:
         detail(error.message)
-        return found
-    if not (isinstance(each.result, list) and isinstance(beside, list) and len(drawn) == len(wanted)):
-        return found
-    return check_images([*each.result, *drawn], [*beside, *wanted], found.checked, limits)
+        return verdict
+    if not (isinstance(each.result, list) and isinstance(beside, list) and len(more_images) == len(wanted)):
+        return verdict
+    return check_images([*each.result, *more_images], [*beside, *wanted], verdict.checked, limits)
 
 
 def _check_repeats(each: _Ready, case: Case) -> None:
     """The last call must have given what the first one gave, which was checked."""
-    again = verdict(case, each.runner.result(), each.result, "the first call", each.precision)
+    again = check_result(case, each.runner.result(), each.result, "the first call", each.precision)
     if again.problem and not each.row.failed:
         each.row.fail(f"not repeatable: {again.problem}")
 

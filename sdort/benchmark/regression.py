@@ -1,4 +1,4 @@
-"""Is it slower than it was: a benchmark against a saved one, with the noise of both."""
+"""Comparison of a benchmark with a saved one, with the noise of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KEY = "sdort_bench"
 VERSION = 1
 ACROSS = ("device", "versions", "model")
-"""What makes two rows not comparable when it differs."""
+"""Properties of a row that make two rows not comparable where they differ."""
 LEAST = 5
 """Timed calls that each side needs: the interval of a median of fewer is no more than their range."""
 RESAMPLES = 4000
@@ -78,7 +78,7 @@ def compare(rows: Sequence[Row], saved: Sequence[Row], margin: float, across: Co
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], Row]]:
-    """What is measured identifies a row, an ablation's step too; a baseline beside it comes first in both."""
+    """Rows by what they measure, an ablation's step too; a baseline beside it comes first in both."""
     seen: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         key = (row.step, row.engine, row.component, row.batch_size, row.height, row.width, row.steps)
@@ -132,15 +132,15 @@ def interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, floa
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13. Seeded: the same times give the same
     verdict. It knows the noise within the two runs; what else changes from run to run is what the margin is for.
     """
-    draw = np.random.default_rng(0)
-    medians = [_medians(np.asarray(times, np.float64), draw) for times in (now, before)]
+    rng = np.random.default_rng(0)
+    medians = [_medians(np.asarray(times, np.float64), rng) for times in (now, before)]
     low, high = np.percentile(medians[0] / medians[1], [50 - CONFIDENCE / 2, 50 + CONFIDENCE / 2])
     return float(np.median(now) / np.median(before)), float(low), float(high)
 
 
-def _medians(times: np.ndarray[Any, Any], draw: np.random.Generator) -> np.ndarray[Any, Any]:
-    picked = draw.integers(0, len(times), (RESAMPLES, len(times)))
-    return np.asarray(np.median(times[picked], axis=1))
+def _medians(times: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    resampled = rng.integers(0, len(times), (RESAMPLES, len(times)))
+    return np.asarray(np.median(times[resampled], axis=1))
 
 
 def refuse_slower(rows: Sequence[Row]) -> None:

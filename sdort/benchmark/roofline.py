@@ -1,4 +1,4 @@
-"""Where the hot nodes of a model stand against what the GPU can do: bytes and arithmetic from shapes, time measured.
+"""Rooflines: the hot nodes of a model against the limits of the GPU; bytes and arithmetic from shapes, time measured.
 
 It runs in a process of its own, in which every launch waits for its kernel: the host's time of a node is then the
 kernels' own and a few microseconds, on every build of ONNX Runtime. The two roofs are measured in the same process.
@@ -40,7 +40,7 @@ Rounded: these are bound by memory, so that their height on the plot does not de
 """
 
 SIDE = 4096
-"""Of the square fp16 matrices whose product is the roof of arithmetic."""
+"""Rows and columns of the fp16 matrices whose product is the roof of arithmetic."""
 COPIED = 256 << 20
 """Bytes that the roof of memory reads, and writes: more than any cache holds."""
 
@@ -143,7 +143,7 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
 
 
 def parse_task(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]:
-    """What :func:`measure_roofline` sent."""
+    """The task that :func:`measure_roofline` sent."""
     return Case(**task["case"]), find_provider(task["provider"]), RuntimeOptions(**task["options"])
 
 

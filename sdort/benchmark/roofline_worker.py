@@ -71,9 +71,9 @@ def _seconds(operator: str, shapes: list[tuple[int, ...]], provider: Provider, o
     session = ort.InferenceSession(_model(operator, shapes), providers=[(provider.ep, dict(settings))])
     binding = session.io_binding()
     device = provider.device or "cpu"
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for index, shape in enumerate(shapes):
-        value = draw.standard_normal(shape, np.float32).astype(np.float16)
+        value = rng.standard_normal(shape, np.float32).astype(np.float16)
         binding.bind_ortvalue_input(f"x{index}", ort.OrtValue.ortvalue_from_numpy(value, device, options.device_id))
     binding.bind_output("y", device, options.device_id)
     times = []

@@ -63,7 +63,7 @@ class Row:
     speedup_low: float | None = None
     speedup_high: float | None = None
     step: str = ""
-    """Of an ablation; its table and CSV have a column for it."""
+    """Step of an ablation, whose table and CSV have a column for it."""
     versions: dict[str, str] = field(default_factory=dict)
     times_ms: list[float] = field(default_factory=list)
     """Every timed call, in order; a CSV has no place for it."""
@@ -84,16 +84,16 @@ class Row:
         self.images_per_s = self.speedup = self.speedup_low = self.speedup_high = None
 
     def parity(self) -> str:
-        """What the check found, in a few words."""
+        """Result of the check in a few words."""
         if self.failed:
             return f"FAILED: {self.status}"
         if self.psnr_db is not None:
-            return f"{self.likeness()} vs {self.checked_against}"
+            return f"{self.similarity()} vs {self.checked_against}"
         if self.error is not None:
             return f"{self.error:.1e} vs {self.checked_against}"
         return self.checked_against
 
-    def likeness(self) -> str:
+    def similarity(self) -> str:
         """``61.6 dB (lowest 41.2)`` of a pipeline's images."""
         median, lowest = self.psnr_db, self.lowest_psnr_db
         text = "equal" if median is None or math.isinf(median) else f"{median:.1f} dB"
@@ -147,7 +147,7 @@ def _speedup(row: Row) -> str:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """What holds for all rows: device, versions, calls."""
+    """Device, versions and calls, which all rows share."""
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
     versions = ", ".join(f"{name} {version}" for name, version in (rows[0].versions if rows else {}).items())
     steps = next((f"; {_counted(row.steps, 'step')}" for row in rows if row.steps), "")
@@ -183,9 +183,9 @@ def as_text(rows: Sequence[Row], form: str) -> str:
         return json.dumps(to_json(rows), indent=2) + "\n"
     if form == "csv":
         return rows_as_csv(rows)
-    titles, found = cells(rows)
+    titles, table = cells(rows)
     lines = [titles, ["---"] * len(titles)]
-    lines += [[cell.replace("|", "\\|") for cell in line] for line in found]
+    lines += [[cell.replace("|", "\\|") for cell in line] for line in table]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(rows)}\n"
 
 

@@ -1,4 +1,4 @@
-"""What to measure: the options, the engines, the cases and what they are compared with."""
+"""Set-up of a benchmark: options, engines, cases and the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINES = ("onnxruntime", "torch", "torch-compile")
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
+    """Options of a benchmark. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
 
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     engine: str = "onnxruntime"
@@ -96,13 +96,13 @@ def open_engines(path: Path, options: BenchOptions, provider: Provider) -> Itera
     """
     with ExitStack() as stack:
         engines: list[Engine] = []
-        wanted = [(path, kind) for kind in options.engines or (options.engine,)]
-        if options.checkpoint is None and len(wanted) > 1 and any(kind != "onnxruntime" for _, kind in wanted):
+        chosen = [(path, kind) for kind in options.engines or (options.engine,)]
+        if options.checkpoint is None and len(chosen) > 1 and any(kind != "onnxruntime" for _, kind in chosen):
             options = replace(options, checkpoint=stack.enter_context(checkpoint_of(path)))  # found or made once
         if options.baseline:
             kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
-            wanted.insert(0, (options.baseline, kind))
-        for folder, kind in wanted:
+            chosen.insert(0, (options.baseline, kind))
+        for folder, kind in chosen:
             engine = _open_engine(folder, kind, options, provider, stack)
             stack.callback(engine.close)
             engines.append(engine)
@@ -130,34 +130,34 @@ def _torch_dtype(path: Path, options: BenchOptions, provider: Provider) -> str:
     return OnnxEngine(path, provider, options.runtime).dtype("unet") if holds_onnx(path) else "float16"
 
 
-def choose_components(engines: Sequence[Engine], wanted: Sequence[str]) -> list[str]:
-    """The components that all engines have, of those that are wanted.
+def choose_components(engines: Sequence[Engine], chosen: Sequence[str]) -> list[str]:
+    """The components that all engines have, of those that are chosen.
 
     Raises:
-        UsageError: a wanted component is not there.
+        UsageError: a chosen component is not there.
     """
     common = [name for name in engines[-1].components() if all(name in each.components() for each in engines)]
-    unknown = [name for name in wanted if name not in common]
+    unknown = [name for name in chosen if name not in common]
     if unknown:
         raise UsageError(
             f"there is no component {', '.join(unknown)} to measure", hint=f"There are: {', '.join(common)}."
         )
-    return list(wanted) or common
+    return list(chosen) or common
 
 
 def find_reference(path: Path, options: BenchOptions, todo: Sequence[Case], provider: Provider) -> Reference | None:
     """The outputs to compare with, computed and freed before anything is measured; None leaves the baseline."""
-    with _place_of_reference(path, options) as place:
-        if place is None:
+    with _reference_path(path, options) as reference:
+        if reference is None:
             return None
         with progress("computing the reference"):
-            found = compute_reference(place, todo, provider, _plain(options), options.steps, options.scheduler)
-    found.more = partial(_draw_more, path, options, provider)
-    return found
+            outputs = compute_reference(reference, todo, provider, _plain(options), options.steps, options.scheduler)
+    outputs.more = partial(_generate_more, path, options, provider)
+    return outputs
 
 
 @contextmanager
-def _place_of_reference(path: Path, options: BenchOptions) -> Iterator[Path | None]:
+def _reference_path(path: Path, options: BenchOptions) -> Iterator[Path | None]:
     if options.reference or options.baseline:
         yield options.reference
     elif holds_onnx(path):
@@ -171,11 +171,11 @@ def _plain(options: BenchOptions) -> RuntimeOptions:
     return replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
 
 
-def _draw_more(path: Path, options: BenchOptions, provider: Provider, cases: Sequence[Case]) -> list[Generated]:
-    with _place_of_reference(path, options) as place, progress("drawing more with the reference"):
-        if place is None:
-            raise UsageError(f"what {path} was made from is gone")
-        engine = open_reference(place, provider, _plain(options))
+def _generate_more(path: Path, options: BenchOptions, provider: Provider, cases: Sequence[Case]) -> list[Generated]:
+    with _reference_path(path, options) as reference, progress("generating more with the reference"):
+        if reference is None:
+            raise UsageError(f"the original of {path} is gone")
+        engine = open_reference(reference, provider, _plain(options))
         try:
             return generate_images(engine, cases, options.steps, options.scheduler)
         finally:

@@ -1,4 +1,4 @@
-"""Clocks and statistics: medians with their spread, two pipelines in turn."""
+"""Clocks and statistics: medians and percentiles, two pipelines in turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster than the baseline: the median over pairs of calls, and their 10th and 90th percentile."""
+    """Speedup over the baseline: the median over pairs of calls, and their 10th and 90th percentile."""
 
     median: float
     low: float

@@ -25,23 +25,26 @@ CaseResult = dict[str, Array] | list[Generated]
 class Reference:
     """Outputs to compare with, per case; ``label`` says in words where they come from.
 
-    ``more`` draws the images of further cases: it opens the reference again, which is freed while others are measured.
+    ``more`` generates the images of further cases: it opens the reference again, which is closed while others are
+    measured.
     """
 
     label: str
     results: dict[Case, CaseResult]
     more: Callable[[Sequence[Case]], list[Generated]] | None = None
 
-    def verdict(self, case: Case, result: CaseResult, precision: Precision) -> Verdict:
+    def check(self, case: Case, result: CaseResult, precision: Precision) -> Verdict:
         """Compare the result of a case."""
-        return verdict(case, result, self.results.get(case), self.label, precision)
+        return check_result(case, result, self.results.get(case), self.label, precision)
 
 
-def verdict(case: Case, result: CaseResult, wanted: CaseResult | None, label: str, precision: Precision) -> Verdict:
+def check_result(
+    case: Case, result: CaseResult, expected: CaseResult | None, label: str, precision: Precision
+) -> Verdict:
     """Check a result, against another of the same case when there is one."""
     if isinstance(result, dict):
-        return check_outputs(result, wanted if isinstance(wanted, dict) else None, label, case.component, precision)
-    return check_images(result, wanted if isinstance(wanted, list) else None, label, precision)
+        return check_outputs(result, expected if isinstance(expected, dict) else None, label, case.component, precision)
+    return check_images(result, expected if isinstance(expected, list) else None, label, precision)
 
 
 def compute_reference(
@@ -49,7 +52,7 @@ def compute_reference(
 ) -> Reference:
     """Run the reference on every case.
 
-    Components run in fp32 on the CPU, whose kernels share nothing with the provider's; images are drawn on the
+    Components run in fp32 on the CPU, whose kernels share nothing with the provider's; images are generated on the
     provider, where a whole pipeline takes seconds and not hours.
     """
     results: dict[Case, CaseResult] = {}

@@ -145,7 +145,7 @@ def test_an_ablation_has_a_verdict_in_every_row(whole: Ablation) -> None:
     measured = [stage for stage in found.stages if not stage.same_as]
     assert [stage.name for stage in measured] == ["raw fp32", "fp16", "+ FMHA", REST]
     assert [row.median_ms for stage in measured for row in stage.rows] == list(range(1, 17))
-    assert len(found.measured.rows) == len(found.measured.pictures) * 2 == 16
+    assert len(found.measured.rows) == len(found.measured.images) * 2 == 16
     for stage in found.stages:
         assert stage.same_as in ("", "+ FMHA")
         assert [(row.component, row.batch_size) for row in stage.rows] == [

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sdort.benchmark.delivery import refuse_failed
+from sdort.benchmark.failures import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions
@@ -96,7 +96,7 @@ def test_what_is_alike_needs_no_more_images_and_what_cannot_draw_them_stays_as_i
     reference = Reference("it", {case: images}, gone)
     same, other = painted(right, case), painted(Painter(lambda seed: True), case)
     _check([same, other], case, reference, options)
-    assert (same.row.status, same.row.likeness()) == ("ok", "equal")
+    assert (same.row.status, same.row.similarity()) == ("ok", "equal")
     assert "is not like it: PSNR" in other.row.status
 
 
@@ -111,6 +111,6 @@ def test_what_is_unlike_its_reference_is_sent_to_verify_and_what_does_not_run_is
 
 
 def test_the_median_is_shown_with_the_lowest() -> None:
-    assert row(psnr_db=61.6, lowest_psnr_db=41.2).likeness() == "61.6 dB (lowest 41.2)"
-    assert row(psnr_db=math.inf, lowest_psnr_db=41.2).likeness() == "equal (lowest 41.2)"
-    assert row(psnr_db=61.6, lowest_psnr_db=61.6).likeness() == "61.6 dB"
+    assert row(psnr_db=61.6, lowest_psnr_db=41.2).similarity() == "61.6 dB (lowest 41.2)"
+    assert row(psnr_db=math.inf, lowest_psnr_db=41.2).similarity() == "equal (lowest 41.2)"
+    assert row(psnr_db=61.6, lowest_psnr_db=61.6).similarity() == "61.6 dB"

@@ -140,8 +140,8 @@ def test_the_page_of_an_ablation_has_its_table() -> None:
 
 
 def test_the_same_results_give_the_same_page() -> None:
-    book = BenchReport("x", [row("unet")])
-    assert html_report(book) == html_report(book)
+    report = BenchReport("x", [row("unet")])
+    assert html_report(report) == html_report(report)
 
 
 # Plots
@@ -320,10 +320,10 @@ def test_the_roofline_s_process_asks_whether_its_provider_loads(monkeypatch: pyt
 
 
 def test_on_the_cpu_a_sentence_stands_for_the_roofline() -> None:
-    book = BenchReport("x", [row("unet")])
-    add_rooflines(book, Path("nowhere"), BenchOptions(RuntimeOptions("cpu")))
-    assert book.remarks == ["No roofline: it is for GPUs, and this ran on the CPU."]
-    assert book.remarks[0] in Page(html_report(book)).text
+    report = BenchReport("x", [row("unet")])
+    add_rooflines(report, Path("nowhere"), BenchOptions(RuntimeOptions("cpu")))
+    assert report.remarks == ["No roofline: it is for GPUs, and this ran on the CPU."]
+    assert report.remarks[0] in Page(html_report(report)).text
 
 
 # The command

@@ -464,7 +464,7 @@ def test_a_form_that_is_not_known_is_told(exported: Exported, tmp_path: Path, mo
 
 
 def test_one_tensor_at_a_time_is_watched(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, sizes = vars(inside_module)["watched"], list[int]()
+    watched, sizes = vars(inside_module)["record_tensors"], list[int]()
 
     def counted(model: onnx.ModelProto, folder: Path, graphs: GraphPair, names: Sequence[str], original: bool) -> Any:
         sizes.append(len(names))

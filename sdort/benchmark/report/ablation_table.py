@@ -22,7 +22,7 @@ LEFT = ("step", "verify", "graph")
 
 
 def verdict(stage: MeasuredStep, batch: int) -> str:
-    """What the check of a step's rows at a batch found: the images' median, the worst component, or a problem."""
+    """Verdict on a step's rows at a batch: the images' median, the worst component, or a problem."""
     if stage.problem:
         return f"FAILED: {stage.problem}"
     rows = [row for row in stage.rows if row.batch_size == batch]
@@ -39,7 +39,7 @@ def verdict(stage: MeasuredStep, batch: int) -> str:
 
 
 def changes(stage: MeasuredStep) -> str:
-    """What a step changed in the graphs: the operators that came, the most first."""
+    """Changes of the graphs by a step: the operators that came, the most first."""
     if stage.same_as:
         return f"same graphs as {stage.same_as!r}"
     came = sorted(((n, name.rpartition(".")[2]) for name, n in stage.changes.items() if n > 0), reverse=True)
@@ -60,32 +60,32 @@ def memory(row: Row | None) -> float | None:
     return max(each for each in found if each is not None) if found else None
 
 
-def components(found: Ablation) -> list[str]:
-    """What was measured, the pipeline last."""
-    return list(dict.fromkeys(row.component for row in found.measured.rows))
+def components(ablation: Ablation) -> list[str]:
+    """Measured components, the pipeline last."""
+    return list(dict.fromkeys(row.component for row in ablation.measured.rows))
 
 
-def batches(found: Ablation) -> list[int]:
-    return sorted({row.batch_size for row in found.measured.rows})
+def batches(ablation: Ablation) -> list[int]:
+    return sorted({row.batch_size for row in ablation.measured.rows})
 
 
-def titles(found: Ablation) -> list[str]:
-    times = [f"{name} ms" for name in components(found)]
+def titles(ablation: Ablation) -> list[str]:
+    times = [f"{name} ms" for name in components(ablation)]
     published = [f"published {device}" for device in PUBLISHED]
     return ["batch", "step", *times, "vs raw", "MB", "verify", "graph", *published]
 
 
-def lines(found: Ablation) -> list[list[str]]:
+def lines(ablation: Ablation) -> list[list[str]]:
     """The table's cells, batch by batch."""
-    return [_line(found, stage, batch) for batch in batches(found) for stage in found.stages]
+    return [_line(ablation, stage, batch) for batch in batches(ablation) for stage in ablation.stages]
 
 
-def _line(found: Ablation, stage: MeasuredStep, batch: int) -> list[str]:
-    names = components(found)
+def _line(ablation: Ablation, stage: MeasuredStep, batch: int) -> list[str]:
+    names = components(ablation)
     rows = {name: row_of(stage, batch, name) for name in names}
     times = ["=" if stage.same_as else _number(row.median_ms if row else None) for row in rows.values()]
     whole = names[-1]
-    first = row_of(found.stages[0], batch, whole)
+    first = row_of(ablation.stages[0], batch, whole)
     mine = rows[whole]
     faster = first.median_ms / mine.median_ms if first and mine and first.median_ms and mine.median_ms else None
     published = [text(each, stage.name, batch) for each in PUBLISHED.values()]
@@ -99,39 +99,37 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def explain(found: Ablation) -> str:
-    """What holds for all rows."""
-    whole = components(found)[-1:] or [PIPELINE]
-    return (
-        f"{found.original} for {found.provider}. vs raw and MB are of: {whole[0]}. {caption(found.measured.rows)}.\n"
-        f"{CAPTION}"
-    )
+def explain(ablation: Ablation) -> str:
+    """Model, provider, device and versions, which all rows share."""
+    whole = components(ablation)[-1:] or [PIPELINE]
+    shared = f"vs raw and MB are of: {whole[0]}. {caption(ablation.measured.rows)}."
+    return f"{ablation.original} for {ablation.provider}. {shared}\n{CAPTION}"
 
 
-def as_text(found: Ablation, form: str) -> str:
+def as_text(ablation: Ablation, form: str) -> str:
     """``csv``, ``json`` or ``markdown``; the first two have every field of every row."""
     if form == "json":
-        return json.dumps(to_json(found), indent=2) + "\n"
+        return json.dumps(to_json(ablation), indent=2) + "\n"
     if form == "csv":
-        return rows_as_csv([row for stage in found.stages for row in stage.rows], _steps(found.stages))
-    cells = [titles(found), ["---"] * len(titles(found)), *lines(found)]
+        return rows_as_csv([row for stage in ablation.stages for row in stage.rows], _steps(ablation.stages))
+    cells = [titles(ablation), ["---"] * len(titles(ablation)), *lines(ablation)]
     table = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in cells)
-    return f"{table}\n{explain(found)}\n"
+    return f"{table}\n{explain(ablation)}\n"
 
 
 def _steps(stages: Sequence[MeasuredStep]) -> list[dict[str, str]]:
     return [{"step": stage.name, "same_as": stage.same_as} for stage in stages for _ in stage.rows]
 
 
-def as_table(found: Ablation) -> Table:
+def as_table(ablation: Ablation) -> Table:
     """As a rich table."""
     from rich.table import Table
 
-    table = Table(caption=explain(found), caption_justify="left")
-    for title in titles(found):
+    table = Table(caption=explain(ablation), caption_justify="left")
+    for title in titles(ablation):
         table.add_column(title, justify="left" if title in LEFT else "right")
     before = ""
-    for line in lines(found):
+    for line in lines(ablation):
         if before and line[0] != before:
             table.add_section()
         before = line[0]

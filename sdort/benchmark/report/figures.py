@@ -23,7 +23,7 @@ _ROW = 0.36
 _ROOM = 1.45
 """The axis ends here, in multiples of the longest bar: labels stand behind the bars."""
 _ALPHA = {False: 1.0, True: 0.45}
-"""What was not measured again is paler."""
+"""Bars of steps that were not measured again are paler."""
 _INSIDE = 0.06
 """A segment this wide, as a share of the axis, has room for its number."""
 COLOURS = {"text_encoder": SERIES[1], "text_encoder_2": SERIES[4], "unet": SERIES[0], "vae_decoder": SERIES[2],
@@ -31,7 +31,7 @@ COLOURS = {"text_encoder": SERIES[1], "text_encoder_2": SERIES[4], "unet": SERIE
 
 
 def label(row: Row, rows: Sequence[Row]) -> str:
-    """What tells a row's bar from the others."""
+    """Label of a row's bar, different from the others'."""
     each = {
         row.pipeline: {other.pipeline for other in rows},
         row.engine: {other.engine for other in rows},

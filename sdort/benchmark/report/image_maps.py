@@ -21,35 +21,35 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 COLUMNS = ("reference", "this", "difference")
 
 
-def similarity(picture: ImagePair) -> str:
+def similarity(pair: ImagePair) -> str:
     """``61.6 dB``, or what stands in its way."""
-    if picture.image.problem:
-        return picture.image.problem
-    if picture.reference is None:
+    if pair.image.problem:
+        return pair.image.problem
+    if pair.reference is None:
         return "no reference"
-    if picture.image.pixels.shape != picture.reference.pixels.shape:
+    if pair.image.pixels.shape != pair.reference.pixels.shape:
         return "another size than the reference"
-    found = psnr(picture.image.pixels, picture.reference.pixels)
-    return "equal" if math.isinf(found) else f"{found:.1f} dB PSNR"
+    decibels = psnr(pair.image.pixels, pair.reference.pixels)
+    return "equal" if math.isinf(decibels) else f"{decibels:.1f} dB PSNR"
 
 
-def comparable(picture: ImagePair) -> bool:
+def comparable(pair: ImagePair) -> bool:
     """Whether there is a reference of the same size."""
-    return picture.reference is not None and picture.image.pixels.shape == picture.reference.pixels.shape
+    return pair.reference is not None and pair.image.pixels.shape == pair.reference.pixels.shape
 
 
-def image_figure(pictures: Sequence[ImagePair], names: Sequence[str], theme: Theme) -> Figure | None:
-    """A line for each picture: the reference, the image, the difference map; None where there are no pictures."""
+def image_figure(pairs: Sequence[ImagePair], names: Sequence[str], theme: Theme) -> Figure | None:
+    """A line for each pair: the reference, the image, the difference map; None without pairs."""
     from matplotlib.figure import Figure
 
-    if not pictures:
+    if not pairs:
         return None
     side = 2.1
-    figure = Figure(figsize=(WIDTH * 0.8, (side + 0.35) * len(pictures)), layout="constrained", facecolor=theme.paper)
-    grid = figure.subplots(len(pictures), 3, squeeze=False)
-    for line, picture, name in zip(grid, pictures, names, strict=True):
-        shown, words = _panels(picture)
-        for axes, pixels, above in zip(line, shown, (name, similarity(picture), words), strict=True):
+    figure = Figure(figsize=(WIDTH * 0.8, (side + 0.35) * len(pairs)), layout="constrained", facecolor=theme.paper)
+    grid = figure.subplots(len(pairs), 3, squeeze=False)
+    for line, pair, name in zip(grid, pairs, names, strict=True):
+        shown, words = _panels(pair)
+        for axes, pixels, above in zip(line, shown, (name, similarity(pair), words), strict=True):
             axes.set_axis_off()
             axes.set_title(above, fontsize=8.5, color=theme.ink, loc="left")
             if pixels is not None:
@@ -59,8 +59,8 @@ def image_figure(pictures: Sequence[ImagePair], names: Sequence[str], theme: The
     return figure
 
 
-def _panels(picture: ImagePair) -> tuple[list[Pixels | None], str]:
-    if not comparable(picture) or picture.reference is None:
-        return [None, picture.image.pixels, None], "no difference map"
-    pixels, words = difference_map(picture.image.pixels, picture.reference.pixels)
-    return [picture.reference.pixels, picture.image.pixels, pixels], words
+def _panels(pair: ImagePair) -> tuple[list[Pixels | None], str]:
+    if not comparable(pair) or pair.reference is None:
+        return [None, pair.image.pixels, None], "no difference map"
+    pixels, words = difference_map(pair.image.pixels, pair.reference.pixels)
+    return [pair.reference.pixels, pair.image.pixels, pixels], words

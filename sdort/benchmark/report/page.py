@@ -1,4 +1,4 @@
-"""Everything that a benchmark can show: its plots as files, and one HTML file with plots, tables and images in it."""
+"""Plots of a benchmark as files, and one HTML file with plots, tables and images in it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Draw = Callable[[Theme], "Figure | None"]
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot; ``name`` is its file's, ``words`` say for those who cannot see it what it is."""
+    """One plot; ``name`` is its file's, ``words`` describe it for those who cannot see it."""
 
     name: str
     words: str
@@ -52,11 +52,11 @@ class Plot:
 
 @dataclass
 class BenchReport:
-    """What there is to show."""
+    """Contents of a report."""
 
     title: str
     rows: Sequence[Row]
-    pictures: Sequence[ImagePair] = ()
+    images: Sequence[ImagePair] = ()
     ablation: Ablation | None = None
     remarks: list[str] = field(default_factory=list)
     """Sentences about what could not be shown."""
@@ -67,48 +67,47 @@ class BenchReport:
         for batch in sorted({row.batch_size for row in self.rows}):
             words = f"Latency of one call of each component at batch {batch}"
             yield Plot(f"latency-batch-{batch}", words, partial(figures.latency, self.rows, batch))
-        found = self.ablation
-        if found:
-            for batch in ablation_table.batches(found):
+        if self.ablation:
+            for batch in ablation_table.batches(self.ablation):
                 words = f"Latency of each step of the ablation at batch {batch}"
-                yield Plot(f"ablation-batch-{batch}", words, partial(figures.ablation, found, batch))
+                yield Plot(f"ablation-batch-{batch}", words, partial(figures.ablation, self.ablation, batch))
         yield Plot("memory", "Peak memory", partial(figures.memory_use, self.rows))
         yield from self.more
 
 
-def report_of(found: Measurement | Ablation, title: str) -> BenchReport:
-    """What a measurement or an ablation has to show; of images those at the smallest batch, larger ones begin alike."""
-    measured = found.measured if isinstance(found, Ablation) else found
-    smallest = min((each.row.batch_size for each in measured.pictures), default=0)
-    pictures = [each for each in measured.pictures if each.row.batch_size == smallest]
-    return BenchReport(title, measured.rows, pictures, found if isinstance(found, Ablation) else None)
+def report_of(result: Measurement | Ablation, title: str) -> BenchReport:
+    """Report of a measurement or an ablation, with the images of the smallest batch: larger ones begin alike."""
+    measured = result.measured if isinstance(result, Ablation) else result
+    smallest = min((each.row.batch_size for each in measured.images), default=0)
+    images = [each for each in measured.images if each.row.batch_size == smallest]
+    return BenchReport(title, measured.rows, images, result if isinstance(result, Ablation) else None)
 
 
-def add_rooflines(book: BenchReport, path: Path, options: BenchOptions) -> None:
+def add_rooflines(report: BenchReport, path: Path, options: BenchOptions) -> None:
     """Measure and add the rooflines, or a sentence that says why there are none."""
-    found, remarks = measure_rooflines(path, book.rows, options.runtime)
-    book.remarks += remarks
-    for each in found:
-        words = f"Roofline of the hot nodes of {each.component}"
-        book.more.append(Plot(f"roofline-{each.component}", words, partial(roofline, each)))
+    rooflines, remarks = measure_rooflines(path, report.rows, options.runtime)
+    report.remarks += remarks
+    for measured in rooflines:
+        words = f"Roofline of the hot nodes of {measured.component}"
+        report.more.append(Plot(f"roofline-{measured.component}", words, partial(roofline, measured)))
 
 
-def picture_names(book: BenchReport) -> list[str]:
-    """What tells each picture from the others."""
-    return [figures.label(picture.row, book.rows) for picture in book.pictures]
+def image_labels(report: BenchReport) -> list[str]:
+    """Label of each image, different from the others'."""
+    return [figures.label(pair.row, report.rows) for pair in report.images]
 
 
-def write_plots(book: BenchReport, folder: Path) -> list[Path]:
+def write_plots(report: BenchReport, folder: Path) -> list[Path]:
     """Every plot as a PNG for light and one for dark surroundings.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    images = Plot("images", "", lambda theme: image_maps.image_figure(book.pictures, picture_names(book), theme))
+    images = Plot("images", "", lambda theme: image_maps.image_figure(report.images, image_labels(report), theme))
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for plot in [*book.plots(), images]:
+        for plot in [*report.plots(), images]:
             for theme in THEMES:
                 figure = plot.draw(theme)
                 if figure is not None:
@@ -120,23 +119,23 @@ def write_plots(book: BenchReport, folder: Path) -> list[Path]:
     return written
 
 
-def html_report(book: BenchReport) -> str:
+def html_report(report: BenchReport) -> str:
     """The report as one HTML file."""
-    parts = [paragraph(caption(book.rows)), *map(_plot, book.plots()), *map(paragraph, book.remarks)]
-    if book.pictures:
-        parts += ["<h2>Images</h2>", *map(_picture, book.pictures, picture_names(book))]
-    if book.ablation:
-        heads, lines = ablation_table.titles(book.ablation), ablation_table.lines(book.ablation)
+    parts = [paragraph(caption(report.rows)), *map(_plot, report.plots()), *map(paragraph, report.remarks)]
+    if report.images:
+        parts += ["<h2>Images</h2>", *map(_image, report.images, image_labels(report))]
+    if report.ablation:
+        heads, lines = ablation_table.titles(report.ablation), ablation_table.lines(report.ablation)
         parts += [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
-        parts += [paragraph(ablation_table.explain(book.ablation))]
+        parts += [paragraph(ablation_table.explain(report.ablation))]
     else:
-        parts += [section("Rows", *tables.cells(book.rows), left=tables.LEFT, wide=("parity",))]
-    lines = regression.lines(book.rows)
+        parts += [section("Rows", *tables.cells(report.rows), left=tables.LEFT, wide=("parity",))]
+    lines = regression.lines(report.rows)
     bad = ("FAILED", regression.SLOWER)
     parts += [
         section("Against the saved benchmark", regression.TITLES, lines, left=regression.LEFT, wide=("why",), bad=bad)
     ]
-    return page(book.title, parts)
+    return page(report.title, parts)
 
 
 def _plot(plot: Plot) -> str:
@@ -153,9 +152,9 @@ def _svg(figure: Figure) -> bytes:
     return content.getvalue()
 
 
-def _picture(picture: ImagePair, name: str) -> str:
-    figures = [figure(picture.image.pixels, f"this: {image_maps.similarity(picture)}")]
-    if picture.reference is not None and image_maps.comparable(picture):
-        reference = picture.reference.pixels
-        figures = [figure(reference, "reference"), *figures, difference_figure(picture.image.pixels, reference)]
+def _image(pair: ImagePair, name: str) -> str:
+    figures = [figure(pair.image.pixels, f"this: {image_maps.similarity(pair)}")]
+    if pair.reference is not None and image_maps.comparable(pair):
+        reference = pair.reference.pixels
+        figures = [figure(reference, "reference"), *figures, difference_figure(pair.image.pixels, reference)]
     return f"<h3>{escape(name)}</h3>{beside(figures)}"

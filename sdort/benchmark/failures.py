@@ -1,4 +1,4 @@
-"""Print or write a benchmark's text, and end with an error if a check failed."""
+"""Errors for rows whose check failed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from sdort.errors import ParityError
 
 MOST_LISTED = 12
 """Failures that a message names one by one; the result has them all."""
-
-
-def show_text(text: str) -> None:
-    """Print machine-readable text as it is: rich would wrap it."""
-    import click
-
-    click.echo(text, nl=False)
 
 
 def refuse_failed(rows: Sequence[Row]) -> None:
@@ -42,7 +35,10 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def listed(each: Sequence[str]) -> str:
-    """Lines of their own for a message, the first few."""
-    lines = [*each[:MOST_LISTED], *([f"and {len(each) - MOST_LISTED} more"] if len(each) > MOST_LISTED else [])]
+def listed(problems: Sequence[str]) -> str:
+    """The first problems for a message, one a line."""
+    lines = [
+        *problems[:MOST_LISTED],
+        *([f"and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []),
+    ]
     return "".join(f"\n  {line}" for line in lines)
