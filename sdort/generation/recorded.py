@@ -1,16 +1,21 @@
-"""Sessions that record what they are fed while images are generated."""
+"""What components are fed while images are generated, recorded: for verification, and for fp16's ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.images import Generated
+from sdort.generation.pipeline import TextToImage
 from sdort.generation.recurrence import Recurrence
+from sdort.generation.request import Request
 from sdort.model.signature import Array
 from sdort.runtime.session import Session
+
+Feeds = Mapping[str, Array]
 
 
 class Recorder(Session):
@@ -26,7 +31,38 @@ class Recorder(Session):
 
 
 class HostLoop(Loop):
-    """Sends every step through the host, where a :class:`Recorder` sees it."""
+    """Sends every step through the host, where a :class:`Recorder` sees it: the loop on the device has no feeds."""
 
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         return False
+
+
+class Recording:
+    """A pipeline whose sessions keep what they are fed.
+
+    Args:
+        pipeline: is changed for good: it generates through the host from now on.
+    """
+
+    def __init__(self, pipeline: TextToImage) -> None:
+        self.pipeline = pipeline
+        self._recorders = {name: Recorder(session) for name, session in pipeline.sessions.items()}
+        pipeline.sessions = dict(self._recorders)
+        pipeline.loop = HostLoop(pipeline.sessions["unet"])
+
+    def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
+        """Generate the images of a request; what was recorded before is forgotten."""
+        for recorder in self._recorders.values():
+            recorder.fed.clear()
+        return self.pipeline.generate(request, on_step)
+
+    @property
+    def fed(self) -> dict[str, list[Feeds]]:
+        """The feeds of each component since the last request began, in their order."""
+        return {name: list(recorder.fed) for name, recorder in self._recorders.items()}
+
+
+def encoder_input(image: Generated) -> Array:
+    """An image as a VAE encoder takes it: float32 [1, 3, height, width] in [-1, 1]."""
+    pixels = image.pixels.astype(np.float32).transpose(2, 0, 1)[None]
+    return np.asarray(pixels / np.float32(127.5) - np.float32(1))

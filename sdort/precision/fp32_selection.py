@@ -12,9 +12,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import OutputError
+from sdort.generation.recorded import Feeds
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
-from sdort.precision.inputs import Feed, inputs_for, recorded_inputs
+from sdort.precision.inputs import inputs_for, recorded_inputs
 from sdort.precision.places import Place, places, with_views
 from sdort.precision.plan import PLAN, Rule, make_rules, select, write_plan
 from sdort.precision.ranges import measure, written
@@ -70,7 +71,7 @@ class Keeper:
         self.scratch = scratch
         self.plan = plan
         self.outcomes: dict[str, Outcome] = {}
-        self._recorded: dict[str, list[Feed]] | None = None
+        self._recorded: dict[str, list[Feeds]] | None = None
 
     def choose(self, editor: Editor, path: Path) -> Collection[str]:
         """The names of the nodes that stay in fp32.
@@ -119,7 +120,7 @@ class Keeper:
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
-    def _inputs(self) -> dict[str, list[Feed]]:
+    def _inputs(self) -> dict[str, list[Feeds]]:
         if self._recorded is None:
             self._recorded = recorded_inputs(self.source) if self.source.is_dir() else {}
         return self._recorded

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.errors import SdortError
+from sdort.generation.pipeline import assemble
+from sdort.generation.recorded import Feeds, Recording, encoder_input
+from sdort.generation.request import Request
 from sdort.onnx_io.component_file import read_component
+from sdort.pipelines.folder import open_folder
+from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.session import open_session
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
-
-Array = npt.NDArray[Any]
-Feed = Mapping[str, Array]
 
 PROMPT = "a photograph of a lighthouse on a cliff above the sea at dusk"
 NEGATIVE = "blurry, text"
@@ -28,7 +30,7 @@ SEEDS = 3
 """Random inputs for a component that has no recorded ones."""
 
 
-def recorded_inputs(source: Path) -> dict[str, list[Feed]]:
+def recorded_inputs(source: Path) -> dict[str, list[Feeds]]:
     """Inputs of each component on real prompts and timesteps.
 
     Args:
@@ -45,7 +47,7 @@ def recorded_inputs(source: Path) -> dict[str, list[Feed]]:
         return {}
 
 
-def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -> tuple[list[Feed], str]:
+def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) -> tuple[list[Feeds], str]:
     """What to measure a component with, and a word for it.
 
     Args:
@@ -64,29 +66,17 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feed]]) -
     return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"
 
 
-def _record(source: Path) -> dict[str, list[Feed]]:
-    from sdort.generation.pipeline import assemble
-    from sdort.generation.recorded import HostLoop, Recorder
-    from sdort.generation.request import Request
-    from sdort.pipelines.folder import open_folder
-    from sdort.providers import CPU
-    from sdort.runtime.session import open_session
-
+def _record(source: Path) -> dict[str, list[Feeds]]:
     folder = open_folder(source)
     options = RuntimeOptions("cpu", custom_ops="off")
-    sessions = {name: Recorder(open_session(folder.models[name], name, CPU, options)) for name in folder.needed}
-    drawer = assemble(folder, dict(sessions), CPU, None)
-    # The device-resident loop has no feeds to be recorded.
-    drawer.loop = HostLoop(sessions["unet"])
+    sessions = {name: open_session(folder.models[name], name, CPU, options) for name in folder.needed}
+    recording = Recording(assemble(folder, sessions, CPU, None))
     request = Request(PROMPT, NEGATIVE, steps=STEPS)
-    height, width = (min(side, LARGEST_SIDE) for side in drawer.size(request))
-    request = Request(PROMPT, NEGATIVE, steps=STEPS, height=height, width=width)
-    images = [np.asarray(image.pixels, np.float32) for image in drawer.generate(request)]
-    pixels = np.stack(images).transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1)
-    fed: dict[str, list[Feed]] = {name: list(session.fed) for name, session in sessions.items()}
-    return {**fed, "vae_encoder": [{"sample": pixels}]}
+    height, width = (min(side, LARGEST_SIDE) for side in recording.pipeline.size(request))
+    [image] = recording.generate(replace(request, height=height, width=width))
+    return {**recording.fed, "vae_encoder": [{"sample": encoder_input(image)}]}
 
 
-def _some(feeds: list[Feed]) -> list[Feed]:
+def _some(feeds: list[Feeds]) -> list[Feeds]:
     chosen = np.linspace(0, len(feeds) - 1, min(KEPT, len(feeds)))
     return [feeds[round(index)] for index in chosen]

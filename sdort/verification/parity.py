@@ -18,12 +18,13 @@ import onnxruntime as ort
 
 from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
+from sdort.model.signature import Array
 from sdort.onnx_io.bf16 import says_bf16
 from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import register, resolve
 from sdort.ops.opening import import_domain, unserved
 from sdort.verification.limits import TOLERANCES, Tolerance
-from sdort.workload.samples import Array, Sample, declared_inputs, fixed_batch, make_inputs
+from sdort.workload.samples import Sample, declared_inputs, fixed_batch, make_inputs
 
 __all__ = ["TOLERANCES", "OutputParity", "Parity", "Tolerance", "compare", "open_session", "precision"]
 

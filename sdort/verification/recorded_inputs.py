@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdort.generation.images import Generated
-from sdort.generation.recorded import HostLoop, Recorder
+from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import DECODER, PipelineFolder
@@ -84,47 +84,42 @@ def record_run(
     Raises:
         SdortError: the pipeline does not draw from text, or a run failed.
     """
-    drawer = open_drawer(folder, place)
-    recorders = {name: Recorder(session) for name, session in drawer.sessions.items()}
-    drawer.sessions = dict(recorders)
-    drawer.loop = HostLoop(drawer.sessions["unet"])
+    recording = Recording(open_drawer(folder, place))
     watched = RecordedRun()
     for number, request in enumerate(requests if images else requests[:RECORDED_PROMPTS], 1):
-        for recorder in recorders.values():
-            recorder.fed.clear()
-        drawn = drawer.generate(request, on_step)
-        first = next(drawn)
+        generated = recording.generate(request, on_step)
+        first = next(generated)
         watched.images[request.prompt, first.seed] = first
         if number <= RECORDED_PROMPTS:
-            _collect(watched.inputs, recorders, first, f"prompt {number}", folder)
+            _collect(watched.inputs, recording.fed, first, f"prompt {number}", folder)
         if images:
-            watched.images.update({(request.prompt, image.seed): image for image in drawn})
+            watched.images.update({(request.prompt, image.seed): image for image in generated})
     return watched
 
 
 def _collect(
     kept: dict[str, list[Inputs]],
-    recorders: Mapping[str, Recorder],
+    fed: Mapping[str, Sequence[Feeds]],
     image: Generated,
     label: str,
     folder: PipelineFolder,
 ) -> None:
     """Sort what was fed while one image was drawn."""
-    steps = recorders["unet"].fed
+    steps = fed["unet"]
     for index in sorted(
         {round(part * (len(steps) - 1) / (RECORDED_TIMESTEPS - 1)) for part in range(RECORDED_TIMESTEPS)}
     ):
         moment = float(np.asarray(steps[index]["timestep"]).flat[0])
         what = f"{label}, step {index + 1} of {len(steps)}, timestep {moment:g}"
         kept.setdefault("unet", []).append(Inputs(REAL, what, steps[index], moment))
-    for each in folder.family.encoders:
-        fed = recorders[each.component].fed
-        for index, feeds in enumerate(fed):
-            what = f"{label}{'' if index else ', the negative one' if len(fed) > 1 else ''}"
-            kept.setdefault(each.component, []).append(Inputs(REAL, what, feeds))
-    for feeds in recorders[DECODER].fed[:1]:
+    for encoder in folder.family.encoders:
+        prompts = fed[encoder.component]
+        for index, feeds in enumerate(prompts):
+            what = f"{label}{'' if index else ', the negative one' if len(prompts) > 1 else ''}"
+            kept.setdefault(encoder.component, []).append(Inputs(REAL, what, feeds))
+    for feeds in fed[DECODER][:1]:
         kept.setdefault(DECODER, []).append(Inputs(REAL, f"{label}, its latent", feeds))
     if "vae_encoder" in folder.models and image.problem is None:
         name = next(iter(folder.file("vae_encoder").signature.inputs))
-        pixels = image.pixels.astype(np.float32).transpose(2, 0, 1)[None] / 127.5 - 1
-        kept.setdefault("vae_encoder", []).append(Inputs(REAL, f"{label}, its image", {name: pixels}))
+        feeds = {name: encoder_input(image)}
+        kept.setdefault("vae_encoder", []).append(Inputs(REAL, f"{label}, its image", feeds))

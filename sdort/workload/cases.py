@@ -1,4 +1,4 @@
-"""What is measured: a component or the pipeline at a batch and a size, and the inputs it gets."""
+"""Cases: a component or the pipeline at a batch and a size, and the inputs that it gets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from sdort.errors import BadModelError, UsageError
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
+from sdort.pipelines.families import SIZE_NUMBERS
+from sdort.workload.samples import Input, Sample, fill_inputs, sample_sizes
 
 PIPELINE = "pipeline"
 TOKENS = 77
@@ -49,10 +51,36 @@ def cases(components: Sequence[str], batches: Sequence[int], sizes: Sequence[tup
     ]
 
 
+@dataclass(frozen=True)
+class CaseNumbers:
+    """Values of the kind that a pipeline feeds, of a generator per input: equal for every export of one model.
+
+    Latents and embeddings are normal, images uniform in [-1, 1], both float32; token ids are those of bytes, with which
+    any CLIP vocabulary starts; the timestep is 500; SDXL's ``time_ids`` say the case's size, without a crop.
+    """
+
+    case: Case
+
+    def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
+        # A seed per input: two of one shape must not be equal. Exporters disagree on the names of images alone.
+        key = "sample" if len(shape) == 4 else item.name
+        generator = np.random.default_rng([SEED, zlib.crc32(key.encode())])
+        if item.name == "timestep":
+            return np.full(shape, 500, item.dtype)
+        if item.name == "input_ids":
+            return generator.integers(0, 256, shape)
+        if item.name == "time_ids":
+            size = [self.case.height, self.case.width]
+            return np.tile(np.asarray([*size, 0, 0, *size][: shape[1]], np.float32), (shape[0], 1))
+        if len(shape) == 4 and self.case.component == "vae_encoder":
+            return generator.uniform(-1, 1, shape).astype(np.float32)
+        return generator.standard_normal(shape, np.float32)
+
+
 def make_feeds(
     case: Case, inputs: Mapping[str, TensorSpec], factor: int, channels: int | None = None
 ) -> dict[str, Array]:
-    """Seeded inputs of a component, of the kind that a pipeline feeds; equal for every export of one model.
+    """:class:`CaseNumbers` for every input of a component.
 
     Args:
         inputs: as the model declares them; their dtypes are cast to later, their static sizes must fit.
@@ -63,54 +91,41 @@ def make_feeds(
         UsageError: the model is static and was exported for another batch or size.
         BadModelError: an input that no Stable Diffusion component has.
     """
-    feeds = {}
-    for name, spec in inputs.items():
-        # A seed per input: two of one shape must not be equal. Exporters disagree on the names of images alone.
-        key = "sample" if len(spec.shape) == 4 else name
-        draw = np.random.default_rng([SEED, zlib.crc32(key.encode())])
-        if name == "timestep":
-            value: Array = np.full(timestep_shape(inputs, case.batch), 500, spec.dtype)
-        else:
-            value = _draw(case, name, spec, factor, channels, draw)
-        _check_static(case, spec, value)
-        feeds[name] = value
-    return feeds
+    scale = 1 if case.component == "vae_encoder" else factor
+    sample = Sample(case.batch, case.height // scale, case.width // scale, TOKENS)
+    image = channels or (3 if case.component == "vae_encoder" else 4)
+    items = [_input(case, spec, inputs, image) for spec in inputs.values()]
+    for item, spec in zip(items, inputs.values(), strict=True):
+        _refuse_other_size(case, item, spec, sample)
+    return fill_inputs(items, sample, case.component, CaseNumbers(case))
 
 
-def _draw(
-    case: Case, name: str, spec: TensorSpec, factor: int, channels: int | None, draw: np.random.Generator
-) -> Array:
-    batch, rank = case.batch, len(spec.shape)
-    if name == "input_ids":
-        # Any CLIP vocabulary starts with the 256 bytes.
-        return draw.integers(0, 256, (batch, _size(case, spec, 1, TOKENS)))
-    if name == "time_ids":
-        numbers = [case.height, case.width, 0, 0, case.height, case.width][: _size(case, spec, 1, 6)]
-        return np.tile(np.asarray(numbers, np.float32), (batch, 1))
-    if rank == 4 and case.component == "vae_encoder":
-        shape = (batch, _size(case, spec, 1, channels or 3), case.height, case.width)
-        return draw.uniform(-1, 1, shape).astype(np.float32)
+def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], channels: int) -> Input:
+    """An input with the dims that every Stable Diffusion has filled in where the model leaves them open."""
+    rank = len(spec.shape)
+    named = spec.name in ("input_ids", "timestep", "time_ids", "encoder_hidden_states")
+    if not (named or rank == 4 or (rank == 2 and spec.dtype.kind == "f")):
+        raise BadModelError(f"it is not known what to feed the input {spec.name!r}", component=case.component)
+    shape = [size if isinstance(size, int) else None for size in spec.shape]
     if rank == 4:
-        latent = (case.height // factor, case.width // factor)
-        return draw.standard_normal((batch, _size(case, spec, 1, channels or 4), *latent), np.float32)
-    if name == "encoder_hidden_states" or (rank == 2 and spec.dtype.kind == "f"):
-        tokens = (_size(case, spec, 1, TOKENS),) if rank == 3 else ()
-        return draw.standard_normal((batch, *tokens, _size(case, spec, rank - 1, None)), np.float32)
-    raise BadModelError(f"it is not known what to feed the input {name!r}", component=case.component)
+        shape[1] = shape[1] or channels
+    if spec.name == "time_ids":
+        shape[1] = shape[1] or SIZE_NUMBERS
+    per_sample = spec.name == "timestep" and rank == 1 and timestep_shape(inputs, 2) == (2,)
+    return Input(spec.name, spec.dtype, tuple(shape), per_sample=per_sample)
 
 
-def _size(case: Case, spec: TensorSpec, axis: int, default: int | None) -> int:
-    size = static_size(spec.shape, axis) or default
-    if size is None:
-        raise BadModelError(f"the width of the input {spec.name!r} is not in the model", component=case.component)
-    return size
-
-
-def _check_static(case: Case, spec: TensorSpec, value: Array) -> None:
-    wanted = [size if isinstance(size, int) else actual for size, actual in zip(spec.shape, value.shape, strict=True)]
-    if list(value.shape) != wanted:
+def _refuse_other_size(case: Case, item: Input, spec: TensorSpec, sample: Sample) -> None:
+    """Raise UsageError if a static model is of another batch or size than the case."""
+    if len(item.shape) < 2:
+        return
+    asked = [size or declared for size, declared in zip(sample_sizes(item, sample) or [], item.shape, strict=True)]
+    if len(asked) in (2, 3):
+        asked[1] = item.shape[1] or asked[1]
+    fixed = [size if isinstance(size, int) else actual for size, actual in zip(spec.shape, asked, strict=True)]
+    if asked != fixed:
         raise UsageError(
-            f"the model is static: {spec.name!r} is {wanted}, not {list(value.shape)}",
+            f"the model is static: {spec.name!r} is {fixed}, not {asked}",
             component=case.component,
             hint="Give the batch and size that it was exported for, or export again without --static.",
         )

@@ -1,4 +1,4 @@
-"""Random inputs for a component, made from what its ONNX file declares.
+"""The maker of a component's inputs: shapes from what its ONNX file declares, values from a :class:`Numbers`.
 
 Exporters name symbolic dims as they like (one even gives the batch and the height one name), so a dim is told by its
 input's rank and its place, never by its symbol. What a file leaves open altogether, such as the channels in graphs of
@@ -7,19 +7,18 @@ diffusers' old conversion script, is read from the first weight behind the input
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
+from sdort.model.signature import Array
 from sdort.operators import channels_axis
 
-Array = npt.NDArray[Any]
 Dim = int | None
 
 TRAIN_TIMESTEPS = 1000
@@ -110,8 +109,37 @@ def fixed_batch(inputs: list[Input], sample: Sample) -> int:
     return next((size for size in leading if size), sample.batch)
 
 
+class Numbers(Protocol):
+    """Values for the inputs of a component, one input after the other."""
+
+    def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
+        """Values of ``shape`` for one input, in a dtype that casts to its own."""
+
+
+@dataclass(frozen=True)
+class RandomNumbers:
+    """Values over the whole range of each input, of one generator: what a graph and its original are compared on.
+
+    Latents and embeddings are normal, images normal and clipped to [-1, 1], token ids within their table, timesteps and
+    SDXL's ``time_ids`` whole numbers, as schedulers and prompts give them whatever the input's dtype.
+    """
+
+    component: str
+    generator: np.random.Generator
+
+    def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
+        if "timestep" in item.name or len(shape) < 2:
+            return self.generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
+        if item.dtype.kind in "iu":
+            return self.generator.integers(0, item.rows or 2, shape).astype(item.dtype)
+        if item.name == "time_ids":
+            return self.generator.integers(0, LARGEST_SIZE_ID + 1, shape).astype(item.dtype)
+        values = self.generator.standard_normal(shape)
+        return (np.clip(values, -1, 1) if self.component == "vae_encoder" else values).astype(item.dtype)
+
+
 def make_inputs(inputs: list[Input], sample: Sample, component: str, seed: int) -> dict[str, Array]:
-    """Random values for every input: noise for latents and embeddings, ids within their table, a timestep.
+    """:class:`RandomNumbers` for every input, at the batch that the model is fixed to, if it is.
 
     Args:
         inputs: from :func:`declared_inputs` of the model that serves as the reference.
@@ -122,38 +150,43 @@ def make_inputs(inputs: list[Input], sample: Sample, component: str, seed: int) 
     Raises:
         BadModelError: a dim is open and nothing says how large it is.
     """
-    generator = np.random.default_rng(seed)
-    batch = fixed_batch(inputs, sample)
-    return {item.name: _values(item, sample, batch, component, generator) for item in inputs}
+    sample = replace(sample, batch=fixed_batch(inputs, sample))
+    return fill_inputs(inputs, sample, component, RandomNumbers(component, np.random.default_rng(seed)))
 
 
-def _values(item: Input, sample: Sample, batch: int, component: str, generator: np.random.Generator) -> Array:
-    shape = _sizes(item, sample, batch, component)
-    if "timestep" in item.name or len(shape) < 2:
-        # Schedulers give whole numbers, whatever the input's dtype.
-        return generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
-    if item.dtype.kind in "iu":
-        return generator.integers(0, item.rows or 2, shape).astype(item.dtype)
-    if item.name == "time_ids":
-        return generator.integers(0, LARGEST_SIZE_ID + 1, shape).astype(item.dtype)
-    values = generator.standard_normal(shape)
-    return (np.clip(values, -1, 1) if component == "vae_encoder" else values).astype(item.dtype)
+def fill_inputs(inputs: Iterable[Input], sample: Sample, component: str, numbers: Numbers) -> dict[str, Array]:
+    """Values for every input, by name: dims that the model fixes are as they are, the others as ``sample`` says.
+
+    Args:
+        component: for messages.
+        numbers: called once an input, in their order.
+
+    Raises:
+        BadModelError: a dim is open and nothing says how large it is.
+    """
+    return {item.name: numbers(item, _shape(item, sample, component)) for item in inputs}
 
 
-def _sizes(item: Input, sample: Sample, batch: int, component: str) -> tuple[int, ...]:
-    """Fill in the open dims by rank: (B, C, H, W), (B, S, C), ids (B, S), vectors (B, C), a timestep (1)."""
-    ids = item.dtype.kind in "iu"
+def sample_sizes(item: Input, sample: Sample) -> list[Dim] | None:
+    """An input's dims by rank, None for what a sample does not say; None for an input of a rank that has no meaning.
+
+    (B, C, H, W), (B, S, C), ids (B, S), vectors (B, C), a timestep (1) or (B).
+    """
     by_rank: dict[int, list[Dim]] = {
-        4: [batch, None, sample.height, sample.width],
-        3: [batch, sample.sequence, None],
-        2: [batch, sample.sequence if ids else None],
-        1: [batch if item.per_sample else 1],
+        4: [sample.batch, None, sample.height, sample.width],
+        3: [sample.batch, sample.sequence, None],
+        2: [sample.batch, sample.sequence if item.dtype.kind in "iu" else None],
+        1: [sample.batch if item.per_sample else 1],
         0: [],
     }
-    wanted = by_rank.get(len(item.shape))
-    if wanted is None:
+    return by_rank.get(len(item.shape))
+
+
+def _shape(item: Input, sample: Sample, component: str) -> tuple[int, ...]:
+    sizes = sample_sizes(item, sample)
+    if sizes is None:
         raise BadModelError(f"an input of {len(item.shape)} dims", component=component, node=item.name)
-    sizes = [declared or filled for declared, filled in zip(item.shape, wanted, strict=True)]
+    sizes = [declared or size for declared, size in zip(item.shape, sizes, strict=True)]
     if None in sizes:
         raise BadModelError(f"nothing says how large dim {sizes.index(None)} is", component=component, node=item.name)
     return tuple(size for size in sizes if size is not None)
