@@ -21,6 +21,9 @@ from typing import BinaryIO
 
 from sdort.errors import OutputError
 
+INDEX = "model_index.json"
+"""The file that makes a folder a pipeline: its classes and those of its components, as diffusers wrote it."""
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
@@ -119,9 +122,7 @@ def _replaceable(out: Path) -> bool:
         return False
     while True:
         looked_at = _identity(out)
-        if not any(out.iterdir()) or any(
-            next(out.glob(mark), None) for mark in ("*.onnx", "*/*.onnx", "model_index.json")
-        ):
+        if not any(out.iterdir()) or any(next(out.glob(mark), None) for mark in ("*.onnx", "*/*.onnx", INDEX)):
             return True
         if _identity(out) == looked_at:
             return False

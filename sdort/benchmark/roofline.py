@@ -21,6 +21,7 @@ from sdort.benchmark.rows import Row
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
+from sdort.model.component_names import DECODER
 from sdort.operators import load_operators
 from sdort.providers import find_provider
 from sdort.providers.provider import Provider
@@ -147,7 +148,7 @@ def parse_task(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]
     return Case(**task["case"]), find_provider(task["provider"]), RuntimeOptions(**task["options"])
 
 
-COMPONENTS = ("unet", "vae_decoder")
+COMPONENTS = ("unet", DECODER)
 """Components whose time counts."""
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sdort.model.component_names import EXPORTED
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from sdort.exporter.manifest import ExportReport
 
-_COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_decoder")
 
 _EPILOG = """\b
 Examples:
@@ -30,7 +31,7 @@ Examples:
     "--component",
     "components",
     multiple=True,
-    type=click.Choice(_COMPONENTS),
+    type=click.Choice(EXPORTED),
     help="Export only this component (repeatable); all of them unless given.",
 )
 @click.option("--opset", type=click.IntRange(18, 25), default=23, help="ONNX opset; Attention needs 23.")

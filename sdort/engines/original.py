@@ -11,13 +11,10 @@ from sdort.demo import NAMES, write_demo
 from sdort.engines.onnx import Engine, OnnxEngine
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
-from sdort.pipelines.configs import read_config
-from sdort.pipelines.folder import MANIFEST
+from sdort.pipelines.configs import INDEX, MANIFEST, optional_config
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-
-INDEX = "model_index.json"
 
 
 def holds_onnx(path: Path) -> bool:
@@ -32,7 +29,7 @@ def original_of(path: Path) -> Iterator[Path | None]:
     An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
     that is looked for from the current folder and beside the pipeline; ``demo`` is made again.
     """
-    manifest = read_config(path / MANIFEST) if (path / MANIFEST).is_file() else {}
+    manifest = optional_config(path / MANIFEST)
     optimized = manifest.get("optimized")
     source = optimized.get("from") if isinstance(optimized, dict) else manifest.get("source")
     if source in NAMES and not isinstance(optimized, dict):

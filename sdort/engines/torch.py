@@ -13,7 +13,7 @@ from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.generation.schedulers import load_scheduler
 from sdort.model.signature import Array, TensorSpec
-from sdort.pipelines.configs import read_config
+from sdort.pipelines.configs import INDEX, read_config
 from sdort.providers.provider import Provider
 from sdort.workload.cases import PIPELINE, TOKENS, Case, make_feeds
 
@@ -56,7 +56,7 @@ class TorchEngine:
                 f"this torch ({torch.__version__}) has no GPU",
                 hint="Install torch for CUDA or ROCm, or --provider cpu.",
             )
-        self.index = read_config(checkpoint / "model_index.json")
+        self.index = read_config(checkpoint / INDEX)
         self._pipeline: Any = None
         self._loaded: set[str] = set()
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sdort.generation.images import Generated, to_image
 from sdort.generation.request import Request
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import Array
 
 Guard = Callable[[Callable[[], Any]], Any]
@@ -55,9 +56,9 @@ class ComponentRunner:
             added = {name: self.arguments[name] for name in ("text_embeds", "time_ids") if name in self.arguments}
             plain = {name: value for name, value in self.arguments.items() if name not in added}
             return self.call(**plain, added_cond_kwargs=added or None, return_dict=False)
-        if self.component == "vae_decoder":
+        if self.component == DECODER:
             return self.call(self.arguments["sample"], return_dict=False)
-        if self.component == "vae_encoder":
+        if self.component == ENCODER:
             return (self.call(self.arguments["sample"], return_dict=False)[0].parameters,)
         return self.call(**self.arguments, return_dict=True)
 
@@ -66,9 +67,9 @@ class ComponentRunner:
         values = self.values
         if self.component == "unet":
             named = {"out_sample": values[0]}
-        elif self.component == "vae_decoder":
+        elif self.component == DECODER:
             named = {"sample": values[0]}
-        elif self.component == "vae_encoder":
+        elif self.component == ENCODER:
             named = {"latent_parameters": values[0]}
         else:
             named = {name: values[name] for name in _TEXT_OUTPUTS if name in values}

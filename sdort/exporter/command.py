@@ -24,8 +24,9 @@ from sdort.exporter.manifest import (
     write_manifest,
 )
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
-from sdort.exporter.source import Source, open_source, read_config, select_components
+from sdort.exporter.source import Source, component_config, open_source, select_components
 from sdort.exporter.template import Template, fill, make_template
+from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
 from sdort.onnx_io.hashing import hash_file
 from sdort.onnx_io.save import data_file, write
@@ -140,7 +141,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
         tensors = _read_tensors(source, components, options)
         for component in components:
             written = _export_component(component, tensors[FOLDERS[component.name]], stage, options.opset, cache)
-            write_json(stage / component.name / "config.json", read_config(source, component.name, cache))
+            write_json(stage / component.name / "config.json", component_config(source, component.name, cache))
             report.components.append(written)
         copy_processors(source, stage)
         write_index(stage, source, components)
@@ -210,7 +211,7 @@ def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int, 
 def _at_static_size(
     source: Source, components: list[ComponentSpec], size: StaticSize, cache: TraceCache
 ) -> list[ComponentSpec]:
-    factor = vae_scale(read_config(source, "vae_decoder", cache)) if source.index.get("vae") else 8
+    factor = vae_scale(component_config(source, DECODER, cache)) if source.index.get("vae") else 8
     if size.height % factor or size.width % factor:
         raise UsageError(f"--static {size}: height and width must be multiples of {factor}")
     length = _sequence_length(source, cache)
@@ -233,5 +234,5 @@ def _sequence_length(source: Source, cache: TraceCache) -> int:
     """The number of tokens that a prompt is padded to: all that the text encoder has positions for."""
     if not source.index.get("text_encoder"):
         return 77
-    config: dict[str, Any] = read_config(source, "text_encoder", cache)
+    config: dict[str, Any] = component_config(source, "text_encoder", cache)
     return int(config["max_position_embeddings"])

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from sdort.errors import BadModelError
 
 # Arguments of the architectures that do not change the graph. Whatever is not listed is taken to change it.
 _NO_EFFECT = {
@@ -50,21 +47,8 @@ _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = {
 }
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        BadModelError: there is no such file, or it holds something else; ``what`` says which file it is.
-    """
-    try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadModelError(f"cannot read {what} {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadModelError(f"{what} {path} is no JSON ({error})", hint="Copy or download it again.") from error
-    if not isinstance(parsed, dict):
-        raise BadModelError(f"{what} {path} is no JSON object", hint="Copy or download it again.")
-    return parsed
+COPY_AGAIN = "Copy or download it again."
+"""What to do where a file of a checkpoint is broken."""
 
 
 def normalise(class_name: str, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from typing import Any
 from sdort import __version__
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
-from sdort.exporter.source import INDEX, PROCESSORS, Source
-
-MANIFEST = "sdort.json"
+from sdort.exporter.source import PROCESSORS, Source
+from sdort.pipelines.configs import INDEX, MANIFEST
 
 _TEXT_FILES = (".json", ".txt", ".jinja")
 

@@ -15,10 +15,9 @@ from sdort.console import progress
 from sdort.demo import NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.cache import TraceCache
-from sdort.exporter.configs import class_defaults, normalise, read_json
+from sdort.exporter.configs import COPY_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe
-
-INDEX = "model_index.json"
+from sdort.pipelines.configs import INDEX, read_config
 
 # Folders of a pipeline that are copied as they are.
 PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
@@ -78,7 +77,7 @@ def read_source(folder: Path, name: str) -> Source:
             f"{folder} holds ONNX graphs already, and no weights to export",
             hint=f"The next step is: sdort optimize {folder} OUT",
         )
-    index = read_json(folder / INDEX, "the pipeline's index")
+    index = read_config(folder / INDEX, "the pipeline's index", COPY_AGAIN)
     if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(
             f"{folder} is a {index.get('_class_name', 'pipeline')} without a UNet, VAE or CLIP text encoder",
@@ -107,7 +106,7 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
     unknown = sorted(set(names) - classes.keys())
     if unknown:
         raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
-    configs = {name: read_config(source, name, cache) for name in classes}
+    configs = {name: component_config(source, name, cache) for name in classes}
     second = configs.get("text_encoder_2", {})
     return [
         describe(
@@ -122,10 +121,10 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
     ]
 
 
-def read_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
+def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
     """A component's ``config.json`` with defaults filled in: old configs lack what later versions added."""
     class_name = _class_name(source, name)
-    config = read_json(source.folder / FOLDERS[name] / "config.json", "the config")
+    config = read_config(source.folder / FOLDERS[name] / "config.json", "the config", COPY_AGAIN)
     # Where somebody's checkpoint once lay is nobody's business.
     config.pop("_name_or_path", None)
     return cache.defaults(class_name, class_defaults) | config

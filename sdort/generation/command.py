@@ -22,7 +22,8 @@ from sdort.generation.request import Request, check_request
 from sdort.generation.result import Generation, Image
 from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
 from sdort.inspection.profile import measure_cases, remarks
-from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
+from sdort.model.component_names import DECODER
+from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import AUTO, find_provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
@@ -378,7 +379,7 @@ def _refuse_bad(bad: list[Generated]) -> None:
     what = "; ".join(f"the image of seed {image.seed} is not written: {image.problem}" for image in bad)
     raise ParityError(
         what,
-        component="vae_decoder",
+        component=DECODER,
         hint="An fp16 overflow does this: optimize with --fp16 auto, or without --fp16; compare with the fp32 "
         "pipeline (sdort bench OUT --reference IN --component vae_decoder).",
     )

@@ -16,9 +16,9 @@ import numpy as np
 
 from sdort.console import warn
 from sdort.errors import ParityError, SdortError
+from sdort.model.component_names import DECODER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
-from sdort.pipelines.folder import DECODER
 from sdort.runtime.probe import create_session
 from sdort.runtime.session import Session, load_error
 

@@ -22,9 +22,10 @@ from sdort.generation.prompts import load_tokenizer, tokenize, warn_of_cut
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, check_request, check_side, check_text_to_image
 from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.model.component_names import DECODER
 from sdort.model.signature import static_size
 from sdort.pipelines.families import Condition, Encoder
-from sdort.pipelines.folder import DECODER, PipelineFolder, open_folder
+from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider

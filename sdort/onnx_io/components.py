@@ -13,13 +13,11 @@ from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
+from sdort.model.component_names import COMPONENTS, DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.operator import Category
 from sdort.onnx_io.check_tensors import type_name
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import channels_axis, of_category
-
-COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_decoder", "safety_checker")
-"""Folder names shared by sdort, optimum and diffusers' conversion script."""
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _INTS = {TensorProto.INT32, TensorProto.INT64}
@@ -235,7 +233,7 @@ def _named(root: Path, files: Collection[Path], taken: Collection[str]) -> dict[
 
 def _fits(name: str, path: Path) -> bool:
     """Whether a model in a component's folder can be that component."""
-    if name == "safety_checker":  # a classifier like any other
+    if name == SAFETY_CHECKER:  # a classifier like any other
         return True
     kind = recognise(read_component(path, name).proto, path)
     return kind == name or {kind, name} == {"text_encoder", "text_encoder_2"}
@@ -285,12 +283,12 @@ def _which_vae(
     channels_in = source.type.tensor_type.shape.dim[1].dim_value or first
     channels_out = target.type.tensor_type.shape.dim[1].dim_value or last
     if 3 not in (channels_in, channels_out) and 0 in (channels_in, channels_out):
-        return next((name for name in ("vae_encoder", "vae_decoder") if name in hints), None)
+        return next((name for name in (ENCODER, DECODER) if name in hints), None)
     operators = {node.op_type for node in graph.node}
     if channels_out == 3 and channels_in >= LATENT_CHANNELS and not operators & _POOLING:
-        return "vae_decoder"
+        return DECODER
     if channels_in == 3 and channels_out >= LATENT_CHANNELS and not operators & (_POOLING | _ENLARGING):
-        return "vae_encoder"
+        return ENCODER
     return None
 
 

@@ -20,6 +20,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, defs, helper
 
+from sdort.model import float16
 from sdort.model.model import Model
 from sdort.model.weights import Array, Weight, cast
 from sdort.onnx_io.load import from_proto
@@ -30,7 +31,6 @@ from sdort.rewrite.masks import cone, extremes
 STANDARD_FLOAT32_INPUTS = {"Resize": (1, 2)}
 """Inputs (by position) of standard operators that are fp32 whatever the activations are."""
 _ABSENT = "sdort.absent."
-SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The range of fp16's finite positive numbers."""
 
 
@@ -57,8 +57,8 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
         warnings.simplefilter("ignore")  # it warns of every constant it rounds; overflow is found while writing
         converted = convert_float_to_float16(
             _weightless(editor, constants),
-            min_positive_val=SMALLEST,
-            max_finite_val=LARGEST,
+            min_positive_val=float16.SMALLEST,
+            max_finite_val=float16.LARGEST,
             keep_io_types=not io_fp16,
             disable_shape_infer=True,
             op_block_list=[],

@@ -1,4 +1,4 @@
-"""JSON configs in a pipeline's folder."""
+"""JSON files of pipelines and checkpoints: what they are called, and their one reader."""
 
 from __future__ import annotations
 
@@ -7,19 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.staging import INDEX
+
+__all__ = ["INDEX", "MANIFEST", "optional_config", "read_config"]
+
+MANIFEST = "sdort.json"
+"""The file in a pipeline's folder that says what made it, and of what."""
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object from a pipeline's folder.
+def read_config(path: Path, what: str = "", hint: str = "Export the pipeline again.") -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Args:
+        what: which file it is, for messages, such as ``the config``.
+        hint: what to do where it is broken.
 
     Raises:
-        BadModelError: it is missing, unreadable or not an object.
+        BadModelError: it is missing, unreadable, no JSON or no object.
     """
+    name = f"{what} {path}".lstrip()
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadModelError(f"cannot read {path}: {reason}", hint="Export the pipeline again.") from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadModelError(f"cannot read {name}: {error.strerror or error}", hint=hint) from error
+    except (ValueError, RecursionError) as error:
+        raise BadModelError(f"{name} is no JSON ({error})", hint=hint) from error
     if not isinstance(config, dict):
-        raise BadModelError(f"{path} is not a JSON object", hint="Export the pipeline again.")
+        raise BadModelError(f"{name} is no JSON object", hint=hint)
     return config
+
+
+def optional_config(path: Path) -> dict[str, Any]:
+    """:func:`read_config`, empty where there is no such file.
+
+    Raises:
+        BadModelError: as :func:`read_config`.
+    """
+    return read_config(path) if path.is_file() else {}

@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import BadModelError
+from sdort.model.component_names import DECODER
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.hashing import hash_model
-from sdort.pipelines.configs import read_config
+from sdort.pipelines.configs import INDEX, MANIFEST, optional_config, read_config
 from sdort.pipelines.families import Family, family_of
 
-INDEX = "model_index.json"
-MANIFEST = "sdort.json"
-DECODER = "vae_decoder"
 # Of every family's AutoencoderKL; old conversion scripts write no config beside the ONNX files.
 _VAE_CHANNELS = [128, 256, 512, 512]
 
@@ -42,8 +40,7 @@ class PipelineFolder:
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's ``config.json``, empty when there is none."""
-        path = self.path / component / "config.json"
-        return read_config(path) if path.is_file() else {}
+        return optional_config(self.path / component / "config.json")
 
     @property
     def family(self) -> Family:
@@ -64,8 +61,7 @@ class PipelineFolder:
     @property
     def empty_is_zero(self) -> bool:
         """Whether an empty negative prompt is told to the UNet as zeros, not as what the encoders make of it."""
-        path = self.path / INDEX
-        index = read_config(path) if path.is_file() else {}
+        index = optional_config(self.path / INDEX)
         return self.family.empty_is_zero and bool(index.get("force_zeros_for_empty_prompt", True))
 
     @property
@@ -78,8 +74,7 @@ class PipelineFolder:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """``sdort.json``, empty when the pipeline comes from elsewhere."""
-        path = self.path / MANIFEST
-        return read_config(path) if path.is_file() else {}
+        return optional_config(self.path / MANIFEST)
 
     @cached_property
     def vae(self) -> dict[str, Any]:
@@ -139,7 +134,6 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
 
 def image_channels(path: Path, component: str) -> int | None:
     """The channels of a component's image or latent, by the config beside its model; None where there is none."""
-    config = path.parent / "config.json"
     key = "latent_channels" if component == DECODER else "in_channels"
-    found = read_config(config).get(key) if config.is_file() else None
-    return found if isinstance(found, int) else None
+    channels = optional_config(path.parent / "config.json").get(key)
+    return channels if isinstance(channels, int) else None

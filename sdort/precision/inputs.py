@@ -12,6 +12,7 @@ from sdort.errors import SdortError
 from sdort.generation.pipeline import assemble
 from sdort.generation.recorded import Feeds, Recording, encoder_input
 from sdort.generation.request import Request
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
@@ -61,7 +62,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) 
     found = recorded.get(component, [])
     if found and {item.name for item in declared} <= set(found[0]):
         return _some(found), "recorded while drawing"
-    side = 16 if component in ("unet", "vae_decoder") else 64
+    side = 16 if component in ("unet", DECODER) else 64
     sample = Sample(batch=1, height=side, width=side)
     return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"
 
@@ -74,7 +75,7 @@ def _record(source: Path) -> dict[str, list[Feeds]]:
     request = Request(PROMPT, NEGATIVE, steps=STEPS)
     height, width = (min(side, LARGEST_SIDE) for side in recording.pipeline.size(request))
     [image] = recording.generate(replace(request, height=height, width=width))
-    return {**recording.fed, "vae_encoder": [{"sample": encoder_input(image)}]}
+    return {**recording.fed, ENCODER: [{"sample": encoder_input(image)}]}
 
 
 def _some(feeds: list[Feeds]) -> list[Feeds]:

@@ -11,14 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import onnx
 from onnx import helper, parser
 
+from sdort.model.float16 import LARGEST, VANISHING
 from sdort.operators import find_operator
 
-LARGEST = 65504.0
-"""fp16's largest finite number."""
-SMALLEST = 2.0**-14
-"""fp16's smallest with all of its 11 bits."""
-VANISHING = 2.0**-25
-"""Up to here numbers become zero: half of fp16's smallest, ties to even."""
 MEANT = 1e37
 """From here on a number stands for infinity, as in attention masks, and infinity is what fp16 makes of it."""
 DOMAIN = "sdort.probes"

@@ -22,12 +22,13 @@ from onnx import inliner
 from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, ParityError
 from sdort.machine.distributions import import_onnxruntime
+from sdort.model.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
 from sdort.model.model import Model
 from sdort.model.weights import as_weight
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
 from sdort.precision import probes
-from sdort.precision.probes import LARGEST, MEANT, SMALLEST, VANISHING
+from sdort.precision.probes import MEANT
 from sdort.rewrite.editor import Editor
 
 Array = npt.NDArray[Any]
@@ -57,7 +58,7 @@ class Range:
     @property
     def too_small(self) -> bool:
         """Even its largest number has less than fp16's 11 bits."""
-        return 0 < self.largest < SMALLEST
+        return 0 < self.largest < SMALLEST_NORMAL
 
     def joined(self, other: Range) -> Range:
         """The worst of both."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.float16 import LARGEST
 from sdort.operators import find_operator
-from sdort.precision.probes import LARGEST
 from sdort.precision.ranges import NOTHING, VIEWS, Range, Ranges
 from sdort.rewrite.editor import Editor
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model import float16
 from sdort.model.weights import Array
 from sdort.rewrite.editor import Editor, array, producer
 
-LARGEST_HALF = 65504.0
 """The largest finite number of fp16."""
 _LIMIT = 1 << 24
 """Constants of more elements are not looked at, and may hold anything."""
@@ -63,7 +63,7 @@ def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
         else:
             infinite |= node.op in ("Log", "Loop", "If", "Scan")
     infinite |= added and largest > _HALF_OF_ALL
-    return Extremes(infinite, largest > LARGEST_HALF)
+    return Extremes(infinite, largest > float16.LARGEST)
 
 
 def cone(editor: Editor, tensor: gs.Tensor) -> list[gs.Node]:

@@ -12,8 +12,9 @@ import numpy as np
 from sdort.generation.images import Generated
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
+from sdort.model.component_names import DECODER
 from sdort.onnx_io.component_file import read_component
-from sdort.pipelines.folder import DECODER, PipelineFolder
+from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.runners import Feeds, Place, open_drawer
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from sdort.errors import UsageError
 from sdort.generation.decode import Plan, Planner
 from sdort.machine.gpus import free_memory
+from sdort.model.component_names import DECODER
 from sdort.model.signature import Array
-from sdort.pipelines.folder import DECODER, PipelineFolder, image_channels
+from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key

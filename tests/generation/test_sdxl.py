@@ -24,10 +24,11 @@ from sdort.generation.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.recorded import HostLoop, Recorder
 from sdort.generation.request import Request, check_text_to_image
+from sdort.model.component_names import DECODER
 from sdort.model.signature import TensorSpec
 from sdort.optimizer.command import optimize
 from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
-from sdort.pipelines.folder import DECODER, PipelineFolder
+from sdort.pipelines.folder import PipelineFolder
 from sdort.precision.inputs import recorded_inputs
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr

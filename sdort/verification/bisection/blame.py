@@ -14,12 +14,13 @@ import numpy as np
 import onnx
 
 from sdort.errors import SdortError
+from sdort.model import float16
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
 from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
 from sdort.verification.bisection.search import Divergence, find_divergence
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import LARGEST_FP16, GraphPair, Pair, run_graph, tolerance_share
+from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, run_graph, tolerance_share
 from sdort.verification.components import Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.parity import precision as weights_precision
@@ -57,7 +58,7 @@ class BisectionFinding:
     share: float = 0.0
     """How much of the tolerance that tensor uses."""
     largest_value: float = 0.0
-    """The largest magnitude of that tensor in the original; fp16 ends at 65504."""
+    """The largest magnitude of that tensor in the original; fp16 ends at :data:`sdort.model.float16.LARGEST`."""
     blamed: tuple[str, ...] = ()
     """Fusions or steps."""
     culprits: tuple[Culprit, ...] = ()
@@ -185,7 +186,7 @@ def _spacing(precision: str, value: float) -> float:
 
 
 def _sizes(precision: str, largest: float) -> str:
-    ends = f", and fp16 ends at {LARGEST_FP16:g}" if precision == "fp16" else ""
+    ends = f", and fp16 ends at {float16.LARGEST:g}" if precision == "fp16" else ""
     return f"values up to {largest:.3g} come out{ends}"
 
 

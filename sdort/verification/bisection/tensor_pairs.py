@@ -17,6 +17,7 @@ from onnxruntime import InferenceSession
 
 from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
+from sdort.model import float16
 from sdort.model.error_measure import measure_errors
 from sdort.model.pieces import split
 from sdort.model.signature import Array
@@ -29,7 +30,6 @@ from sdort.verification.runners import Feeds, Outputs, Place, is_emulated
 
 TENSORS_PER_SESSION = 16
 """Tensors that are recorded in one session."""
-LARGEST_FP16 = 65504.0
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
@@ -196,7 +196,7 @@ def difference(wanted: Array, actual: Array) -> tuple[float, float]:
         return (0.0, 0.0) if np.array_equal(wanted, actual) else (np.inf, np.inf)
     if any(_is_lost(expected, value) for expected, value in zip(split(wanted), split(actual), strict=True)):
         return np.inf, np.inf
-    limit = LARGEST_FP16 if actual.dtype == np.float16 else float(np.finfo(np.float32).max)
+    limit = float16.LARGEST if actual.dtype == np.float16 else float(np.finfo(np.float32).max)
     errors = measure_errors(actual, wanted, limit)
     return errors.largest_relative, errors.mean_share
 

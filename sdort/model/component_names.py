@@ -1,0 +1,10 @@
+"""Names of a pipeline's components: folder names that sdort, optimum and diffusers' conversion script share."""
+
+from __future__ import annotations
+
+ENCODER, DECODER = "vae_encoder", "vae_decoder"
+EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER)
+"""What ``sdort export`` writes, in its order."""
+SAFETY_CHECKER = "safety_checker"
+COMPONENTS = (*EXPORTED, SAFETY_CHECKER)
+"""Every component that a pipeline may have, in its order."""
