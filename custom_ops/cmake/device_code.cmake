@@ -1,8 +1,13 @@
-# Compiles kernels/kernels.cpp once an architecture and embeds the results. Sets SDORT_DEVICE_CODE (sources to link).
-set(device_source ${CMAKE_CURRENT_SOURCE_DIR}/kernels/kernels.cpp)
-file(GLOB device_headers CONFIGURE_DEPENDS kernels/*.h device/*.h)
+# Compiles every operators/*/*kernel.h, in one source an architecture, and embeds the results. Sets SDORT_DEVICE_CODE (sources
+# to link) and device_source.
 set(code_folder ${CMAKE_BINARY_DIR}/code)
 file(MAKE_DIRECTORY ${code_folder})
+sdort_operator_files(kernels *kernel.h)
+list(TRANSFORM kernels REPLACE "(.+)" "#include \"\\1\"")
+list(JOIN kernels "\n" includes)
+set(device_source ${code_folder}/kernels.cpp)
+file(CONFIGURE OUTPUT ${device_source} CONTENT "${includes}\n" @ONLY)
+file(GLOB device_headers CONFIGURE_DEPENDS operators/*/*.h rows/*.h device/*.h)
 set(objects "")  # vendor:architecture:file
 set(left_out "")
 

@@ -1,4 +1,4 @@
-// A kernel launch as data: made by the geometry of a kernel (kernels/<name>.h), executed by a driver, compared by tests.
+// A kernel launch as data: made by the geometry of a kernel (operators/<name>/geometry.h), executed by a driver, compared by tests.
 #pragma once
 
 #include <array>

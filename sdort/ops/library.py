@@ -20,7 +20,7 @@ NAME = "libsdort_ops.so"
 AUTO, ON, OFF = "auto", "on", "off"
 _BUILD = "sdort ops build"
 _NAMES = "SDORT_OPS"
-"""The variable that tells the library what to register (``custom_ops/ops/register.cpp``)."""
+"""The variable that tells the library what to register (``custom_ops/runtime/register.cpp``)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 if sys.version_info < (3, 11):
@@ -21,7 +20,7 @@ from support import emulated
 from support.emulated import Target
 from support.emulator import CodeObject
 from support.machine_code import objects
-from support.machine_code_cases import Case, LayerNormProblem, cases, rows_of, run
+from support.machine_code_cases import Case, RowProblem, cases, run
 from support.planted import found, nothing, planted
 
 TARGETS = emulated.targets()
@@ -77,7 +76,8 @@ def test_only_what_changes_runs_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
     outcomes.append(run(Target(target.architecture, changed.data), case, [1]))
     assert len(ran) == 3
     assert len(set(outcomes)) == 1
-    other = replace(case, problem=LayerNormProblem(rows_of(np.float16, 9, 101, 3, spread=2.0, optional=False)))
+    assert isinstance(case.problem, RowProblem)
+    other = replace(case, problem=replace(case.problem, rows=replace(case.problem.rows, spread=2.0)))
     run(target, other, [1])
     assert len(ran) == 4
     del held

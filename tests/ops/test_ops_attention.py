@@ -34,7 +34,7 @@ def check(machine: str, case: Case, form: str = "apart", units: int = 4) -> int:
         for order in (0, 1 + count):
             y = Guarded(case.output_shape, case.q.dtype)
             problem = case.problem(inputs, form, y.pointer)
-            if not simulate(machine, "simulate_attention", problem, case.q.dtype, count, order, units):
+            if not simulate(machine, "attention", problem, case.q.dtype, count, order, units):
                 return count
             results.append(y.check())
         assert np.array_equal(results[0], results[1])

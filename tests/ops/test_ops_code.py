@@ -10,6 +10,7 @@ from pathlib import Path
 from kernel_report import Kernel, amd_metadata, objects_of, read, unit_of
 from support import native
 from support.machine_code import all_objects, instructions, kernels, machine_of, moves, objects, wide
+from support.rows import Promise, operator_of
 
 ARCHITECTURES = {"gfx90a", "gfx942", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201"}
 """What clang 19 knows; gfx950 needs a later one."""
@@ -70,19 +71,18 @@ def test_waves_shared_memory_and_arguments_are_what_amd_has() -> None:
             assert numbers["kernarg_segment_size"] <= 512, (path.name, name)
 
 
+def promise_of(kernel: Kernel) -> Promise | None:
+    """Of a kernel over rows (tests/support/rows); None of another."""
+    found = operator_of(kernel.name)
+    return found and found[0].promise(found[1], kernel.architecture.startswith("sm_"))
+
+
 def stated_blocks(kernel: Kernel) -> int:
     """Blocks on a compute unit that the kernel's header counts on, as far as registers go."""
     nvidia = kernel.architecture.startswith("sm_")
-    family, _, variant = re.sub("_(f16|f32)", "", kernel.name).partition("_norm_")
-    if kernel.name.startswith("bias_add"):
-        return 8
-    if kernel.name.startswith("bias_split_gelu"):
-        rows = int(kernel.name[-1]) if kernel.name[-1].isdigit() else 1
-        return {1: 5, 2: 4, 4: 3}[rows] if nvidia else {1: 8, 2: 8, 4: 6}[rows]
-    if family == "skip_layer":
-        vectors = int(variant[-1]) if variant[-1].isdigit() else 1
-        return {1: 5, 2: 3, 3: 2}[vectors] if nvidia else {1: 8, 2: 6, 3: 4}[vectors]
-    if family == "group":
+    if promised := promise_of(kernel):
+        return promised.blocks or 1
+    if kernel.name.startswith("group_norm"):
         return launch_bounds(kernel.architecture).get(kernel.name, 1)
     if "general" in kernel.name:
         return launch_bounds(kernel.architecture)[kernel.name] if nvidia else 2
@@ -96,19 +96,19 @@ BEFORE_HOPPER = re.compile(
 
 def launch_bounds(architecture: str) -> dict[str, int]:
     """Kernel -> the blocks that its source names: for GroupNorm, and for attention on NVIDIA."""
-    folder = native.SOURCE / "kernels"
+    folder = native.SOURCE / "operators"
     found: dict[str, int] = {}
-    for form, path in (("alone", "group_norm_kernel.h"), ("together", "group_norm_together_kernel.h")):
+    for form, path in (("alone", "group_norm/kernel.h"), ("together", "group_norm/together_kernel.h")):
         text = (folder / path).read_text()
         for instance, blocks in re.findall(rf"^SDORT_GROUP_NORM_{form.upper()}\(([\d, ]+), (\d+)\)", text, re.M):
             name = f"{form}_{instance.replace(', ', '_')}"
             found |= {f"group_norm_{dtype}_{name}": int(blocks) for dtype in ("f16", "f32")}
-    [blocks] = re.findall(r"kTwoBlocks = (\d+);", (folder / "group_norm.h").read_text())
+    [blocks] = re.findall(r"kTwoBlocks = (\d+);", (folder / "group_norm/group_norm.h").read_text())
     found |= {f"group_norm_{dtype}_{name}": int(blocks) for dtype in ("f16", "f32") for name in ("measure", "apply")}
-    text = (folder / "attention_general_kernel.h").read_text()
+    text = (folder / "attention/general_kernel.h").read_text()
     for columns, blocks in re.findall(r"^SDORT_ATTENTION_GENERAL\((\d+), (\d+)\)", text, re.M):
         found |= {f"attention_general_{dtype}_{columns}": int(blocks) for dtype in ("f16", "f32")}
-    text = (folder / "attention_kernel.h").read_text()
+    text = (folder / "attention/kernel.h").read_text()
     text = BEFORE_HOPPER.sub(r"\1" if architecture == "sm_80" else r"\2", text)
     for size, keys, step, tiles, blocks in re.findall(
         r"^SDORT_ATTENTION\((\d+), (\d+), (\d+), (\d+), (\d+)\)", text, re.M
@@ -135,14 +135,11 @@ def test_as_many_blocks_as_headers_count_on() -> None:
         assert kernel.blocks >= min(room, stated_blocks(kernel)), kernel
 
 
-def vectors_in_flight(name: str) -> int | None:
+def vectors_in_flight(kernel: Kernel) -> int | None:
     """16-byte loads that a lane has on their way at a time, of tensors; None of what goes by elements or computes."""
-    if re.fullmatch(r"bias_add_f\d\d_vector", name):
-        return 2
-    if found := re.fullmatch(r"bias_split_gelu_f\d\d_r(\d)", name):
-        return 2 * int(found[1])
-    if found := re.fullmatch(r"skip_layer_norm_f\d\d_w\dv(\d)", name):
-        return 2 * int(found[1])
+    name = kernel.name
+    if promised := promise_of(kernel):
+        return promised.in_flight
     if found := re.fullmatch(r"group_norm_f\d\d_(?:alone|together)_\d+_(\d+)(?:_\d+)?", name):
         return int(found[1])
     if re.fullmatch(r"group_norm_f\d\d_(measure|apply)", name):
@@ -152,43 +149,37 @@ def vectors_in_flight(name: str) -> int | None:
 
 def test_enough_loads_are_on_their_way_to_fill_the_memory() -> None:
     for _, kernel in all_kernels():
-        if vectors := vectors_in_flight(kernel.name):
+        if vectors := vectors_in_flight(kernel):
             assert kernel.blocks * kernel.threads * vectors * 16 >= IN_FLIGHT, kernel
 
 
-def designed_moves(name: str) -> tuple[int, int] | None:
-    """Loads and stores of 16 bytes in the code of a vector kernel, at least: one for each tensor, row and vector."""
-    if re.fullmatch(r"bias_add_f\d\d_vector", name):
-        return 3, 1  # X, skip, bias; Y
-    if found := re.fullmatch(r"bias_split_gelu_f\d\d_r(\d)", name):
-        rows = int(found[1])
-        return 2 + 2 * rows, rows  # two halves of the bias and of each row; Y
-    if found := re.fullmatch(r"skip_layer_norm_f\d\d_w\dv(\d)", name):
-        vectors = int(found[1])
-        return 5 * vectors, 2 * vectors  # X, skip, gamma, beta, bias; Y, S
-    return None
-
-
 def test_vector_kernels_move_16_bytes_and_nothing_else() -> None:
+    """At least one load or store for each tensor, row and vector that the operator's module names."""
     held = set()
     for path, kernel in all_kernels():
-        if designed := designed_moves(kernel.name):
+        promised = promise_of(kernel)
+        if promised and promised.loads:
             counts = moves(instructions(path)[kernel.name])
             loads, stores = wide(counts, "load"), wide(counts, "store")
-            assert loads >= designed[0], (kernel, counts)
-            assert stores >= designed[1], (kernel, counts)
+            assert loads >= promised.loads, (kernel, counts)
+            assert stores >= promised.stores, (kernel, counts)
             assert loads + stores == counts.total(), (kernel, counts)
             held.add(kernel.name)
-    assert len(held) == 2 * (1 + 3 + 9)
+    by_rows = {name for name in kernel_names("sm_90") if operator_of(name)}
+    assert held == {name for name in by_rows if not name.endswith(BY_ELEMENTS)}
+    assert len(held) >= 2 * (1 + 3 + 9)
+
+
+BY_ELEMENTS = ("_narrow", "_wide")
+"""Variants of kernels over rows."""
 
 
 def test_the_others_move_elements_and_no_bytes() -> None:
     """An access is as wide as an element, so f32 has no 16-bit ones, and none is half an element."""
-    narrow = re.compile("(bias_add|bias_split_gelu|skip_layer_norm)_(f16|f32)_(narrow|wide)")
     for path, kernel in all_kernels():
-        if found := narrow.fullmatch(kernel.name):
+        if operator_of(kernel.name) and kernel.name.endswith(BY_ELEMENTS):
             names = " ".join(moves(instructions(path)[kernel.name]))
-            pattern = r"short|_u16|_b16|\.U16" if found[2] == "f16" else r"_dword\b|_b32|\.32"
+            pattern = r"short|_u16|_b16|\.U16" if "_f16_" in kernel.name else r"_dword\b|_b32|\.32"
             assert len(re.findall(pattern, names)) == len(names.split()) > 0, (kernel, names)
 
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 from support import native
 
-KERNELS = native.SOURCE / "kernels"
-HEADERS = sorted(path for path in KERNELS.glob("*.h") if path.with_name(f"{path.stem}_kernel.h").exists())
+from sdort.ops.library import describe
+
+HEADERS = sorted(
+    {path.with_name(f"{path.parent.name}.h") for path in native.SOURCE.glob("operators/*/*kernel.h")},
+    key=lambda path: path.stem,
+)
+"""One for every folder with kernels, of its name."""
 PARTS = ("Shapes", "Geometry", "Roofline", "Measured")
 
 
@@ -36,14 +41,21 @@ def measured() -> dict[tuple[str, str], tuple[float, str]]:
     return rows
 
 
+def unmeasured() -> set[str]:
+    """The operators of which MEASURED.md says so."""
+    text = (native.SOURCE / "MEASURED.md").read_text()
+    return set(re.findall(r"^\| (\w+) \| not measured \|", text, re.M))
+
+
+def test_every_operator_is_in_the_table() -> None:
+    """Of those that GPUs have: with a measurement, or without one."""
+    operators = {each.name for each in describe(native.library()).operators if each.gpu}
+    assert operators == {name for name, _ in measured()} | unmeasured()
+
+
 def test_every_kernel_has_a_header() -> None:
-    assert [path.stem for path in HEADERS] == [
-        "attention",
-        "bias_add",
-        "bias_split_gelu",
-        "group_norm",
-        "skip_layer_norm",
-    ]
+    assert [path.stem for path in HEADERS] == sorted(native.kernel_operators())
+    assert all(path.exists() for path in HEADERS)
 
 
 @pytest.mark.parametrize("path", HEADERS, ids=lambda path: path.stem)
@@ -58,15 +70,19 @@ def test_formula_shapes_geometry_and_roofline(path: Path) -> None:
 
 @pytest.mark.parametrize("path", HEADERS, ids=lambda path: path.stem)
 def test_what_was_measured_is_in_the_table(path: Path) -> None:
-    """Device and date, at least two shapes, each as MEASURED.md has it, and what was not measured."""
+    """Device and date, at least two shapes, each as MEASURED.md has it, and what was not measured.
+
+    Or that nothing was, which the table then says, too.
+    """
     text = part(path, "Measured")
+    operators = {each.name for each in describe(native.library()).operators}
+    [operator] = [name for name in operators if comment(path).startswith((f" {name}:", f" {name},"))]
+    assert (text == "not measured.") == (operator in unmeasured())
+    if operator in unmeasured():
+        assert operator not in {name for name, _ in measured()}
+        return
     found = re.fullmatch(r"H100 80GB, 2\d{3}-\d\d-\d\d, fp16: (.*); not measured on AMD hardware\.", text)
     assert found, text
-    [operator] = [
-        name
-        for name in ("MultiHeadAttention", "BiasAdd", "BiasSplitGelu", "GroupNorm", "SkipLayerNormalization")
-        if comment(path).startswith((f" {name}:", f" {name},"))
-    ]
     rows = [re.fullmatch(r"(.+) ([\d.]+) µs \((\d+%) of copy\)", each) for each in found[1].split(", ")]
     assert len(rows) >= 2
     for row in rows:

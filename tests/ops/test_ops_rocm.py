@@ -18,6 +18,8 @@ from support import native, rocm_stub
 from support.exports import Case
 from support.kernel_cases import one_node_model, run
 from support.optimized_models import optimized
+from support.row_cases import Rows
+from support.rows import operators
 
 from sdort.onnx_io.save import save_model
 from sdort.runtime.placement import SHAPE_OPERATORS, parse_placement
@@ -37,16 +39,9 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
     image, weights = half(rng, 2, 6, 5, 64), {n: rng.normal(size=64).astype(np.float32) for n in ("gamma", "beta")}
     # Of the size of the variance: a provider that leaves the attribute out is far off.
     norm: dict[str, Any] = {"groups": 8, "epsilon": 0.5, "activation": 1, "channels_last": 1}
-    rows = half(rng, 2, 9, 320)
+    rows = Rows(0, "", np.float16, 18, 320, 9, 1.0, 0.0, 0.5, frozenset(("bias", "sum")))
     return {
-        "bias_add": ("BiasAdd", {"X": rows, "b": half(rng, 320), "skip": half(rng, 2, 9, 320)}, ["Y"], {}),
-        "split_gelu": ("BiasSplitGelu", {"X": half(rng, 2, 9, 160), "bias": half(rng, 160)}, ["Y"], {}),
-        "layer_norm": (
-            "SkipLayerNormalization",
-            {"X": rows, "skip": half(rng, 2, 9, 320), "gamma": half(rng, 320), "beta": None, "bias": half(rng, 320)},
-            ["Y", "", "", "S"],
-            {"epsilon": 0.5},
-        ),
+        **{operator.kernels: operator.node(rows) for operator in operators()},
         "group_norm": ("GroupNorm", {"X": image, **weights}, ["Y"], norm),
         "skip_group_norm": (
             "SkipGroupNorm",
@@ -108,7 +103,7 @@ def test_every_operator_computes_inside_the_rocm_provider(architecture: str, tmp
     loads = [call for call in calls if call["call"] == "hipModuleLoadData"]
     assert [call["architecture"] for call in loads] == [architecture]  # once for the device, and the right one
     launches = [call for call in calls if call["call"] == "hipModuleLaunchKernel"]
-    families = {"bias_add", "bias_split_gelu", "skip_layer_norm", "group_norm", "attention"}
+    families = set(native.kernel_operators())
     assert {family for family in families for call in launches if call["kernel"].startswith(family)} == families
     assert all(call["stream"] for call in launches)
 

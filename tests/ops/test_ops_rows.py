@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support import native
 from support.drawn import Generator, chance, drawn, epsilon_and_spread, near
 from support.kernel_cases import Guarded, aligned, pointer, run, session, simulate, ulps
 from support.native import MACHINES
-from support.row_cases import (
-    BiasAdd,
-    BiasSplitGelu,
-    NormInputs,
-    Rows,
-    SkipLayerNorm,
-    gelu,
-    layer_norm,
-    norm_exact,
-    norm_inputs,
-    normal,
-    split_gelu,
-    split_gelu_error,
-)
+from support.problems import problem, problem_type
+from support.row_cases import Rows, gelu, layer_norm, normal, split_gelu
+from support.rows import Inputs, RowOperator, operators
+
+from sdort.ops.library import describe
 
 Array = npt.NDArray[Any]
 DTYPES = [np.float32, np.float16]
+
+LAYER_NORM = next(operator for operator in operators() if operator.kernels == "skip_layer_norm")
 
 machines = pytest.mark.parametrize("machine", MACHINES)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -50,35 +45,59 @@ def draw_many_rows(rng: Generator, seed: int) -> Rows:
     return draw_rows(rng, seed, *((12000, 40), (60000, 2000))[int(rng.integers(2))])
 
 
-@drawn(64, draw_many_rows)
-def test_any_bias_split_gelu(case: Rows) -> None:
-    """Of any width, on a machine by every variant, and on the CPU."""
-    case = replace(case, spread=3.0)
-    x, bias = case.grid(0, case.rows, 2 * case.width), case.grid(1, 2 * case.width)
-    exact, error = split_gelu(x, bias), split_gelu_error(x, bias, case.dtype)
-    for variant in range(8):
-        y = Guarded((case.rows, case.width), case.dtype)
-        problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, case.rows, case.width)
-        if not simulate(case.machine, "simulate_bias_split_gelu", problem, case.dtype, variant, units=1):
+def check(operator: RowOperator, case: Rows, inputs: Inputs, actual: Mapping[str, Array]) -> None:
+    """Every output is within its error of the float64 result."""
+    results = operator.results(case, inputs)
+    assert actual.keys() == results.keys()
+    for name, (exact, error) in results.items():
+        assert (np.abs(actual[name].reshape(exact.shape) - exact) <= error).all(), name
+
+
+def on_machine(
+    operator: RowOperator, case: Rows, inputs: Inputs, variant: int, **options: Any
+) -> dict[str, Array] | None:
+    """Outputs of one variant; None if the problem has no such one."""
+    shapes = {name: exact.shape for name, (exact, _) in operator.results(case, inputs).items()}
+    outputs = {name: Guarded(shape, case.dtype) for name, shape in shapes.items()}
+    problem = operator.bind(case, inputs, outputs)
+    if not simulate(case.machine, operator.kernels, problem, case.dtype, variant, **options):
+        return None
+    return {name: output.check() for name, output in outputs.items()}
+
+
+def check_variants(operator: RowOperator, case: Rows, **options: Any) -> None:
+    inputs = operator.inputs(case)
+    for variant in range(20):
+        actual = on_machine(operator, case, inputs, variant, **options)
+        if actual is None:
             assert variant > 0
             break
-        assert (np.abs(y.check() - exact) <= error).all()
-    [y_cpu] = run("BiasSplitGelu", {"X": x[None], "bias": bias})
-    assert (np.abs(y_cpu[0] - exact) <= error).all()
+        check(operator, case, inputs, actual)
 
 
+def check_cpu(operator: RowOperator, case: Rows) -> None:
+    name, inputs, outputs, attributes = operator.node(case)
+    results = run(name, inputs, outputs, **attributes)
+    actual = dict(zip((output for output in outputs if output), results, strict=True))
+    check(operator, case, operator.inputs(case), actual)
+
+
+def test_every_operator_over_rows_is_here() -> None:
+    """Those whose problem has the fields of one; and each is an operator of the library, on GPUs too."""
+    fields = {name: {field[0] for field in problem_type(name)._fields_} for name in native.kernel_operators()}
+    assert [each.kernels for each in operators()] == [n for n, has in fields.items() if {"rows", "width"} <= has]
+    described = {(each.domain, each.name): each for each in describe(native.library()).operators}
+    assert all(described[each.domain, each.name].gpu for each in operators())
+    assert all(described[each.domain, each.name].cpu for each in operators())
+
+
+@pytest.mark.parametrize("operator", operators(), ids=str)
 @drawn(64, draw_many_rows)
-def test_any_bias_add(case: Rows) -> None:
-    """The sums are exact, so the result is, too: rounded once."""
-    x, skip = (case.grid(i, case.rows, case.width, mean=case.mean) for i in (0, 1))
-    bias = case.grid(2, case.width)
-    exact = (x.astype(np.float64) + bias + skip).astype(case.dtype)
-    y = Guarded(x.shape, case.dtype)
-    problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, case.rows, case.width)
-    assert simulate(case.machine, "simulate_bias_add", problem, case.dtype, units=1)
-    assert np.array_equal(y.check(), exact)
-    [y_cpu] = run("BiasAdd", {"X": x[None], "bias": bias, "skip": skip[None]})
-    assert np.array_equal(y_cpu[0], exact)
+def test_any_rows(operator: RowOperator, case: Rows) -> None:
+    """Of any width, on one compute unit of a machine by every variant, and on the CPU."""
+    case = replace(case, spread=operator.spread or case.spread)
+    check_variants(operator, case, order=case.seed, units=1)
+    check_cpu(operator, case)
 
 
 @machines
@@ -91,8 +110,8 @@ def test_bias_split_gelu_on_machines(machine: str, dtype: Any, rows: int, width:
     results = []
     for variant in range(8):
         y = Guarded((rows, width), dtype)
-        problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, rows, width)
-        if not simulate(machine, "simulate_bias_split_gelu", problem, dtype, variant):
+        given = problem("bias_split_gelu", x=pointer(x), bias=pointer(bias), y=y.pointer, rows=rows, width=width)
+        if not simulate(machine, "bias_split_gelu", given, dtype, variant):
             break
         results.append(y.check())
         if dtype is np.float16:
@@ -107,15 +126,15 @@ def test_gelu_over_every_half() -> None:
     x = np.arange(2**16, dtype=np.uint16).view(np.float16)
     x = x[np.isfinite(x)]
     ones, zeros = np.ones_like(x), np.zeros(2 * x.size, np.float16)
-    problem = aligned(np.concatenate([ones, x])[None])
+    row = aligned(np.concatenate([ones, x])[None])
     with np.errstate(over="ignore"):  # x * 1 is finite, but one rounding up of the largest value is not
         exact = gelu(x.astype(np.float64))
     y = Guarded((1, x.size), np.float16)
     bias = aligned(zeros)
-    args = BiasSplitGelu(pointer(problem), pointer(bias), y.pointer, 1, x.size)
-    assert simulate("mma_sync", "simulate_bias_split_gelu", args, np.float16)
+    given = problem("bias_split_gelu", x=pointer(row), bias=pointer(bias), y=y.pointer, rows=1, width=x.size)
+    assert simulate("mma_sync", "bias_split_gelu", given, np.float16)
     assert ulps(y.check(), exact) < 0.51
-    [on_cpu] = run("BiasSplitGelu", {"X": problem[None], "bias": bias})
+    [on_cpu] = run("BiasSplitGelu", {"X": row[None], "bias": bias})
     assert ulps(on_cpu[0], exact[None]) < 0.51
 
 
@@ -141,8 +160,8 @@ def test_bias_add_on_machines(machine: str, dtype: Any, rows: int, channels: int
     x, skip = (normal(rng, rows, channels, dtype=dtype) for _ in range(2))
     bias = normal(rng, channels, dtype=dtype)
     y = Guarded(x.shape, dtype)
-    problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, rows, channels)
-    assert simulate(machine, "simulate_bias_add", problem, dtype)
+    tensors = {"x": pointer(x), "bias": pointer(bias), "skip": pointer(skip), "y": y.pointer}
+    assert simulate(machine, "bias_add", problem("bias_add", **tensors, rows=rows, width=channels), dtype)
     exact = x.astype(np.float64) + bias + skip
     np.testing.assert_allclose(y.check(), exact, rtol=np.finfo(dtype).eps, atol=1e-6)
 
@@ -179,20 +198,11 @@ def test_skip_layer_norm_on_machines(
     )
     for variant in range(10):
         y, total = Guarded(x.shape, dtype), Guarded(x.shape, dtype)
-        problem = SkipLayerNorm(
-            pointer(x),
-            pointer(skip),
-            pointer(gamma),
-            pointer(beta) if optional else None,
-            pointer(bias) if optional else None,
-            y.pointer,
-            total.pointer if optional else None,
-            rows,
-            skip_rows,
-            width,
-            1e-5,
-        )
-        if not simulate(machine, "simulate_skip_layer_norm", problem, dtype, variant):
+        given = {"x": x, "skip": skip, "gamma": gamma} | ({"beta": beta, "bias": bias} if optional else {})
+        tensors = {name: pointer(value) for name, value in given.items()} | {"y": y.pointer}
+        tensors |= {"sum": total.pointer} if optional else {}
+        sizes = {"rows": rows, "skip_rows": skip_rows, "width": width, "epsilon": 1e-5}
+        if not simulate(machine, "skip_layer_norm", problem("skip_layer_norm", **tensors, **sizes), dtype, variant):
             assert variant > 0
             break
         close(y.check(), exact)
@@ -202,27 +212,10 @@ def test_skip_layer_norm_on_machines(
             assert np.isnan(total.check()).all()
 
 
-def check_norm(case: Rows, inputs: NormInputs, y: Array, total: Array | None) -> None:
-    """The sum is exact; Y is within its tolerance."""
-    exact, allowed, exact_sum = norm_exact(case, inputs)
-    if total is not None:
-        assert np.array_equal(total, exact_sum.astype(case.dtype))
-    assert (np.abs(y - exact) <= allowed).all()
-
-
-@drawn(128, draw_rows)
+@drawn(64, draw_rows)
 def test_any_skip_layer_norm_on_machines(case: Rows) -> None:
-    inputs = norm_inputs(case)
-    given = [pointer(value) for value in (inputs.x, inputs.skip, inputs.gamma, inputs.beta, inputs.bias)]
-    sizes = (case.rows, case.skip_rows, case.width, case.epsilon)
-    for variant in range(10):
-        y, total = Guarded(inputs.x.shape, case.dtype), Guarded(inputs.x.shape, case.dtype)
-        problem = SkipLayerNorm(*given, y.pointer, total.pointer if "sum" in case.optional else None, *sizes)
-        if not simulate(case.machine, "simulate_skip_layer_norm", problem, case.dtype, variant, case.seed):
-            assert variant > 0
-            break
-        stored = total.check() if "sum" in case.optional else None
-        check_norm(case, inputs, y.check(), stored)
+    """On four compute units."""
+    check_variants(LAYER_NORM, case, order=case.seed)
 
 
 @drawn(64, draw_rows)
@@ -230,21 +223,13 @@ def test_any_skip_layer_norm_on_the_cpu(case: Rows) -> None:
     """Every form of skip; epsilon is 1e-5 where the attribute is left out."""
     if case.seed % 4 == 3:
         case = replace(case, epsilon=1e-5, spread=2.0**-8, mean=0.0)
-    inputs = norm_inputs(case)
+    name, values, outputs, attributes = LAYER_NORM.node(case)
+    inputs = LAYER_NORM.inputs(case)
     shape = (case.rows // case.skip_rows, case.skip_rows, case.width)
     skip_shape = [(1, *shape[1:]), shape[1:], shape[2:] if case.skip_rows == 1 else shape[1:]][case.seed // 4 % 3]
-    values = {
-        "X": inputs.x.reshape(shape),
-        "skip": inputs.skip.reshape(skip_shape),
-        "gamma": inputs.gamma,
-        "beta": inputs.beta,
-        "bias": inputs.bias,
-    }
-    attributes = {} if case.epsilon == 1e-5 else {"epsilon": case.epsilon}
-    y, *total = run(
-        "SkipLayerNormalization", values, ["Y", "", "", "S"] if "sum" in case.optional else ["Y"], **attributes
-    )
-    check_norm(case, inputs, y.reshape(inputs.x.shape), total[0].reshape(inputs.x.shape) if total else None)
+    values |= {"skip": inputs["skip"] if inputs["skip"] is None else inputs["skip"].reshape(skip_shape)}
+    results = run(name, values, outputs, **({} if case.epsilon == 1e-5 else attributes))
+    check(LAYER_NORM, case, inputs, dict(zip((output for output in outputs if output), results, strict=True)))
 
 
 @machines
@@ -253,8 +238,9 @@ def test_skip_layer_norm_where_the_mean_dwarfs_the_spread(machine: str) -> None:
     x, skip = normal(rng, 4, 320, dtype=np.float32, mean=1000), normal(rng, 4, 320, dtype=np.float32)
     gamma = aligned(np.ones(320, np.float32))
     y = Guarded(x.shape, np.float32)
-    problem = SkipLayerNorm(pointer(x), pointer(skip), pointer(gamma), None, None, y.pointer, None, 4, 4, 320, 1e-5)
-    assert simulate(machine, "simulate_skip_layer_norm", problem, np.float32)
+    tensors = {"x": pointer(x), "skip": pointer(skip), "gamma": pointer(gamma), "y": y.pointer}
+    given = problem("skip_layer_norm", **tensors, rows=4, skip_rows=4, width=320, epsilon=1e-5)
+    assert simulate(machine, "skip_layer_norm", given, np.float32)
     # A sum near 1000 is rounded to 6e-5; E[x^2] - E[x]^2 would be wrong by several units.
     np.testing.assert_allclose(y.check(), layer_norm(x, skip, gamma, None, None)[0], atol=3e-4)
 

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pytest
 from support import native, wheels
 from support.kernel_cases import one_node_model, run
+from support.row_cases import Rows
+from support.rows import operators
 
 from sdort.ops import library
 
@@ -52,17 +54,11 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
     """Name -> operator, inputs (in float32), outputs, attributes. Two names are of one operator in two domains."""
     norm: dict[str, Any] = {"groups": 4, "epsilon": 1e-5, "activation": 1, "channels_last": 1}
     weights: dict[str, Array | None] = {"gamma": normal(32), "beta": normal(32) / 2}
-    image, rows = normal(2, 3, 5, 32), normal(2, 9, 40)
+    image = normal(2, 3, 5, 32)
+    rows = Rows(5, "", np.float32, 18, 40, 9, 1.0, 0.0, 1e-5, frozenset(("bias", "sum")))
     conv = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
     return {
-        "BiasAdd": ("BiasAdd", {"X": rows, "b": normal(40), "skip": normal(2, 9, 40) + 1}, ["Y"], {}),
-        "BiasSplitGelu": ("BiasSplitGelu", {"X": rows, "bias": normal(40)}, ["Y"], {}),
-        "SkipLayerNormalization": (
-            "SkipLayerNormalization",
-            {"X": rows, "skip": normal(1, 9, 40), "gamma": normal(40), "beta": None, "bias": normal(40)},
-            ["Y", "", "", "S"],
-            {"epsilon": 1e-5},
-        ),
+        **{operator.name: operator.node(rows) for operator in operators()},
         "GroupNorm": ("GroupNorm", {"X": image, **weights}, ["Y"], norm),
         "SkipGroupNorm": (
             "SkipGroupNorm",

@@ -1,4 +1,4 @@
-"""Attention by its definition, the forms of its inputs, and the struct that kernels take (kernels/attention.h)."""
+"""Attention by its definition, the forms of its inputs, and their struct (operators/attention/attention.h)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from support.drawn import Generator, chance, name_of, near
 from support.kernel_cases import aligned, pointer
 from support.native import MACHINES
+from support.problems import problem, struct_type
 
 Array = npt.NDArray[Any]
 
@@ -19,19 +20,9 @@ HEAD_SIZES = (40, 64, 80, 96, 128, 160)
 """Of the kernels with matrix instructions."""
 
 
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *((n, ctypes.c_int64) for n in ("batch", "row", "head"))]
-
-
-class Problem(ctypes.Structure):
-    _fields_ = [
-        *((n, Tensor) for n in ("q", "k", "v")),
-        ("bias", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        *((n, ctypes.c_int64) for n in ("batches", "heads", "queries", "keys", "size", "value_size")),
-        ("scale", ctypes.c_float),
-        ("causal", ctypes.c_int32),
-    ]
+def strided(data: int | None, batch: int, row: int, head: int) -> ctypes.Structure:
+    """A ``Tensor`` of the struct."""
+    return struct_type("attention", "Tensor")(data, batch, row, head)
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class Case:
             names |= {"key": self.k.transpose(0, 2, 1, 3), "value": self.v.transpose(0, 2, 1, 3)}
         return {name: None if x is None else aligned(x) for name, x in names.items()} | {"bias": self.bias}
 
-    def problem(self, inputs: dict[str, Array | None], form: str, y: int) -> Problem:
+    def problem(self, inputs: dict[str, Array | None], form: str, y: int) -> ctypes.Structure:
         """The struct over ``inputs(form)``, which the caller keeps alive."""
         n, s, h, d = self.q.shape
         keys, e = self.k.shape[1], self.v.shape[3]
@@ -101,15 +92,17 @@ class Case:
         elif form == "packed_kv":
             k, v = (self._strided(inputs["key"], keys, h, d, 2, part) for part in (0, 1))
         elif form == "heads_first":
-            k, v = (Tensor(pointer(inputs[name]), h * keys * m, m, keys * m) for name, m in (("key", d), ("value", e)))
+            k, v = (strided(pointer(inputs[name]), h * keys * m, m, keys * m) for name, m in (("key", d), ("value", e)))
         else:
             k, v = (self._strided(inputs[name], keys, h, m, 1, 0) for name, m in (("key", d), ("value", e)))
-        return Problem(q, k, v, pointer(self.bias), y, n, h, s, keys, d, e, scale, self.causal)
+        sizes = {"batches": n, "heads": h, "queries": s, "keys": keys, "size": d, "value_size": e}
+        options = {"scale": scale, "causal": self.causal}
+        return problem("attention", q=q, k=k, v=v, bias=pointer(self.bias), y=y, **sizes, **options)
 
-    def _strided(self, x: Array | None, rows: int, heads: int, size: int, parts: int, part: int) -> Tensor:
+    def _strided(self, x: Array | None, rows: int, heads: int, size: int, parts: int, part: int) -> ctypes.Structure:
         assert x is not None
         row = heads * parts * size
-        return Tensor(x.ctypes.data + part * size * x.itemsize, rows * row, row, parts * size)
+        return strided(x.ctypes.data + part * size * x.itemsize, rows * row, row, parts * size)
 
 
 def make(

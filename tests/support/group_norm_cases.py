@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support import native
 from support.drawn import Generator, chance, epsilon_and_spread, grid, near, unit_of
+from support.problems import problem
 
 Array = NDArray[Any]
 
@@ -25,21 +26,6 @@ DEVICES = {
 
 GUARD = 64
 """Bytes around outputs that nobody may touch."""
-
-
-POINTERS = ("x", "x2", "skip", "bias", "embedding", "gamma", "beta", "y", "sum", "workspace")
-SIZES = ("images", "hw", "channels", "x_channels", "groups")
-
-
-class Problem(ctypes.Structure):
-    """group_norm::Problem."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        ("epsilon", ctypes.c_float),
-        ("silu", ctypes.c_int32),
-        *((name, ctypes.c_int64) for name in SIZES),
-    ]
 
 
 @dataclass(frozen=True)
@@ -187,8 +173,7 @@ def tolerance(y: Array, error: Array, dtype: Any) -> Array:
 @cache
 def simulator(machine: str) -> ctypes.CDLL:
     library = native.simulated(machine)
-    for name in ("variants", "launches", "instances"):
-        getattr(library, f"simulated_group_norm_{name}").restype = ctypes.c_char_p
+    library.simulated_group_norm_instances.restype = ctypes.c_char_p
     library.simulated_group_norm_workspace.restype = ctypes.c_size_t
     return library
 
@@ -243,24 +228,28 @@ class Simulation:
         self.order = ctypes.c_uint64(order)
         usual, units = DEVICES[machine]
         self.device = ((architecture or usual).encode(), case.units or units)
+        self.wave = 64 if machine == "mfma" else 32
         self.half = int(dtype == np.float16)
         own = case.channels - case.x2
         self.inputs = [np.ascontiguousarray(tensors.x[..., :own]), np.ascontiguousarray(tensors.x[..., own:])]
         self.tensors = tensors
         self.y = Guarded(tensors.x.shape, dtype)
         self.sum = Guarded(tensors.x.shape, dtype) if case.sum else None
-        self.problem = Problem(
-            *map(address, (self.inputs[0], self.inputs[1] if case.x2 else None)),
-            *map(address, (tensors.skip, tensors.bias, tensors.embedding, tensors.gamma, tensors.beta, self.y.array)),
-            address(self.sum.array if self.sum else None),
-            None,
-            case.epsilon,
-            int(case.silu),
-            case.images,
-            case.hw,
-            case.channels,
-            own,
-            case.groups,
+        names = ("skip", "bias", "embedding", "gamma", "beta")
+        self.problem: Any = problem(
+            "group_norm",
+            x=address(self.inputs[0]),
+            x2=address(self.inputs[1] if case.x2 else None),
+            **{name: address(getattr(tensors, name)) for name in names},
+            y=address(self.y.array),
+            sum=address(self.sum.array if self.sum else None),
+            epsilon=case.epsilon,
+            silu=int(case.silu),
+            images=case.images,
+            hw=case.hw,
+            channels=case.channels,
+            x_channels=own,
+            groups=case.groups,
         )
         self.workspace = np.zeros(self.workspace_bytes() + GUARD, np.uint8) if workspace is None else workspace
         self.problem.workspace = address(self.workspace)
@@ -269,13 +258,16 @@ class Simulation:
         return int(self.library.simulated_group_norm_workspace(ctypes.byref(self.problem), self.half, *self.device))
 
     def variants(self) -> list[str]:
-        text = self.library.simulated_group_norm_variants(ctypes.byref(self.problem), self.half, *self.device)
+        text = self.library.simulated_variants(*self._where())
         return str(text.decode()).split()
 
+    def _where(self) -> tuple[Any, ...]:
+        """Operator, problem and device, as every function of the simulated machine takes them."""
+        bytes_of_it = ctypes.c_size_t(ctypes.sizeof(self.problem))
+        return (b"group_norm", ctypes.byref(self.problem), bytes_of_it, self.half, *self.device, self.wave)
+
     def launches(self, variant: str) -> list[Launch]:
-        text = self.library.simulated_group_norm_launches(
-            ctypes.byref(self.problem), self.half, *self.device, variant.encode()
-        )
+        text = self.library.simulated_launches(*self._where(), variant.encode())
         rows = [line.split() for line in text.decode().splitlines()]
         return [
             Launch(name, int(x), int(y), int(threads), bool(int(together))) for name, x, y, threads, together in rows
@@ -287,7 +279,7 @@ class Simulation:
 
     def launch(self, variant: str) -> None:
         self.library.sdort_body_order(self.order)
-        failed = self.library.simulate_group_norm(ctypes.byref(self.problem), self.half, *self.device, variant.encode())
+        failed = self.library.simulate(*self._where(), variant.encode())
         assert not failed, self.library.simulated_error().decode()
 
     def most_blocks(self) -> int:

@@ -58,7 +58,7 @@ def pointer(values: Array | None) -> int | None:
 
 def simulate(
     machine: str,
-    function: str,
+    operator: str,
     problem: ctypes.Structure,
     dtype: npt.DTypeLike,
     variant: int = 0,
@@ -66,7 +66,7 @@ def simulate(
     units: int = 4,
     architecture: str | None = None,
 ) -> bool:
-    """Run a kernel's geometry and body; False if the problem has no such variant.
+    """Run an operator's geometry and its kernels' bodies; False if the problem has no such variant.
 
     ``order`` decides which of a block's waves goes on when, between two barriers; 0 is all of them in step. With few
     compute ``units`` a grid has few blocks, which walk on over the rows. The geometry is that of ``architecture``, or
@@ -77,12 +77,17 @@ def simulate(
     """
     library = native.simulated(machine)
     half = np.dtype(dtype) == np.float16
-    library.sdort_body_order(ctypes.c_uint64(order))
-    name = architecture or ARCHITECTURES[machine]
-    code = library[function](ctypes.byref(problem), int(half), name.encode(), units, WAVES[machine], variant)
-    if code == 1:
+    device = ((architecture or ARCHITECTURES[machine]).encode(), units, WAVES[machine])
+    where = (operator.encode(), ctypes.byref(problem), ctypes.c_size_t(ctypes.sizeof(problem)), int(half), *device)
+    variants = library.simulated_variants(*where)
+    if variants is None:
         raise RuntimeError(library.simulated_error().decode())
-    return bool(code == 0)
+    if variant >= len(variants.split()):
+        return False
+    library.sdort_body_order(ctypes.c_uint64(order))
+    if library.simulate(*where, variants.split()[variant]):
+        raise RuntimeError(library.simulated_error().decode())
+    return True
 
 
 class Launch(NamedTuple):

@@ -19,17 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from support import attention_cases, emulated, group_norm_cases
 from support.emulated import Bound, Target, largest
-from support.kernel_cases import Guarded, Launch, pointer, recorded, simulate
-from support.row_cases import (
-    BiasAdd,
-    BiasSplitGelu,
-    Rows,
-    SkipLayerNorm,
-    norm_exact,
-    norm_inputs,
-    split_gelu,
-    split_gelu_error,
-)
+from support.kernel_cases import Guarded, Launch, recorded, simulate
+from support.row_cases import Rows
+from support.rows import Inputs, Results, RowOperator, operators
 
 Array = npt.NDArray[Any]
 DTYPES = (np.float16, np.float32)
@@ -92,11 +84,11 @@ def run(target: Target, case: Case, seeds: Sequence[int] = SEEDS) -> Outcome:
     return Outcome(tuple(launch.kernel for launch in launches), max(errors), len(results) == 1)
 
 
-def variants(target: Target, function: str, problem: Any, dtype: Any, units: int) -> Iterator[list[Launch]]:
-    """The launches of each variant in turn, by ``kernel_cases.simulate``'s geometry of that name."""
+def variants(target: Target, operator: str, problem: Any, dtype: Any, units: int) -> Iterator[list[Launch]]:
+    """The launches of each variant in turn, by the operator's geometry."""
     for variant in itertools.count():
         with recorded(target.machine) as launches:
-            there = simulate(target.machine, function, problem, dtype, variant, 0, units, target.architecture)
+            there = simulate(target.machine, operator, problem, dtype, variant, 0, units, target.architecture)
         if not there:
             return
         yield launches
@@ -107,96 +99,40 @@ def short_name(dtype: Any) -> str:
     return "f16" if dtype is np.float16 else "f32"
 
 
-def rows_of(dtype: Any, rows: int, width: int, skip_rows: int = 1, spread: float = 1.0, optional: bool = True) -> Rows:
-    """Values around ten, so that sums are rounded to float16."""
-    names = ("beta", "bias", "sum") if optional else ()
-    return Rows(rows, "", dtype, rows, width, skip_rows, spread, 10.0, 1e-2, frozenset(names))
-
-
 @dataclass(frozen=True)
-class AddProblem:
-    """BiasAdd on one compute unit. Sums are exact, so they are rounded once."""
+class RowProblem:
+    """Of an operator over rows, on one compute unit."""
 
+    operator: RowOperator
     rows: Rows
 
     def __str__(self) -> str:
-        return f"{self.rows.rows}x{self.rows.width}"
+        skip_rows = f"-{self.rows.skip_rows}" if self.rows.skip_rows > 1 else ""
+        return f"{self.rows.rows}x{self.rows.width}{skip_rows}"
 
     def bind(self, target: Target) -> Bound:
-        case = self.rows
-        x, skip = (case.grid(i, case.rows, case.width, mean=case.mean) for i in (0, 1))
-        bias, y = case.grid(2, case.width), Guarded(x.shape, case.dtype)
-        problem = BiasAdd(pointer(x), pointer(bias), pointer(skip), y.pointer, case.rows, case.width)
-        exact = x.astype(np.float64) + bias + skip
-        allowed = group_norm_cases.tolerance(exact, np.zeros(exact.shape), case.dtype)
+        operator, case = self.operator, self.rows
+        inputs, results = _rows(operator, case)
+        outputs = {name: Guarded(exact.shape, case.dtype) for name, (exact, _) in results.items()}
+        problem = operator.bind(case, inputs, outputs)
+
+        def error() -> float:
+            return max(
+                largest(np.abs(outputs[name].check() - exact), allowed) for name, (exact, allowed) in results.items()
+            )
+
         return Bound(
-            [x, bias, skip],
-            [y.array],
-            lambda: variants(target, "simulate_bias_add", problem, case.dtype, 1),
-            lambda: largest(np.abs(y.check() - exact), allowed),
-        )
-
-
-@dataclass(frozen=True)
-class GeluProblem:
-    """BiasSplitGelu on one compute unit."""
-
-    rows: Rows
-
-    def __str__(self) -> str:
-        return f"{self.rows.rows}x{self.rows.width}"
-
-    def bind(self, target: Target) -> Bound:
-        case = self.rows
-        x, bias = case.grid(0, case.rows, 2 * case.width), case.grid(1, 2 * case.width)
-        y = Guarded((case.rows, case.width), case.dtype)
-        problem = BiasSplitGelu(pointer(x), pointer(bias), y.pointer, case.rows, case.width)
-        exact, allowed = _gelu(case)
-        return Bound(
-            [x, bias],
-            [y.array],
-            lambda: variants(target, "simulate_bias_split_gelu", problem, case.dtype, 1),
-            lambda: largest(np.abs(y.check() - exact), allowed),
+            [tensor for tensor in inputs.values() if tensor is not None],
+            [output.array for output in outputs.values()],
+            lambda: variants(target, operator.kernels, problem, case.dtype, 1),
+            error,
         )
 
 
 @cache
-def _gelu(case: Rows) -> tuple[Array, Array]:
-    x, bias = case.grid(0, case.rows, 2 * case.width), case.grid(1, 2 * case.width)
-    return split_gelu(x, bias), split_gelu_error(x, bias, case.dtype)
-
-
-@dataclass(frozen=True)
-class LayerNormProblem:
-    """SkipLayerNormalization; S is exact but for its rounding."""
-
-    rows: Rows
-
-    def __str__(self) -> str:
-        return f"{self.rows.rows}x{self.rows.width}-{self.rows.skip_rows}" + "-bare" * (not self.rows.optional)
-
-    def bind(self, target: Target) -> Bound:
-        case, inputs = self.rows, norm_inputs(self.rows)
-        y, total = Guarded(inputs.x.shape, case.dtype), Guarded(inputs.x.shape, case.dtype)
-        given = [inputs.x, inputs.skip, inputs.gamma, inputs.beta, inputs.bias]
-        outputs = [y, total] if "sum" in case.optional else [y]
-        sizes = (case.rows, case.skip_rows, case.width, case.epsilon)
-        problem = SkipLayerNorm(
-            *map(pointer, given), y.pointer, total.pointer if "sum" in case.optional else None, *sizes
-        )
-        exact, allowed, exact_sum = norm_exact(case, inputs)
-
-        def error() -> float:
-            rounding = group_norm_cases.tolerance(exact_sum, np.zeros(exact_sum.shape), case.dtype)
-            of_sum = largest(np.abs(total.check() - exact_sum), rounding) if len(outputs) > 1 else 0.0
-            return max(of_sum, largest(np.abs(y.check() - exact), allowed))
-
-        return Bound(
-            [each for each in given if each is not None],
-            [each.array for each in outputs],
-            lambda: variants(target, "simulate_skip_layer_norm", problem, case.dtype, 4),
-            error,
-        )
+def _rows(operator: RowOperator, case: Rows) -> tuple[Inputs, Results]:
+    inputs = operator.inputs(case)
+    return inputs, operator.results(case, inputs)
 
 
 @dataclass(frozen=True)
@@ -229,7 +165,7 @@ class AttentionProblem:
         return Bound(
             [each for each in inputs.values() if each is not None],
             [y.array],
-            lambda: variants(target, "simulate_attention", problem, self.dtype, 1),
+            lambda: variants(target, "attention", problem, self.dtype, 1),
             lambda: largest(np.abs(y.check() - exact), allowed),
         )
 
@@ -300,25 +236,10 @@ def cases(target: Target) -> list[Case]:
 
 
 def row_cases(target: Target) -> Iterator[Case]:
-    """BiasAdd and BiasSplitGelu: more vectors than the threads of one compute unit, so that some come back for more."""
-    for dtype in DTYPES:
-        name, lanes = short_name(dtype), 16 // np.dtype(dtype).itemsize
-        yield Case(f"bias_add_{name}_vector", AddProblem(rows_of(dtype, 300, 7 * lanes)))
-        yield Case(f"bias_add_{name}_narrow", AddProblem(rows_of(dtype, 300, 7)))
-        # A row of more than 1024 vectors is begun alone; four more follow: one by one, by twos, all together.
-        for variant in ("r1", "r2", "r4"):
-            rows = rows_of(dtype, 5, 1025 * lanes, spread=2.0)
-            yield Case(f"bias_split_gelu_{name}_{variant}", GeluProblem(rows))
-        yield Case(f"bias_split_gelu_{name}_narrow", GeluProblem(rows_of(dtype, 2, 1027, spread=2.0)))
-        yield from layer_norm_cases(name, dtype, lanes * target.wave)
-
-
-def layer_norm_cases(name: str, dtype: Any, room: int) -> Iterator[Case]:
-    """One row more than a block has, each the last but one vector of what its lanes have room for."""
-    for waves, vectors in itertools.product((1, 2, 4), (1, 2, 3)):
-        rows = rows_of(dtype, 256 // (waves * 32) + 1, vectors * waves * room - room // 32)
-        yield Case(f"skip_layer_norm_{name}_w{waves}v{vectors}", LayerNormProblem(rows))
-    yield Case(f"skip_layer_norm_{name}_wide", LayerNormProblem(rows_of(dtype, 9, 101, 3, optional=False)))
+    """Every variant of every operator over rows."""
+    for operator, dtype in itertools.product(operators(), DTYPES):
+        for variant, rows in operator.variants(dtype, target.wave):
+            yield Case(f"{operator.kernels}_{short_name(dtype)}_{variant}", RowProblem(operator, rows))
 
 
 def attention_matrix_cases(target: Target) -> Iterator[Case]:

@@ -61,7 +61,14 @@ def library() -> Path:
 
 @cache
 def simulated(machine: str) -> ctypes.CDLL:
-    """The kernels as CPU code for one of :data:`MACHINES`; its ``simulate_*`` functions run geometry and body."""
+    """The kernels as CPU code for one of :data:`MACHINES` (custom_ops/simulated/simulated.cpp)."""
     simulator = ctypes.CDLL(str(build_folder() / f"libsdort_simulated_{machine}.so"))
-    simulator.simulated_error.restype = ctypes.c_char_p
+    for name in ("error", "operators", "variants", "launches"):
+        getattr(simulator, f"simulated_{name}").restype = ctypes.c_char_p
     return simulator
+
+
+@cache
+def kernel_operators() -> tuple[str, ...]:
+    """The folders of ``custom_ops/operators`` that have kernels, as the build found them."""
+    return tuple(simulated(MACHINES[0]).simulated_operators().decode().split())

@@ -1,8 +1,7 @@
-"""BiasAdd, BiasSplitGelu and SkipLayerNormalization for tests: the structs of kernels, inputs, float64 results."""
+"""BiasAdd, BiasSplitGelu and SkipLayerNormalization for tests: inputs and float64 results."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -14,24 +13,6 @@ from support.drawn import grid, name_of, unit_of
 from support.kernel_cases import aligned
 
 Array = npt.NDArray[Any]
-
-
-class BiasSplitGelu(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("x", "bias", "y")] + [(n, ctypes.c_int64) for n in ("rows", "width")]
-
-
-class SkipLayerNorm(ctypes.Structure):
-    _fields_ = [
-        *((n, ctypes.c_void_p) for n in ("x", "skip", "gamma", "beta", "bias", "y", "sum")),
-        *((n, ctypes.c_int64) for n in ("rows", "skip_rows", "width")),
-        ("epsilon", ctypes.c_float),
-    ]
-
-
-class BiasAdd(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("x", "bias", "skip", "y")] + [
-        (n, ctypes.c_int64) for n in ("rows", "channels")
-    ]
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: npt.DTypeLike, scale: float = 1.0, mean: float = 0.0) -> Array:

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <string>
 
-#include "kernels/group_norm_geometry.h"
-#include "ops/operator.h"
+#include "operators/group_norm/geometry.h"
+#include "runtime/operator.h"
 
 extern "C" const char sdort_shipped_table[] = "", sdort_shipped_table_end[] = "";
 

@@ -1,0 +1,88 @@
+// How kernels of rows are cut into blocks, for host code and tests. Every operator's geometry.h has, in its namespace:
+//
+//   key(problem, dtype)                           what the tuning table knows a problem by: all that its speed depends on
+//   variants(problem, dtype, device)              names of what computes it on that device, the geometry's own choice first
+//   launches(problem, dtype, device, variant)     the launches of one
+//
+// An operator over rows has a Problem with kName, how its kernels' names begin; rows, their number; width, the elements of
+// an output row. The first of the three, and is_empty, follow from that. The rest is one of two forms, or its own:
+//
+//   columns   a thread owns one column of 16 bytes and walks rows: for what needs no other element
+//   held      waves own a row and keep it in registers: for what needs a sum over the row
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "driver/error.h"
+#include "driver/launch.h"
+#include "rows/rows.h"
+
+namespace sdort {
+
+template <class Problem>
+concept OverRows = requires(const Problem& p) {
+    p.rows * p.width;
+    Problem::kName;
+};
+
+bool is_empty(const OverRows auto& p) { return p.rows * p.width == 0; }
+
+std::string key(const OverRows auto& p, Dtype dtype) {
+    return std::string(p.kName) + " " + suffix(dtype) + " rows=" + std::to_string(p.rows) + " width=" + std::to_string(p.width);
+}
+
+namespace rows {
+
+// The kernel of SDORT_ROW_KERNEL(kName, variant, ...).
+template <class Args>
+std::vector<Launch> launches(const OverRows auto& p, Dtype dtype, const std::string& variant, int64_t blocks, const Args& args) {
+    return {make_launch(std::string(p.kName) + "_" + suffix(dtype) + "_" + variant, static_cast<uint32_t>(blocks), 1, kThreads, args)};
+}
+
+// Elements of an access of 16 bytes.
+constexpr int64_t lanes_of(Dtype dtype) { return 16 / size_of(dtype); }
+
+// "vector", or "narrow" where 16 bytes do not divide the width: an element at a time.
+inline std::vector<std::string> column_variants(const OverRows auto& p, Dtype dtype) {
+    return {p.width % lanes_of(dtype) == 0 ? "vector" : "narrow"};
+}
+
+// Enough blocks to fill the device eight times; beyond that a block walks on.
+inline Columns columns(const OverRows auto& p, Dtype dtype, const Device& device, const std::string& variant) {
+    const int64_t row = p.width / (variant == "narrow" ? 1 : lanes_of(dtype));
+    const int64_t vectors = p.rows * row;
+    const int64_t blocks = std::min<int64_t>(ceil_div(vectors, kThreads), 8 * device.compute_units);
+    // A whole number of rows, so that a thread meets the same column in every row; at least one row.
+    const int64_t stride = std::max<int64_t>(1, blocks * kThreads / row) * row;
+    if (stride > UINT32_MAX) throw Error("rows of 2^32 elements or more are not supported");
+    return {vectors, static_cast<uint32_t>(row), static_cast<uint32_t>(stride)};
+}
+
+inline int64_t blocks_of(const Columns& columns) { return ceil_div(columns.stride_vectors, kThreads); }
+
+// "w<waves a row>v<vectors a lane>": every form that holds a row, the one with the fewest vectors a lane first, and among
+// those the one with the fewest waves: a short chain of dependent work is worth more than full lanes. "wide" where none
+// does: a wave that reads its row again for every pass.
+inline std::vector<std::string> held_variants(const OverRows auto& p, Dtype dtype, const Device& device) {
+    std::vector<std::string> found;
+    if (p.width % lanes_of(dtype) == 0)
+        for (const int vectors : {1, 2, 3})
+            for (const int waves : {1, 2, 4}) {
+                const int64_t room = int64_t{waves} * device.wave * lanes_of(dtype);
+                if (p.width <= vectors * room && p.width > (vectors - 1) * room)
+                    found.push_back("w" + std::to_string(waves) + "v" + std::to_string(vectors));
+            }
+    if (found.empty()) found.push_back("wide");
+    return found;
+}
+
+inline int64_t held_blocks(const OverRows auto& p, const Device& device, const std::string& variant) {
+    if (p.rows > UINT32_MAX - kThreads || p.width > UINT32_MAX / 2) throw Error("2^32 rows or more are not supported");
+    const int waves = variant == "wide" ? 1 : variant[1] - '0';
+    return ceil_div(p.rows, kThreads / (waves * device.wave));
+}
+
+}  // namespace rows
+}  // namespace sdort

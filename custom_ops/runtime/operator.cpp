@@ -1,0 +1,216 @@
+#include "operator.h"
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <numeric>
+
+#include "driver/tuning.h"
+
+namespace sdort {
+
+const OrtApi* ort = nullptr;
+
+void raise(OrtStatus* status) {
+    if (!status) return;
+    const std::string message = ort->GetErrorMessage(status);
+    ort->ReleaseStatus(status);
+    throw Error(message);
+}
+
+namespace {
+
+// True if the attribute was there; ONNX Runtime tells absence by a status.
+bool found(OrtStatus* status) {
+    if (!status) return true;
+    ort->ReleaseStatus(status);
+    return false;
+}
+
+template <class T>
+T fallback_or_throw(const std::optional<T>& fallback, const char* attribute) {
+    require(fallback.has_value(), std::string("attribute ") + attribute + " is missing");
+    return *fallback;
+}
+
+// A map, so that the order in which the operators' files are linked makes no difference.
+auto& registered() {
+    static std::map<std::pair<std::string, std::string>, Operator> all;
+    return all;
+}
+
+}  // namespace
+
+Registration::Registration(Operator op) { registered().emplace(std::pair(op.domain, op.name), std::move(op)); }
+
+const std::vector<const Operator*>& operators() {
+    static const std::vector<const Operator*> all = [] {
+        std::vector<const Operator*> found;
+        for (const auto& [name, op] : registered()) found.push_back(&op);
+        return found;
+    }();
+    return all;
+}
+
+std::string to_string(const Shape& shape) {
+    std::string text = "(";
+    for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + ")";
+}
+
+int64_t element_count(const Shape& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::string Node::name() const {
+    size_t size = 0;
+    if (!found(ort->KernelInfo_GetNodeName(info_, nullptr, &size)) || size == 0) return "";
+    std::string text(size, '\0');
+    raise(ort->KernelInfo_GetNodeName(info_, text.data(), &size));
+    text.resize(size - 1);
+    return text;
+}
+
+int64_t Node::integer(const char* attribute, std::optional<int64_t> fallback) const {
+    int64_t value = 0;
+    return found(ort->KernelInfoGetAttribute_int64(info_, attribute, &value)) ? value
+                                                                              : fallback_or_throw(fallback, attribute);
+}
+
+float Node::real(const char* attribute, std::optional<float> fallback) const {
+    float value = 0;
+    return found(ort->KernelInfoGetAttribute_float(info_, attribute, &value)) ? value
+                                                                              : fallback_or_throw(fallback, attribute);
+}
+
+std::string Node::string(const char* attribute, std::optional<std::string> fallback) const {
+    size_t size = 0;
+    if (!found(ort->KernelInfoGetAttribute_string(info_, attribute, nullptr, &size)))
+        return fallback_or_throw(fallback, attribute);
+    std::string text(size, '\0');
+    raise(ort->KernelInfoGetAttribute_string(info_, attribute, text.data(), &size));
+    text.resize(size ? size - 1 : 0);
+    return text;
+}
+
+std::vector<int64_t> Node::integers(const char* attribute, std::vector<int64_t> fallback) const {
+    size_t size = 0;
+    if (!found(ort->KernelInfoGetAttributeArray_int64(info_, attribute, nullptr, &size))) return fallback;
+    std::vector<int64_t> values(size);
+    raise(ort->KernelInfoGetAttributeArray_int64(info_, attribute, values.data(), &size));
+    return values;
+}
+
+bool Node::has_output(size_t index) const {
+    size_t count = 0, size = 0;
+    raise(ort->KernelInfo_GetOutputCount(info_, &count));
+    if (index >= count) return false;
+    raise(ort->KernelInfo_GetOutputName(info_, index, nullptr, &size));
+    return size > 1;  // a name and its end
+}
+
+int Node::device_id() const {
+    OrtAllocator* allocator = nullptr;
+    raise(ort->KernelInfoGetAllocator(info_, OrtMemTypeDefault, &allocator));
+    const OrtMemoryInfo* memory = nullptr;
+    OrtStatus* status = ort->AllocatorGetInfo(allocator, &memory);
+    int id = 0;
+    if (!status) status = ort->MemoryInfoGetId(memory, &id);
+    ort->ReleaseAllocator(allocator);
+    raise(status);
+    return id;
+}
+
+Input Context::input(size_t index) const {
+    Input input;
+    if (index >= input_count()) return input;
+    const OrtValue* value = nullptr;
+    raise(ort->KernelContext_GetInput(context_, index, &value));
+    if (!value) return input;
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    raise(ort->GetTensorTypeAndShape(value, &info));
+    size_t rank = 0;
+    OrtStatus* status = ort->GetDimensionsCount(info, &rank);
+    input.shape.resize(rank);
+    if (!status) status = ort->GetDimensions(info, input.shape.data(), rank);
+    ort->ReleaseTensorTypeAndShapeInfo(info);
+    raise(status);
+    void* data = nullptr;
+    raise(ort->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+    // An empty tensor may have no memory, and is not an absent one.
+    static const char nothing = 0;
+    input.data = data ? data : &nothing;
+    return input;
+}
+
+size_t Context::input_count() const {
+    size_t count = 0;
+    raise(ort->KernelContext_GetInputCount(context_, &count));
+    return count;
+}
+
+void* Context::output(size_t index, const Shape& shape) {
+    size_t count = 0;
+    raise(ort->KernelContext_GetOutputCount(context_, &count));
+    if (index >= count) return nullptr;
+    OrtValue* value = nullptr;
+    raise(ort->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+    if (!value) return nullptr;
+    void* data = nullptr;
+    raise(ort->GetTensorMutableData(value, &data));
+    return data;
+}
+
+void Context::invoke(const OrtOp* op, const OrtValue* const* inputs, int input_count, OrtValue* const* outputs,
+                     int output_count) const {
+    raise(ort->InvokeOp(context_, op, inputs, input_count, outputs, output_count));
+}
+
+void* Context::stream() const {
+    void* stream = nullptr;
+    raise(ort->KernelContext_GetGPUComputeStream(context_, &stream));
+    return stream;
+}
+
+void Context::parallel_for(size_t count, const std::function<void(size_t)>& body) const {
+    if (count == 0) return;
+    const auto call = [](void* data, size_t i) { (*static_cast<const std::function<void(size_t)>*>(data))(i); };
+    raise(ort->KernelContext_ParallelFor(context_, call, count, 0, const_cast<std::function<void(size_t)>*>(&body)));
+}
+
+namespace {
+
+// Once a process: every node would say so.
+void tell_of_less_room(const std::string& key, const Device& device) {
+    static std::once_flag told;
+    std::call_once(told, [&] {
+        std::cerr << "warning: sdort's operators: this " << device.architecture << " has less room for blocks than "
+                  << device.compute_units << " units of its kind (" << key << "); a slower form takes less" << std::endl;
+    });
+}
+
+}  // namespace
+
+void GpuKernel::run(Context& context, const std::string& key, const std::vector<std::string>& variants,
+                    const std::function<std::vector<Launch>(const std::string& variant)>& launches) {
+    const std::string& architecture = gpu_.device().architecture;
+    const auto fitting = [&](const std::string& variant) -> std::optional<std::vector<Launch>> {
+        std::vector<Launch> all = launches(variant);
+        if (!std::all_of(all.begin(), all.end(), [&](const Launch& launch) { return gpu_.fits(launch); })) return {};
+        return all;
+    };
+    if (should_tune(architecture, key)) {
+        std::pair<double, std::string> best{1e30, variants.front()};
+        for (const std::string& variant : variants)
+            if (const auto all = fitting(variant)) best = std::min(best, {gpu_.time(context.stream(), *all), variant});
+        record(architecture, key, best.second, best.first);
+    }
+    auto all = fitting(tuned(architecture, key, variants).value_or(variants.front()));
+    if (!all) tell_of_less_room(key, gpu_.device());
+    for (size_t i = 0; !all && i < variants.size(); ++i) all = fitting(variants[i]);
+    if (!all) throw Error("no variant of " + key + " can be launched on this " + architecture);
+    for (const Launch& launch : *all) gpu_.launch(context.stream(), launch);
+}
+
+}  // namespace sdort
