@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """What the kernels' machine code takes of each GPU, as a Markdown table: registers, shared memory, spills, occupancy.
 
-    python scripts/kernel_report.py LIBRARY_OR_FOLDER [--kernel SUBSTRING]
+    python scripts/kernel_report.py LIBRARY_OR_FOLDER [--kernel SUBSTRING] [--update custom_ops/REGISTERS.md]
 
 LIBRARY_OR_FOLDER is a built libsdort_ops.so, or a folder of .hsaco and .cubin files (a build's folder ``code``). Needs
 llvm-readelf. *Blocks* are those that registers, shared memory and slots allow on a compute unit (AMD CDNA), a
 work-group processor of two compute units (RDNA) or a multiprocessor (NVIDIA) at a time.
+
+With --update the table of that file is written anew: kernels as they are built now, but for architectures that are not
+built here, of which it keeps what it had, and says "not measured" of kernels that are new. So a new kernel needs no
+other compiler than the one at hand.
 """
 
 from __future__ import annotations
@@ -82,6 +86,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="LIBRARY_OR_FOLDER")
     parser.add_argument("--kernel", default="", metavar="SUBSTRING", help="only kernels whose names contain it")
+    parser.add_argument(
+        "--update", type=Path, metavar="FILE", help="write the table into this file in place of its own"
+    )
     args = parser.parse_args()
     if not args.source.exists():
         parser.error(f"{args.source} is not there")
@@ -94,27 +101,66 @@ def main() -> int:
         compilers.setdefault(compiler_of(code), set()).update(k.architecture for k in found)
     for compiler, architectures in sorted(compilers.items()):
         print(f"- {', '.join(sorted(architectures, key=natural))}: {compiler}")
-    columns = ("kernel", "architecture", "threads", "VGPRs", "SGPRs", "LDS, bytes", "spills", "blocks")
-    print(f"\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    everything = [k for found in kernels for k in found]
-    for name in sorted({k.name for k in everything}, key=natural):
-        print_rows([k for k in everything if k.name == name])
+    numbers: Numbers = {}
+    for kernel in (k for found in kernels for k in found):
+        numbers.setdefault(kernel.name, {})[kernel.architecture] = cells_of(kernel)
+    if args.update:
+        text = args.update.read_text()
+        start = text.index(HEADING)
+        args.update.write_text(text[:start] + table(merged(read_table(text[start:]), numbers)))
+    else:
+        print("\n" + table(numbers), end="")
     return 0
 
 
-def print_rows(kernels: list[Kernel]) -> None:
-    """Of one kernel; architectures with the same numbers share a row."""
-    rows: dict[tuple[int, ...], list[str]] = {}
-    for k in sorted(kernels, key=lambda k: natural(k.architecture)):
-        numbers = (k.threads, k.registers, k.scalars, k.shared, k.spills, k.blocks)
-        rows.setdefault(numbers, []).append(k.architecture)
-    name = f"`{kernels[0].name}`"
-    for row, architectures in rows.items():
-        cells = [f"{number}" for number in row]
-        if architectures[0].startswith("sm_"):
-            cells[2] = ""
-        print(f"| {name} | {', '.join(architectures)} | {' | '.join(cells)} |")
-        name = ""
+COLUMNS = ("kernel", "architecture", "threads", "VGPRs", "SGPRs", "LDS, bytes", "spills", "blocks")
+HEADING = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
+NOT_MEASURED = ("not measured", *[""] * (len(COLUMNS) - 3))
+
+Numbers = dict[str, dict[str, tuple[str, ...]]]
+"""Kernel -> architecture -> the cells behind it."""
+
+
+def cells_of(kernel: Kernel) -> tuple[str, ...]:
+    scalars = "" if kernel.architecture.startswith("sm_") else kernel.scalars
+    numbers = (kernel.threads, kernel.registers, scalars, kernel.shared, kernel.spills, kernel.blocks)
+    return tuple(f"{number}" for number in numbers)
+
+
+def table(numbers: Numbers) -> str:
+    """In Markdown; architectures of a kernel with the same numbers share a row."""
+    lines = []
+    for name in sorted(numbers, key=natural):
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for architecture in sorted(numbers[name], key=natural):
+            rows.setdefault(numbers[name][architecture], []).append(architecture)
+        for i, (cells, architectures) in enumerate(rows.items()):
+            first = "" if i else f"`{name}`"
+            lines.append(f"| {first} | {', '.join(architectures)} | {' | '.join(cells)} |\n")
+    return HEADING + "".join(lines)
+
+
+def read_table(text: str) -> Numbers:
+    """What :func:`table` has written."""
+    numbers: Numbers = {}
+    name = ""
+    for line in text.removeprefix(HEADING).splitlines():
+        first, architectures, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
+        name = first.strip("`") or name
+        numbers.setdefault(name, {}).update(dict.fromkeys(architectures.split(", "), tuple(cells)))
+    return numbers
+
+
+def merged(before: Numbers, built: Numbers) -> Numbers:
+    """What is built, and of the architectures that are not what was there before, if anything was."""
+    here = {architecture for rows in built.values() for architecture in rows}
+    others = {architecture for rows in before.values() for architecture in rows} - here
+    result: Numbers = {}
+    for name, rows in built.items():
+        kept = {a: before[name][a] for a in others if a in before.get(name, {})}
+        new = {} if name in before else dict.fromkeys(others, NOT_MEASURED)
+        result[name] = rows | kept | new
+    return result
 
 
 def natural(text: str) -> list[tuple[int, str]]:

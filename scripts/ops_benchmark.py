@@ -389,7 +389,15 @@ def geomean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def markdown(rows: Sequence[dict[str, Any]], copy: float | None) -> str:
+def unmeasured(rows: Sequence[dict[str, Any]], library: Path) -> list[str]:
+    """The library's operators with kernels for GPUs that no row is of."""
+    describe = ctypes.CDLL(str(library)).sdort_ops_describe
+    describe.restype = ctypes.c_char_p
+    names = {each["name"] for each in json.loads(describe())["operators"] if each["gpu"]}
+    return sorted(names - {row["operator"] for row in rows})
+
+
+def markdown(rows: Sequence[dict[str, Any]], copy: float | None, missing: Sequence[str] = ()) -> str:
     lines = [
         "| operator | shape | ORT µs | sdort µs | ratio | GB/s | of copy | error ORT, sdort |",
         "|---|---|---|---|---|---|---|---|",
@@ -400,6 +408,7 @@ def markdown(rows: Sequence[dict[str, Any]], copy: float | None) -> str:
             f"| {row['operator']} | {row['shape']} | {row['ort_us']:.2f} | {row['sdort_us']:.2f} | {row['ratio']:.2f} "
             f"| {row['gb_s']:.0f} | {share} | {row['ort_error']:.1e}, {row['sdort_error']:.1e} |"
         )
+    lines += [f"| {operator} | not measured | | | | | | |" for operator in missing]
     for operator in dict.fromkeys(row["operator"] for row in rows):
         ratios = [row["ratio"] for row in rows if row["operator"] == operator]
         lines.append(f"| **{operator}** | geometric mean of {len(ratios)} | | | **{geomean(ratios):.2f}** | | | |")
@@ -442,7 +451,7 @@ def main() -> int:
         table = tuning.read_text() if tuning.exists() else ""
     copy = None if args.provider == "cpu" else copy_bandwidth(args.provider)
     print(f"copy: {copy:.0f} GB/s" if copy else "", table, sep="\n")
-    text = markdown(rows, copy)
+    text = markdown(rows, copy, unmeasured(rows, args.library))
     print(text)
     if args.json:
         result = {
