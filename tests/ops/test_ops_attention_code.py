@@ -1,10 +1,10 @@
 """Attention's machine code: matrix instructions, memory accesses and shared memory as the tiling computes them.
 
-All numbers follow from a kernel's template parameters, which its name tells, by the rules of operators/attention/*.h and
-device/matrix_*.h: ``attention_f16_<d>_q<tiles>_k<keys>_s<step>``, or ``_whole``, with 80 keys at once. Loops over tiles
-and steps are unrolled, so an instruction for each of them stands in the code. The loop over keys is not, but a compiler
-may take its first step out of it, or the way back for a larger maximum: then the products of the scores, or those of
-the sums, stand there twice.
+All numbers follow from a kernel's template parameters, which its name tells, by the rules of operators/attention/*.h
+and device/matrix_*.h: ``attention_f16_<d>_q<tiles>_k<keys>_s<step>``, or ``_whole``, with 80 keys at once. Loops over
+tiles and steps are unrolled, so an instruction for each of them stands in the code. The loop over keys is not, but a
+compiler may take its first step out of it, or the way back for a larger maximum: then the products of the scores, or
+those of the sums, stand there twice.
 """
 
 from __future__ import annotations
