@@ -19,32 +19,62 @@ from __future__ import annotations
 import importlib
 
 from sdort import errors
+from sdort.machine.version import __version__
 
 __all__ = [
+    "Ablation",
+    "ExportReport",
     "Generation",
     "Image",
+    "Measurement",
+    "OptimizeReport",
     "Pipeline",
+    "Verification",
     "Warmup",
     "__version__",
+    "bench",
     "errors",
     "export",
     "load",
     "optimize",
+    "report_of",
     "run",
     "set_verbosity",
     "to_json",
+    "verify",
     "warm",
 ]
 
-__version__ = "0.1.0"
-
 _MODULES = {
-    "sdort.console": ("set_verbosity", "to_json"),
+    "sdort.benchmark.ablation": ("Ablation",),
+    "sdort.benchmark.command": ("bench",),
+    "sdort.benchmark.measure": ("Measurement",),
+    "sdort.console": (
+        "set_verbosity",
+        "to_json",
+    ),
     "sdort.exporter.command": ("export",),
-    "sdort.generation.command": ("Pipeline", "load", "run"),
-    "sdort.generation.result": ("Generation", "Image"),
-    "sdort.optimizer.command": ("optimize",),
-    "sdort.warmup.command": ("Warmup", "warm"),
+    "sdort.exporter.manifest": ("ExportReport",),
+    "sdort.generation.command": (
+        "Pipeline",
+        "load",
+        "run",
+    ),
+    "sdort.generation.result": (
+        "Generation",
+        "Image",
+    ),
+    "sdort.optimizer.command": (
+        "OptimizeReport",
+        "optimize",
+    ),
+    "sdort.verification.command": ("verify",),
+    "sdort.verification.report.json_report": ("report_of",),
+    "sdort.verification.result": ("Verification",),
+    "sdort.warmup.command": (
+        "Warmup",
+        "warm",
+    ),
 }
 """Module -> the public names that it defines."""
 

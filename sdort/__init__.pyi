@@ -1,16 +1,23 @@
 """The public names of sdort with their types; sdort/__init__.py imports each when it is first asked for."""
 
 from sdort import errors as errors
+from sdort.benchmark.ablation import Ablation as Ablation
+from sdort.benchmark.command import bench as bench
+from sdort.benchmark.measure import Measurement as Measurement
 from sdort.console import set_verbosity as set_verbosity
 from sdort.console import to_json as to_json
 from sdort.exporter.command import export as export
+from sdort.exporter.manifest import ExportReport as ExportReport
 from sdort.generation.command import Pipeline as Pipeline
 from sdort.generation.command import load as load
 from sdort.generation.command import run as run
 from sdort.generation.result import Generation as Generation
 from sdort.generation.result import Image as Image
+from sdort.machine.version import __version__ as __version__
+from sdort.optimizer.command import OptimizeReport as OptimizeReport
 from sdort.optimizer.command import optimize as optimize
+from sdort.verification.command import verify as verify
+from sdort.verification.report.json_report import report_of as report_of
+from sdort.verification.result import Verification as Verification
 from sdort.warmup.command import Warmup as Warmup
 from sdort.warmup.command import warm as warm
-
-__version__: str

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sdort.benchmark.failures import failures, listed
 from sdort.benchmark.measure import Measurement, measure_engines, prepare
 from sdort.benchmark.published import PUBLISHED, PublishedRows
 from sdort.benchmark.rows import Row
@@ -20,7 +21,7 @@ from sdort.benchmark.setup import BenchOptions, choose_components, find_referenc
 from sdort.console import say
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx, original_of
-from sdort.errors import SdortError, UsageError
+from sdort.errors import ParityError, SdortError, UsageError
 from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
 from sdort.verification.references import Reference
@@ -98,6 +99,26 @@ class Ablation:
     """The rows that were measured, each once, and their images."""
     published: Mapping[str, PublishedRows] = field(default_factory=lambda: PUBLISHED)
     """Device -> what was published of the same steps, for orientation."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that were measured, each once."""
+        return self.measured.rows
+
+    def raise_if_failed(self) -> None:
+        """Raise if a step could not be made, a row failed its check, or is slower than a saved one.
+
+        Raises:
+            ParityError: the steps and rows that failed, and why.
+            RegressionError: the rows that are slower.
+        """
+        unmade = [
+            f"the step {stage.name!r} could not be made: {stage.problem}" for stage in self.stages if stage.problem
+        ]
+        if unmade:
+            problems = listed([*unmade, *failures(self.rows)])
+            raise ParityError(f"{len(unmade)} of {len(self.stages)} steps could not be made:{problems}")
+        self.measured.raise_if_failed()
 
 
 @dataclass(frozen=True)

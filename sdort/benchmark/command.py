@@ -1,56 +1,53 @@
-"""``sdort bench``: measure, then write the results; bad ones are errors. Output files are checked first."""
+"""The benchmark of a pipeline: :func:`sdort.bench`, which ``sdort bench`` calls."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.benchmark import regression, rows
 from sdort.benchmark.ablation import Ablation, ablate
-from sdort.benchmark.failures import failures, listed, refuse_failed
 from sdort.benchmark.measure import Measurement, measure
-from sdort.benchmark.regression import as_saved, compare, load, refuse_slower
+from sdort.benchmark.regression import as_saved, load
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
-from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions
-from sdort.console import say, show, show_text, to_json
-from sdort.errors import OutputError, ParityError, SdortError
+from sdort.benchmark.setup import BenchOptions, apply_preset
+from sdort.console import say
+from sdort.errors import OutputError, UsageError
+from sdort.providers import AUTO
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import write_atomically
+
+MARGIN = 10.0
+"""Percent by which a row may be slower than the saved one."""
 
 
 @dataclass(frozen=True)
-class OutputOptions:
-    """Outputs of a benchmark.
+class Files:
+    """Files that a benchmark writes, each None where it is not asked for.
 
     Attributes:
-        form: ``table``, ``csv``, ``json`` or ``markdown``; a file gets a table as Markdown.
-        output: a file for the result, instead of stdout.
-        save: a file for :mod:`sdort.benchmark.regression`, to be compared with later.
-        report: an HTML file with plots, tables and images.
+        form: of ``output``: ``csv``, ``json`` or ``markdown``; ``table`` is written as Markdown.
+        output: the result.
+        save: every timed call, to be compared with later.
+        report: an HTML page with plots, tables and images.
         plots: a folder for the plots as PNG files.
-        compare: such a file, to be compared with now; ``margin`` and ``across`` are for that.
-        whole: an error on stdout holds the result, so the result is not printed before it.
     """
 
-    form: str = "table"
-    output: Path | None = None
-    report: Path | None = None
-    plots: Path | None = None
-    save: Path | None = None
-    compare: Path | None = None
-    margin: float = 0.1
-    across: Sequence[str] = ()
-    whole: bool = False
+    form: str
+    output: Path | None
+    save: Path | None
+    report: Path | None
+    plots: Path | None
 
     def check(self) -> None:
-        """Find out before anything is measured what cannot be written.
+        """Refuse what cannot be written, before anything is measured.
 
         Raises:
             OutputError: a folder is missing or not writable.
-            UsageError: matplotlib is not installed.
+            UsageError: what draws the plots is not installed.
         """
         if self.report or self.plots:
             require_matplotlib()
@@ -59,124 +56,174 @@ class OutputOptions:
                 raise OutputError(f"cannot write to the folder {file.parent}", hint="Create it, or choose another.")
 
 
-def run_bench(path: Path, options: BenchOptions, outputs: OutputOptions) -> list[Row]:
-    """Measure a pipeline and write its rows.
+def bench(
+    pipeline: str | Path,
+    *,
+    provider: str = AUTO,
+    tuning: bool = False,
+    graph: bool = False,
+    no_fallback: bool = False,
+    device_id: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+    custom_ops: str = "auto",
+    engine: str = "onnxruntime",
+    engines: Sequence[str] = (),
+    checkpoint: str | Path | None = None,
+    baseline: str | Path | None = None,
+    baseline_engine: str | None = None,
+    reference: str | Path | None = None,
+    components: Sequence[str] = (),
+    batch_sizes: Sequence[int] = (),
+    sizes: Sequence[tuple[int, int]] = (),
+    steps: int = 20,
+    scheduler: str | None = None,
+    warmup: int = 3,
+    repeat: int = 10,
+    preset: str | None = None,
+    save: str | Path | None = None,
+    compare: str | Path | None = None,
+    margin: float | None = None,
+    across: Sequence[str] = (),
+    ablation: bool = False,
+    placement: bool = False,
+    form: str = "table",
+    output: str | Path | None = None,
+    report: str | Path | None = None,
+    plots: str | Path | None = None,
+    on_measured: Callable[[Measurement | Ablation], None] | None = None,
+) -> Measurement | Ablation:
+    """Measure a pipeline: latency, memory and correctness of each component and of the whole.
+
+    Outputs are checked before they are timed: finite, not constant, repeatable, and equal to the reference within a
+    stated tolerance. A row that fails the check has no times.
+
+    Args:
+        pipeline: a folder of ONNX components, or a diffusers folder for the torch engines.
+        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
+            ``provider_options`` and ``custom_ops``.
+        engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
+        engines: measure in all of these, call by call in turn; ratios are to the first.
+        checkpoint: the diffusers folder for torch engines; by default as the manifest says.
+        baseline: a pipeline to measure too, call by call in turn.
+        baseline_engine: what runs the baseline; by default as its content demands.
+        reference: the pipeline whose outputs are right; by default the baseline, else the original of the manifest.
+        components: names of components, or ``pipeline``; all if empty.
+        batch_sizes: samples of a component, images of the pipeline; 1 if empty, 1 and 8 with ``ablation``.
+        sizes: heights and widths of images in pixels; the model's own if empty.
+        steps: denoising steps of the pipeline.
+        scheduler: as for :meth:`Pipeline.generate`.
+        warmup: calls after the first that are not timed.
+        repeat: timed calls.
+        preset: ``mlperf-sdxl``: MLPerf's settings for SDXL, whatever other parameters say.
+        save: a file that keeps every timed call, for ``compare``.
+        compare: such a file; each row is then faster, slower, same or not comparable.
+        margin: with ``compare``: percent by which a row may be slower; by default 10.
+        across: with ``compare``: compare although this differs: ``device``, ``versions``, ``model``.
+        ablation: measure fp32 and fp16 without fusions, then each group of fusions added.
+        placement: also measure which operators run on which execution provider.
+        form: the form of ``output``: ``markdown`` (also for ``table``), ``csv`` or ``json``.
+        output: a file for the result.
+        report: an HTML page to write, with plots, tables and images (needs matplotlib).
+        plots: a folder for the plots as PNG files (needs matplotlib).
+        on_measured: called with the result before anything is drawn.
+
+    Returns:
+        The rows; with ``ablation`` the steps. What failed or is slower is not raised: see ``raise_if_failed()``.
 
     Raises:
-        OutputError: a result cannot be written.
-        ParityError: a row failed its check; everything is written first.
-        RegressionError: a row is slower than the saved one.
+        UsageError: parameters that exclude each other, or a value that the pipeline cannot do.
+        BadModelError: there is no pipeline.
+        ProviderError: the provider does not load and may not be replaced.
+        OutputError: a file cannot be written; told before anything is measured.
+
+    Example:
+        >>> result = sdort.bench("fast", provider="cpu", components=["unet"])
+        >>> [row.median_ms for row in result.rows]
+        [3.1]
     """
-    outputs.check()
-    saved = load(outputs.compare) if outputs.compare else None
-    result = measure(path, options)
-    _compare_and_save(result.rows, saved, outputs)
-
-    def finish() -> None:
-        _write_report(result, outputs, f"sdort bench {path.resolve().name}", options, path)
-        refuse_failed(result.rows)
-        refuse_slower(result.rows)
-
-    _output(result, outputs, finish)
-    return result.rows
-
-
-def run_ablation(path: Path, options: BenchOptions, outputs: OutputOptions) -> Ablation:
-    """Measure an ablation and write it.
-
-    Raises:
-        OutputError: a result cannot be written.
-        ParityError: a step could not be made or a row failed its check; everything is written first.
-        RegressionError: a row is slower than the saved one.
-    """
-    outputs.check()
-    saved = load(outputs.compare) if outputs.compare else None
-    result = ablate(path, options)
-    _compare_and_save(result.measured.rows, saved, outputs)
-
-    def finish() -> None:
-        _write_report(result, outputs, f"sdort bench --ablation {result.original}", options)
-        _refuse_unmade(result)
-        refuse_failed(result.measured.rows)
-        refuse_slower(result.measured.rows)
-
-    _output(result, outputs, finish)
+    if ablation and (baseline or engines or engine != "onnxruntime" or placement):
+        raise UsageError(
+            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines or --placement"
+        )
+    if not compare and (across or margin is not None):
+        raise UsageError("--margin and --across say how to judge: they want --compare")
+    if engines and (baseline or engine != "onnxruntime"):
+        raise UsageError("--engines stands alone: no --engine, no --baseline")
+    runtime = RuntimeOptions(
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options or {},
+        custom_ops=custom_ops,
+    )
+    options = BenchOptions(
+        runtime=runtime,
+        engine=engine,
+        engines=engines,
+        checkpoint=_path(checkpoint),
+        baseline=_path(baseline),
+        baseline_engine=baseline_engine,
+        reference=_path(reference),
+        components=components,
+        batch_sizes=batch_sizes or ((1, 8) if ablation else (1,)),
+        sizes=sizes,
+        steps=steps,
+        scheduler=scheduler,
+        warmup=warmup,
+        repeat=repeat,
+        placement=placement,
+    )
+    path = Path(pipeline)
+    if preset:
+        options = apply_preset(preset, path, options)
+    files = Files(form, _path(output), _path(save), _path(report), _path(plots))
+    files.check()
+    saved = load(Path(compare)) if compare else None
+    result = ablate(path, options) if ablation else measure(path, options)
+    if saved is not None:
+        regression.compare(result.rows, saved, (MARGIN if margin is None else margin) / 100, across)
+    _write(result, files)
+    if on_measured:
+        on_measured(result)
+    _draw(result, files, path, options)
     return result
 
 
-def _compare_and_save(rows: Sequence[Row], saved: Sequence[Row] | None, outputs: OutputOptions) -> None:
-    """Compare with what was saved, and save."""
-    if saved is not None:
-        compare(rows, saved, outputs.margin, outputs.across)
-    if outputs.save:
-        write_atomically(outputs.save, as_saved(rows))
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
-def _refuse_unmade(result: Ablation) -> None:
-    unmade = [f"the step {stage.name!r} could not be made: {stage.problem}" for stage in result.stages if stage.problem]
-    if unmade:
-        problems = [*unmade, *failures(result.measured.rows)]
-        raise ParityError(f"{len(unmade)} of {len(result.stages)} steps could not be made:{listed(problems)}")
+def _write(result: Measurement | Ablation, files: Files) -> None:
+    if files.save:
+        write_atomically(files.save, as_saved(result.rows))
+    if files.output:
+        write_atomically(files.output, as_text(result, "markdown" if files.form == "table" else files.form))
+        say(f"wrote {files.output}")
 
 
-def _output(result: Measurement | Ablation, outputs: OutputOptions, finish: Callable[[], None]) -> None:
-    """Write the result; ``finish`` writes the report and raises if a row is bad."""
-    together = outputs.whole and outputs.output is None
-    if not together:
-        _write(result, outputs)
-    try:
-        finish()
-    except SdortError as error:
-        if together:
-            error.record = to_json(result)
-        raise
-    if together:
-        _write(result, outputs)
-
-
-def _write(result: Measurement | Ablation, outputs: OutputOptions) -> None:
-    text = outputs.form if outputs.form != "table" else "markdown" if outputs.output else ""
-    if not text:
-        _show_tables(result)
-    elif outputs.output is None:
-        show_text(_text(result, text))
-    else:
-        write_atomically(outputs.output, _text(result, text))
-        say(f"wrote {outputs.output}")
-
-
-def _show_tables(result: Measurement | Ablation) -> None:
-    measured = _rows(result)
-    show(ablation_table.as_table(result) if isinstance(result, Ablation) else rows.as_table(measured))
-    if any(row.compared for row in measured):
-        show(regression.as_table(measured))
-
-
-def _text(result: Measurement | Ablation, form: str) -> str:
-    measured = _rows(result)
+def as_text(result: Measurement | Ablation, form: str) -> str:
+    """A result as ``csv``, ``json`` or ``markdown``."""
+    measured = result.rows
     text = ablation_table.as_text(result, form) if isinstance(result, Ablation) else rows.as_text(measured, form)
     compared = form == "markdown" and any(row.compared for row in measured)
     return f"{text}\n{regression.as_markdown(measured)}" if compared else text
 
 
-def _rows(result: Measurement | Ablation) -> list[Row]:
-    """Measured rows, each once."""
-    return result.measured.rows if isinstance(result, Ablation) else result.rows
-
-
-def _write_report(
-    result: Measurement | Ablation, outputs: OutputOptions, title: str, options: BenchOptions, path: Path | None = None
-) -> None:
-    """Plots and report; ``path`` is the pipeline where it is still there to be profiled."""
-    if not (outputs.report or outputs.plots):
+def _draw(result: Measurement | Ablation, files: Files, path: Path, options: BenchOptions) -> None:
+    """Plots and report; of an ablation without rooflines, as its variants are gone by now."""
+    if not (files.report or files.plots):
         return
     from sdort.benchmark.report.page import add_rooflines, html_report, report_of, write_plots
 
-    report = report_of(result, title)
-    if path is not None:
-        add_rooflines(report, path, options)
-    if outputs.plots:
-        write_plots(report, outputs.plots)
-    if outputs.report:
-        write_atomically(outputs.report, html_report(report))
-        say(f"wrote {outputs.report}")
+    if isinstance(result, Ablation):
+        page = report_of(result, f"sdort bench --ablation {result.original}")
+    else:
+        page = report_of(result, f"sdort bench {path.resolve().name}")
+        add_rooflines(page, path, options)
+    if files.plots:
+        write_plots(page, files.plots)
+    if files.report:
+        write_atomically(files.report, html_report(page))
+        say(f"wrote {files.report}")

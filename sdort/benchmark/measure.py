@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sdort.benchmark.failures import refuse_failed
 from sdort.benchmark.memory import Meter, Peak, torch_on_gpu
+from sdort.benchmark.regression import refuse_slower
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
@@ -44,6 +46,16 @@ class Measurement:
 
     rows: list[Row] = field(default_factory=list)
     images: list[ImagePair] = field(default_factory=list, metadata={"json": None})
+
+    def raise_if_failed(self) -> None:
+        """Raise if a row failed its check, or is slower than a saved one that it was compared with.
+
+        Raises:
+            ParityError: the rows that failed, and why.
+            RegressionError: the rows that are slower.
+        """
+        refuse_failed(self.rows)
+        refuse_slower(self.rows)
 
 
 def measure(path: Path, options: BenchOptions) -> Measurement:

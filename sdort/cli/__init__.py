@@ -10,8 +10,8 @@ import importlib
 
 import click
 
-from sdort import __version__
 from sdort.cli.reporting import reporting
+from sdort.machine.version import __version__
 
 COMMANDS = ("export", "optimize", "run", "verify", "bench", "inspect", "warm", "tuning", "ops", "doctor")
 

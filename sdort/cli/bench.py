@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
-from click.core import ParameterSource
 
 from sdort.cli.options import placement_option, runtime_options, show_placement
 from sdort.cli.sections import SectionedCommand
+
+if TYPE_CHECKING:
+    from sdort.benchmark.ablation import Ablation
+    from sdort.benchmark.measure import Measurement
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -158,7 +161,7 @@ Examples:
     "--margin",
     type=click.FloatRange(0, 1000),
     metavar="PERCENT",
-    default=10,
+    show_default="10",
     help="With --compare: slower is what is so by more than this, with 95 % confidence.",
 )
 @click.option(
@@ -215,7 +218,7 @@ def command(
     preset: str | None,
     save: Path | None,
     compare: Path | None,
-    margin: float,
+    margin: float | None,
     across: tuple[str, ...],
     ablation: bool,
     placement: bool,
@@ -233,21 +236,23 @@ def command(
     Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
     the first call with loading / during the later warm-up calls.
     """
-    from sdort.benchmark.command import OutputOptions, run_ablation, run_bench
-    from sdort.benchmark.setup import BenchOptions, apply_preset
-    from sdort.providers.runtime_options import RuntimeOptions
+    from sdort.benchmark.command import as_text, bench
+    from sdort.console import show_text, to_json
+    from sdort.errors import SdortError
 
-    if ablation and (baseline or engines or engine != "onnxruntime" or placement):
-        raise click.UsageError(
-            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines or --placement"
-        )
-    given = click.get_current_context().get_parameter_source("margin") is not ParameterSource.DEFAULT
-    if not compare and (across or given):
-        raise click.UsageError("--margin and --across say how to judge: they want --compare")
-    if engines and (baseline or engine != "onnxruntime"):
-        raise click.UsageError("--engines stands alone: no --engine, no --baseline")
-    options = BenchOptions(
-        runtime=RuntimeOptions(
+    form = "json" if as_json else form
+    measured: list[Measurement | Ablation] = []
+    # An error on stdout holds the result, so that the result is not printed before it.
+    together = as_json and output is None
+
+    def show_result(result: Measurement | Ablation) -> None:
+        measured.append(result)
+        if output is None and not together:
+            _show(result, form)
+
+    try:
+        result = bench(
+            pipeline,
             provider=provider,
             tuning=tuning,
             graph=graph,
@@ -255,30 +260,53 @@ def command(
             device_id=device_id,
             provider_options=provider_options,
             custom_ops=custom_ops,
-        ),
-        engine=engine,
-        engines=engines or (),
-        checkpoint=checkpoint,
-        baseline=baseline,
-        baseline_engine=baseline_engine,
-        reference=reference,
-        components=components,
-        batch_sizes=batch_sizes or ((1, 8) if ablation else (1,)),
-        sizes=sizes or (),
-        steps=steps,
-        scheduler=scheduler,
-        warmup=warmup,
-        repeat=repeat,
-        placement=placement,
-    )
-    if preset:
-        options = apply_preset(preset, pipeline, options)
-    delivery = OutputOptions(
-        "json" if as_json else form, output, report, plots, save, compare, margin / 100, across, as_json
-    )
-    if ablation:
-        run_ablation(pipeline, options, delivery)
+            engine=engine,
+            engines=engines or (),
+            checkpoint=checkpoint,
+            baseline=baseline,
+            baseline_engine=baseline_engine,
+            reference=reference,
+            components=components,
+            batch_sizes=batch_sizes or (),
+            sizes=sizes or (),
+            steps=steps,
+            scheduler=scheduler,
+            warmup=warmup,
+            repeat=repeat,
+            preset=preset,
+            save=save,
+            compare=compare,
+            margin=margin,
+            across=across,
+            ablation=ablation,
+            placement=placement,
+            form=form,
+            output=output,
+            report=report,
+            plots=plots,
+            on_measured=show_result,
+        )
+        result.raise_if_failed()
+    except SdortError as error:
+        if together and measured:
+            error.record = to_json(measured[0])
+        raise
+    if together:
+        show_text(as_text(result, form))
+
+
+def _show(result: Measurement | Ablation, form: str) -> None:
+    from sdort.benchmark import regression, rows
+    from sdort.benchmark.ablation import Ablation
+    from sdort.benchmark.command import as_text
+    from sdort.benchmark.report import ablation_table
+    from sdort.console import show, show_text
+
+    if form != "table":
+        show_text(as_text(result, form))
         return
-    rows = run_bench(pipeline, options, delivery)
-    if placement and not (as_json or form != "table" or output):
-        show_placement([row.placement for row in rows if row.placement], [])
+    show(ablation_table.as_table(result) if isinstance(result, Ablation) else rows.as_table(result.rows))
+    if any(row.compared for row in result.rows):
+        show(regression.as_table(result.rows))
+    if placements := [row.placement for row in result.rows if row.placement]:
+        show_placement(placements, [])

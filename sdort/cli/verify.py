@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from sdort.cli.options import runtime_options
 from sdort.verification.limits import REASONS
+
+if TYPE_CHECKING:
+    from sdort.verification.result import Verification
 
 _LIMITS = "\n".join(
     f"  {each.measure:24} {each.float32:>8}  {each.float16:>18}  {each.bfloat16:>18}" for each in REASONS
@@ -113,7 +116,7 @@ def command(
     checkpoint: Path | None,
     torch: bool,
     components: tuple[str, ...],
-    inputs: str,
+    inputs: Literal["all", "random", "real"],
     images: bool | None,
     prompts: Path | None,
     seeds: int,
@@ -138,40 +141,54 @@ def command(
     images of the whole pipeline. A graph made for a GPU is checked on any machine. The exit code is 5 if anything is
     out of its limits or could not be compared.
     """
+    from sdort.console import emit_json
     from sdort.errors import ParityError
-    from sdort.providers.runtime_options import RuntimeOptions
-    from sdort.verification.command import run_verify
-    from sdort.verification.images import read_prompts
-    from sdort.verification.result import VerifyOptions, refuse_failed
+    from sdort.verification.command import verify
 
-    if (semantic_prompts or semantic_original) and not semantic:
-        raise click.UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
-    options = VerifyOptions(
-        runtime=RuntimeOptions(
-            provider=provider,
-            tuning=tuning,
-            graph=graph,
-            no_fallback=no_fallback,
-            device_id=device_id,
-            provider_options=provider_options,
-            custom_ops=custom_ops,
-        ),
+    result = verify(
+        candidate,
         against=against,
         checkpoint=checkpoint,
         torch=torch,
         components=components,
-        inputs=("random", "real") if inputs == "all" else (inputs,),
-        images=not components if images is None else images,
-        prompts=read_prompts(prompts),
+        inputs=inputs,
+        images=images,
+        prompts=prompts,
         seeds=seeds,
         steps=steps,
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options,
+        custom_ops=custom_ops,
         bisect=bisect,
         semantic=semantic,
         semantic_prompts=semantic_prompts,
         semantic_original=semantic_original,
+        report=report,
     )
-    result = run_verify(candidate, options, report, as_json=as_json)
-    if as_json and not result.passed:
+    if not as_json:
+        _show(result)
+        result.raise_if_failed()
+        return
+    from sdort.verification.report.json_report import report_of
+
+    emit_json(report_of(result))
+    if not result.passed:
         # The record says what failed; the error as a second object would make stdout no JSON.
         raise click.exceptions.Exit(ParityError.exit_code)
-    refuse_failed(result)
+
+
+def _show(result: Verification) -> None:
+    from sdort.console import detail, show
+    from sdort.verification.report.text import lines, tables
+    from sdort.verification.report.timesteps import timestep_lines
+
+    for table in tables(result):
+        show(table)
+    for line in timestep_lines(result.comparisons):
+        detail(line)
+    for line in lines(result):
+        show(line)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort import __version__
 from sdort.doctor.finding import OK, PROBLEM, Finding
 from sdort.errors import ProviderError
 from sdort.machine.distributions import Flavour, flavour, import_onnxruntime, installed_flavours
+from sdort.machine.version import __version__
 from sdort.providers import PROVIDERS
 from sdort.runtime.probe import installed_library
 

@@ -19,10 +19,10 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from sdort import __version__
 from sdort.console import detail, warn
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, TemplateBlob
+from sdort.machine.version import __version__
 from sdort.staging import staged_file
 
 # Part of every key: raise it when a trace of the same architecture would come out differently.

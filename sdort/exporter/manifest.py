@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sdort import __version__
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
+from sdort.machine.version import __version__
 from sdort.pipelines.configs import INDEX, MANIFEST
 
 _TEXT_FILES = (".json", ".txt", ".jinja")

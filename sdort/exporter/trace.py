@@ -14,13 +14,13 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from sdort import __version__
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
 from sdort.exporter.signatures import ComponentSpec, Dim, GraphTensor, vae_scale
 from sdort.exporter.template import Trace
+from sdort.machine.version import __version__
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""

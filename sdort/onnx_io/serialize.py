@@ -15,8 +15,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter, dtype_to_onnx
 
-import sdort
 from sdort.errors import BadModelError
+from sdort.machine.version import __version__
 from sdort.model.model import Model
 from sdort.model.weights import Weight
 from sdort.onnx_io.check_model import topological_order
@@ -159,6 +159,6 @@ def _fill_header(proto: onnx.ModelProto, model: Model) -> None:
     wanted = graph.ir_version or onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
     proto.ir_version = max(wanted, MIN_IR_VERSION)
     proto.producer_name = "sdort"
-    proto.producer_version = sdort.__version__
+    proto.producer_version = __version__
     for key, value in sorted(model.metadata.items()):
         proto.metadata_props.add(key=key, value=value)

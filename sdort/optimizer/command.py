@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sdort import __version__
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, MissedFusionError, OutputError, ParityError, UsageError
+from sdort.machine.version import __version__
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
 from sdort.onnx_io.bf16 import BF16, KEY

@@ -8,10 +8,10 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sdort import __version__
 from sdort.machine.distributions import installed_flavours
 from sdort.machine.gpus import gpus_of, nvidia_driver
 from sdort.machine.system import System
+from sdort.machine.version import __version__
 from sdort.providers.provider import Provider
 
 _PACKAGES = ("torch", "diffusers", "transformers", "numpy")

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sdort import __version__
 from sdort.errors import BadModelError
+from sdort.machine.version import __version__
 from sdort.tuning.key import Key, parse_key
 
 FORMAT = 1

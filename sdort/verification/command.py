@@ -1,44 +1,119 @@
-"""Verify, then print or write what came of it."""
+"""The verification of a pipeline: :func:`sdort.verify`, which ``sdort verify`` calls."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from sdort.console import detail, emit_json, say, show
-from sdort.errors import OutputError
+from sdort.console import say
+from sdort.errors import OutputError, UsageError
+from sdort.providers import AUTO
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import write_atomically
-from sdort.verification.report.json_report import report_of
+from sdort.verification.images import read_prompts
 from sdort.verification.report.page import html_report
-from sdort.verification.report.text import lines, tables
-from sdort.verification.report.timesteps import timestep_lines
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.run import verify
+from sdort.verification.run import verify as verify_with
 
 
-def run_verify(candidate: Path, options: VerifyOptions, report: Path | None, *, as_json: bool) -> Verification:
-    """Verify and say what came of it.
+def verify(
+    candidate: str | Path,
+    *,
+    against: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    torch: bool = True,
+    components: Sequence[str] = (),
+    inputs: Literal["all", "random", "real"] = "all",
+    images: bool | None = None,
+    prompts: str | Path | Sequence[str] | None = None,
+    seeds: int = 2,
+    steps: int = 8,
+    provider: str = AUTO,
+    tuning: bool = False,
+    graph: bool = False,
+    no_fallback: bool = False,
+    device_id: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+    custom_ops: str = "auto",
+    bisect: bool = False,
+    semantic: bool = False,
+    semantic_prompts: int | None = None,
+    semantic_original: bool = False,
+    report: str | Path | None = None,
+) -> Verification:
+    """Compare a pipeline, or one component, with what it was made from.
+
+    Each component on random and on real inputs, against the un-optimized ONNX and against torch in fp32; then the
+    images of the whole pipeline.
 
     Args:
-        report: the HTML file, replaced if it exists; checked before anything is run.
+        candidate: a folder of ONNX components, or one ``.onnx`` file.
+        against: the un-optimized ONNX pipeline or file, or a diffusers folder; by default as the manifest says.
+        checkpoint: the diffusers folder that torch runs in fp32; by default as the manifest says.
+        torch: compare with torch, where the checkpoint is known.
+        components: names of components; all of them if empty.
+        inputs: random numbers, what flows between the components while the original generates (``real``), or both.
+        images: also compare images of the pipeline; by default unless ``components`` are named.
+        prompts: prompts, or the path of a file with one prompt a line; by default two.
+        seeds: images for each prompt: the seeds 0, 1, ...
+        steps: denoising steps.
+        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
+            ``provider_options`` and ``custom_ops``.
+        bisect: find the node from which a failed component is wrong, and what made it so.
+        semantic: also judge whether images show what the demo model's prompts ask for.
+        semantic_prompts: with ``semantic``: how many prompts; by default all.
+        semantic_original: with ``semantic``: judge the original on all of them too.
+        report: an HTML page to write, with images and difference maps.
+
+    Returns:
+        What was measured. A difference is not raised: see :attr:`Verification.passed` and
+        :meth:`Verification.raise_if_failed`.
 
     Raises:
-        OutputError: the report cannot be written.
+        UsageError: it is not known what to compare with, or a component does not exist.
+        BadModelError: there is no pipeline.
+        ProviderError: the provider does not load and may not be replaced.
+        OutputError: the report cannot be written; told before anything runs.
+
+    Example:
+        >>> result = sdort.verify("fast", provider="cpu", components=["unet"])
+        >>> result.passed
+        True
     """
-    if report is not None and not (report.parent.is_dir() and os.access(report.parent, os.W_OK)):
-        raise OutputError(f"cannot write to the folder {report.parent}", hint="Create it, or choose another.")
-    result = verify(candidate, options)
-    if report is not None:
-        write_atomically(report, html_report(result))
-    if as_json:
-        emit_json(report_of(result))
-    else:
-        for table in tables(result):
-            show(table)
-        for line in timestep_lines(result.comparisons):
-            detail(line)
-        for line in lines(result):
-            show(line)
-    if report is not None:
-        say(f"wrote {report}")
+    if (semantic_prompts or semantic_original) and not semantic:
+        raise UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
+    page = Path(report) if report else None
+    if page and not (page.parent.is_dir() and os.access(page.parent, os.W_OK)):
+        raise OutputError(f"cannot write to the folder {page.parent}", hint="Create it, or choose another.")
+    runtime = RuntimeOptions(
+        provider=provider,
+        tuning=tuning,
+        graph=graph,
+        no_fallback=no_fallback,
+        device_id=device_id,
+        provider_options=provider_options or {},
+        custom_ops=custom_ops,
+    )
+    options = VerifyOptions(
+        runtime=runtime,
+        against=Path(against) if against else None,
+        checkpoint=Path(checkpoint) if checkpoint else None,
+        torch=torch,
+        components=components,
+        inputs=("random", "real") if inputs == "all" else (inputs,),
+        images=not components if images is None else images,
+        prompts=read_prompts(Path(prompts)) if isinstance(prompts, str | Path) else prompts or read_prompts(None),
+        seeds=seeds,
+        steps=steps,
+        bisect=bisect,
+        semantic=semantic,
+        semantic_prompts=semantic_prompts,
+        semantic_original=semantic_original,
+    )
+    result = verify_with(Path(candidate), options)
+    if page:
+        write_atomically(page, html_report(result))
+        say(f"wrote {page}")
     return result

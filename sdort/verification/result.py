@@ -86,21 +86,22 @@ class Verification:
         """Everything that was asked for was compared and is within its limits."""
         return not self.failed and not self.missing
 
+    def raise_if_failed(self) -> None:
+        """Raise if something failed or is missing.
 
-def refuse_failed(result: Verification) -> None:
-    """End with an error if something failed or is missing.
-
-    Raises:
-        ParityError: what, and the next step.
-    """
-    if result.passed:
-        return
-    parts = [f"{', '.join(result.failed)} out of limits"] if result.failed else []
-    if result.missing:
-        more = f" (and {len(result.missing) - 1} more)" if len(result.missing) > 1 else ""
-        parts.append(f"not compared: {result.missing[0]}{more}")
-    # The search walks the ONNX original: of what differs from torch alone it finds nothing.
-    there = {each.component for each in result.comparisons if each.against == ONNX and not each.passed}
-    left = [name for name in result.failed if name in there and name not in result.searched]
-    hint = f"--bisect finds the node: sdort verify {result.candidate} --component {left[0]} --bisect." if left else None
-    raise ParityError("; ".join(parts), hint=hint)
+        Raises:
+            ParityError: what, and the next step.
+        """
+        if self.passed:
+            return
+        parts = [f"{', '.join(self.failed)} out of limits"] if self.failed else []
+        if self.missing:
+            more = f" (and {len(self.missing) - 1} more)" if len(self.missing) > 1 else ""
+            parts.append(f"not compared: {self.missing[0]}{more}")
+        # The search walks the ONNX original: of what differs from torch alone it finds nothing.
+        there = {each.component for each in self.comparisons if each.against == ONNX and not each.passed}
+        left = [name for name in self.failed if name in there and name not in self.searched]
+        hint = (
+            f"--bisect finds the node: sdort verify {self.candidate} --component {left[0]} --bisect." if left else None
+        )
+        raise ParityError("; ".join(parts), hint=hint)

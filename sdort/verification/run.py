@@ -58,7 +58,7 @@ def verify(candidate: Path, options: VerifyOptions) -> Verification:
         candidate: a folder of ONNX components, or one ``.onnx`` file.
 
     Returns:
-        What was measured; nothing is raised for a difference, see :func:`sdort.verification.result.refuse_failed`.
+        What was measured; nothing is raised for a difference, see :meth:`Verification.raise_if_failed`.
 
     Raises:
         UsageError: it is not known what to compare with, or a component does not exist.

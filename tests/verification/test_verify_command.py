@@ -36,7 +36,7 @@ from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_table
-from sdort.verification.result import Verification, VerifyOptions, refuse_failed
+from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.run import verify
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
@@ -143,7 +143,7 @@ def test_no_search_is_advised_that_has_nothing_to_search(right: Verification) ->
         [wrong] = [each for each in right.comparisons if each.component == "unet" and each.against == against][:1]
         found = replace(right, comparisons=[replace(wrong, problem="largest error 1, 0.1 allowed")])
         with pytest.raises(ParityError) as caught:
-            refuse_failed(found)
+            found.raise_if_failed()
         assert caught.value.message == "unet out of limits"
         hints.append(caught.value.hint)
     assert hints[0] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from sdort import __version__
+from sdort.machine.version import __version__
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.images import ImageComparison
 from sdort.verification.limits import REASONS
