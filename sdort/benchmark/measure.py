@@ -222,11 +222,11 @@ def _row(engine: Engine, case: Case, options: BenchOptions) -> Row:
 
 
 def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
-    row.host_first_mb = first.host / _MIB
-    row.device_first_mb = None if first.device is None else first.device / _MIB
+    row.host_first_mib = first.host / _MIB
+    row.device_first_mib = None if first.device is None else first.device / _MIB
     if later:
-        row.host_later_mb = later.host / _MIB
-        row.device_later_mb = None if later.device is None else later.device / _MIB
+        row.host_later_mib = later.host / _MIB
+        row.device_later_mib = None if later.device is None else later.device / _MIB
 
 
 def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: BenchOptions) -> None:

@@ -1,6 +1,7 @@
 """The published ablation beside :mod:`sdort.benchmark.ablation`, for orientation: other devices and libraries.
 
-Source: the Stable Diffusion README of ONNX Runtime's transformer tools (1.13 to 1.16), SD 1.5, 512x512, 50 steps.
+Source: the Stable Diffusion README of ONNX Runtime's transformer tools (1.13 to 1.16), SD 1.5, 512x512, 50 steps. Its
+"MB" are MiB: its benchmark.py divides bytes by 1024 * 1024.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """Seconds a batch and MB of memory; None where it ran out of memory. ``suspicious``: published with a warning
+    """Seconds a batch and MiB of memory; None where it ran out of memory. ``suspicious``: published with a warning
     that the images looked wrong."""
 
     seconds: float | None
-    megabytes: int | None
+    mebibytes: int | None
     suspicious: bool = False
 
 
@@ -53,10 +54,10 @@ CAPTION = (
 
 
 def text(rows: PublishedRows, step: str, batch: int) -> str:
-    """``25.6 s, 10,667 MB``; empty where nothing was published."""
+    """``25.6 s, 10,667 MiB``; empty where nothing was published."""
     found = rows.get(step, {}).get(batch)
     if found is None:
         return ""
     if found.seconds is None:
         return "OOM"
-    return f"{found.seconds:.1f} s{'*' if found.suspicious else ''}, {found.megabytes:,} MB"
+    return f"{found.seconds:.1f} s{'*' if found.suspicious else ''}, {found.mebibytes:,} MiB"

@@ -55,10 +55,10 @@ class Row:
     repeat: int | None = None
     warmup: int | None = None
     images_per_s: float | None = None
-    host_first_mb: float | None = None
-    host_later_mb: float | None = None
-    device_first_mb: float | None = None
-    device_later_mb: float | None = None
+    host_first_mib: float | None = None
+    host_later_mib: float | None = None
+    device_first_mib: float | None = None
+    device_later_mib: float | None = None
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
@@ -120,8 +120,8 @@ _SHORT: list[tuple[str, Callable[[Row], str]]] = [
     ("min", lambda row: _number(row.min_ms)),
     ("first", lambda row: _number(row.first_ms)),
     ("images/s", lambda row: _number(row.images_per_s)),
-    ("host MB", lambda row: _pair(row.host_first_mb, row.host_later_mb)),
-    ("device MB", lambda row: _pair(row.device_first_mb, row.device_later_mb)),
+    ("host MiB", lambda row: _pair(row.host_first_mib, row.host_later_mib)),
+    ("device MiB", lambda row: _pair(row.device_first_mib, row.device_later_mib)),
     ("vs baseline", lambda row: _speedup(row)),
     ("parity", lambda row: row.parity()),
 ]

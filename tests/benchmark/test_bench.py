@@ -386,10 +386,15 @@ def test_a_row_says_what_was_found() -> None:
 def test_memory_is_that_of_the_first_call_and_of_the_later_ones() -> None:
     mebibyte, found = 1 << 20, row()
     bench_module._fill_memory(found, Peak(mebibyte, 2 * mebibyte), Peak(3 * mebibyte, 4 * mebibyte))
-    assert (found.host_first_mb, found.device_first_mb, found.host_later_mb, found.device_later_mb) == (1, 2, 3, 4)
+    assert (found.host_first_mib, found.device_first_mib, found.host_later_mib, found.device_later_mib) == (1, 2, 3, 4)
+    titles, [line] = cells([found])
+    assert [line[titles.index(title)] for title in ("host MiB", "device MiB")] == ["1 / 3", "2 / 4"]
     found = row()
     bench_module._fill_memory(found, Peak(mebibyte), None)
-    assert (found.host_first_mb, found.device_first_mb, found.host_later_mb, found.device_later_mb) == (1, *[None] * 3)
+    assert (found.host_first_mib, found.device_first_mib, found.host_later_mib, found.device_later_mib) == (
+        1,
+        *[None] * 3,
+    )
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float16"), ("float16", "float32"), ("float32", "float32")])
@@ -600,7 +605,7 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     )
     [row] = measure(tiny.onnx, options).rows
     assert row.status == "ok"
-    assert row.host_later_mb is not None
+    assert row.host_later_mib is not None
     # The reference's, the first, the warm-up's, and the one that fills the cache.
     assert calls == ["run"] * (4 if emptied else 3) + ["timed", "run"]
 
@@ -609,9 +614,9 @@ def test_without_warm_up_nothing_is_told_of_later_calls(tiny: Tiny) -> None:
     options = BenchOptions(runtime=RuntimeOptions("cpu"), components=("text_encoder",), warmup=0, repeat=3)
     [row] = measure(tiny.onnx, options).rows
     assert (row.status, row.warmup, row.repeat, len(row.times_ms)) == ("ok", 0, 3, 3)
-    assert row.host_first_mb is not None
-    assert row.host_later_mb is None
-    assert row.device_later_mb is None
+    assert row.host_first_mib is not None
+    assert row.host_later_mib is None
+    assert row.device_later_mib is None
 
 
 def test_one_size_that_fails_does_not_lose_the_others(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

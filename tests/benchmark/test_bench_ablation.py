@@ -93,9 +93,9 @@ def test_steps_stand_in_the_published_order_and_name_everything_once() -> None:
 
 
 def test_published_rows_are_told_with_their_doubts() -> None:
-    assert text(RTX_3060, "raw fp32", 1) == "25.6 s, 10,667 MB"
+    assert text(RTX_3060, "raw fp32", 1) == "25.6 s, 10,667 MiB"
     assert text(RTX_3060, "raw fp32", 8) == "OOM"
-    assert text(MI250X, "fp16", 8) == "24.0 s*, 34,493 MB"
+    assert text(MI250X, "fp16", 8) == "24.0 s*, 34,493 MiB"
     assert text(MI250X, "+ packed QKV", 1) == text(RTX_3060, "raw fp32", 2) == ""
 
 
@@ -269,7 +269,7 @@ def test_every_format_has_every_step(whole: Ablation) -> None:
     assert cells[:5] == ["1", "+ FMHA", "9.00", "11.00", "0.27x"]
     assert re.fullmatch(r"ok: [\d.]+ dB, unet [\d.]+e-\d\d", cells[6])
     assert cells[7] == "+9 MultiHeadAttention, +2 Attention"
-    assert cells[8:] == ["6.1 s, 7,719 MB", "2.6 s, 4,886 MB"]
+    assert cells[8:] == ["6.1 s, 7,719 MiB", "2.6 s, 4,886 MiB"]
     assert "same graphs as '+ FMHA'" in markdown[5]
     assert "another device and library" in markdown[-1]
     loaded = json.loads(ablation_table.as_text(found, "json"))

@@ -44,7 +44,7 @@ def row(component: str, **values: Any) -> Row:
     base: dict[str, Any] = {
         "pipeline": "demo + packed QKV", "engine": "onnxruntime", "provider": "cpu", "device": "a CPU",
         "batch_size": 1, "height": 64, "width": 64, "steps": 20, "dtype": "float16", "model_hash": "0123456789",
-        "median_ms": TIMES[component], "checked_against": "demo (ONNX)", "host_first_mb": 120.0,
+        "median_ms": TIMES[component], "checked_against": "demo (ONNX)", "host_first_mib": 120.0,
         "versions": {"sdort": "1"},
     }  # fmt: skip
     checked = {"psnr_db": 61.6} if component == "pipeline" else {"error": 1.7e-2, "mean_error": 1e-3}
@@ -135,7 +135,7 @@ def test_the_page_of_an_ablation_has_its_table() -> None:
     assert page.tags.count("tr") == 1 + len(found.stages)
     assert "same graphs as '+ FMHA'" in page.text
     assert "6.1 s" not in page.text  # batch 8 alone was measured
-    assert "39.1 s, 10,821 MB" in page.text
+    assert "39.1 s, 10,821 MiB" in page.text
     assert "another device and library" in page.text
 
 

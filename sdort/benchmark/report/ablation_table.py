@@ -55,7 +55,7 @@ def memory(row: Row | None) -> float | None:
     """MiB at the highest point: of the device where it tells, else of the process."""
     if row is None or row.failed:
         return None
-    pairs = ((row.device_first_mb, row.device_later_mb), (row.host_first_mb, row.host_later_mb))
+    pairs = ((row.device_first_mib, row.device_later_mib), (row.host_first_mib, row.host_later_mib))
     found = next((pair for pair in pairs if pair[0] is not None), None)
     return max(each for each in found if each is not None) if found else None
 
@@ -72,7 +72,7 @@ def batches(ablation: Ablation) -> list[int]:
 def titles(ablation: Ablation) -> list[str]:
     times = [f"{name} ms" for name in components(ablation)]
     published = [f"published {device}" for device in PUBLISHED]
-    return ["batch", "step", *times, "vs raw", "MB", "verify", "graph", *published]
+    return ["batch", "step", *times, "vs raw", "MiB", "verify", "graph", *published]
 
 
 def lines(ablation: Ablation) -> list[list[str]]:
@@ -102,7 +102,7 @@ def _number(value: float | None) -> str:
 def explain(ablation: Ablation) -> str:
     """Model, provider, device and versions, which all rows share."""
     whole = components(ablation)[-1:] or [PIPELINE]
-    shared = f"vs raw and MB are of: {whole[0]}. {caption(ablation.measured.rows)}."
+    shared = f"vs raw and MiB are of: {whole[0]}. {caption(ablation.measured.rows)}."
     return f"{ablation.original} for {ablation.provider}. {shared}\n{CAPTION}"
 
 

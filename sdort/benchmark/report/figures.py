@@ -164,8 +164,8 @@ def memory_use(rows: Sequence[Row], theme: Theme) -> Figure | None:
     longest = max(value for _, value in found) or 1.0
     _horizontal(axes, theme, names, 1.2 * longest)
     for index, (row, value) in enumerate(found):
-        axes.barh(index, value, _BAR, color=ORANGE if row.device_first_mb is not None else SKY)
-        axes.text(value, index, f"  {number(value)} MB", va="center", color=theme.ink, fontsize=9, fontweight="bold")
-    device = any(row.device_first_mb is not None for row, _ in found)
-    title(axes, theme, f"Peak memory of the {'device' if device else 'process'} above what was in use before, MB")
+        axes.barh(index, value, _BAR, color=ORANGE if row.device_first_mib is not None else SKY)
+        axes.text(value, index, f"  {number(value)} MiB", va="center", color=theme.ink, fontsize=9, fontweight="bold")
+    device = any(row.device_first_mib is not None for row, _ in found)
+    title(axes, theme, f"Peak memory of the {'device' if device else 'process'} above what was in use before, MiB")
     return figure
