@@ -38,7 +38,7 @@ from sdort.model.error_measure import measure_errors
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.fusion import load_fusions
 from sdort.verification.limits import TOLERANCES, Tolerance
@@ -159,7 +159,7 @@ def unfused(path: Path, component: str, fp16: bool, folder: Path) -> Path:
     )
     onnx.save(expanded, folder / "expanded.onnx", save_as_external_data=True, location="expanded.data")
     tidied = load_model(folder / "expanded.onnx", component)
-    optimize_model(tidied, Options(load_target("migraphx"), fp16=fp16, disable=set(load_fusions())))
+    optimize_model(tidied, OptimizeOptions(load_target("migraphx"), fp16=fp16, disable=set(load_fusions())))
     save_model(tidied, folder / "model.onnx")
     return folder / "model.onnx"
 

@@ -40,7 +40,7 @@ def measure(layers: int) -> dict[str, Any]:
     import time
 
     from sdort.onnx_io.load import load_model
-    from sdort.optimizer.pipeline import Options, optimize_model
+    from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
     from sdort.providers import load_target
 
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def measure(layers: int) -> dict[str, Any]:
             start = time.perf_counter()
             model = load_model(path, "unet")
             loaded = time.perf_counter() - start
-            report = optimize_model(model, Options(load_target("cuda"), fp16=True))
+            report = optimize_model(model, OptimizeOptions(load_target("cuda"), fp16=True))
             runs.append({"load": loaded, **report.seconds})
     seconds = {step: statistics.median(run[step] for run in runs) for step in runs[0]}
     return {"layers": layers, "nodes": report.nodes_before, "after": report.nodes_after, "seconds": seconds}

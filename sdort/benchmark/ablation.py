@@ -236,7 +236,7 @@ def make_variant(
         disable=[name for name in optional_fusions() if name not in added],
         allow_misses=True,
     )
-    return {name: done["operators"] for name, done in report.components.items()}
+    return {name: done.operators for name, done in report.components.items()}
 
 
 def _changes(before: OperatorCounts, after: OperatorCounts) -> dict[str, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
@@ -13,7 +14,8 @@ from sdort.providers import NAMES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.optimizer.command import OptimizeReport
+    from sdort.optimizer.report import OptimizeReport
+    from sdort.precision.fp32_selection import Fp32Report
 
 _EPILOG = """\b
 Examples:
@@ -135,28 +137,45 @@ def command(
     from sdort.console import QUIET, emit_json, verbosity
     from sdort.optimizer.command import optimize
 
-    result = optimize(
-        source,
-        out,
-        provider=provider,
-        fp16=fp16 or False,
-        fp16_plan=fp16_plan,
-        bf16=bf16,
-        io_fp16=io_fp16,
-        sdort_ops=sdort_ops,
-        components=components,
-        any_graph=any_graph,
-        disable=disable,
-        expect=expect,
-        allow_misses=allow_misses,
-        explain=explain,
-        report=report,
-        overwrite=overwrite,
-    )
+    quiet = as_json or verbosity() <= QUIET
+    with _explained(quiet):
+        result = optimize(
+            source,
+            out,
+            provider=provider,
+            fp16=fp16 or False,
+            fp16_plan=fp16_plan,
+            bf16=bf16,
+            io_fp16=io_fp16,
+            sdort_ops=sdort_ops,
+            components=components,
+            any_graph=any_graph,
+            disable=disable,
+            expect=expect,
+            allow_misses=allow_misses,
+            explain=explain,
+            report=report,
+            overwrite=overwrite,
+        )
     if as_json:
         emit_json(result)
-    elif verbosity() > QUIET:
+    elif not quiet:
         _show(result, explain)
+
+
+@contextmanager
+def _explained(quiet: bool) -> Iterator[None]:
+    """Show what an error leaves of --explain: every place that was left until then."""
+    from sdort.console import show
+    from sdort.errors import SdortError
+
+    try:
+        yield
+    except SdortError as error:
+        report = error.record.get("report")
+        if report is not None and not quiet:
+            show(_explanations(cast("OptimizeReport", report)))
+        raise
 
 
 def _show(report: OptimizeReport, explain: bool) -> None:
@@ -166,31 +185,31 @@ def _show(report: OptimizeReport, explain: bool) -> None:
     if explain:
         show(_explanations(report))
     for name, c in report.components.items():
-        for line in _precision(c.get("precision"), bool(explain)):
+        for line in _precision(c.precision, bool(explain)):
             show(f"{name}: {line}")
-        for reason, places in c["declined"].items():
+        for reason, places in c.declined.items():
             show(f"{name}: {places} left in standard operators: {reason}")
     for miss in report.misses:
         show(f"missed: {miss}")
 
 
-def _precision(found: dict[str, Any] | None, explain: bool) -> Iterator[str]:
-    """What stays in fp32 and why; without ``explain`` the first few of many."""
-    if found is None:
+def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
+    """The nodes that stay in fp32 and why; without ``explain`` the first few of many."""
+    if report is None:
         return
-    if not found["islands"]:
-        yield "nothing that fp16 could not hold" + (f" (inputs {found['measured']})" if found["measured"] else "")
+    if not report.islands:
+        yield "nothing that fp16 could not hold" + (f" (inputs {report.measured})" if report.measured else "")
         return
-    time = found["share_of_time"]
+    time = report.share_of_time
     taken = "" if time is None else f"{time:.1%} of the time of a run in fp32 on this CPU, "
-    yield f"in fp32: {found['nodes']} nodes ({found['share_of_nodes']:.1%}), {taken}{found['bytes'] / 1e6:.1f} MB more"
-    if found["without"]:
-        yield f"  in fp16 alone {found['without']}; like this {found['with']}"
-    shown = found["islands"] if explain else found["islands"][:SHOWN]
-    for island in shown:
-        yield f"  {island['where']}: {island['why']}"
-    if len(shown) < len(found["islands"]):
-        yield f"  and {len(found['islands']) - len(shown)} more kinds of nodes: --explain"
+    yield f"in fp32: {report.nodes} nodes ({report.share_of_nodes:.1%}), {taken}{report.bytes / 1e6:.1f} MB more"
+    if report.without:
+        yield f"  in fp16 alone {report.without}; like this {report.within}"
+    shown = report.islands if explain else report.islands[:SHOWN]
+    for nodes in shown:
+        yield f"  {nodes.where}: {nodes.why}"
+    if len(shown) < len(report.islands):
+        yield f"  and {len(report.islands) - len(shown)} more kinds of nodes: --explain"
 
 
 def _summary(report: OptimizeReport) -> Table:
@@ -199,9 +218,9 @@ def _summary(report: OptimizeReport) -> Table:
     title = f"{report.out}, for {report.provider}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB"
     table = _table(title, "component", ">nodes", ">seconds", ">size", "fused operators")
     for name, c in report.components.items():
-        fused = [f"{n} {op.rpartition('.')[2]}" for op, n in c["operators"].items() if "." in op]
-        nodes = f"{c['nodes_before']:,} -> {c['nodes_after']:,}"
-        table.add_row(name, nodes, f"{sum(c['seconds'].values()):.1f}", size_text(c["bytes"]), ", ".join(fused))
+        fused = [f"{n} {op.rpartition('.')[2]}" for op, n in c.operators.items() if "." in op]
+        nodes = f"{c.nodes_before:,} -> {c.nodes_after:,}"
+        table.add_row(name, nodes, f"{sum(c.seconds.values()):.1f}", size_text(c.bytes), ", ".join(fused))
     return table
 
 
@@ -210,9 +229,11 @@ def _explanations(report: OptimizeReport) -> Table:
 
     table = _table("What was left, and why", "component", "fusion", ">fused", "node", "furthest", "why")
     for name, c in report.components.items():
-        for fusion, outcome in c["fusions"].items():
-            fused = f"{outcome['matched']}/{outcome['candidates']}"
-            for left in outcome["left"] or [{"node": "", "matched": "", "of": "", "reason": "nothing left"}]:
-                reached = f"{left['matched']}/{left['of']}" if left["of"] else ""
-                table.add_row(name, fusion, fused, left["node"], reached, left["reason"])
+        for fusion, outcome in c.fusions.items():
+            fused = f"{outcome.matched}/{outcome.candidates}"
+            if not outcome.left:
+                table.add_row(name, fusion, fused, "", "", "nothing left")
+            for place in outcome.left:
+                reached = f"{place.matched}/{place.of}" if place.of else ""
+                table.add_row(name, fusion, fused, place.node, reached, place.reason)
     return table

@@ -74,16 +74,19 @@ def make_template(trace: Trace, component: str, data_name: str) -> Template:
         data_name: the data file's name.
     """
     from sdort.onnx_io.load import from_proto
-    from sdort.passes.tidy import canonicalize
-    from sdort.passes.upgrade import to_target_opset
+    from sdort.passes import tidy, upgrade
+    from sdort.passes.target_opset import declare_opset
+    from sdort.rewrite.editor import Editor
     from sdort.rewrite.pattern import OPSET
 
     model = from_proto(trace.proto, lambda tensor: _absent(tensor, trace.parameters), component)
     opset = model.graph.opset
     # sdort's passes know operators up to their own opset; a newer graph stays as torch wrote it.
     if opset <= OPSET:
-        canonicalize(model)
-        to_target_opset(model, opset)
+        editor = Editor(model)
+        upgrade.run(editor)
+        tidy.run(editor)
+        declare_opset(model, opset)
     content = serialize(model, data_name)
     blobs = tuple(TemplateBlob(blob.name, blob.offset, _encode(blob.weight)) for blob in content.blobs)
     small = {name: _encode(weight) for name, weight in content.late.items()}

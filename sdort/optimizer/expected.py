@@ -7,12 +7,20 @@ operators stand for them, and the optimized graph is held to that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_graphsurgeon as gs
 
+from sdort.console import detail
+from sdort.errors import BadModelError, UsageError
 from sdort.model.domains import MICROSOFT
+from sdort.model.model import Model
 from sdort.optimizer.architecture import Config, architecture
+from sdort.optimizer.report import ComponentReport
+from sdort.passes.expand import NAME as EXPAND
+from sdort.pipelines.configs import read_config
 from sdort.providers import load_target
 from sdort.providers.target import Target
 
@@ -28,7 +36,7 @@ class Expectation:
     attributes: tuple[tuple[str, int], ...] = ()
     """Only nodes with these attribute values count."""
 
-    def found(self, graph: gs.Graph) -> int:
+    def count_in(self, graph: gs.Graph) -> int:
         """The number of nodes of ``graph`` that count."""
         return sum(
             node.op in self.operators and all(node.attrs.get(key, 0) == value for key, value in self.attributes)
@@ -36,16 +44,16 @@ class Expectation:
         )
 
     def miss(self, graph: gs.Graph) -> str | None:
-        """What is wrong with ``graph``, in words, or None."""
-        return self.judge(self.found(graph))
+        """The difference between ``graph`` and the expectation, in words; None if there is none."""
+        return self.difference(self.count_in(graph))
 
-    def judge(self, found: int) -> str | None:
-        """What is wrong with ``found`` such nodes, in words, or None."""
-        if found == self.count or (self.at_least and found > self.count):
+    def difference(self, count: int) -> str | None:
+        """The difference between ``count`` such nodes and the expectation, in words; None if there is none."""
+        if count == self.count or (self.at_least and count > self.count):
             return None
         kind = "+".join(self.operators) + "".join(f" with {key}={value}" for key, value in self.attributes)
         bound = "at least " if self.at_least else ""
-        return f"{self.name}: expected {bound}{self.count} {kind}, found {found}"
+        return f"{self.name}: expected {bound}{self.count} {kind}, found {count}"
 
 
 @dataclass(frozen=True)
@@ -108,3 +116,51 @@ def expected_operators(config: Config, component: str, target: str) -> list[Expe
         Expectation(name, form.operators, sum(counts[key] for key in form.keys), form.at_least, form.attributes)
         for name, form in (RAISED if target == RAISED_GRAPH else fused_forms(load_target(target))).items()
     ]
+
+
+def config_misses(model: Model, config: Path, provider: str, report: ComponentReport) -> list[str]:
+    """The operators that a component lacks of those that its architecture must have, in words.
+
+    The raised graph is held to its architecture on every target, the fused one where the target declined nothing.
+
+    Args:
+        config: the component's ``config.json``; where there is none, or sdort does not know its architecture, nothing
+            is missing.
+        report: of the component.
+    """
+    if not config.is_file():
+        return []
+    try:
+        settings = read_config(config)
+        raised = expected_operators(settings, model.component, RAISED_GRAPH)
+        fused = expected_operators(settings, model.component, provider)
+    except BadModelError as error:
+        detail(f"{model.component}: no counts can be derived from {config}: {error}")
+        return []
+    counts = report.operators_raised
+    misses = [e.difference(sum(counts.get(op, 0) for op in e.operators)) for e in raised]
+    fuses_all = f"{MICROSOFT}.GroupNorm" in load_target(provider).conditions
+    if fuses_all and not any(o.declined for o in report.fusions.values() if o.name != EXPAND):
+        misses += [e.miss(model.graph) for e in fused]
+    return [miss for miss in misses if miss]
+
+
+def wrong_counts(expected: Mapping[str, int], components: Mapping[str, ComponentReport]) -> list[str]:
+    """The differences between counts that were asked for and those of the optimized components, in words.
+
+    Args:
+        expected: operator, or ``component:operator``, and its count.
+
+    Raises:
+        UsageError: a component is named that is not there.
+    """
+    wrong = []
+    for name, count in expected.items():
+        component, _, operator = name.rpartition(":")
+        if component and component not in components:
+            raise UsageError(f"--expect {name}: there is no component {component!r}")
+        operators = [c.operators for n, c in components.items() if component in ("", n)]
+        total = sum(v for c in operators for k, v in c.items() if k.rpartition(".")[2] == operator)
+        if total != count:
+            wrong.append(f"--expect {name}={count}: found {total}")
+    return wrong

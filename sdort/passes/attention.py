@@ -34,19 +34,28 @@ PRESENT_KEY, PRESENT_VALUE, SCORES = 1, 2, 3
 """Outputs by position."""
 
 
-def run(editor: Editor) -> None:
-    """Bring every Attention to the form.
+def run(editor: Editor) -> int:
+    """Bring every Attention to the form; returns how many were not in it.
 
     Raises:
         BadModelError: one has inputs or attributes that contradict each other or that are not known here.
     """
+    changes = 0
     for node in [n for n in editor.graph.nodes if n.op == "Attention" and not n.domain and n.outputs]:
-        earlier, maker = editor.makers.get(node.name, ()), editor.maker
-        made = len(editor.graph.nodes)
+        earlier, count = editor.origins.get(node.name, ()), len(editor.graph.nodes)
+        before = _described(node)
         _Rewrite(editor, _heads_from_batch(editor, node)).apply()
-        for new in editor.graph.nodes[made:]:
-            editor.makers[new.name] = tuple(dict.fromkeys((*earlier, maker)))
+        made = editor.graph.nodes[count:]
+        changes += [_described(new) for new in made] != [before]
+        for new in made:
+            editor.origins[new.name] = tuple(dict.fromkeys((*earlier, editor.step)))
     editor.finish()
+    return changes
+
+
+def _described(node: gs.Node) -> tuple[str, list[str], dict[str, Any]]:
+    """All that is to be seen of a node but for its name and outputs."""
+    return node.op, [tensor.name for tensor in node.inputs], dict(node.attrs)
 
 
 class _Rewrite:

@@ -7,7 +7,8 @@ schemas; many depend on the node's attributes and on which inputs it has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import onnx
 import onnx.inliner
@@ -15,8 +16,8 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, defs, helper
 
 from sdort.onnx_io.load import from_proto
+from sdort.rewrite.apply import Outcome
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import Outcome
 from sdort.rewrite.inference.facts import plain_attributes
 
 NAME = "expand"
@@ -24,14 +25,28 @@ Lacks = Callable[[gs.Node], "str | None"]
 """Says why the target does not run a node; None if it does."""
 
 
-def run(editor: Editor, lacks: Lacks) -> tuple[Outcome, set[str]]:
+@dataclass(frozen=True)
+class Expansion:
+    """A node that was expanded."""
+
+    node: str
+    reason: str
+    """Why the target does not run it."""
+    original: bool
+    """Whether the model itself asked for it, and no pass had made it."""
+
+
+def run(editor: Editor, lacks: Lacks, expansions: list[Expansion] | None = None) -> int:
     """Replace every node that the target lacks and the specification defines, and what is lacking in its body.
 
+    Args:
+        expansions: takes what was expanded.
+
     Returns:
-        What was done, with the target's reasons as ``declined``; and the names of those that no pass had made: the
-        model itself asked for them.
+        The number of nodes that were expanded.
     """
-    outcome, given, reasons = Outcome(NAME), set[str](), Counter[str]()
+    expanded: list[Expansion] = [] if expansions is None else expansions
+    before = len(expanded)
     pending = list(editor.graph.nodes)
     while pending:
         node = pending.pop()
@@ -39,15 +54,17 @@ def run(editor: Editor, lacks: Lacks) -> tuple[Outcome, set[str]]:
         body = _body(editor, node) if reason else None
         if reason is None or body is None:
             continue
-        if node.name not in editor.makers:
-            given.add(node.name)
+        expanded.append(Expansion(node.name, reason, node.name not in editor.origins))
         pending.extend(_put(editor, node, body))
-        reasons[reason] += 1
-    outcome.candidates = outcome.matched = reasons.total()
-    outcome.declined = dict(reasons)
-    if reasons:
+    if len(expanded) > before:
         editor.finish()
-    return outcome, given
+    return len(expanded) - before
+
+
+def outcome(expansions: Sequence[Expansion]) -> Outcome:
+    """The expansions as those of a fusion, with the target's reasons as ``declined``."""
+    count = len(expansions)
+    return Outcome(NAME, count, count, dict(Counter(expansion.reason for expansion in expansions)))
 
 
 def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
@@ -108,7 +125,7 @@ def _put(editor: Editor, node: gs.Node, body: gs.Graph) -> list[gs.Node]:
         read = [_operand(editor, tensor, tensors) for tensor in part.inputs]
         written = [ends[t.name] if t.name in ends else _fresh(editor, t, hint) for t in part.outputs]
         new = editor.node(part.op, read, dict(part.attrs), outputs=written, hint=hint)
-        editor.makers[new.name] = (*editor.makers.get(node.name, ()), NAME)
+        editor.origins[new.name] = (*editor.origins.get(node.name, ()), NAME)
         tensors.update({t.name: w for t, w in zip(part.outputs, written, strict=True) if t.name})
         made.append(new)
     return made

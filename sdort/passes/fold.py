@@ -32,7 +32,6 @@ from sdort.model.weights import (
 )
 from sdort.rewrite.editor import Editor, array, producer, scalar, weight
 from sdort.rewrite.inference.facts import plain_attributes
-from sdort.rewrite.worklist import apply_rules
 
 LIMIT = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
@@ -45,11 +44,6 @@ RANDOM = frozenset(
 
 Feed = tuple[str, np.dtype[Any], tuple[int, ...], bytes]
 """An input's name, dtype, shape and values."""
-
-
-def run(editor: Editor) -> int:
-    """Fold until nothing is left to fold; returns the number of changes."""
-    return apply_rules(editor, [fold])
 
 
 def fold(editor: Editor, node: gs.Node) -> bool:

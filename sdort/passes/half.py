@@ -25,17 +25,16 @@ from sdort.model.model import Model
 from sdort.model.weights import Array, Weight, cast
 from sdort.onnx_io.load import from_proto
 from sdort.operators import find_operator
-from sdort.rewrite.editor import Editor, consumers, producer
+from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import cone, extremes
 
 STANDARD_FLOAT32_INPUTS = {"Resize": (1, 2)}
 """Inputs (by position) of standard operators that are fp32 whatever the activations are."""
 _ABSENT = "sdort.absent."
-"""The range of fp16's finite positive numbers."""
 
 
-def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), opset: int | None = None) -> Editor:
-    """Convert the model to fp16.
+def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), opset: int | None = None) -> int:
+    """Convert the model to fp16, in place.
 
     Args:
         io_fp16: also the graph's inputs and outputs; else they keep their types behind a Cast.
@@ -43,14 +42,14 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
         opset: that the target loads; the graph's own by default.
 
     Returns:
-        An editor of the converted graph, which replaces the model's.
+        The number of nodes that compute in another type than before, new casts among them.
     """
     from onnxconverter_common.float16 import convert_float_to_float16
 
     model = editor.model
-    fp32 = sorted({*islands(editor), *_undefined(editor, opset or editor.graph.opset), *keep})
+    fp32 = sorted({*fp32_nodes(editor), *_undefined(editor, opset or editor.graph.opset), *keep})
     _separate_outputs(editor, fp32)
-    before = {n.name for n in editor.graph.nodes}
+    before = {n.name: editor.dtype(n.outputs[0]) for n in editor.graph.nodes}
     kept = _float32_inputs(editor)
     constants = _constants(editor)
     with warnings.catch_warnings():
@@ -69,9 +68,11 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
     model.graph = from_proto(converted, lambda t: _resolve(t, constants), model.component).graph
     _leave_out(model.graph)
     _restore(model, kept)
-    converted_editor = Editor(model)
-    _join_islands(converted_editor, before)
-    return converted_editor
+    editor.refresh()
+    _join_neighbours(editor, before)
+    nodes = editor.graph.nodes
+    editor.origins.update({n.name: (editor.step,) for n in nodes if n.name not in before and editor.step})
+    return sum(before.get(node.name) != editor.dtype(node.outputs[0]) for node in nodes)
 
 
 def float32_inputs(node: gs.Node) -> tuple[int, ...]:
@@ -82,8 +83,8 @@ def float32_inputs(node: gs.Node) -> tuple[int, ...]:
     return operator.input_positions(operator.float32_inputs)
 
 
-def islands(editor: Editor) -> list[str]:
-    """Names of the nodes that stay in fp32."""
+def fp32_nodes(editor: Editor) -> list[str]:
+    """Names of the nodes that stay in fp32 by the graph's structure."""
     nodes = [n for n in editor.graph.nodes if editor.dtype(n.outputs[0]) == np.float32]
     names = {n.name for n in nodes if n.op in ("Cast", "ReduceMean", "ReduceSum")}
     for root in (n for n in nodes if n.op == "Sqrt"):
@@ -113,7 +114,7 @@ def _wide_masks(editor: Editor) -> set[str]:
 
 def _until_compared(node: gs.Node) -> list[gs.Node]:
     """A mask's largest elements on their way to the question whether there is an open one."""
-    readers = [reader for tensor in node.outputs for reader in consumers(tensor)]
+    readers = [reader for tensor in node.outputs for reader in tensor.outputs]
     further = [each for reader in readers if reader.op in ("Transpose", "Greater") for each in _until_compared(reader)]
     return [node, *further] if node.op != "Greater" else [node]
 
@@ -150,8 +151,8 @@ def _before_waves(editor: Editor) -> set[str]:
 def _separate_outputs(editor: Editor, fp32: Collection[str]) -> None:
     """Put an Identity before the outputs that the converter would give a wrong type.
 
-    It hands the readers of an output that is read inside too the output's own type, and an output that an island
-    computes the type of the others.
+    It hands the readers of an output that is read inside too the output's own type, and an output that a node
+    in fp32 computes the type of the others.
     """
     for output in editor.graph.outputs:
         node = producer(output)
@@ -168,8 +169,8 @@ def _separate_outputs(editor: Editor, fp32: Collection[str]) -> None:
     editor.finish()
 
 
-def _join_islands(editor: Editor, before: set[str]) -> None:
-    """Between two nodes of an island the converter casts to fp16 and back, which would lose what the island is for."""
+def _join_neighbours(editor: Editor, before: Collection[str]) -> None:
+    """Between two nodes that stay in fp32 the converter casts to fp16 and back, which would lose what they stay for."""
     for node in editor.graph.nodes:
         inner = producer(node.inputs[0], "Cast") if node.op == "Cast" and node.name not in before else None
         if inner is not None and node.attrs["to"] == TensorProto.FLOAT:

@@ -31,9 +31,9 @@ among them: their kernels may store in half what only single can hold."""
 NARROWED = MOVING | NORMALIZING | ROUNDED_ONCE
 
 
-def run(editor: Editor) -> None:
-    """Move and remove casts between floating-point types until no more can be."""
-    apply_rules(editor, (_merge, _sink, _hoist, _narrow))
+def run(editor: Editor) -> int:
+    """Move and remove casts between floating-point types until no more can be; returns the number of changes."""
+    return apply_rules(editor, (_merge, _sink, _hoist, _narrow))
 
 
 def _widened(editor: Editor, tensor: gs.Tensor) -> gs.Tensor | None:

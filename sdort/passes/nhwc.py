@@ -22,14 +22,19 @@ BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 MICROSOFT = "com.microsoft"
 
 
-def run(editor: Editor, support: Support) -> None:
-    """Convert every region that holds a convolution or group normalization."""
+def run(editor: Editor, support: Support) -> int:
+    """Convert every region that holds a convolution or group normalization.
+
+    Returns:
+        The number of nodes that are channels-last now, and of transposes at the regions' borders.
+    """
     region = Region(editor, support)
     for node in list(editor.graph.nodes):
         if node.outputs and not (node.domain or ""):
             region.visit(node)
     region.leave()
     editor.finish()
+    return region.changes
 
 
 def _can_turn(conv: gs.Node) -> bool:
@@ -45,6 +50,7 @@ class Region:
         self.support = support
         self.twins: dict[str, gs.Tensor] = {}
         self.originals: dict[str, gs.Tensor] = {}
+        self.changes = 0
 
     # --- twins ---
 
@@ -71,6 +77,7 @@ class Region:
 
     def _convert(self, node: gs.Node, twin: gs.Tensor) -> None:
         """The node's output is computed as ``twin`` from now on."""
+        self.changes += 1
         self._remember(node.outputs[0], twin)
         node.inputs.clear()
         node.outputs.clear()
@@ -81,6 +88,7 @@ class Region:
             lost = isinstance(tensor, gs.Variable) and not tensor.inputs
             if lost and not any(tensor is i for i in self.editor.graph.inputs):
                 self.editor.node("Transpose", [self.twins[name]], {"perm": TO_FIRST}, outputs=[tensor])
+                self.changes += 1
 
     # --- operators ---
 
@@ -122,7 +130,7 @@ class Region:
             attrs = {"groups": node.attrs["num_groups"], "epsilon": node.attrs.get("epsilon", 1e-5)}
             attrs |= {"activation": 0, "channels_last": 1}
             made = self.editor.node("GroupNorm", [x, *map(self._float32, node.inputs[1:])], attrs, domain=MICROSOFT)
-        # A GroupNorm of a form that the kernel refuses is spelled out later: channels-first would cost two transposes.
+        # A GroupNorm of a form that the kernel refuses is decomposed later: channels-first would cost two transposes.
         if node.op == "Conv" and self.support.unsupported(made, self.editor):
             made.inputs.clear()
             made.outputs.clear()
@@ -145,6 +153,7 @@ class Region:
     def _transpose(self, node: gs.Node) -> None:
         source, output = node.inputs[0], node.outputs[0]
         if node.attrs.get("perm") == TO_LAST and source.name in self.twins:
+            self.changes += 1
             self.editor.replace(output, self.twins[source.name])
             node.inputs.clear()
             node.outputs.clear()

@@ -13,14 +13,9 @@ from sdort.model.weights import Weight
 from sdort.passes.fold import RANDOM
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.inference.facts import plain_attributes
-from sdort.rewrite.worklist import Rule, apply_rules
+from sdort.rewrite.worklist import Rule
 
 APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM
-
-
-def run(editor: Editor) -> int:
-    """Simplify until nothing is left to simplify; returns the number of changes."""
-    return apply_rules(editor, RULES)
 
 
 def _last_axis(editor: Editor, node: gs.Node) -> bool:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from sdort.model.model import Model
-from sdort.passes import (
-    fold,
-    products,
-    reshape,
-    simplify,
-    tidy,
-    upgrade,
-)
+from sdort.passes import fold, products, reshape, simplify
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.worklist import apply_rules
 
@@ -26,9 +18,3 @@ def run(editor: Editor) -> int:
     while merged := simplify.merge_equal_nodes(editor):
         changes += merged + apply_rules(editor, RULES)
     return changes
-
-
-def canonicalize(model: Model) -> None:
-    """What an exporter's graph needs to be a tidy standard one: constants folded, shape residue gone."""
-    upgrade.to_pattern_opset(model)
-    tidy.run(Editor(model))

@@ -25,19 +25,23 @@ HINT = "Choose another --provider, or report the model."
 Converter = Callable[[Model, gs.Node, int], None]
 
 
-def to_pattern_opset(model: Model) -> None:
-    """Convert the model to :data:`sdort.rewrite.pattern.OPSET`.
+def run(editor: Editor) -> int:
+    """Convert the graph to :data:`sdort.rewrite.pattern.OPSET`; returns how many operators are written otherwise.
 
     Raises:
         BadModelError: an operator changed its meaning since the model's opset in a way that is not known here.
     """
-    opset = model.graph.opset
+    model, opset, changes = editor.model, editor.graph.opset, 0
     if opset > OPSET:
-        expand.run(Editor(model), lambda node: None if _restate(node, opset, OPSET) else "it is newer")
+        changes += expand.run(editor, lambda node: None if _restate(node, opset, OPSET) else "it is newer")
     for node in model.graph.nodes:
         if not node.domain:
+            before = len(node.inputs), dict(node.attrs)
             _upgrade(model, node, opset)
+            changes += (len(node.inputs), node.attrs) != before
     set_opset(model, OPSET)
+    editor.refresh()
+    return changes
 
 
 def set_opset(model: Model, opset: int) -> None:
@@ -46,19 +50,6 @@ def set_opset(model: Model, opset: int) -> None:
     others = [d for d in graph.import_domains or [] if d.domain not in ("", "ai.onnx")]
     graph.opset = opset
     graph.import_domains = [helper.make_opsetid("", opset), *others]
-
-
-def to_target_opset(model: Model, opset: int) -> None:
-    """Declare the target's opset after making sure that every operator is the same there.
-
-    Raises:
-        BadModelError: one is not.
-    """
-    for node in model.graph.nodes:
-        reason = inexpressible(node, opset)
-        if reason:
-            raise BadModelError(reason, component=model.component, node=node.name, hint=HINT)
-    set_opset(model, opset)
 
 
 def inexpressible(node: gs.Node, opset: int) -> str | None:

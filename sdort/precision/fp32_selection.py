@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -22,6 +21,33 @@ from sdort.precision.ranges import measure, written
 from sdort.precision.risks import find_risks
 from sdort.precision.trial import outcome
 from sdort.rewrite.editor import Editor
+
+
+@dataclass(frozen=True)
+class Fp32Nodes:
+    """One kind of nodes that stay in fp32."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Fp32Report:
+    """Nodes of one component that stay in fp32, and what that costs."""
+
+    measured: str
+    """The inputs that were measured with; empty if a plan was followed."""
+    islands: list[Fp32Nodes]
+    nodes: int
+    share_of_nodes: float
+    share_of_time: float | None
+    """The nodes' part of the time of a run in fp32 on this CPU; None if not measured."""
+    bytes: int
+    """The weights' bytes beyond fp16."""
+    without: str
+    """The result of fp16 alone, in words; empty if not tried."""
+    within: str = field(metadata={"json": "with"})
+    """The result with these nodes in fp32; empty if not tried."""
 
 
 @dataclass
@@ -43,18 +69,18 @@ class Outcome:
     time: float | None = None
     """The nodes' part of the time of a run in fp32 on this CPU; None if not measured."""
 
-    def record(self) -> dict[str, Any]:
-        """For the report."""
-        return {
-            "measured": self.inputs,
-            "islands": [{"where": str(rule), "why": rule.reason} for rule in self.rules],
-            "nodes": len(self.names),
-            "share_of_nodes": round(self.share, 4),
-            "share_of_time": None if self.time is None else round(self.time, 4),
-            "bytes": self.bytes,
-            "without": self.without,
-            "with": self.within,
-        }
+    def report(self) -> Fp32Report:
+        """The selection as reports show it."""
+        return Fp32Report(
+            measured=self.inputs,
+            islands=[Fp32Nodes(str(rule), rule.reason) for rule in self.rules],
+            nodes=len(self.names),
+            share_of_nodes=round(self.share, 4),
+            share_of_time=None if self.time is None else round(self.time, 4),
+            bytes=self.bytes,
+            without=self.without,
+            within=self.within,
+        )
 
 
 class Keeper:

@@ -32,7 +32,8 @@ def outcome(
         BadModelError: the converted graph does not run.
     """
     component = editor.model.component
-    converted = half.run(Editor(Model(editor.graph.copy(), component)), keep=keep)
+    converted = Editor(Model(editor.graph.copy(), component))
+    half.run(converted, keep=keep)
     written = save_model(converted.model, folder / "converted.onnx")
     if written.overflowed:
         return f"{len(written.overflowed)} weights are infinite"

@@ -28,7 +28,7 @@ TARGET = Target(
     ir_version=10,
     channels_last=False,
     only=frozenset(STANDARD.split()),
-    spelled={"Resize": (1, 2)},  # its region and its scales, where it has sizes
+    explicit_inputs={"Resize": (1, 2)},  # its region and its scales, where it has sizes
 )
 
 _IGNORED = (

@@ -38,7 +38,7 @@ class Target:
         missing: standard operators that it does not have.
         only: where not empty, the only standard operators that it has.
         forms: standard operators that it has in some forms only, and those.
-        spelled: standard operators and their inputs that may not be left out, and are empty tensors instead.
+        explicit_inputs: standard operators and their inputs that may not be left out: empty tensors take their place.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Target:
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
     only: frozenset[str] = field(default_factory=frozenset)
     forms: Mapping[str, Condition] = field(default_factory=dict)
-    spelled: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    explicit_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def conditions(self) -> Mapping[str, Condition]:

@@ -6,9 +6,8 @@ appended with their facts inferred, dead ones are swept and the order is restore
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,10 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.errors import BadModelError
-from sdort.model.fact import Fact
 from sdort.model.model import Model
 from sdort.model.symbolic import Dim, Shape
 from sdort.model.weights import Array, Weight
+from sdort.onnx_io.check_model import topological_order
 from sdort.rewrite.inference.facts import Facts
 
 SMALL = 1024
@@ -29,8 +28,8 @@ SMALL = 1024
 class Editor:
     """A graph under change.
 
-    ``maker`` names the fusion or step at work; ``makers`` keeps it for every new node, ``layouts`` the original of
-    every channels-last tensor (:mod:`sdort.rewrite.provenance`).
+    ``step`` names the fusion or step at work; ``origins`` keeps it for every new node, ``layouts`` the original of
+    every channels-last tensor (:mod:`sdort.rewrite.provenance`). The facts are inferred when they are first asked for.
 
     Args:
         model: the model; its graph is changed in place.
@@ -38,24 +37,36 @@ class Editor:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.graph = model.graph
-        self._names = {t.name for t in self.graph.tensors().values()} | {t.name for t in self.graph.outputs}
-        self._names |= {node.name for node in self.graph.nodes}  # another editor may have named them, as loading does
         self._counter = 0
-        self.maker = ""
-        self.makers: dict[str, tuple[str, ...]] = {}
+        self.step = ""
+        self.origins: dict[str, tuple[str, ...]] = {}
         self.layouts: dict[str, str] = {}
-        self.facts = Facts(self.graph.opset, self.model.component)
+        self._names: set[str] = set()
+        self._facts: Facts | None = None
         self._positions: dict[int, int] = {}
         self.refresh()
 
+    @property
+    def graph(self) -> gs.Graph:
+        return self.model.graph
+
+    @property
+    def facts(self) -> Facts:
+        """Types, shapes and small values of all tensors."""
+        if self._facts is None:
+            facts = Facts(self.graph.opset, self.model.component)
+            facts.declare(self.graph.inputs)
+            for node in self.graph.nodes:
+                facts.infer(node)
+            self._facts = facts
+        return self._facts
+
     def refresh(self) -> None:
-        """Order the nodes and compute all facts anew."""
+        """Take the model's graph as it is now: its names, its order, and what is known of it."""
+        self._names |= {t.name for t in (*self.graph.tensors().values(), *self.graph.outputs)}
+        self._names |= {node.name for node in self.graph.nodes}  # another editor may have named them, as loading does
         self._set_order(sort_nodes(self.graph.nodes, self.model.component))
-        self.facts = Facts(self.graph.opset, self.model.component)
-        self.facts.declare(self.graph.inputs)
-        for node in self.graph.nodes:
-            self.facts.infer(node)
+        self._facts = None
 
     # --- reading ---
 
@@ -118,8 +129,8 @@ class Editor:
         self.graph.nodes.append(node)
         self.place(node)
         self.facts.infer(node)
-        if self.maker:
-            self.makers[name] = (self.maker,)
+        if self.step:
+            self.origins[name] = (self.step,)
         return node
 
     def op(self, op: str, inputs: Sequence[gs.Tensor], attrs: dict[str, Any] | None = None, **more: Any) -> gs.Tensor:
@@ -184,29 +195,19 @@ def live_nodes(graph: gs.Graph) -> list[gs.Node]:
 
 
 def sort_nodes(nodes: list[gs.Node], component: str) -> list[gs.Node]:
-    """Topological order that keeps the present order where it can (Kahn)."""
+    """Nodes in topological order, which keeps the present order where it can.
+
+    Raises:
+        BadModelError: the graph has a cycle.
+    """
     position = {id(node): index for index, node in enumerate(nodes)}
     if _is_sorted(nodes, position):
         return nodes
-    waiting: dict[int, int] = {}
-    ready: list[int] = []
-    for index, node in enumerate(nodes):
-        waiting[index] = len({id(p) for t in node.inputs for p in t.inputs if id(p) in position})
-        if not waiting[index]:
-            ready.append(index)
-    heapq.heapify(ready)
-    ordered: list[gs.Node] = []
-    while ready:
-        node = nodes[heapq.heappop(ready)]
-        ordered.append(node)
-        for index in {position[id(c)] for t in node.outputs for c in t.outputs if id(c) in position}:
-            waiting[index] -= 1
-            if not waiting[index]:
-                heapq.heappush(ready, index)
-    if len(ordered) != len(nodes):
-        stuck = next(node for index, node in enumerate(nodes) if waiting[index])
-        raise BadModelError("the graph has a cycle", component=component, node=stuck.name or stuck.op)
-    return ordered
+    needs = [{position[id(p)] for t in node.inputs for p in t.inputs if id(p) in position} for node in nodes]
+    order, cyclic = topological_order(needs)
+    if cyclic is not None:
+        raise BadModelError("the graph has a cycle", component=component, node=nodes[cyclic].name or nodes[cyclic].op)
+    return [nodes[index] for index in order]
 
 
 def _is_sorted(nodes: list[gs.Node], position: dict[int, int]) -> bool:
@@ -228,10 +229,6 @@ def producer(tensor: gs.Tensor, op: str | None = None, domain: str = "") -> gs.N
     if node is None or (op is not None and (node.op != op or (node.domain or "") != domain)):
         return None
     return node
-
-
-def consumers(tensor: gs.Tensor) -> Iterator[gs.Node]:
-    yield from tensor.outputs
 
 
 def array(tensor: gs.Tensor, limit: float = SMALL) -> Array | None:
@@ -259,7 +256,3 @@ def scalar(tensor: gs.Tensor) -> float | None:
 def weight(tensor: gs.Tensor) -> Weight | Array | None:
     """A constant's values, described or in memory; None for variables."""
     return tensor._values if isinstance(tensor, gs.Constant) else None
-
-
-def fact_of(shape: Shape, dtype: Any) -> Fact:
-    return Fact(np.dtype(dtype), shape)

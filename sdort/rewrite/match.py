@@ -115,9 +115,14 @@ class Progress:
     tensors: int = 0
     """How many tensors were bound: of two attempts that matched as many nodes, it tells which came further."""
 
+    @property
+    def reached(self) -> tuple[int, int]:
+        """Nodes, then tensors: of two attempts the larger came further."""
+        return self.matched, self.tensors
+
     def note(self, match: Match, tensor: gs.Tensor | gs.Node, reason: str) -> None:
         reached = len(match.nodes), len(match.tensors)
-        if reached > (self.matched, self.tensors):
+        if reached > self.reached:
             self.matched, self.tensors = reached
             self.node, self.reason = tensor.name, reason
 

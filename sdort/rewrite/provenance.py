@@ -35,8 +35,8 @@ def describe(editor: Editor) -> str:
     tensors: set[str] = set()
     for node in editor.graph.nodes:
         tensors.update(tensor.name for tensor in node.outputs)
-        if node.name in editor.makers:
-            makers.setdefault(",".join(editor.makers[node.name]), []).append(node.name)
+        if node.name in editor.origins:
+            makers.setdefault(",".join(editor.origins[node.name]), []).append(node.name)
     layouts = {twin: name for twin, name in editor.layouts.items() if twin in tensors}
     return json.dumps({"makers": makers, "layouts": layouts}, separators=(",", ":"), sort_keys=True)
 

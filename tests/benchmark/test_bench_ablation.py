@@ -132,7 +132,7 @@ def test_each_step_adds_its_own_operators(tiny: Tiny, tmp_path: Path) -> None:
 def test_the_last_step_is_what_optimize_makes(tiny: Tiny, tmp_path: Path) -> None:
     last = make_variant(tiny.onnx, tmp_path / "last", "cuda", EVERY, ["pipeline"])
     report = optimize(tiny.onnx, tmp_path / "whole", provider="cuda", fp16=True)
-    assert last == {name: done["operators"] for name, done in report.components.items()}
+    assert last == {name: done.operators for name, done in report.components.items()}
 
 
 # Measuring

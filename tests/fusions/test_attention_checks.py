@@ -14,11 +14,13 @@ from support.small_graphs import edit, load, operators, parse, run, to_proto
 from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.model.symbolic import symbol
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.passes import attention as attention_pass
 from sdort.passes.shapes_only import is_causal
 from sdort.providers import NAMES, load_target
-from sdort.rewrite.fusion import Outcome, apply_stage, load_fusions
+from sdort.rewrite.apply import Outcome, apply_stage
+from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.masks import Extremes, extremes
 
 # --- what is causal ---
@@ -148,8 +150,8 @@ def test_what_is_an_attention_becomes_one(settings: dict[str, Any]) -> None:
 def test_what_is_no_attention_is_left(settings: dict[str, Any], reason: str, misses: int) -> None:
     found, outcome, _ = raised(**settings)
     assert (found.get("Attention"), found["Softmax"]) == (None, 1)
-    (refusal,) = outcome.refusals
-    assert refusal["reason"] == reason
+    (refusal,) = outcome.left
+    assert refusal.reason == reason
     assert len(outcome.misses) == misses
 
 
@@ -186,7 +188,7 @@ def attention(**settings: Any) -> str:
 @pytest.mark.parametrize(("settings", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_contradicts_itself_is_refused_in_words(settings: dict[str, Any], reason: str, target: str) -> None:
     with pytest.raises(BadModelError) as error:
-        optimize_model(load(attention(**settings)), Options(load_target(target)))
+        optimize_model(load(attention(**settings)), OptimizeOptions(load_target(target)))
     assert reason in str(error.value)
 
 
@@ -214,7 +216,7 @@ def optimized(
     text: str, target: str, fp16: bool = False, weights: Any = None
 ) -> tuple[onnx.ModelProto, ComponentReport]:
     model = load(text, weights)
-    report = optimize_model(model, Options(load_target(target), fp16))
+    report = optimize_model(model, OptimizeOptions(load_target(target), fp16))
     return to_proto(model), report
 
 

@@ -15,8 +15,9 @@ from onnx import numpy_helper
 from support.fusion_models import before_model
 
 from sdort.onnx_io.load import from_proto
+from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.match import Refusal
 
 Change = Callable[[onnx.ModelProto], None]

@@ -15,10 +15,11 @@ from sdort.emulation.standard import expand
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import count_operators
+from sdort.optimizer.report import count_operators
 from sdort.passes import upgrade
+from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import STAGES, apply_fusion, load_fusions
+from sdort.rewrite.fusion import STAGES, load_fusions
 from sdort.rewrite.pattern import Pattern
 
 

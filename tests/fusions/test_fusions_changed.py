@@ -19,8 +19,9 @@ from sdort.errors import SdortError
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto
 from sdort.passes import attention
+from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import Fusion, apply_fusion, load_fusions
+from sdort.rewrite.fusion import Fusion, load_fusions
 
 Array = npt.NDArray[Any]
 

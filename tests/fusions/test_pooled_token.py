@@ -8,8 +8,9 @@ import pytest
 from support.small_graphs import check_step, edit, operators
 
 from sdort.providers import NAMES, load_target
+from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.rewrite.fusion import load_fusions
 
 SIZES = {"B": 3, "S": 5, "W": 4}
 WITHOUT_SIZES = {"ArgMax": 1, "GatherND": 1}

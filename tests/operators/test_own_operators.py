@@ -25,7 +25,8 @@ from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.own_functions import make_function
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.providers import load_target
 from sdort.runtime.placement import parse_placement
 from sdort.verification.parity import compare
@@ -94,7 +95,7 @@ def test_an_unknown_own_operator_is_refused() -> None:
 
 def extended(exported: Exported, case: Case, fp16: bool = True) -> tuple[Model, ComponentReport]:
     model = load_model(exported(case), described(case.family)[0])
-    return model, optimize_model(model, Options(load_target("rocm"), fp16=fp16, sdort_ops=True))
+    return model, optimize_model(model, OptimizeOptions(load_target("rocm"), fp16=fp16, sdort_ops=True))
 
 
 def skip_connections(family: str) -> int:
@@ -132,7 +133,7 @@ def test_every_joined_group_norm_reads_both_parts(exported: Exported, tmp_path: 
 
 def test_without_the_option_there_is_none(exported: Exported) -> None:
     model = load_model(exported(Case("sd1", "ts14")), "unet")
-    optimize_model(model, Options(load_target("rocm")))
+    optimize_model(model, OptimizeOptions(load_target("rocm")))
     assert not any(node.domain == "sdort" for node in model.graph.nodes)
 
 
@@ -145,7 +146,7 @@ def test_a_written_model_can_be_read_shown_and_optimized_again(exported: Exporte
     [shown] = inspect_path(tmp_path / "model.onnx")
     assert shown.operators["sdort.GroupNorm"] == report.operators["sdort.GroupNorm"]
     again = load_model(tmp_path / "model.onnx", "unet")
-    second = optimize_model(again, Options(load_target("cuda"), fp16=True))
+    second = optimize_model(again, OptimizeOptions(load_target("cuda"), fp16=True))
     assert second.operators["sdort.GroupNorm"] == report.operators["sdort.GroupNorm"]
     save_model(again, tmp_path / "again.onnx")
     assert len(onnx.load(tmp_path / "again.onnx", load_external_data=False).functions) == 1

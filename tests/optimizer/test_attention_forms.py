@@ -10,7 +10,8 @@ from support.attention_forms import DOUBLE, FLOAT, HALF, Form, expected, inputs_
 from support.small_graphs import run, to_proto
 
 from sdort.onnx_io.load import from_proto
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.providers import NAMES, load_target
 
 MASKS = ("float", "bool", "infinite")
@@ -37,7 +38,7 @@ def drawn(index: int) -> Form:
 
 def optimized(model: onnx.ModelProto, target: str, fp16: bool = False) -> tuple[onnx.ModelProto, ComponentReport]:
     loaded = from_proto(onnx.ModelProto.FromString(model.SerializeToString()), None, "unet")
-    report = optimize_model(loaded, Options(load_target(target), fp16))
+    report = optimize_model(loaded, OptimizeOptions(load_target(target), fp16))
     return to_proto(loaded), report
 
 

@@ -12,7 +12,8 @@ from support.small_graphs import Array, run
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.providers import load_target
 
 CASES = [
@@ -69,7 +70,7 @@ def _with_names_of_dynamo(
 
 def optimized(path: Path, target: str, fp16: bool, folder: Path) -> tuple[onnx.ModelProto, ComponentReport]:
     model = load_model(path, "text_encoder" if path.name.startswith("text") else "unet")
-    report = optimize_model(model, Options(load_target(target), fp16))
+    report = optimize_model(model, OptimizeOptions(load_target(target), fp16))
     assert save_model(model, folder / "model.onnx").overflowed == []
     return onnx.load(folder / "model.onnx"), report
 

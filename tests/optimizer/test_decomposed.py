@@ -13,7 +13,8 @@ from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.providers import NAMES, load_target
 from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
@@ -25,7 +26,7 @@ PROMPTS = [Sample(1, sequence=77), Sample(2, sequence=13)]
 def optimized(path: Path, component: str, target: str, folder: Path, dynamic: bool) -> tuple[Model, ComponentReport]:
     """A model for a target, with the numbers of the exported one."""
     model = load_model(path, component)
-    report = optimize_model(model, Options(load_target(target)))
+    report = optimize_model(model, OptimizeOptions(load_target(target)))
     assert report.misses == []
     save_model(model, folder / "model.onnx")
     samples = PROMPTS if component == "text_encoder" else SAMPLES
@@ -47,7 +48,7 @@ def test_a_decomposed_program_is_the_model_that_it_was(
 ) -> None:
     cache = request.config.cache.mkdir("exports")
     plain = load_model(decomposed_exports.export(kind, "ts17", dynamic, cache), kind)
-    wanted = optimize_model(plain, Options(load_target(target))).operators
+    wanted = optimize_model(plain, OptimizeOptions(load_target(target))).operators
     source = decomposed_exports.export(kind, exporter, dynamic, cache)
     found = optimized(source, kind, target, tmp_path, dynamic)[1].operators
     if kind == "text_encoder":  # the exporters write the pooling by other operators; what fuses is the same

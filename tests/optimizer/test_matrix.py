@@ -14,7 +14,7 @@ from support.optimized_models import Exported, check_structure, optimized, sampl
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
@@ -129,7 +129,7 @@ def test_fresh_norms_and_equal_weights_do_not_confuse(exported: Exported, tmp_pa
     merged = tmp_path / "merged.onnx"
     onnx.save(proto, merged)
     model = load_model(merged, "unet")
-    report = optimize_model(model, Options(load_target("cuda")))
+    report = optimize_model(model, OptimizeOptions(load_target("cuda")))
     assert report.misses == []
     save_model(model, tmp_path / "model.onnx")
     compare(merged, tmp_path / "model.onnx", component="unet", samples=[Sample(2, 8, 12, 7)]).check()

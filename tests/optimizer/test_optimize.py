@@ -231,6 +231,28 @@ def test_explain_says_what_was_left_and_why(call: Callable[..., Result], source:
     assert "What was left" not in call("--allow-misses", "--overwrite").stdout
 
 
+def test_explain_is_shown_before_an_error(
+    call: Callable[..., Result], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A miss, and a step that refuses the graph after the fusions: both come with what was left until then."""
+    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    missed = call("--explain", "--component", "text_encoder")
+    assert missed.exit_code == 4
+    assert "--explain" not in missed.stderr
+    monkeypatch.setattr("sdort.passes.upgrade.inexpressible", lambda *_: "no kernel takes this")
+    refused = call("--explain", "--component", "text_encoder")
+    assert refused.exit_code == 3
+    assert "no kernel takes this" in refused.stderr
+    for result in (missed, refused):
+        (line,) = (line for line in result.stdout.splitlines() if line.split()[:2] == ["text_encoder", "gelu_erf"])
+        assert line.split()[2:5] == ["0/1", "Erf.3", "1/5"]
+    printed = json.loads(call("--explain", "--json", "--component", "text_encoder").stdout)
+    assert printed["exit_code"] == 3
+    (place,) = printed["report"]["components"]["text_encoder"]["fusions"]["gelu_erf"]["left"]
+    assert (place["node"], place["matched"], place["of"]) == ("Erf.3", 1, 5)
+    assert call("--component", "text_encoder").stdout == ""
+
+
 # --- OUT that exists ---
 
 

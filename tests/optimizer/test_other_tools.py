@@ -22,7 +22,8 @@ from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.verification.parity import compare, open_session
@@ -36,7 +37,7 @@ RNG = np.random.default_rng(0)
 
 def optimized(path: Path, component: str, target: str, fp16: bool = False) -> tuple[Model, ComponentReport]:
     model = load_model(path, component)
-    return model, optimize_model(model, Options(load_target(target), fp16))
+    return model, optimize_model(model, OptimizeOptions(load_target(target), fp16))
 
 
 def check_parity(original: Path, target: str, model: Model, folder: Path) -> None:
@@ -51,7 +52,7 @@ def check_parity(original: Path, target: str, model: Model, folder: Path) -> Non
 def small(text: str, weights: dict[str, Array] | None, target: str, sizes: dict[str, int], *, opset: int = 18) -> Model:
     """The optimized model of a graph text, after a check that it computes the same."""
     model = load(text, weights, opset)
-    report = optimize_model(model, Options(load_target(target)))
+    report = optimize_model(model, OptimizeOptions(load_target(target)))
     assert report.misses == []
     proto = parse(text, weights, opset)
     feeds = feeds_for(proto, sizes)
@@ -132,7 +133,7 @@ def test_other_forms_of_fused_mat_mul_are_refused_in_words(call: str) -> None:
     for tensor in model.graph.inputs:
         tensor.shape = None if tensor.name == "any" else tensor.shape
     with pytest.raises(BadModelError, match="no kernel for FusedMatMul"):
-        optimize_model(model, Options(load_target("cpu")))
+        optimize_model(model, OptimizeOptions(load_target("cpu")))
 
 
 # --- norms that are no LayerNormalization ---
@@ -167,8 +168,8 @@ def test_other_means_are_no_missed_layer_normalization(name: str, target: str) -
 def test_what_is_nearly_one_is_missed(name: str) -> None:
     weights = {"g": RNG.standard_normal(8).astype(np.float32)}
     model = load(f"{NORM_HEADER} {{ {LAYER_NORM_LIKE[name]} }}", weights, 18)
-    report = optimize_model(model, Options(load_target("cpu")))
-    assert {miss["fusion"] for miss in report.misses} == {"layer_normalization"}
+    report = optimize_model(model, OptimizeOptions(load_target("cpu")))
+    assert {miss.fusion for miss in report.misses} == {"layer_normalization"}
 
 
 # --- newer opsets ---
@@ -252,7 +253,7 @@ def test_quantized_arithmetic_is_refused_in_words(name: str, fp16: bool, target:
     used = {k: v for k, v in weights.items() if any(f"{k}{end}" in body.replace("(", " ") for end in (",", ")"))}
     model = load(f"g (float[3, 16] x) => (float[a, b] y) {{ {body} }}", used, 18)
     with pytest.raises(BadModelError, match="computes in a quantized form") as caught:
-        optimize_model(model, Options(load_target(target), fp16))
+        optimize_model(model, OptimizeOptions(load_target(target), fp16))
     assert caught.value.node
     assert "quantized from" in (caught.value.hint or "")
 
@@ -290,7 +291,7 @@ def test_automatic_padding_of_a_dilated_convolution() -> None:
     weights = {"w": RNG.standard_normal((6, 4, 3, 2)).astype(np.float32)}
     text = "g (float[B, 4, H, W] x) => (float[a, b, c, d] y) {{ y = Conv <{}, dilations = [2, 1]> (x, w) }}"
     model = load(text.format('auto_pad = "SAME_UPPER"'), weights, 18)
-    optimize_model(model, Options(load_target("rocm")))
+    optimize_model(model, OptimizeOptions(load_target("rocm")))
     proto = parse(text.format("pads = [2, 0, 2, 1]"), weights, 18)
     feeds = feeds_for(proto, {"B": 2, "H": 8, "W": 7})
     np.testing.assert_allclose(run(model, feeds)[0], run(proto, feeds)[0], rtol=1e-5, atol=1e-5)

@@ -51,7 +51,7 @@ def test_every_target_computes_what_torch_does(
         report = optimize(tmp_path / "onnx", out, provider=target, fp16=fp16)
         assert report.misses == []
         for component, cases in expected.items():
-            check_attention(parts, component, report.components[component]["operators"])
+            check_attention(parts, component, report.components[component].operators)
             check_parity(component, target, out / component / "model.onnx", cases, "float16" if fp16 else "float32")
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.rules import run_fold
 from support.small_graphs import Array, Described, check_step, edit, operators
 
 from sdort.model.weights import Stored, Weight
-from sdort.passes import fold
 
 W = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
 """3 KiB: large enough to be a described weight."""
@@ -33,7 +33,7 @@ SHAPES = "<int64[3] shape = {4, -1, 32}, int64[1] axis = {1}>"
 def test_weights_are_described_not_loaded(nodes: tuple[str, tuple[int, ...]]) -> None:
     text = f"g () => (float[a, b] v) {SHAPES} {{ {nodes[0]} }}"
     editor = edit(text, {"w": Described([24, 32], np.float32)})
-    fold.run(editor)
+    run_fold(editor)
     assert operators(editor) == {"Identity": 1}
     constant = editor.graph.outputs[0].inputs[0].inputs[0]
     assert isinstance(constant._values, Weight)
@@ -48,7 +48,7 @@ def test_described_weights_have_the_values_of_their_operators(nodes: tuple[str, 
     for name in ("float16", "float"):
         typed = text.replace("float[a, b] z", f"{name}[{', '.join(['d'] * len(nodes[1]))}] z")
         if ("Cast" in text) == (name == "float16"):
-            assert check_step(typed, fold.run, weights={"w": W}) == {"Identity": 1}
+            assert check_step(typed, run_fold, weights={"w": W}) == {"Identity": 1}
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,16 @@ def test_arithmetic_on_stored_weights_is_left(operator: str) -> None:
     text = f"g () => (float[a, b] v) <float two = {{2.0}}, float[1, 2] row = {{1.0, 2.0}}> {{ v = {operator} }}"
     for weight in (Described([2, 2], np.float32), Described([24, 2], np.float32)):
         editor = edit(text, {"w": weight})
-        assert fold.run(editor) == 0
+        assert run_fold(editor) == 0
 
 
 def test_weights_in_memory_are_computed() -> None:
-    assert check_step("g () => (float[a, b] v) { v = Neg (w) }", fold.run, weights={"w": W}) == {"Identity": 1}
+    assert check_step("g () => (float[a, b] v) { v = Neg (w) }", run_fold, weights={"w": W}) == {"Identity": 1}
 
 
 def test_weights_on_disk_are_not_read(tmp_path: Path) -> None:
     editor = edit("g () => (float[a, b] v) { v = Neg (w) }", {"w": Stored(tmp_path / "none", 0, [24, 32], np.float32)})
-    assert fold.run(editor) == 0
+    assert run_fold(editor) == 0
 
 
 CONSTANT = {
@@ -88,7 +88,7 @@ int64 i = {2}, int64 j = {9}, int64 k = {3}>"""
 @pytest.mark.parametrize("nodes", CONSTANT.values(), ids=CONSTANT)
 def test_small_constants_are_computed(nodes: str) -> None:
     rank = "[m, n]" if "NonZero" in nodes else "[n]" if "Range" in nodes or "three" in nodes else ""
-    assert check_step(f"g () => (float{rank} y) {VALUES} {{ {nodes} }}", fold.run) == {"Identity": 1}
+    assert check_step(f"g () => (float{rank} y) {VALUES} {{ {nodes} }}", run_fold) == {"Identity": 1}
 
 
 LEFT = {
@@ -108,24 +108,24 @@ LEFT = {
 @pytest.mark.parametrize("text", LEFT.values(), ids=LEFT)
 def test_what_is_large_or_random_is_left(text: str) -> None:
     editor = edit(text)
-    assert fold.run(editor) == 0
+    assert run_fold(editor) == 0
 
 
 def test_what_reads_a_large_tensor_is_left() -> None:
     large: dict[str, Array | Weight] = {"w": np.ones([300, 300], np.float32)}
-    assert fold.run(edit("g () => (float[a, b] v) { v = ReduceSum (w) }", large)) == 0
+    assert run_fold(edit("g () => (float[a, b] v) { v = ReduceSum (w) }", large)) == 0
 
 
 def test_operators_of_other_domains_are_not_evaluated() -> None:
     editor = edit("g () => (float y) <float c = {2.0}> { y = Identity (c) }")
     (identity,) = editor.graph.nodes
     identity.inputs[0] = editor.op("Neg", [identity.inputs[0]], domain="elsewhere")
-    assert fold.run(editor) == 0
+    assert run_fold(editor) == 0
 
 
 def test_a_broken_constant_is_left_to_the_runtime() -> None:
     editor = edit("g () => (float[2] y) <float[2] a = {1.0, 2.0}, float[3] b = {1.0, 2.0, 3.0}> { y = Sub (a, b) }")
-    assert fold.run(editor) == 0
+    assert run_fold(editor) == 0
 
 
 SHAPE_CHAIN = """
@@ -145,11 +145,11 @@ g (float[{b}, 320, {h}, {w}] x) => (float[n, m, c] y)
 
 
 def test_shape_arithmetic_of_known_sizes_becomes_a_constant() -> None:
-    assert check_step(SHAPE_CHAIN.format(b=2, h=3, w=5), fold.run) == {"Reshape": 1, "Transpose": 1}
+    assert check_step(SHAPE_CHAIN.format(b=2, h=3, w=5), run_fold) == {"Reshape": 1, "Transpose": 1}
 
 
 def test_shape_arithmetic_of_named_sizes_stays() -> None:
-    left = check_step(SHAPE_CHAIN.format(b="B", h="H", w=5), fold.run, {"B": 2, "H": 3})
+    left = check_step(SHAPE_CHAIN.format(b="B", h="H", w=5), run_fold, {"B": 2, "H": 3})
     assert left["Shape"] == 1
     assert left["Gather"] == 2  # the width is known
 
@@ -198,18 +198,18 @@ float zero = {0.0}, float one = {1.0}, float[3, 1, 1] many = {0.0, 0.0, 0.0}, fl
 @pytest.mark.parametrize("node", NOTHING.values(), ids=NOTHING)
 def test_what_does_nothing_is_removed(node: str) -> None:
     text = f"g (float[2, 4] w) => (float[2, 4] y) {CONSTANTS} {{ x = Neg (w)  b = {node}  y = Neg (b) }}"
-    assert check_step(text, fold.run) == {"Neg": 2}
+    assert check_step(text, run_fold) == {"Neg": 2}
 
 
 @pytest.mark.parametrize("node", SOMETHING.values(), ids=SOMETHING)
 def test_what_does_something_stays(node: tuple[str, str]) -> None:
     text = f"g (float[2, 4] x) => ({node[1]} y) {CONSTANTS} {{ y = {node[0]} }}"
-    assert check_step(text, fold.run, constant=node[0] == "Mul (x, zero)") == {node[0].split()[0]: 1}
+    assert check_step(text, run_fold, constant=node[0] == "Mul (x, zero)") == {node[0].split()[0]: 1}
 
 
 def test_outputs_keep_their_names() -> None:
     text = "g (float[2, 4] x) => (float[2, 4] y, float[2, 4] z) { a = Neg (x)  y = Dropout (a)  z = Identity (x) }"
-    assert check_step(text, fold.run) == {"Identity": 2, "Neg": 1}
+    assert check_step(text, run_fold) == {"Identity": 2, "Neg": 1}
 
 
 def test_folding_ends() -> None:
@@ -217,8 +217,8 @@ def test_folding_ends() -> None:
     editor = edit(
         f"g (float[2] x) => ({outputs}) <float c = {{2.0}}> {{ y = Identity (x)  z = Neg (c)  w = Dropout (x) }}"
     )
-    assert fold.run(editor) == 2
-    assert fold.run(editor) == 0
+    assert run_fold(editor) == 2
+    assert run_fold(editor) == 0
 
 
 ZERO = {
@@ -234,7 +234,7 @@ def test_a_computed_zero_is_not_added(nodes: str) -> None:
     """What is left of baddbmm with beta = 0."""
     body = f"n = Shape (x)  {nodes}  p = Neg (x)  y = Add (z, p)"
     text = f"g (float[B, 4] x) => (float[B, 4] y) <float zero = {{0.0}}> {{ {body} }}"
-    assert check_step(text, fold.run, {"B": 3}) == {"Identity": 1, "Neg": 1}
+    assert check_step(text, run_fold, {"B": 3}) == {"Identity": 1, "Neg": 1}
 
 
 ADDED = "g (float[6, 20, 20] x) => (float[6, 20, 20] y) { p = Neg (x)  y = Add (p, w) }"
@@ -242,14 +242,14 @@ ADDED = "g (float[6, 20, 20] x) => (float[6, 20, 20] y) { p = Neg (x)  y = Add (
 
 def test_a_constant_zero_of_the_scores_shape_is_not_added() -> None:
     zeros = np.zeros([6, 20, 20], np.float32)
-    assert check_step(ADDED, fold.run, weights={"w": zeros}) == {"Identity": 1, "Neg": 1}
+    assert check_step(ADDED, run_fold, weights={"w": zeros}) == {"Identity": 1, "Neg": 1}
     zeros[-1, -1, -1] = 1e-6
-    assert check_step(ADDED, fold.run, weights={"w": zeros}) == {"Add": 1, "Neg": 1}
+    assert check_step(ADDED, run_fold, weights={"w": zeros}) == {"Add": 1, "Neg": 1}
 
 
 @pytest.mark.parametrize("shape", [[20], [6, 1, 20], [20, 20]])
 def test_a_bias_of_zeros_is_kept(shape: list[int]) -> None:
-    assert check_step(ADDED, fold.run, weights={"w": np.zeros(shape, np.float32)}) == {"Add": 1, "Neg": 1}
+    assert check_step(ADDED, run_fold, weights={"w": np.zeros(shape, np.float32)}) == {"Add": 1, "Neg": 1}
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,9 @@ def test_a_bias_of_zeros_is_kept(shape: list[int]) -> None:
 def test_what_may_not_be_zero_is_added(nodes: str) -> None:
     body = f"n = Shape (x)  {nodes}  p = Exp (x)  y = Add (z, p)"
     text = f"g (float[B, 4] x) => (float[B, 4] y) <float one = {{1.0}}> {{ {body} }}"
-    assert "Add" in check_step(text, fold.run, {"B": 3})
+    assert "Add" in check_step(text, run_fold, {"B": 3})
 
 
 def test_integer_sums_keep_their_type() -> None:
     weights: dict[str, Array | Weight] = {"zero": np.array([0], np.int64)}
-    assert check_step("g (int64[B] x) => (int64[B] y) { y = Add (x, zero) }", fold.run, {"B": 3}, weights) == {"Add": 1}
+    assert check_step("g (int64[B] x) => (int64[B] y) { y = Add (x, zero) }", run_fold, {"B": 3}, weights) == {"Add": 1}

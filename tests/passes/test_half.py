@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.rules import run_fold
 from support.small_graphs import Array, Described, edit, feeds_for, operators, parse, run
 
 from sdort.model.weights import Weight
-from sdort.passes import fold, half
+from sdort.passes import half
 from sdort.rewrite.editor import Editor
 
 RNG = np.random.default_rng(0)
@@ -24,8 +25,9 @@ def convert(
     text: str, weights: Mapping[str, Array | Weight] | None = None, *, opset: int = 18, io_fp16: bool = False
 ) -> Editor:
     """As the pipeline does it."""
-    editor = half.run(edit(text, weights, opset), io_fp16=io_fp16)
-    while fold.run(editor):
+    editor = edit(text, weights, opset)
+    half.run(editor, io_fp16=io_fp16)
+    while run_fold(editor):
         pass
     return editor
 
@@ -97,7 +99,7 @@ def test_integers_stay() -> None:
     }"""
     editor, _ = check(text, weights(w=(4, 8)))
     assert results(editor) == {"Gather": {HALF}, "ReduceSum": {np.dtype(np.int64)}, "Cast": {FLOAT}}
-    assert half.islands(edit(text, weights(w=(4, 8)))) == []
+    assert half.fp32_nodes(edit(text, weights(w=(4, 8)))) == []
 
 
 def test_an_output_that_is_read_inside() -> None:
@@ -155,7 +157,7 @@ def test_the_timesteps_way_to_its_waves_is_fp32() -> None:
     assert {op: results(editor)[op] for op in ("Mul", "Sin", "Cos", "Concat", "MatMul")} == {
         "Mul": {FLOAT}, "Sin": {FLOAT}, "Cos": {FLOAT}, "Concat": {HALF}, "MatMul": {HALF},
     }  # fmt: skip
-    assert half.islands(edit(TIME, made)) == ["Cast.1", "Cos.4", "Mul.2", "Sin.3"]
+    assert half.fp32_nodes(edit(TIME, made)) == ["Cast.1", "Cos.4", "Mul.2", "Sin.3"]
     # The timestep to float, each wave to fp16, the output to float; none between the nodes of the island.
     assert operators(editor)["Cast"] == 4
     angles = t[:, None] * made["rates"].astype(np.float64)
@@ -165,7 +167,7 @@ def test_the_timesteps_way_to_its_waves_is_fp32() -> None:
 
 def test_a_cast_to_float_stays_one() -> None:
     text = "g (int64[B, H] i) => (float[B, H] y) { f = Cast <to = 1> (i)  y = Neg (f) }"
-    assert half.islands(edit(text)) == ["Cast.0"]
+    assert half.fp32_nodes(edit(text)) == ["Cast.0"]
     editor, _ = check(text)
     (cast,) = editor.graph.inputs[0].outputs
     assert (cast.op, editor.dtype(cast.outputs[0])) == ("Cast", FLOAT)
@@ -296,7 +298,8 @@ def test_fused_operators_of_a_model_that_had_none() -> None:
     neg = editor.graph.nodes[1]
     neg.inputs[0] = editor.op("QuickGelu", [neg.inputs[0]], domain="com.microsoft")
     editor.finish()
-    assert operators(half.run(editor)) == {"Cast": 2, "MatMul": 1, "Neg": 1, "com.microsoft.QuickGelu": 1}
+    half.run(editor)
+    assert operators(editor) == {"Cast": 2, "MatMul": 1, "Neg": 1, "com.microsoft.QuickGelu": 1}
 
 
 def test_attributes_that_are_tensors() -> None:
@@ -307,8 +310,15 @@ def test_attributes_that_are_tensors() -> None:
 
 def test_a_model_in_fp16_stays_as_it_is() -> None:
     text = "g (float16[B, 8] x) => (float16[B, n] y) { a = MatMul (x, w)  s = Sqrt (a)  y = Cos (s) }"
-    editor = convert(text, {"w": RNG.standard_normal((8, 4)).astype(np.float16)})
-    assert results(editor) == {"MatMul": {HALF}, "Sqrt": {HALF}, "Cos": {HALF}}
+    weight = {"w": RNG.standard_normal((8, 4)).astype(np.float16)}
+    assert results(convert(text, weight)) == {"MatMul": {HALF}, "Sqrt": {HALF}, "Cos": {HALF}}
+    assert half.run(edit(text, weight, 18)) == 0
+
+
+def test_what_computes_in_another_type_is_counted() -> None:
+    """A product, and the casts of what comes in and goes out."""
+    assert half.run(edit(PROJECTION, weights(w=(8, 4)), 18)) == 3
+    assert half.run(edit(PROJECTION, weights(w=(8, 4)), 18), io_fp16=True) == 1
 
 
 def test_names_and_shapes_of_inputs_and_outputs_stay() -> None:

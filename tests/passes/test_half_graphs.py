@@ -20,11 +20,13 @@ from sdort.model.model import Model
 from sdort.model.weights import Weight
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.passes import narrow, types
 from sdort.providers import NAMES, load_target
+from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.rewrite.fusion import load_fusions
 from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
 
@@ -49,7 +51,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def optimized(path: Path, target: str, fp16: bool = False) -> tuple[Model, ComponentReport]:
     component = {"sd1": "unet", "openclip": "text_encoder", "clip": "text_encoder"}.get(path.stem, path.stem)
     model = load_model(path, component)
-    return model, optimize_model(model, Options(load_target(target), fp16))
+    return model, optimize_model(model, OptimizeOptions(load_target(target), fp16))
 
 
 def refuses(path: Path) -> str:
@@ -102,7 +104,7 @@ def test_exports_in_half_precision(
 def test_they_fuse_as_in_float32(half: Callable[[str], Path], exported: Exported, family: str, target: str) -> None:
     case = Case(family, EXPORTS[family], dynamic=EXPORTS[family].startswith("ts"))
     wanted = optimize_model(
-        load_model(exported(case), models.build(family).component), Options(load_target(target), True)
+        load_model(exported(case), models.build(family).component), OptimizeOptions(load_target(target), True)
     )
     assert counts(optimized(half(family), target)[1]) == counts(wanted)
 
@@ -127,7 +129,7 @@ def test_converted_graphs(exported: Exported, tmp_path: Path, name: str, target:
     model, report = optimized(path, target)
     assert report.misses == []
     component = models.build(family).component
-    wanted = optimize_model(load_model(source, component), Options(load_target(target), True))
+    wanted = optimize_model(load_model(source, component), OptimizeOptions(load_target(target), True))
     assert counts(report) == counts(wanted)
     check_parity(path, target, model, tmp_path)
 
@@ -264,7 +266,7 @@ def test_chains_with_casts_are_one_operator(name: str, target: str) -> None:
     proto = parse(text, values, 18)
     feeds = feeds_for(proto, {"S": 5})
     model = load(text, values, 18)
-    report = optimize_model(model, Options(load_target(target)))
+    report = optimize_model(model, OptimizeOptions(load_target(target)))
     assert report.misses == []
     raised = {name: count for name, count in report.operators_raised.items() if name != "Identity"}
     assert raised == {operator: 1}
@@ -317,7 +319,7 @@ def test_a_group_norm_that_no_kernel_takes_sums_in_single(target: str) -> None:
     text = """g (float16[1, 4, 32, 32] x) => (float16[n, c, h, w0] y) {
         c0 = Conv (x, w)  y = GroupNormalization <num_groups = 4> (c0, g, b) }"""
     model = load(text, {**weights, "w": w})
-    assert optimize_model(model, Options(load_target(target))).misses == []
+    assert optimize_model(model, OptimizeOptions(load_target(target))).misses == []
     x = (1000 + 300 * np.random.default_rng(0).standard_normal((1, 4, 32, 32))).astype(np.float16)
     (found,) = run(model, {"x": x})
     wide = x.astype(np.float64)
@@ -346,7 +348,7 @@ def test_types_that_do_not_fit_are_told(name: str) -> None:
     inputs, body, message = INVALID[name]
     model = load(f"g ({inputs}) => (float[a] y) {{ {body} }}")
     with pytest.raises(BadModelError) as caught:
-        optimize_model(model, Options(load_target("cpu")))
+        optimize_model(model, OptimizeOptions(load_target("cpu")))
     assert message in str(caught.value)
     assert "Make it again" in (caught.value.hint or "")
     assert caught.value.node
@@ -367,7 +369,7 @@ def test_a_group_norm_with_weights_in_half_is_never_handed_out(inputs: str) -> N
 def test_bfloat16_is_refused_in_words(target: str, fp16: bool) -> None:
     text = "g (bfloat16[B, 8] x) => (bfloat16[B, 8] y) { y = Sigmoid (x) }"
     with pytest.raises(BadModelError, match="Sigmoid computes in bfloat16") as caught:
-        optimize_model(load(text), Options(load_target(target), fp16))
+        optimize_model(load(text), OptimizeOptions(load_target(target), fp16))
     assert "Export the model in float32" in (caught.value.hint or "")
 
 
@@ -375,6 +377,6 @@ def test_weights_that_are_only_stored_in_bfloat16_are_taken() -> None:
     stored = np.linspace(-1, 1, 32).reshape(8, 4).astype(onnx.helper.tensor_dtype_to_np_dtype(16))
     text = "g (float[B, 8] x) => (float[B, n] y) { v = Cast <to = 1> (w)  y = MatMul (x, v) }"
     model = load(text, {"w": stored})
-    optimize_model(model, Options(load_target("cpu")))
+    optimize_model(model, OptimizeOptions(load_target("cpu")))
     x = np.eye(8, dtype=np.float32)
     np.testing.assert_array_equal(run(model, {"x": x})[0], stored.astype(np.float32))

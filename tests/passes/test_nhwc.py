@@ -6,10 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.rules import run_fold, run_simplify
 from support.small_graphs import Array, Described, check_step, edit, operators, to_proto
 
 from sdort.model.weights import Weight
-from sdort.passes import fold, nhwc, simplify
+from sdort.passes import nhwc
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor, producer
 
@@ -250,7 +251,7 @@ def test_the_region_is_turned_once() -> None:
     turn(editor)
     once = to_proto(editor.model).graph
     turn(editor)
-    simplify.run(editor)
-    fold.run(editor)
+    run_simplify(editor)
+    run_fold(editor)
     assert [node.op_type for node in to_proto(editor.model).graph.node] == [node.op_type for node in once.node]
     assert producer(editor.graph.outputs[0], "Transpose") is not None

@@ -10,7 +10,8 @@ from support.small_graphs import Described, check_step, edit, feeds_for, operato
 
 from sdort.model.weights import Absent, Weight
 from sdort.passes import tidy
-from sdort.rewrite.fusion import apply_fusion, load_fusions
+from sdort.rewrite.apply import apply_fusion
+from sdort.rewrite.fusion import load_fusions
 
 SIZES = {"B": 2, "S": 5, "H": 3, "M": 10, "O": 8}
 CLOSE = 1e-5

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
+from support.rules import run_constant_views, run_fold
 from support.small_graphs import check_step, edit, operators
 
 from sdort.model.symbolic import Shape, symbol, unknown
-from sdort.passes import fold, reshape
+from sdort.passes import borrow_shapes
 from sdort.passes.reshape import constant_target
 from sdort.rewrite.editor import Editor
 
@@ -72,40 +73,40 @@ int64[3] heads = {0, -1, 2}, int64[2] back = {-1, 2}>"""
 def test_a_scalar_is_squeezed(body: str) -> None:
     """MIGraphX takes a Reshape to no dims for one to no elements."""
     text = f"g (float[1] x) => (float y) <int64[1] zero = {{0}}, int64[0] none = {{}}> {{ {body} }}"
-    check_step(text, reshape.run, {})
+    check_step(text, run_constant_views, {})
     editor = edit(text)
-    reshape.run(editor)
+    run_constant_views(editor)
     assert operators(editor) == {"Squeeze": 1}
-    assert reshape.run(editor) == 0
+    assert run_constant_views(editor) == 0
 
 
 @pytest.mark.parametrize("case", VIEWS.values(), ids=VIEWS)
 def test_views_get_constant_targets(case: tuple[str, str, list[list[int]]]) -> None:
     inputs, body, specs = case
     text = f"g ({inputs}) => (float[] y) {CONSTANTS} {{ {body} }}"
-    check_step(text, reshape.run, {"B": 3, "H": 4, "W": 5})
+    check_step(text, run_constant_views, {"B": 3, "H": 4, "W": 5})
     editor = edit(text)
-    assert reshape.run(editor) > 0
+    assert run_constant_views(editor) > 0
     assert targets(editor) == specs
     assert set(operators(editor)) == {"Reshape"}
-    assert reshape.run(editor) == 0
+    assert run_constant_views(editor) == 0
 
 
 def test_views_in_between_stay_for_their_other_readers() -> None:
     nodes = "u = Flatten (x)  z = Neg (u)  y = Reshape (u, heads)"
     text = f"g (float[B, 4, H] x) => (float[] y, float[] z) {CONSTANTS} {{ {nodes} }}"
-    assert check_step(text, reshape.run, {"B": 3, "H": 4}) == {"Neg": 1, "Reshape": 2}
+    assert check_step(text, run_constant_views, {"B": 3, "H": 4}) == {"Neg": 1, "Reshape": 2}
 
 
 def test_views_to_several_unknown_sizes_stay() -> None:
     text = "g (float[B, C] x, int64[3] s) => (float[] y) { y = Reshape (x, s) }"
     editor = edit(text)
-    assert reshape.run(editor) == 0
+    assert run_constant_views(editor) == 0
 
 
 def test_empty_tensors_keep_their_target() -> None:
     editor = edit("g (float[B, 0] x) => (float[] y) { y = Flatten (x) }")
-    assert reshape.run(editor) == 0
+    assert run_constant_views(editor) == 0
 
 
 # --- borrowed sizes ---
@@ -124,8 +125,8 @@ int64[1] width = {320}, int64[3] flat = {0, 320, -1}> {
 
 
 def borrow(editor: Editor) -> None:
-    reshape.borrow_shapes(editor)
-    fold.run(editor)
+    borrow_shapes.run(editor)
+    run_fold(editor)
 
 
 def test_a_run_of_axes_is_read_off_a_tensor_that_has_it() -> None:
@@ -151,13 +152,13 @@ int64[1] far = {{99}}, int64[1] rest = {{-1}}, int64[1] four = {{4}}, int64[2] f
 )
 def test_the_whole_shape_needs_no_slice(dims: str, sizes: str) -> None:
     text = WHOLE.format(dims=dims, sizes=sizes)
-    left = check_step(text, reshape.borrow_shapes, {"B": 2, "H": 3, "W": 5, "": 3})
+    left = check_step(text, borrow_shapes.run, {"B": 2, "H": 3, "W": 5, "": 3})
     assert left == {"Reshape": 2, "Shape": 1}
 
 
 def test_sizes_are_read_off_the_first_tensor_that_has_them() -> None:
     editor = edit(WHOLE.format(dims="B, H, W", sizes="b, h, w").replace("Reshape (x, flat)", "Neg (x)"))
-    reshape.borrow_shapes(editor)
+    borrow_shapes.run(editor)
     (shape,) = (node for node in editor.graph.nodes if node.op == "Shape")
     assert shape.inputs[0].name == "x"
 
@@ -167,7 +168,7 @@ def test_sizes_of_intermediate_tensors_are_read() -> None:
         "s = Shape (x)", "q = Concat <axis = 1> (x, x)  s = Shape (q)"
     )
     text = text.replace("Reshape (x, flat)", "Reshape (q, flat)")
-    left = check_step(text, reshape.borrow_shapes, {"B": 2, "H": 3, "W": 5})
+    left = check_step(text, borrow_shapes.run, {"B": 2, "H": 3, "W": 5})
     assert left == {"Concat": 1, "Reshape": 2, "Shape": 1}
 
 
@@ -180,7 +181,7 @@ def test_numbers_between_sizes_stay_constant() -> None:
         y = ConstantOfShape (to)
     }"""
     editor = edit(text)
-    reshape.borrow_shapes(editor)
+    borrow_shapes.run(editor)
     (concat,) = (node for node in editor.graph.nodes if node.op == "Concat")
     assert [editor.dims(tensor) for tensor in concat.inputs] == [(H,), (4,), (symbol("S"),)]
 
@@ -194,15 +195,15 @@ def test_operators_of_other_domains_are_left() -> None:
     editor = edit(text)
     for node in editor.graph.nodes:
         node.domain = "elsewhere" if node.op in ("Flatten", "Expand") else None
-    assert reshape.run(editor) == 0
-    reshape.borrow_shapes(editor)
+    assert run_constant_views(editor) == 0
+    borrow_shapes.run(editor)
     assert operators(editor) == {"Concat": 1, "Reshape": 1, "Shape": 2, "elsewhere.Expand": 1, "elsewhere.Flatten": 1}
 
 
 def test_equal_sizes_are_read_once() -> None:
     twice = BACK.replace("y = Reshape (t, to)", "u = Reshape (t, to)  n = Exp (t)  v = Reshape (n, to)  y = Add (u, v)")
     editor = edit(twice)
-    reshape.borrow_shapes(editor)
+    borrow_shapes.run(editor)
     readers = {
         node.inputs[1].name
         for node in editor.graph.nodes

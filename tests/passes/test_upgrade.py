@@ -13,8 +13,11 @@ from support.small_graphs import Array, feeds_for, load, parse, run, to_proto
 
 from sdort.errors import BadModelError
 from sdort.model.model import Model
-from sdort.optimizer.pipeline import count_operators
-from sdort.passes.upgrade import set_opset, to_pattern_opset, to_target_opset
+from sdort.optimizer.report import count_operators
+from sdort.passes import upgrade
+from sdort.passes.target_opset import declare_opset
+from sdort.passes.upgrade import set_opset
+from sdort.rewrite.editor import Editor
 from sdort.rewrite.pattern import OPSET
 
 CHANGED = {
@@ -45,7 +48,7 @@ RANKS = {"ReduceMean of negative axes": 1, "ReduceMean of everything": 0, "Unsqu
 
 def upgraded(text: str, opset: int) -> Model:
     model = load(text, opset=opset)
-    to_pattern_opset(model)
+    upgrade.run(Editor(model))
     assert model.graph.opset == OPSET
     return model
 
@@ -94,7 +97,7 @@ def test_newer_forms_mean_what_they_meant(name: str) -> None:
     model = upgraded(text, opset)
     found, wanted = (_by_reference(each, feeds) for each in (to_proto(model), proto))
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
-    to_target_opset(model, 23)
+    declare_opset(model, 23)
     assert not {"Swish", "round_mode"} & {*count_operators(model), *(a for n in model.graph.nodes for a in n.attrs)}
 
 
@@ -122,7 +125,7 @@ def test_what_changed_its_meaning_is_refused(case: tuple[int, str, str]) -> None
     constants = "<float[4] s = {1.0, 2.0, 3.0, 4.0}, int64[2] i = {4, 4}>"
     model = load(f"g (float[2, 4, 6] x) => (float[a, b, c] y) {constants} {{ {body} }}", opset=opset)
     with pytest.raises(BadModelError, match=message) as caught:
-        to_pattern_opset(model)
+        upgrade.run(Editor(model))
     assert caught.value.component == "test"
     assert re.fullmatch(r"[A-Z]\w+\.0", caught.value.node or "")
     assert "Export the model again" in (caught.value.hint or "")
@@ -137,7 +140,7 @@ def test_targets_get_their_opset() -> None:
     model = load(text)
     feeds = feeds_for(parse(text), {})
     (before,) = run(model, feeds)
-    to_target_opset(model, 18)
+    declare_opset(model, 18)
     assert [(d.domain, d.version) for d in model.graph.import_domains] == [("", 18)]
     np.testing.assert_array_equal(run(model, feeds)[0], before)
 
@@ -155,7 +158,7 @@ def test_what_a_target_has_no_opset_for_is_refused(body: str, operator: str) -> 
     constants = "<float[4] s = {1.0, 2.0, 3.0, 4.0}>"
     model = load(f"g (float[2, 4, 4] x) => (float[a, b, c] y) {constants} {{ {body} }}")
     with pytest.raises(BadModelError, match=f"{operator} of opset 23 cannot be expressed in opset 18") as caught:
-        to_target_opset(model, 18)
+        declare_opset(model, 18)
     assert caught.value.node == f"{operator}.0"
     assert model.graph.opset == OPSET
 
@@ -163,8 +166,8 @@ def test_what_a_target_has_no_opset_for_is_refused(body: str, operator: str) -> 
 def test_operators_of_other_domains_have_opsets_of_their_own() -> None:
     text = "g (float[B] x) => (float[B] y) { a = com.microsoft.Gelu (x)  y = com.microsoft.QuickGelu (a) }"
     model = load(text, opset=14)
-    to_pattern_opset(model)
-    to_target_opset(model, 18)
+    upgrade.run(Editor(model))
+    declare_opset(model, 18)
     assert count_operators(model) == {"com.microsoft.Gelu": 1, "com.microsoft.QuickGelu": 1}
 
 

@@ -28,8 +28,8 @@ from sdort.errors import ParityError, UsageError
 from sdort.model.weights import as_weight
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.command import optimize
-from sdort.optimizer.pipeline import PIPELINE, ComponentReport, Options, Run
-from sdort.passes import upgrade
+from sdort.optimizer.pipeline import PIPELINE, OptimizeOptions, PipelineRun
+from sdort.optimizer.report import ComponentReport
 from sdort.precision.cost import name_by_owner, share, timed_run
 from sdort.precision.places import places, source, with_views
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
@@ -92,16 +92,18 @@ def test_the_islands_are_what_was_made_fragile(models: Fragile) -> None:
     # post_quant_conv, conv_in, the last block's first convolution, and the normalization that reads it.
     assert operators == ["GroupNorm", "NhwcConv", "NhwcConv", "NhwcConv"]
     assert [rule.blocks for rule in plan["vae_decoder"] if rule.blocks] == [{"up 2": "every"}, {"up 2": [1]}]
-    told = report.components["unet"]["precision"]
-    assert told["measured"] == "recorded while drawing"
-    assert "the bound on its scores reaches 8e+04" in told["islands"][0]["why"]
-    told, vae = report.components["vae_decoder"]["precision"], models.pipeline.vae
+    unet, decoder = (report.components[name].precision for name in ("unet", "vae_decoder"))
+    assert unet is not None
+    assert decoder is not None
+    assert unet.measured == "recorded while drawing"
+    assert "the bound on its scores reaches 8e+04" in unet.islands[0].why
+    vae = models.pipeline.vae
     convolutions = vae.post_quant_conv, vae.decoder.conv_in, vae.decoder.up_blocks[-1].resnets[0].conv1
-    assert told["bytes"] == 2 * sum(p.numel() for each in convolutions for p in each.parameters())
-    assert told["nodes"] == 4
-    assert 0 < told["share_of_time"] < 1
-    assert told["without"] == "sample is NaN or infinite"
-    assert re.fullmatch(r"sample is off by \d\.\de-0[34] of its standard deviation in the mean", told["with"])
+    assert decoder.bytes == 2 * sum(p.numel() for each in convolutions for p in each.parameters())
+    assert decoder.nodes == 4
+    assert 0 < (decoder.share_of_time or 0) < 1
+    assert decoder.without == "sample is NaN or infinite"
+    assert re.fullmatch(r"sample is off by \d\.\de-0[34] of its standard deviation in the mean", decoder.within)
 
 
 def test_a_sound_model_has_no_islands(exported: Exported, tmp_path: Path) -> None:
@@ -113,8 +115,9 @@ def test_a_sound_model_has_no_islands(exported: Exported, tmp_path: Path) -> Non
         report = optimize(source, out, provider="cpu", fp16="auto" if auto else True, allow_misses=True)
         outs.append((out / "model.onnx").read_bytes())
     assert outs[0] == outs[1]
-    told = report.components["unet"]["precision"]
-    assert (told["islands"], told["measured"]) == ([], "random")
+    selection = report.components["unet"].precision
+    assert selection is not None
+    assert (selection.islands, selection.measured) == ([], "random")
 
 
 # --- what it costs ---
@@ -166,12 +169,11 @@ def test_nodes_have_the_time_of_what_came_of_them() -> None:
 def prepared(path: Path, component: str, target: str = "rocm") -> Editor:
     """The graph as it is before it is converted; nobody changes it."""
     model = load_model(path, component)
-    upgrade.to_pattern_opset(model)
-    run = Run(model, Options(load_target(target)), ComponentReport(component), Editor(model))
-    for name, step, _ in PIPELINE:
-        if name == "half":
+    run = PipelineRun(Editor(model), OptimizeOptions(load_target(target)), ComponentReport(component))
+    for step in PIPELINE:
+        if step.name == "half":
             break
-        step(run)
+        step.run(run)
     return run.editor
 
 
@@ -248,7 +250,9 @@ def test_a_plan_is_followed_without_measuring(models: Fragile, tmp_path: Path, m
     for component in COMPONENTS:
         model = Path(component) / "model.onnx"
         assert (tmp_path / "out" / model).read_bytes() == (made / model).read_bytes()
-    assert report.components["unet"]["precision"]["islands"][0]["why"].startswith("the bound on its scores")
+    selection = report.components["unet"].precision
+    assert selection is not None
+    assert selection.islands[0].why.startswith("the bound on its scores")
     assert (tmp_path / "out" / PLAN).read_bytes() == (made / PLAN).read_bytes()
 
 

@@ -102,7 +102,7 @@ def test_no_import_runs_upwards_and_none_in_a_circle() -> None:
         ("sdort.model.weights", "from sdort import __version__", "upwards"),
         ("sdort.model.weights", "if TYPE_CHECKING:\n    import sdort.runtime.session", "upwards"),
         ("sdort.model.pieces", "def f():\n    from sdort.model import weights", "cycle"),
-        ("sdort.fusions.gelu", "from sdort.passes.fold import run", "upwards"),
+        ("sdort.fusions.gelu", "from sdort.passes.fold import fold", "upwards"),
     ],
 )
 def test_a_wrong_import_is_seen(module: str, text: str, fault: str) -> None:

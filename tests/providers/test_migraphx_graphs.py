@@ -21,7 +21,7 @@ from support.optimized_models import optimized
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.providers.migraphx import STANDARD, TARGET
 from sdort.verification.limits import Tolerance
@@ -64,7 +64,7 @@ def test_tiny_families(exported: Callable[[Case], Path], case: Case) -> None:
 @pytest.mark.parametrize("name", ["sd15", "vae_encoder", "vae_decoder", "clip_l"])
 def test_full_size(name: str) -> None:
     _, model = weightless(name)
-    report = optimize_model(model, Options(load_target("migraphx"), fp16=True))
+    report = optimize_model(model, OptimizeOptions(load_target("migraphx"), fp16=True))
     assert report.misses == []
     check(model)
 

@@ -11,8 +11,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import edit, operators, run
 
+from sdort.rewrite.apply import apply_fusion, apply_stage
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import Fusion, apply_fusion, apply_stage
+from sdort.rewrite.fusion import Fusion, in_order
 from sdort.rewrite.match import Match, Refusal, decline, refuse
 from sdort.rewrite.pattern import parse_pattern
 
@@ -127,18 +128,18 @@ def test_a_place_that_must_fuse_and_does_not_match_is_a_miss() -> None:
     editor = edit("g (float[8] t) => (float[8] r) { a = Sigmoid (t)  b = Relu (t)  r = Mul (a, b) }")
     (outcome,) = apply_stage([silu(MUST_FUSE=True)], editor)
     (miss,) = outcome.misses
-    assert (miss["node"], miss["matched"], miss["of"]) == ("Sigmoid.0", 2, 2)
-    assert "'x' would have to be" in miss["reason"]
+    assert (miss.node, miss.matched, miss.of) == ("Sigmoid.0", 2, 2)
+    assert "'x' would have to be" in miss.reason
 
 
 def test_a_place_that_need_not_fuse_is_told_only_when_asked() -> None:
     text = "g (float[8] t) => (float[8] r) { r = Sigmoid (t) }"
     (quiet,) = apply_stage([silu()], edit(text))
     (told,) = apply_stage([silu()], edit(text), explain=True)
-    assert (quiet.refusals, quiet.misses, told.misses) == ([], [], [])
-    (refusal,) = told.refusals
-    assert refusal["reason"] == "nothing after it looks like the end of silu"
-    assert (refusal["matched"], refusal["of"]) == (0, 0)
+    assert (quiet.left, quiet.misses, told.misses) == ([], [], [])
+    (refusal,) = told.left
+    assert refusal.reason == "nothing after it looks like the end of silu"
+    assert (refusal.matched, refusal.of) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,8 @@ def test_checks_refuse_or_decline(answer: Refusal, misses: list[str]) -> None:
     check: Callable[[Match], Refusal] = lambda match: answer  # noqa: E731
     (outcome,) = apply_stage([silu(MUST_FUSE=True, check=check)], editor, explain=True)
     assert operators(editor) == {"Mul": 2, "Sigmoid": 2}
-    assert [m["reason"] for m in outcome.misses] == misses * 2
-    assert [r["node"] for r in outcome.refusals] == ["Sigmoid.0", "Sigmoid.2"]
+    assert [m.reason for m in outcome.misses] == misses * 2
+    assert [r.node for r in outcome.left] == ["Sigmoid.0", "Sigmoid.2"]
     assert outcome.declined == {}
 
 
@@ -168,10 +169,56 @@ def test_of_several_fusions_the_nearest_owns_the_miss() -> None:
         [long, fusion("other", "g (float[] x) => (float[] y) { s = Sigmoid (x)  y = Erf (s) }", QUICK, "Sigmoid")],
         edit(text),
     )
-    assert [m["node"] for m in near.misses] == ["Sigmoid.0"]
-    assert near.misses[0]["reason"] == "expected Neg -> 'n', found Abs at 'Abs.2'"
-    assert (near.misses[0]["matched"], near.misses[0]["of"]) == (1, 4)
-    assert far.refusals == []
+    assert [m.node for m in near.misses] == ["Sigmoid.0"]
+    assert near.misses[0].reason == "expected Neg -> 'n', found Abs at 'Abs.2'"
+    assert (near.misses[0].matched, near.misses[0].of) == (1, 4)
+    assert far.left == []
+
+
+def test_of_several_variants_the_nearest_says_why() -> None:
+    """Both match the Where alone; the second binds its condition too."""
+    constant = "g (float[] x, float[] u) => (float[] y) <bool[] k> { s = Sigmoid (x)  y = Where (k, u, s) }"
+    negated = """g (float[] x, float[] u, bool[] c) => (float[] y) {
+        n = Neg (u)  s = Sigmoid (x)  y = Where (c, n, s)
+    }"""
+    text = "g (float[8] t, bool[8] b) => (float[8] r) { u = Relu (t)  s = Sigmoid (t)  r = Where (b, u, s) }"
+    for variants in ((constant, negated), (negated, constant)):
+        (outcome,) = apply_stage([fusion("chosen", variants, QUICK, "Sigmoid", MUST_FUSE=True)], edit(text))
+        assert [miss.reason for miss in outcome.misses] == ["expected Neg -> 'n', found Relu at 'Relu.0'"]
+        assert (outcome.misses[0].matched, outcome.misses[0].of) == (1, 3)
+
+
+SHORT = "g (float[] x) => (float[] y) { n = Neg (x)  y = Exp (n) }"
+LONG = "g (float[] x) => (float[] y) { n = Neg (x)  e = Exp (n)  y = Sqrt (e) }"
+SIN, COS = (f"g (float[] x) => (float[] y) {{ y = {op} (x) }}" for op in ("Sin", "Cos"))
+CHAIN = "g (float[8] t) => (float[8] r) { a = Neg (t)  b = Exp (a)  r = Sqrt (b) }"
+
+
+def test_the_larger_of_two_fusions_wins() -> None:
+    """The shorter one is the first by its name, and its root comes first in the graph."""
+    short, long = fusion("a_short", SHORT, SIN, "Neg"), fusion("b_long", LONG, COS, "Neg")
+    assert [f.name for f in in_order([short, long])] == ["b_long", "a_short"]
+    editor = edit(CHAIN)
+    apply_stage(in_order([short, long]), editor)
+    assert operators(editor) == {"Cos": 1}
+
+
+def test_a_fusion_comes_behind_those_that_it_asks_for() -> None:
+    short = fusion("a_short", SHORT, SIN, "Neg")
+    long = fusion("b_long", LONG, COS, "Neg", RUN_AFTER=("a_short",))
+    other = fusion("c_other", SHORT, SIN, "Neg")
+    assert [f.name for f in in_order([other, long, short])] == ["a_short", "b_long", "c_other"]
+
+
+def test_the_larger_of_two_variants_wins() -> None:
+    editor = edit(CHAIN)
+    outcome = apply_fusion(fusion("both", (SHORT, LONG), (SIN, COS), "Neg"), editor)
+    assert (outcome.matched, operators(editor)) == (1, {"Cos": 1})
+
+
+def test_an_unknown_stage_is_named() -> None:
+    with pytest.raises(ValueError, match="silu: its STAGE is 'fused', known are restore, raise, fuse,"):
+        _ = silu(STAGE="fused").stage
 
 
 def test_one_fusion_that_declines_speaks_for_the_place() -> None:
@@ -247,7 +294,7 @@ def test_a_result_that_needs_a_size_of_what_it_replaces_is_refused() -> None:
     after = "g (float[] x, int64[] t) => (float[] y) { y = Reshape (x, t) }"
     editor = edit("g (float[8] t) => (float[8] r) { n = Neg (t)  s = Shape (n)  r = Reshape (n, s) }")
     (outcome,) = apply_stage([fusion("sized", before, after, "Neg", MUST_FUSE=True)], editor)
-    assert [m["reason"] for m in outcome.misses] == ["the result would need a size of what it replaces (t)"]
+    assert [m.reason for m in outcome.misses] == ["the result would need a size of what it replaces (t)"]
     assert operators(editor) == {"Neg": 1, "Reshape": 1, "Shape": 1}
 
 

@@ -13,7 +13,7 @@ from support.optimized_models import check_structure
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
@@ -38,7 +38,7 @@ def respelled(source: Path, out: Path, names: Mapping[str, Mapping[int, str]]) -
 
 def check(case: Case, source: Path, target: str, folder: Path, samples: list[Sample]) -> dict[str, int]:
     model = load_model(source, models.build(case.family).component)
-    report = optimize_model(model, Options(load_target(target)))
+    report = optimize_model(model, OptimizeOptions(load_target(target)))
     check_structure(case, target, model, report)
     save_model(model, folder / "model.onnx")
     compare(source, folder / "model.onnx", component=model.component, samples=samples).check()
@@ -55,7 +55,7 @@ def test_unet(exported: Exported, tmp_path: Path, target: str, latent: dict[int,
     names = {"sample": latent, "encoder_hidden_states": {0: "b", 1: "2*tokens - 1"}}
     source = respelled(exported(case), tmp_path / "source.onnx", names)
     found = check(case, source, target, tmp_path, [Sample(1, 16, 24, 7), Sample(3, 8, 16, 5)])
-    assert found == optimize_model(load_model(exported(case), "unet"), Options(load_target(target))).operators
+    assert found == optimize_model(load_model(exported(case), "unet"), OptimizeOptions(load_target(target))).operators
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -88,6 +88,6 @@ def test_torch_writes_dims_so(tmp_path: Path) -> None:
     declared = onnx.load(tmp_path / "source.onnx").graph.input[0].type.tensor_type.shape.dim
     assert [dim.dim_param for dim in declared] == ["b", "", "2*h", "4*w"]
     model = load_model(tmp_path / "source.onnx", "unet")
-    found = optimize_model(model, Options(load_target("cpu"))).operators
+    found = optimize_model(model, OptimizeOptions(load_target("cpu"))).operators
     assert set(found) <= {"Add", "Reshape", "Transpose", "Unsqueeze"}
     assert found["Add"] == found["Transpose"] == 1

@@ -11,7 +11,7 @@ from support.small_graphs import check_step, edit, load, operators
 
 from sdort.errors import SdortError
 from sdort.model.symbolic import symbol
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.passes import simplify, tidy
 from sdort.providers import load_target
 from sdort.rewrite import worklist
@@ -110,7 +110,7 @@ def test_rules_that_undo_each_other_are_told(monkeypatch: pytest.MonkeyPatch) ->
         apply_rules(edit(text), [to_abs, to_neg])
     monkeypatch.setattr(tidy, "RULES", (to_abs, to_neg))
     with pytest.raises(SdortError, match=r"step 'tidy' failed: RuntimeError: simplifications undo each other"):
-        optimize_model(load(text), Options(load_target("cpu")))
+        optimize_model(load(text), OptimizeOptions(load_target("cpu")))
 
 
 def _rename(editor: Editor, node: gs.Node, old: str, new: str) -> bool:

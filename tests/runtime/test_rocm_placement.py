@@ -20,7 +20,7 @@ from sdort.model.weights import Array, Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
 from sdort.onnx_io.serialize import serialize
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions, provider_options
@@ -94,7 +94,7 @@ def check_placement(placed: dict[str, Counter[str]]) -> None:
 )
 def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -> None:
     model = zero_model(name)
-    optimize_model(model, Options(load_target("rocm"), fp16=True))
+    optimize_model(model, OptimizeOptions(load_target("rocm"), fp16=True))
     write_sparse(model, tmp_path / "model.onnx")
     placed = placed_by_rocm(tmp_path / "model.onnx")
     check_placement(placed)

@@ -25,7 +25,7 @@ from sdort.errors import SdortError
 from sdort.model.weights import Absent, Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor
 
@@ -169,7 +169,7 @@ def judge(test: NodeTest, target: str, folder: Path, variant: Variant = PLAIN) -
 def _optimized(test: NodeTest, target: str, folder: Path, variant: Variant) -> onnx.ModelProto:
     try:
         model = from_proto(model_of(test, variant), None, "test")
-        optimize_model(model, Options(load_target(target), variant.fp16))
+        optimize_model(model, OptimizeOptions(load_target(target), variant.fp16))
         save_model(model, folder / "model.onnx")
     except SdortError as error:
         if BUG in str(error) or not error.message:

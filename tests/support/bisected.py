@@ -12,7 +12,7 @@ from support.optimized_models import described
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import CPU, load_target
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding, bisect
@@ -30,7 +30,7 @@ def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = 
     """Optimize a case; the graphs are fed with a batch of two that is not square."""
     component = described(case.family)[0]
     model = load_model(source, component)
-    optimize_model(model, Options(load_target(target), fp16))
+    optimize_model(model, OptimizeOptions(load_target(target), fp16))
     save_model(model, folder / "model.onnx")
     inputs = declared_inputs(onnx.load(source, load_external_data=False), component)
     feeds = make_inputs(inputs, Sample(2, 8, 16, 7), component, seed=1)

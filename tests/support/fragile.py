@@ -12,7 +12,8 @@ from typing import Any
 
 from support import tiny_pipeline
 
-from sdort.optimizer.command import OptimizeReport, optimize
+from sdort.optimizer.command import optimize
+from sdort.optimizer.report import OptimizeReport
 
 COMPONENTS = ("text_encoder", "unet", "vae_decoder")
 LOUD = 5e4

@@ -15,7 +15,8 @@ from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.pipeline import ComponentReport, Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.report import ComponentReport
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
 
@@ -34,7 +35,7 @@ def described(family: str) -> tuple[str, dict[str, Any]]:
 
 def optimized(exported: Exported, case: Case, target: str, fp16: bool = False) -> tuple[Model, ComponentReport]:
     model = load_model(exported(case), described(case.family)[0])
-    return model, optimize_model(model, Options(load_target(target), fp16))
+    return model, optimize_model(model, OptimizeOptions(load_target(target), fp16))
 
 
 def samples_of(case: Case, component: str) -> list[Sample]:
@@ -51,7 +52,7 @@ def check_structure(case: Case, target: str, model: Model, report: ComponentRepo
     assert report.misses == []
     raised = expected_operators(config, model.component, "raised")
     counts = report.operators_raised
-    assert [e.judge(sum(counts.get(op, 0) for op in e.operators)) for e in raised] == [None] * len(raised)
+    assert [e.difference(sum(counts.get(op, 0) for op in e.operators)) for e in raised] == [None] * len(raised)
     skipped = declined(case, target)
     fused = [e for e in expected_operators(config, model.component, target) if e.name not in skipped]
     assert [message for e in fused if (message := e.miss(model.graph))] == []

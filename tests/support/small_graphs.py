@@ -23,7 +23,7 @@ from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import make_function
 from sdort.onnx_io.save import save_model
 from sdort.operators import load_operators
-from sdort.optimizer.pipeline import count_operators
+from sdort.optimizer.report import count_operators
 from sdort.passes.upgrade import set_opset
 from sdort.rewrite.editor import Editor
 

@@ -19,7 +19,7 @@ from support.exports import Case
 from sdort.emulation.standard import MINIMUM_OPSET
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import Options, optimize_model
+from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.verification import parity as verify_module
 from sdort.verification.bisection import blame as blame_module
@@ -238,7 +238,7 @@ def step_of(graphs: GraphPair) -> WrongStep:
 def optimized_block(folder: Path, target: str = "rocm", constant: float = 0.0, fp16: bool = False) -> GraphPair:
     source = write_block(folder / "original.onnx", constant)
     model = load_model(source, "unet")
-    optimize_model(model, Options(load_target(target), fp16))
+    optimize_model(model, OptimizeOptions(load_target(target), fp16))
     save_model(model, folder / "model.onnx")
     feeds = {"sample": np.random.default_rng(5).standard_normal((2, 9, WIDTH), np.float32)}
     return GraphPair("unet", source, folder / "model.onnx", PLACE, feeds)

@@ -13,9 +13,16 @@ import numpy as np
 from sdort.rewrite.editor import Editor
 
 
-def run(editor: Editor, spelled: Mapping[str, Sequence[int]]) -> None:
-    """Spell out the inputs ``spelled``, by operator."""
+def run(editor: Editor, explicit: Mapping[str, Sequence[int]]) -> int:
+    """Make inputs explicit; returns how many were left out.
+
+    Args:
+        explicit: standard operators and the positions of their inputs.
+    """
+    changes = 0
     for node in editor.graph.nodes:
-        for index in spelled.get(node.op, ()) if not node.domain else ():
+        for index in explicit.get(node.op, ()) if not node.domain else ():
             if index < len(node.inputs) and not node.inputs[index].name:
                 node.inputs[index] = editor.constant(np.empty(0, np.float32), "empty")
+                changes += 1
+    return changes

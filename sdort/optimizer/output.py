@@ -1,0 +1,89 @@
+"""What lies in OUT beside the models: configs and tokenizers as they were, and ``sdort.json``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sdort.console import say, to_json
+from sdort.errors import OutputError
+from sdort.machine.version import __version__
+from sdort.onnx_io.bf16 import BF16
+from sdort.onnx_io.components import walk
+from sdort.optimizer.report import OptimizeReport
+from sdort.optimizer.request import OptimizeRequest
+from sdort.pipelines.configs import MANIFEST, optional_config
+
+SHOWN = 5
+"""Files that are named where there are many."""
+COPIED = (".json", ".txt", ".jinja", ".model")
+"""Configs, tokenizers and schedulers: everything of a pipeline folder that is no weight."""
+
+
+def model_file(request: OptimizeRequest, name: str, source: Path, stage: Path, *, known: bool) -> Path:
+    """The file to write: laid out as IN is, with the names that a pipeline's components have.
+
+    Args:
+        name: the model's name in its pipeline.
+        source: the file that it was read from.
+        stage: the folder that becomes OUT.
+        known: it is a component of a pipeline.
+    """
+    if not request.source.is_dir():
+        return stage / "model.onnx"
+    if not known:
+        return stage / source.relative_to(request.source)
+    return (stage if source.parent == request.source else stage / name) / "model.onnx"
+
+
+def copy_configs(request: OptimizeRequest, stage: Path) -> None:
+    """Everything beside the models: configs, tokenizers, scheduler, model_index.json.
+
+    Links are not followed. They are named in a message, and so is what lies in folders without a model and is not
+    copied either.
+    """
+    files = list(walk(request.source, request.out, follow=False))
+    with_models = {path.parent for path in files if path.suffix == ".onnx"}
+    left = []
+    for path in files:
+        place = path.relative_to(request.source)
+        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED:
+            left += [str(place)] if path.suffix in COPIED or path.parent not in with_models else []
+            continue
+        (stage / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, stage / place)
+    if left:
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:SHOWN])}{more}")
+
+
+def write_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path) -> None:
+    """Write ``sdort.json``: what the source's has, and what was made of it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    components = {name: {"operators": c.operators, "bytes": c.bytes} for name, c in report.components.items()}
+    optimized = {
+        "sdort": __version__,
+        "from": str(request.source.resolve()),
+        "provider": request.provider,
+        "fp16": request.fp16,
+        "precision": BF16 if request.bf16 else "fp16" if request.fp16 else "fp32",
+        "components": components,
+    }
+    write_json(stage / MANIFEST, {**optional_config(request.source / MANIFEST), "optimized": optimized})
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a report as JSON.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(to_json(content), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,76 @@
+"""Reports of an optimization: of one component, and of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sdort.machine.version import __version__
+from sdort.model.model import Model
+from sdort.rewrite.apply import Outcome, Unfused
+
+if TYPE_CHECKING:
+    from sdort.precision.fp32_selection import Fp32Report
+
+_INTERNAL = {"json": None}
+
+
+@dataclass
+class ComponentReport:
+    """The result of optimizing one component. It is filled step by step, so that it says how far a failed one came."""
+
+    component: str = field(metadata=_INTERNAL)
+    nodes_before: int = 0
+    nodes_after: int = 0
+    operators_before: dict[str, int] = field(default_factory=dict)
+    operators_raised: dict[str, int] = field(default_factory=dict, metadata=_INTERNAL)
+    """After raising: the standard operators that the architecture's config can be held against, whatever the target."""
+    operators: dict[str, int] = field(default_factory=dict)
+    fusions: dict[str, Outcome] = field(default_factory=dict)
+    declined: dict[str, int] = field(default_factory=dict)
+    """Places that stayed unfused because the target has no kernel for the result, by reason."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """Changes that each step made to the graph."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    bytes: int = 0
+    """Size of what was written, weights included."""
+    precision: Fp32Report | None = None
+    """With ``--fp16 auto`` or a plan: the nodes that stay in fp32 (:mod:`sdort.precision.fp32_selection`)."""
+
+    @property
+    def misses(self) -> list[Unfused]:
+        """Places that should have fused and did not."""
+        return [miss for outcome in self.fusions.values() for miss in outcome.misses]
+
+    def add_outcomes(self, outcomes: list[Outcome]) -> None:
+        """Take the outcomes of a stage's fusions."""
+        self.fusions.update({outcome.name: outcome for outcome in outcomes})
+        total: Counter[str] = Counter()
+        for outcome in self.fusions.values():
+            total |= Counter(outcome.declined)  # several fusions may stop at one place for one reason
+        self.declined = dict(total)
+
+
+@dataclass
+class OptimizeReport:
+    """The result of :func:`sdort.optimize`: written with ``--report``, printed with ``--json``."""
+
+    source: str
+    out: str
+    provider: str
+    fp16: bool
+    sdort: str = __version__
+    components: dict[str, ComponentReport] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Models that nobody asked for, and why they were not optimized."""
+    misses: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_rss_mb: int = 0
+    """Peak resident memory of the process, in MB (10^6 bytes)."""
+
+
+def count_operators(model: Model) -> dict[str, int]:
+    """Operators by name; those of other domains as ``domain.name``."""
+    names = (f"{n.domain}.{n.op}" if n.domain else n.op for n in model.graph.nodes)
+    return dict(sorted(Counter(names).items()))

@@ -1,0 +1,49 @@
+"""Which of the models that are there are optimized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sdort.console import say
+from sdort.errors import UsageError
+from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others
+from sdort.optimizer.request import OptimizeRequest
+
+SAFETY_CHECKER = "safety_checker"
+"""No part of the generation, and no pass is made for it: only who asks for it gets it."""
+
+
+def select_models(request: OptimizeRequest, survey: Survey) -> dict[str, Path]:
+    """The models to optimize: those asked for by name, all with ``any_graph``, else the components of a pipeline.
+
+    Raises:
+        UsageError: something is asked for that is not there.
+        BadModelError: something is there that sdort does not know, and that nobody asked for.
+    """
+    for name in request.components:
+        if name not in survey.models:
+            raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(survey.models)}.")
+    if not survey.models:
+        refuse_none(survey)
+    if request.any_graph:
+        return {name: path for name, path in survey.models.items() if name in (request.components or survey.models)}
+    asked = set(request.components)
+    refuse_misfits(survey, asked)
+    if asked:
+        return {name: path for name, path in survey.models.items() if name in asked}
+    refuse_others(survey)
+    return {name: path for name, path in survey.components.items() if name != SAFETY_CHECKER}
+
+
+def left_out(request: OptimizeRequest, survey: Survey) -> dict[str, str]:
+    """The models that nobody asked for and that are no error, with the reason; says so."""
+    if request.components or request.any_graph:
+        return {}
+    reasons = {}
+    if SAFETY_CHECKER in survey.components:
+        reasons[SAFETY_CHECKER] = "it has no part in drawing"
+    for name, path in survey.spare.items():
+        reasons[name] = f"{path.with_name('model.onnx').relative_to(survey.path)} is beside it"
+    for name, reason in reasons.items():
+        say(f"left out: {name}, as {reason} (--component {name} takes it)")
+    return reasons

@@ -1,0 +1,192 @@
+"""Applying the fusions of a stage to a graph, and accounting for every place that they leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import Fusion, Support, Variant
+from sdort.rewrite.match import Progress, Refusal, find
+from sdort.rewrite.substitute import substitute
+
+
+@dataclass
+class Unfused:
+    """An anchor that a fusion left, and why."""
+
+    fusion: str = field(metadata={"json": None})
+    node: str
+    reason: str
+    matched: int
+    """Nodes of the nearest variant that matched."""
+    of: int
+    """Nodes of that variant; 0 where none of them matched."""
+    applicable: bool
+    """False where the fusion does not concern this place."""
+    miss: bool = False
+    """Whether it should have fused."""
+    tensors: int = field(default=0, metadata={"json": None})
+    """Tensors that were bound when ``matched`` nodes were: of two attempts, it tells which came further."""
+
+    def __str__(self) -> str:
+        return f"{self.fusion} left {self.node!r}: {self.reason} ({self.matched} of {self.of} nodes matched)"
+
+    @property
+    def nearness(self) -> tuple[float, int]:
+        """How near the fusion came, to compare."""
+        return self.matched / max(self.of, 1), self.tensors
+
+
+@dataclass
+class Outcome:
+    """The result of one fusion on one graph."""
+
+    name: str = field(metadata={"json": None})
+    matched: int = 0
+    candidates: int = 0
+    """Anchors that were there before the fusion ran."""
+    declined: dict[str, int] = field(default_factory=dict, metadata={"json": None})
+    """Why the target does not run the result -> how many anchors stayed as they were for it."""
+    left: list[Unfused] = field(default_factory=list)
+
+    @property
+    def misses(self) -> list[Unfused]:
+        return [place for place in self.left if place.miss]
+
+
+def apply_stage(
+    fusions: Sequence[Fusion], editor: Editor, support: Support | None = None, *, explain: bool = False
+) -> list[Outcome]:
+    """Apply the fusions of one stage in order, then account for every place that should have fused and did not.
+
+    Args:
+        support: the target; a rewrite into operators that it does not run is not done.
+        explain: account also for the places that a fusion may leave.
+    """
+    refused: dict[str, dict[str, Refusal]] = {f.name: {} for f in fusions}
+    outcomes = {f.name: apply_fusion(f, editor, support, refused[f.name]) for f in fusions}
+    for anchor in {f.anchor: None for f in fusions}:
+        group = [f for f in fusions if f.anchor == anchor]
+        must_fuse = any(f.must_fuse for f in group)
+        left = _anchors(anchor, editor)
+        for fusion in group:
+            outcomes[fusion.name].declined.update(_declined(left, refused[fusion.name]))
+        for node in left if must_fuse or explain else ():
+            places = [_explain(f, editor, node, refused[f.name].get(node.name)) for f in group]
+            nearest = max(places, key=lambda place: place.nearness)
+            nearest.miss = must_fuse and all(place.applicable for place in places)
+            for place in places if explain else [nearest] if nearest.miss else []:
+                outcomes[place.fusion].left.append(place)
+    return list(outcomes.values())
+
+
+def apply_fusion(
+    fusion: Fusion, editor: Editor, support: Support | None = None, refused: dict[str, Refusal] | None = None
+) -> Outcome:
+    """Rewrite every place where the fusion matches, its largest variants first, until none is left.
+
+    Args:
+        refused: takes the checks' refusals, by node.
+    """
+    editor.step = fusion.name
+    outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
+    application = _Application(fusion, editor, support, {} if refused is None else refused, outcome)
+    limit = 2 * len(editor.graph.nodes)
+    while sum([application.sweep(variants) for variants in fusion.variants_by_size]):
+        if outcome.matched > limit:
+            raise RuntimeError(f"{fusion.name} matches its own result again and again")
+    return outcome
+
+
+@dataclass
+class _Application:
+    """One fusion on one graph."""
+
+    fusion: Fusion
+    editor: Editor
+    support: Support | None
+    refused: dict[str, Refusal]
+    outcome: Outcome
+
+    def sweep(self, variants: Sequence[Variant]) -> int:
+        """Rewrite every place where one of the variants matches. Returns how many there were."""
+        before = self.outcome.matched
+        roots = {(pattern.root.op, pattern.root.domain) for pattern, _ in variants}
+        for node in [n for n in self.editor.graph.nodes if (n.op, n.domain or "") in roots]:
+            if node.outputs:
+                self._visit(variants, node)
+        if self.outcome.matched > before:
+            self.editor.finish()
+        return self.outcome.matched - before
+
+    def _visit(self, variants: Sequence[Variant], root: gs.Node) -> None:
+        # Lowering is for what the target does not run, and says so.
+        lowering = self.support is not None and self.fusion.stage == "lower"
+        reason = self.support.unsupported(root, self.editor) if self.support and lowering else None
+        if (lowering and reason is None) or not self._rewrite_at(variants, root):
+            return
+        self.outcome.matched += 1
+        if reason and root.domain:
+            self.outcome.declined[reason] = self.outcome.declined.get(reason, 0) + 1
+
+    def _rewrite_at(self, variants: Sequence[Variant], root: gs.Node) -> bool:
+        fusion, editor = self.fusion, self.editor
+        for before, after in variants:
+            match = find(editor, before, root, Progress(), through_casts=fusion.through_casts)
+            if match is None:
+                continue
+            refusal = fusion.check(match)
+            if refusal is None:
+                refusal = substitute(editor, before, after, match, fusion.derive(match), self.support)
+            if refusal is None:
+                return True
+            self.refused.update((node.name, refusal) for node in match.removed)
+        return False
+
+
+def _anchors(anchor: str, editor: Editor) -> list[gs.Node]:
+    domain, _, op = anchor.rpartition(".")
+    return [n for n in editor.graph.nodes if n.op == op and (n.domain or "") == domain]
+
+
+def _declined(left: list[gs.Node], refused: dict[str, Refusal]) -> dict[str, int]:
+    refusals = {id(r): r for n in left if (r := refused.get(n.name)) is not None and r.by_target}
+    return dict(Counter(r.reason for r in refusals.values()))
+
+
+def _explain(fusion: Fusion, editor: Editor, anchor: gs.Node, refusal: Refusal | None) -> Unfused:
+    """Explain one anchor that is left: the refusal of the check, or the furthest that any variant reached."""
+    if refusal is not None:
+        return Unfused(fusion.name, anchor.name, str(refusal), 1, 1, refusal.applicable)
+    nearest, size = Progress(), 0
+    for before, _ in fusion.variants:
+        for root in _downstream(anchor, len(before.nodes)):
+            progress = Progress()
+            find(editor, before, root, progress, through_casts=fusion.through_casts)
+            if progress.reached > nearest.reached:
+                nearest, size = progress, len(before.nodes)
+    reason = nearest.reason or f"nothing after it looks like the end of {fusion.name}"
+    return Unfused(
+        fusion.name,
+        anchor.name,
+        reason + (f" at {nearest.node!r}" if nearest.node else ""),
+        max(nearest.matched, 0),
+        size,
+        fusion.concerns(editor, anchor),
+        tensors=nearest.tensors,
+    )
+
+
+def _downstream(anchor: gs.Node, depth: int) -> list[gs.Node]:
+    """The anchor and what reads it, up to ``depth`` steps away."""
+    nodes, frontier, seen = [anchor], [anchor], {id(anchor)}
+    for _ in range(depth):
+        frontier = [c for n in frontier for t in n.outputs for c in t.outputs if id(c) not in seen]
+        frontier = list({id(n): n for n in frontier}.values())
+        seen.update(id(n) for n in frontier)
+        nodes.extend(frontier)
+    return nodes

@@ -1,0 +1,130 @@
+"""Putting a fusion's After in the place of a match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from sdort.model.weights import cast_values
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import Support
+from sdort.rewrite.match import Match, Refusal, is_float, refuse
+from sdort.rewrite.pattern import Capture, Pattern
+
+
+def substitute(
+    editor: Editor, before: Pattern, after: Pattern, match: Match, derived: dict[str, Any], support: Support | None
+) -> Refusal | None:
+    """Instantiate After in place of the match; nothing has changed if the target refuses one of its nodes."""
+    circular = _reads_removed(editor, before, after, match)
+    if circular:
+        return refuse("the result would need a size of what it replaces", circular)
+    tensors: dict[str, gs.Tensor] = dict(match.tensors)
+    tensors.update({k: v for k, v in derived.items() if isinstance(v, gs.Tensor)})
+    tensors.update({k: editor.constant(v, k) for k, v in after.values.items()})
+    attrs = {**match.attrs, **derived}
+    built = _bring_to_precision(editor, after, match, tensors)
+    for node in after.nodes:
+        inputs = [tensors[n] if n else gs.Variable.empty() for n in node.inputs]
+        values = {k: attrs[v.name] if isinstance(v, Capture) else v for k, v in node.attrs.items()}
+        values = {k: v for k, v in values.items() if v is not None}
+        made = editor.node(node.op, inputs, values, outputs=len(node.outputs), domain=node.domain, hint=node.op)
+        tensors.update({n: t for n, t in zip(node.outputs, made.outputs, strict=True) if n})
+        built.append(made)
+        reason = support.unsupported(made, editor) if support else None
+        if reason:
+            _discard(editor, built)
+            return Refusal(reason, applicable=False, by_target=True)
+    for node in match.removed:
+        node.inputs.clear()
+    for name in (n for n in after.outputs if n in match.tensors):
+        built += _take_over(editor, match.tensors[name], tensors[name])
+    for node in match.removed:
+        node.outputs.clear()
+    earlier = [step for node in match.nodes.values() for step in editor.origins.get(node.name, ())]
+    for made in built:
+        _trim(editor, made)
+        editor.place(made)
+        editor.origins[made.name] = tuple(dict.fromkeys((*earlier, *editor.origins.get(made.name, ()))))
+    return None
+
+
+def _bring_to_precision(editor: Editor, after: Pattern, match: Match, tensors: dict[str, gs.Tensor]) -> list[gs.Node]:
+    """Give After's numbers, and where the match is of several types all that it reads, the precision of the match."""
+    precision = match.precision()
+    casts: list[gs.Node] = []
+    if precision is None:
+        return casts
+    used = {n for node in after.nodes for n in node.inputs if n in tensors} if match.through_casts else {*after.values}
+    for name in sorted(used):
+        tensor, dtype = tensors[name], editor.dtype(tensors[name])
+        if dtype is None or dtype == precision or not is_float(dtype):
+            continue
+        if isinstance(tensor, gs.Constant):
+            tensors[name] = editor.constant(cast_values(tensor._values, precision), tensor.name)
+        else:
+            casts.append(editor.cast(tensor, precision))
+            tensors[name] = casts[-1].outputs[0]
+    return casts
+
+
+def _reads_removed(editor: Editor, before: Pattern, after: Pattern, match: Match) -> str | None:
+    """An input of After that is computed from what the rewrite removes."""
+    removed = {id(node) for node in match.removed}
+    first = min(editor.position(node) for node in match.removed)
+    used = {n for node in after.nodes for n in node.inputs}
+    for name in before.inputs:
+        if name not in used or before.types[name].kind != "i":
+            continue
+        stack, seen = [match.tensors[name]], set[int]()
+        while stack:
+            for node in stack.pop().inputs:
+                if id(node) in removed:
+                    return name
+                if id(node) not in seen and editor.position(node) >= first:
+                    seen.add(id(node))
+                    stack.extend(node.inputs)
+    return None
+
+
+def _discard(editor: Editor, nodes: list[gs.Node]) -> None:
+    """Take out nodes that were appended last; the graph is not searched for them."""
+    for node in reversed(nodes):
+        node.inputs.clear()
+        node.outputs.clear()
+        last = editor.graph.nodes.pop()
+        assert last is node
+
+
+def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> list[gs.Node]:
+    """Let the producer of ``new`` produce ``old`` instead, so that readers and graph outputs stay as they are.
+
+    Returns:
+        The Cast that this took where the two are of different floating-point types.
+    """
+    wanted, found = editor.dtype(old), editor.dtype(new)
+    if wanted is not None and found is not None and wanted != found and is_float(wanted) and is_float(found):
+        return [editor.cast(new, wanted, output=old)]
+    (node,) = new.inputs
+    old.inputs.clear()
+    position = next(i for i, t in enumerate(node.outputs) if t is new)
+    node.outputs[position] = old
+    for consumer in list(new.outputs):
+        for index, tensor in enumerate(consumer.inputs):
+            if tensor is new:
+                consumer.inputs[index] = old
+    editor.facts.set(old, editor.facts.of(new))
+    return []
+
+
+def _trim(editor: Editor, node: gs.Node) -> None:
+    """Leave optional outputs that nobody reads away: the last ones go, those before another lose their name."""
+    for index in range(len(node.outputs) - 1, 0, -1):
+        tensor = node.outputs[index]
+        if tensor.name and (tensor.outputs or editor.is_output(tensor)):
+            continue
+        if index == len(node.outputs) - 1:
+            node.outputs.pop()
+        else:
+            node.outputs[index] = gs.Variable.empty()
