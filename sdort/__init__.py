@@ -64,10 +64,8 @@ _MODULES = {
         "Generation",
         "Image",
     ),
-    "sdort.optimizer.command": (
-        "OptimizeReport",
-        "optimize",
-    ),
+    "sdort.optimizer.command": ("optimize",),
+    "sdort.optimizer.report": ("OptimizeReport",),
     "sdort.verification.command": ("verify",),
     "sdort.verification.report.json_report": ("report_of",),
     "sdort.verification.result": ("Verification",),

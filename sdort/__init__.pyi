@@ -14,8 +14,8 @@ from sdort.generation.command import run as run
 from sdort.generation.result import Generation as Generation
 from sdort.generation.result import Image as Image
 from sdort.machine.version import __version__ as __version__
-from sdort.optimizer.command import OptimizeReport as OptimizeReport
 from sdort.optimizer.command import optimize as optimize
+from sdort.optimizer.report import OptimizeReport as OptimizeReport
 from sdort.verification.command import verify as verify
 from sdort.verification.report.json_report import report_of as report_of
 from sdort.verification.result import Verification as Verification
