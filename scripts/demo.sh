@@ -17,8 +17,14 @@ make_environment "$folder/venv" cpu
 PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 
 step() {
+    local word
     printf '\n==>'
-    printf ' %q' "$@"
+    for word; do
+        case $word in
+            *' '*) printf ' "%s"' "$word" ;;
+            *) printf ' %s' "$word" ;;
+        esac
+    done
     printf '\n'
     "$@"
 }
@@ -30,12 +36,17 @@ step sdort run "$folder/fp32" --provider cpu --prompt "a small red circle left o
 step sdort run "$folder/fp16" --provider cpu --prompt "a small red circle left of a large blue square on white" --seed 7 --steps 20 -o "$folder/fp16.png" --overwrite
 step sdort bench "$folder/fp32" --baseline "$folder/model" --provider cpu --format markdown --output "$folder/bench.md"
 
+# The columns that fit on a terminal; the file has all of them.
 printf '\n'
-cat "$folder/bench.md"
+awk -F' *[|] *' '/^[|]/ && !/---/ {
+    if (!at["component"]) for (i = 1; i <= NF; i++) at[$i] = i
+    printf "  %-14s %-16s %10s   %s\n", $at["component"], $at["pipeline"], $at["median ms"], $at["vs baseline"]
+}' "$folder/bench.md"
 cat <<END
 
-Done. The demo pipeline draws coloured shapes; both images show what the prompt asks for, and are the same to the eye.
+Done. The demo pipeline generates coloured shapes; both images show what the
+prompt asks for, and are the same to the eye.
   images     $folder/fp32.png  $folder/fp16.png
-  benchmark  $folder/bench.md
+  benchmark  $folder/bench.md (with memory, errors and versions)
   pipelines  $folder/model (as exported)  $folder/fp32  $folder/fp16 (optimized)
 END
