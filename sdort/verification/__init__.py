@@ -1,1 +1,1 @@
-"""Is a pipeline right: components and images against what it was made from, and where it goes wrong if it is not."""
+"""Verification: components and images against the original, and the search for the first wrong node."""

@@ -1,4 +1,4 @@
-"""Is what was timed right: finite, not constant, repeatable, and equal to a reference within a stated tolerance."""
+"""Checks of outputs: finite, not constant, repeatable, and equal to a reference within a stated tolerance."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Precision:
     on_gpu: bool = False
 
     def coarser(self, other: Precision) -> Precision:
-        """What holds for two outputs that are compared."""
+        """The precision whose tolerances hold for two outputs that are compared."""
         # "bfloat16" < "float16" < "float32"
         return Precision(min(self.dtype, other.dtype), self.on_gpu or other.on_gpu)
 
@@ -84,12 +84,12 @@ def check_outputs(
     if reference is None:
         return Verdict(None, NO_REFERENCE)
     worst, mean = 0.0, 0.0
-    for name, value, wanted in pair_outputs(outputs, reference):
-        if value.shape != wanted.shape:
-            return Verdict(f"{name} has the shape {value.shape}, {against} {wanted.shape}", against)
-        if not np.isfinite(wanted).all():
+    for name, value, expected in pair_outputs(outputs, reference):
+        if value.shape != expected.shape:
+            return Verdict(f"{name} has the shape {value.shape}, {against} {expected.shape}", against)
+        if not np.isfinite(expected).all():
             return Verdict(f"{against} itself gives NaN or infinite values", against)
-        errors = measure_errors(value, wanted)
+        errors = measure_errors(value, expected)
         worst, mean = max(worst, errors.largest_share), max(mean, errors.mean_share)
     problem = _out_of_tolerance(worst, mean, against, precision.tolerance(component))
     return Verdict(problem, against, worst, mean)
@@ -110,7 +110,7 @@ def pair_outputs(outputs: Mapping[str, Array], reference: Mapping[str, Array]) -
     if common:
         yield from ((name, outputs[name], reference[name]) for name in common)
     else:
-        yield from ((name, value, wanted) for (name, value), wanted in zip(outputs.items(), reference.values()))  # noqa: B905
+        yield from ((name, value, expected) for (name, value), expected in zip(outputs.items(), reference.values()))  # noqa: B905
 
 
 def check_images(
@@ -122,13 +122,13 @@ def check_images(
             return Verdict(f"the image of seed {image.seed} is bad: {image.problem}", "finite, not constant")
     if reference is None:
         return Verdict(None, NO_REFERENCE)
-    found = []
-    for image, wanted in zip(images, reference, strict=True):
-        if wanted.problem:
-            return Verdict(f"{against} itself gives a bad image: {wanted.problem}", against)
-        if image.pixels.shape != wanted.pixels.shape:
-            return Verdict(f"the image is {image.pixels.shape}, {against} {wanted.pixels.shape}", against)
-        found.append(compare_image("", image, wanted, precision.dtype))
-    judged = summarize_images(found)
-    problem = f"is not like {against}: {judged.problem}" if judged.problem else None
-    return Verdict(problem, against, psnr=judged.psnr, lowest_psnr=judged.lowest, few=judged.few)
+    comparisons = []
+    for image, expected in zip(images, reference, strict=True):
+        if expected.problem:
+            return Verdict(f"{against} itself gives a bad image: {expected.problem}", against)
+        if image.pixels.shape != expected.pixels.shape:
+            return Verdict(f"the image is {image.pixels.shape}, {against} {expected.pixels.shape}", against)
+        comparisons.append(compare_image("", image, expected, precision.dtype))
+    summary = summarize_images(comparisons)
+    problem = f"is not like {against}: {summary.problem}" if summary.problem else None
+    return Verdict(problem, against, psnr=summary.psnr, lowest_psnr=summary.lowest, few=summary.few)

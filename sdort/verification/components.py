@@ -44,18 +44,18 @@ class Comparison:
 
     @property
     def timestep(self) -> float | None:
-        """Where in a denoising run the inputs are from, if they are."""
+        """Timestep of the denoising run that the inputs are from; None for other inputs."""
         return None if self.feeds is None else self.feeds.timestep
 
     @property
     def share(self) -> float:
-        """How much of what is allowed is used: 1 is the limit."""
+        """Error as a multiple of the limit."""
         return np.inf if self.errors is None else _share(self.errors, self.limit)
 
 
-def _share(found: Errors, limit: Tolerance) -> float:
-    turned = (1 - found.cosine) / (1 - limit.cosine)
-    return max(found.largest_share / limit.largest, found.mean_share / limit.mean, turned)
+def _share(errors: Errors, limit: Tolerance) -> float:
+    turned = (1 - errors.cosine) / (1 - limit.cosine)
+    return max(errors.largest_share / limit.largest, errors.mean_share / limit.mean, turned)
 
 
 def compare_component(
@@ -78,16 +78,16 @@ def compare_component(
         SdortError: the candidate does not load or run.
     """
     feeds = [each.feeds for each in inputs]
-    found = run_candidate(candidate, component, place, feeds)
+    actual = run_candidate(candidate, component, place, feeds)
     results: list[Comparison] = []
     missing = []
     for against, path in references.items():
         try:
-            wanted = (run_original if against == ONNX else run_torch)(path, component, feeds)
+            expected_outputs = (run_original if against == ONNX else run_torch)(path, component, feeds)
         except SdortError as error:
             missing.append(f"{component} with {against}: {error.message}")
             continue
-        for each, outputs, expected in zip(inputs, found, wanted, strict=True):
+        for each, outputs, expected in zip(inputs, actual, expected_outputs, strict=True):
             for name, value, reference in pair_outputs(outputs, expected):
                 limit = precision.tolerance(component)
                 measured, problem = judge(value, reference, limit)
@@ -107,15 +107,15 @@ def judge(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | No
         return None, "the reference itself has NaN or infinite values"
     if not np.isfinite(value).all():
         return None, f"{np.mean(~np.isfinite(value)):.0%} of it is NaN or infinite"
-    found = measure_errors(value, reference)
+    errors = measure_errors(value, reference)
     reasons = [
-        f"{name} {actual:.1e} of the spread, {allowed:.1e} allowed"
+        f"{name} {actual:.1e} of the standard deviation, {allowed:.1e} allowed"
         for name, actual, allowed in (
-            ("largest error", found.largest_share, limit.largest),
-            ("mean error", found.mean_share, limit.mean),
+            ("largest error", errors.largest_share, limit.largest),
+            ("mean error", errors.mean_share, limit.mean),
         )
         if actual > allowed
     ]
-    if found.cosine < limit.cosine:
-        reasons.append(f"1 - cosine {1 - found.cosine:.1e}, {1 - limit.cosine:.1e} allowed")
-    return found, "; ".join(reasons) or None
+    if errors.cosine < limit.cosine:
+        reasons.append(f"1 - cosine {1 - errors.cosine:.1e}, {1 - limit.cosine:.1e} allowed")
+    return errors, "; ".join(reasons) or None

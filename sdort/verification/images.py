@@ -39,7 +39,7 @@ class ImageComparison:
     ssim: float | None = None
     largest_pixel: int | None = None
     problem: str | None = None
-    """What makes it bad whatever the other images are: it was not drawn, shows nothing, or is of another size."""
+    """Reason that makes it bad whatever the other images are: not generated, shows nothing, of another size."""
     differs: str | None = None
     """The limits that it exceeds; :func:`summarize_images` says whether too many are."""
     image: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
@@ -60,7 +60,7 @@ class ImageSummary:
         psnr: their median, that of an even number the upper one; infinite when as many are equal.
         lowest: the lowest PSNR.
         problem: what is wrong, None if nothing is.
-        few: there is a problem, but so few images that they may part by chance.
+        few: there is a problem, but so few images that chance may have made it.
     """
 
     images: int
@@ -89,7 +89,7 @@ def read_prompts(path: Path | None) -> tuple[str, ...]:
 
 
 def make_requests(prompts: Sequence[str], seeds: int, steps: int) -> list[Request]:
-    """One request a prompt, with the seeds 0, 1, ...; one image at a time, so that each can be drawn again alone."""
+    """One request a prompt, with the seeds 0, 1, ...; one image at a time, so that each can be made again alone."""
     return [Request(prompt, steps=steps, seed=0, num_images=seeds, images_at_once=1) for prompt in prompts]
 
 
@@ -102,16 +102,16 @@ def compare_images(
     ]
 
 
-def compare_image(prompt: str, image: Generated, wanted: Generated, precision: str) -> ImageComparison:
+def compare_image(prompt: str, image: Generated, expected: Generated, precision: str) -> ImageComparison:
     """Measure one image; ``precision`` is the dtype of the weights."""
-    found = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=wanted.pixels)
-    for what, each in (("the reference", wanted), ("the image", image)):
+    found = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=expected.pixels)
+    for what, each in (("the reference", expected), ("the image", image)):
         if each.problem:
             return found(problem=f"{what} is bad: {each.problem}")
-    if image.pixels.shape != wanted.pixels.shape:
-        return found(problem=f"it is {image.pixels.shape}, the reference {wanted.pixels.shape}")
-    decibels, pixel = psnr(image.pixels, wanted.pixels), largest_pixel(image.pixels, wanted.pixels)
-    similarity = ssim(image.pixels, wanted.pixels) if min(image.pixels.shape[:2]) >= WINDOW else None
+    if image.pixels.shape != expected.pixels.shape:
+        return found(problem=f"it is {image.pixels.shape}, the reference {expected.pixels.shape}")
+    decibels, pixel = psnr(image.pixels, expected.pixels), largest_pixel(image.pixels, expected.pixels)
+    similarity = ssim(image.pixels, expected.pixels) if min(image.pixels.shape[:2]) >= WINDOW else None
     differs = exceeded_limits(decibels, similarity, pixel, precision)
     return found(decibels, similarity, pixel, differs=differs)
 
@@ -119,7 +119,7 @@ def compare_image(prompt: str, image: Generated, wanted: Generated, precision: s
 def failed_images(
     request: Request, references: Mapping[tuple[str, int], Generated], precision: str, problem: str, done: int
 ) -> list[ImageComparison]:
-    """The images of a request that could not be drawn, after ``done`` that could."""
+    """The images of a request that could not be generated, after ``done`` that could."""
     seeds = range(request.seed + done, request.seed + request.num_images)
     return [
         ImageComparison(
@@ -144,20 +144,20 @@ def exceeded_limits(
     return "; ".join(reasons) or None
 
 
-def summarize_images(found: Sequence[ImageComparison]) -> ImageSummary:
+def summarize_images(images: Sequence[ImageComparison]) -> ImageSummary:
     """Judge all images of a pipeline together, by the medians of what was measured.
 
     Single images of a right pipeline may be far from their references: see :data:`sdort.verification.limits.PSNR`. One
     that could not be compared is a problem of its own.
     """
-    bad = next((each for each in found if each.problem), None)
-    decibels = sorted(each.psnr for each in found if each.psnr is not None)
+    bad = next((each for each in images if each.problem), None)
+    decibels = sorted(each.psnr for each in images if each.psnr is not None)
     middle, lowest = (median_high(decibels), decibels[0]) if decibels else (None, None)
     if bad or middle is None:
         return ImageSummary(len(decibels), middle, lowest, f"seed {bad.seed}: {bad.problem}" if bad else None)
-    precision, many = found[0].precision, len(decibels) > 1
-    alike = [each.ssim for each in found if each.ssim is not None]
-    pixel = median_low(each.largest_pixel or 0 for each in found)
+    precision, many = images[0].precision, len(decibels) > 1
+    alike = [each.ssim for each in images if each.ssim is not None]
+    pixel = median_low(each.largest_pixel or 0 for each in images)
     problem = exceeded_limits(
         middle, median_high(alike) if alike else None, pixel, precision, "median " if many else ""
     )
@@ -169,7 +169,7 @@ def summarize_images(found: Sequence[ImageComparison]) -> ImageSummary:
 
 
 def _too_many_others(decibels: Sequence[float], precision: str) -> str | None:
-    """Said if more of the images show something else than may."""
+    """A problem, in words, if more images than allowed show something else than their references."""
     allowed, limit = math.ceil(OTHERS[precision] * len(decibels)), OTHER[precision]
     others = sum(value < limit for value in decibels)
     return f"images with a PSNR below {limit:g} dB: {others}, allowed: {allowed}" if others > allowed else None

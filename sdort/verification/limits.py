@@ -1,4 +1,4 @@
-"""How far a pipeline may be from what it was made from: every limit, and why it is what it is.
+"""Limits of the difference of a pipeline from what it was made from, each with its reason.
 
 Imports nothing heavy: the command line shows :data:`REASONS` in its help.
 """
@@ -58,19 +58,19 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
 """By the optimized model's precision and its component."""
 
 GPU_ALLOWANCE = 3.0
-"""How much more than :data:`TOLERANCES` allow, which are the CPU's, a component may err on a GPU, whose
-kernels also round partial sums. Measured on an H100 with ONNX Runtime 1.31.1, VAE decoders of 128 to 512 pixels against
-the CPU: 2.3e-2 at most and 1.3e-3 in the mean in TF32, 6.1e-2 and 3.4e-3 in fp16; one that was wrong, 2.5 and 0.36."""
+"""Factor on :data:`TOLERANCES`, which are the CPU's, for components on a GPU, whose kernels also round partial sums.
+Measured on an H100 with ONNX Runtime 1.31.1, VAE decoders of 128 to 512 pixels against the
+CPU: 2.3e-2 at most and 1.3e-3 in the mean in TF32, 6.1e-2 and 3.4e-3 in fp16; one that was wrong, 2.5 and 0.36."""
 
-# Images are judged together. Where a prompt leaves open what to draw, guidance over the steps makes another picture of
-# another rounding: of the demo model's drawings of bench's prompt, whose words it does not know, some are as far from
-# their references as pictures of other seeds are, and which ones, chance decides (cuDNN's choice of algorithms, say).
+# Images are judged together. Where a prompt leaves open what to show, guidance over the steps makes another image of
+# another rounding: of the demo model's images of bench's prompt, whose words it does not know, some are as far from
+# their references as images of other seeds are, and which ones, chance decides (cuDNN's choice of algorithms, say).
 # Measured on the CPU, 64 seeds of that prompt, guidance 7.5, against fp32: a GPU's fp16 emulated with and without
 # fusions, TF32 emulated, fp16 for the CPU, weights off by 2^-11.
 #
 #     right pipelines           median 58 to 63 dB, lowest 14 to 31 dB, below 40 dB 8.1 % (20 steps), 11.5 % (8 steps),
 #                               below 20 dB 0.6 % (20 steps), 0 (8 steps)
-#     the same, 64 drawings of prompts that it knows: median 70 to 73 dB, lowest 57 dB
+#     the same, 64 images of prompts that it knows: median 70 to 73 dB, lowest 57 dB
 #     guidance off by 10 %      median 26 dB, below 40 dB 91 %, below 20 dB 31 %
 #     guidance off by 5 %       median 32 dB, below 40 dB 69 %
 #     one attention's scale 1.4 times what it should be: median 18 to 31 dB, below 40 dB 72 to 88 %
@@ -82,17 +82,17 @@ the CPU: 2.3e-2 at most and 1.3e-3 in the mean in TF32, 6.1e-2 and 3.4e-3 in fp1
 # a UNet (49 dB) 12 times, its last weights off by 2 % (40 dB) 4 times. Neither finds a UNet whose timestep is off by
 # one (43 dB), nor a decoder that is fed latents scaled by 1.05 (48 dB).
 PSNR = {
-    # No pixel is visibly different. Weights off by 2^-22 change pictures of that prompt little: lowest 70 dB.
+    # No pixel is visibly different. Weights off by 2^-22 change images of that prompt little: lowest 70 dB.
     "float32": 40.0,
     "float16": 40.0,
-    # Edges move, and many become other pictures. Emulated on 32 seeds of that prompt: median 34 dB, lowest 14, below
+    # Edges move, and many become other images. Emulated on 32 seeds of that prompt: median 34 dB, lowest 14, below
     # 18 dB 6 % (8 steps), 9 % (20 steps), so that the median is in 3e-4.
     "bfloat16": 18.0,
 }
 """Lowest median of the images' peak signal-to-noise ratios in dB, by the dtype of the weights."""
 
 OTHER = {"float32": 40.0, "float16": 20.0, "bfloat16": 10.0}
-"""PSNR in dB below which an image shows something else than its reference: the demo's pictures of different seeds are 1
+"""PSNR in dB below which an image shows something else than its reference: the demo's images of different seeds are 1
 to 23 dB apart, 9 in the median. In fp32 no image of a right pipeline is below the median's limit."""
 
 OTHERS = {"float32": 0.0, "float16": 0.25, "bfloat16": 0.25}
@@ -129,7 +129,7 @@ def _range(dtype: str, field: str) -> str:
 
 REASONS = (
     Reason(
-        "largest error / spread",
+        "largest error / std",
         _range("float32", "largest"),
         _range("float16", "largest"),
         _range("bfloat16", "largest"),
@@ -138,7 +138,7 @@ REASONS = (
         f"{GPU_ALLOWANCE:g} times as much, since its kernels round partial sums too.",
     ),
     Reason(
-        "mean error / spread",
+        "mean error / std",
         _range("float32", "mean"),
         _range("float16", "mean"),
         _range("bfloat16", "mean"),
@@ -149,17 +149,18 @@ REASONS = (
         f"{1 - TOLERANCES['float32', 'unet'].cosine:.1e}",
         " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in ("vae_decoder", "unet")),
         " to ".join(f"{1 - TOLERANCES['bfloat16', name].cosine:.1e}" for name in ("vae_decoder", "unet")),
-        "finds a turned output whatever its spread: r^2 / 2 for an error of r, three times the allowed mean.",
+        "finds a turned output whatever its standard deviation: r^2 / 2 for an error of r, three "
+        "times the allowed mean.",
     ),
     Reason(
         "PSNR, dB, median",
         f"{PSNR['float32']:g}",
         f"{PSNR['float16']:g}",
         f"{PSNR['bfloat16']:g}",
-        "40 dB is below what eyes see. Of all images, since single ones of right pipelines become other pictures where "
-        "a prompt leaves open what to draw: of the demo model's of a prompt that it does not know, one in twelve is "
+        "40 dB is below what eyes see. Of all images, since single ones of right pipelines become other images where "
+        "a prompt leaves open what to show: of the demo model's of a prompt that it does not know, one in twelve is "
         "below 40 dB after 20 steps, the median is 58 to 63; guidance off by 5 % gives 32, by 10 % 26. In bf16 many "
-        "become other pictures, one in eleven is below 18 dB, the median is 34: whether they show what was asked for, "
+        "become other images, one in eleven is below 18 dB, the median is 34: whether they show what was asked for, "
         "the semantic score tells.",
     ),
     Reason(
@@ -167,7 +168,7 @@ REASONS = (
         f"{OTHER['float32']:g} (of all)",
         f"{OTHER['float16']:g}",
         f"{OTHER['bfloat16']:g}",
-        "finds a pipeline that is wrong for some images alone: pictures of different seeds are 1 to 23 dB apart. A "
+        "finds a pipeline that is wrong for some images alone: images of different seeds are 1 to 23 dB apart. A "
         "quarter of the images, rounded up, may be below, where one in 160 of a right fp16 pipeline is; in fp32, where "
         "none is, none may.",
     ),
@@ -176,7 +177,7 @@ REASONS = (
         f"{SSIM['float32']:g}",
         f"{SSIM['float16']:g}",
         f"{SSIM['bfloat16']:g}",
-        "finds lost structure where PSNR sees little. Pictures blurred by half a pixel have 0.97 to 0.99, by a pixel "
+        "finds lost structure where PSNR sees little. Images blurred by half a pixel have 0.97 to 0.99, by a pixel "
         "0.79 to 0.94, moved by a pixel 0.64 to 0.89. Right fp16 pipelines have 0.9997; bf16 ones 0.96 to 0.99, but "
         "one image in eleven less than 0.8.",
     ),

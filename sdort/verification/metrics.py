@@ -9,7 +9,7 @@ import numpy as np
 from sdort.model.signature import Array
 
 WINDOW, SIGMA = 11, 1.5
-"""Of SSIM's Gaussian window, as in the paper."""
+"""Pixels and standard deviation of SSIM's Gaussian window, as in the paper."""
 
 
 def psnr(image: Array, reference: Array) -> float:

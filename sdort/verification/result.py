@@ -1,4 +1,4 @@
-"""What ``sdort verify`` is asked, and what it answers."""
+"""Options and result of ``sdort verify``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What to compare, and with what. ``None`` and empty leave the choice to the manifest and the model."""
+    """Options of a verification. ``None`` and empty leave the choice to the manifest and the model."""
 
     runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
     against: Path | None = None
@@ -37,16 +37,16 @@ class VerifyOptions:
     steps: int = 8
     bisect: bool = False
     semantic: bool = False
-    """Also judge what is drawn for the demo's held-out prompts."""
+    """Also score the images of the demo's held-out prompts."""
     semantic_prompts: int | None = None
-    """So many of them; None for all."""
+    """Number of them; None for all."""
     semantic_original: bool = False
-    """The original draws them all too, not only those that the candidate got wrong."""
+    """Also score the original on all of them, not only on those that the candidate got wrong."""
 
 
 @dataclass
 class Verification:
-    """What was compared, and what came of it."""
+    """Result of a verification."""
 
     candidate: Path
     against: Path | None
@@ -63,9 +63,9 @@ class Verification:
     searched: list[str] = field(default_factory=list)
     """Components that ``--bisect`` looked into, with or without a finding."""
     semantic: SemanticScore | None = None
-    """How well the candidate follows prompts."""
+    """Score of how well the candidate follows prompts."""
     missing: list[str] = field(default_factory=list)
-    """What was asked for and could not be compared, with the reason."""
+    """Comparisons that were asked for and could not be made, with the reason."""
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""``sdort verify`` as a library call: every component, every image, and where it goes wrong."""
+"""``sdort verify`` as a library call: every component, every image, and the first wrong node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
 
 SKIPPED = ("safety_checker",)
-"""No part of the generation; no pass is made for it."""
+"""Components that take no part in the generation."""
 
 ROUNDED = (
     "fp16 or bf16 on the CPU: a graph made for a GPU is rounded here where a GPU stores a result, one made for the CPU "
@@ -77,15 +77,15 @@ def verify(candidate: Path, options: VerifyOptions) -> Verification:
         _check_components(run)
         if not provider.on_gpu and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
             result.notes.append(ROUNDED)
-        watched = _record(run)
+        recorded = _record(run)
         for component in run.components:
-            _verify_component(run, component, watched)
+            _verify_component(run, component, recorded)
         if options.images:
-            _verify_images(run, watched)
+            _verify_images(run, recorded)
         if options.semantic:
             _score(run)
     if checkpoint and not checkpoint.exists():
-        result.checkpoint = Path(checkpoint.name)  # made for the while, as the demo's is: a name, and no place
+        result.checkpoint = Path(checkpoint.name)  # temporary, as the demo's is: a name, not a path
     return result
 
 
@@ -113,8 +113,8 @@ def _check_components(run: _Run) -> None:
     for name in run.options.components:
         if name not in run.folder.models:
             raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
-    drawn = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
-    for name in dict.fromkeys([*run.components, *drawn]):
+    generated = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
+    for name in dict.fromkeys([*run.components, *generated]):
         dtype = weights_precision(run.folder.file(name).graph)
         run.result.precisions[name] = precision(dtype, run.place.provider)
 
@@ -124,9 +124,9 @@ def _requests(options: VerifyOptions) -> list[Request]:
 
 
 def _record(run: _Run) -> RecordedRun:
-    """Draw with the original, for real inputs and for its images. An export has no ONNX original: it is watched itself.
+    """Generate with the original, for real inputs and for its images; an export has no ONNX original and stands for it.
 
-    Without a whole pipeline there is nothing to draw with; what that leaves out is told.
+    What cannot be compared without a whole pipeline is recorded as missing.
     """
     options = run.options
     wanted = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
@@ -135,7 +135,7 @@ def _record(run: _Run) -> RecordedRun:
     requests = _requests(options)
     total = len(requests) * options.seeds * options.steps
     try:
-        with progress("drawing with the original", total=total) as advance:
+        with progress("generating with the original", total=total) as advance:
             return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.images)
     except SdortError as error:
         run.result.missing.append(
@@ -145,12 +145,12 @@ def _record(run: _Run) -> RecordedRun:
 
 
 def _plain(run: _Run) -> Place:
-    """Where the original draws: the candidate's place without what is there for speed."""
+    """Provider and options of the original: the candidate's without what is there for speed."""
     options = replace(run.options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
     return Place(run.place.provider, options)
 
 
-def _inputs(run: _Run, component: str, watched: RecordedRun) -> list[Inputs]:
+def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
     found: list[Inputs] = []
     if RANDOM in run.options.inputs:
         reference = run.original or run.folder
@@ -158,10 +158,10 @@ def _inputs(run: _Run, component: str, watched: RecordedRun) -> list[Inputs]:
         height, width = (side // factor for side in run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
         found += random_inputs(path, component, factor, (height, width))
-    return [*found, *watched.inputs.get(component, [])] if REAL in run.options.inputs else found
+    return [*found, *recorded.inputs.get(component, [])] if REAL in run.options.inputs else found
 
 
-def _verify_component(run: _Run, component: str, watched: RecordedRun) -> None:
+def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:
     result = run.result
     references: dict[str, Path] = {}
     if run.original and component in run.original.models:
@@ -171,7 +171,7 @@ def _verify_component(run: _Run, component: str, watched: RecordedRun) -> None:
     try:
         if not references:
             raise BadModelError("the original has no such component")
-        inputs = _inputs(run, component, watched)
+        inputs = _inputs(run, component, recorded)
         path, limits = run.folder.models[component], result.precisions[component]
         with progress(f"{component}: comparing"):
             found, missing = compare_component(component, path, references, run.place, inputs, limits)
@@ -198,7 +198,7 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
         try:
             with progress(f"{component}: searching for the node"):
                 run.result.findings.append(bisect(graphs, each))
-        except SdortError as error:  # what was compared is worth telling without it
+        except SdortError as error:  # the comparisons are worth reporting without it
             run.result.missing.append(f"{component}: --bisect cannot tell: {error.message}")
     if not outputs and not all(each.passed for each in found):
         run.result.notes.append(
@@ -206,31 +206,31 @@ def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
         )
 
 
-def _verify_images(run: _Run, watched: RecordedRun) -> None:
-    """Draw with the candidate and compare image by image."""
+def _verify_images(run: _Run, recorded: RecordedRun) -> None:
+    """Generate with the candidate and compare image by image."""
     dtypes = [run.result.precisions[name].dtype for name in run.folder.needed if name in run.result.precisions]
     coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
     requests = _requests(run.options)
-    references = watched.images
+    references = recorded.images
     if not references:
-        return  # told already
+        return  # recorded as missing already
     if run.original is None and run.checkpoint is not None:
         references = generate_in_torch(run.checkpoint, requests)
     total = len(requests) * run.options.seeds * run.options.steps
     try:
-        drawer = open_drawer(run.folder, run.place)
+        pipeline = open_drawer(run.folder, run.place)
     except SdortError as error:
         run.result.missing.append(f"images: {error.message}")
         return
-    with progress("drawing", total=total) as advance:
+    with progress("generating", total=total) as advance:
         for request in requests:
-            drawn: dict[tuple[str, int], Generated] = {}
+            generated: dict[tuple[str, int], Generated] = {}
             try:
-                for image in drawer.generate(request, advance):
-                    drawn[request.prompt, image.seed] = image
+                for image in pipeline.generate(request, advance):
+                    generated[request.prompt, image.seed] = image
             except SdortError as error:
-                run.result.images += failed_images(request, references, coarsest, error.message, len(drawn))
-            run.result.images += compare_images(drawn, references, coarsest)
+                run.result.images += failed_images(request, references, coarsest, error.message, len(generated))
+            run.result.images += compare_images(generated, references, coarsest)
 
 
 def _score(run: _Run) -> None:

@@ -1,4 +1,4 @@
-"""Does the pipeline draw what its prompts ask for: the demo's judge on the demo's held-out prompts."""
+"""Semantic score: the share of the demo's held-out prompts whose images show what is asked for, by the demo's judge."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sdort.model.signature import Array
 from sdort.verification.images import no_image
 
 Counts = dict[str, tuple[int, int]]
-"""By kind: right pictures, and those that were judged."""
+"""By kind: right images, and judged images."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A picture that is not what its prompt asks for.
+    """An image that does not show what its prompt asks for.
 
     Attributes:
-        wrong: what is: shapes, colours, relation.
-        seen: what is in it, in words.
-        original: what is in the original's picture of the same noise; None where it was not drawn.
-        original_right: whether that is what the prompt asks for.
+        wrong: the wrong aspects: shapes, colours, relation.
+        seen: description of the image.
+        original: description of the original's image of the same noise; None where it was not generated.
+        original_right: whether the original's image shows what the prompt asks for.
     """
 
     prompt: str
@@ -38,7 +38,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class SemanticScore:
-    """Right pictures out of those judged, by kind, and whether they are as many as the demo model has to reach."""
+    """Right images out of those judged, by kind, and whether they are as many as the demo model has to reach."""
 
     counts: Counts
     bars: dict[str, float]
@@ -46,7 +46,7 @@ class SemanticScore:
     passed: bool
     misses: tuple[Miss, ...] = ()
     original: Counts | None = None
-    """The original's, where it drew every prompt too."""
+    """The original's, if it was scored on every prompt too."""
 
     @property
     def wanted(self) -> str:
@@ -55,10 +55,10 @@ class SemanticScore:
 
 
 def semantic_requests(most: int | None = None) -> list[Request]:
-    """One image for each held-out prompt, drawn as the demo model is scored.
+    """Requests for one image of each held-out prompt, with the settings that the demo model is scored with.
 
     Args:
-        most: take so many, spread over the list; each keeps its noise.
+        most: upper bound of their number, evenly from the list; each keeps its noise.
     """
     prompts, scoring = import_module("sdort.demo.prompts"), import_module("sdort.demo.score")
     every = [
@@ -70,7 +70,7 @@ def semantic_requests(most: int | None = None) -> list[Request]:
 
 
 def wrong_requests(requests: Sequence[Request], images: Sequence[Generated]) -> list[Request]:
-    """Those whose pictures are wrong."""
+    """Requests whose images are wrong."""
     scoring = import_module("sdort.demo.score")
     pairs = zip(requests, images, strict=True)
     return [each for each, image in pairs if not scoring.judge_picture(each.prompt, image.pixels).verdict.right]
@@ -79,7 +79,7 @@ def wrong_requests(requests: Sequence[Request], images: Sequence[Generated]) -> 
 def score_images(
     requests: Sequence[Request], images: Sequence[Generated], original: Mapping[str, Generated]
 ) -> SemanticScore:
-    """Score pictures, and say of the wrong ones what is in them.
+    """Score images, and describe the wrong ones.
 
     Args:
         images: one for each request.

@@ -1,4 +1,4 @@
-"""The semantic score of a candidate, with the original's beside it."""
+"""The semantic score of a candidate, with the original's originals it."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ def score_candidate(
 ) -> None:
     """Fill ``result.semantic``.
 
-    The original draws what the candidate got wrong, which tells whose fault that is, or every prompt if that is asked
-    for: that takes as long again.
+    The original generates what the candidate got wrong, which tells whose fault that is, or every prompt if that is
+    asked for: that takes as long again.
     """
     requests = semantic_requests(options.semantic_prompts)
     try:
-        images = _generate(folder, place, requests, "drawing for the judge")
+        images = _generate(folder, place, requests, "generating for the score")
     except SdortError as error:
         result.missing.append(f"semantic score: {error.message}")
         return
     again = requests if options.semantic_original else wrong_requests(requests, images)
-    beside: dict[str, Generated] = {}
+    originals: dict[str, Generated] = {}
     try:
-        beside = _generate_original(original, again) if original and again else {}
+        originals = _generate_original(original, again) if original and again else {}
     except SdortError as error:
         notes = result.missing if options.semantic_original else result.notes
         notes.append(f"semantic score of the original: {error.message}")
-    result.semantic = score_images(requests, images, beside)
+    result.semantic = score_images(requests, images, originals)
 
 
 def _generate(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:
-    drawer = open_drawer(folder, place)
+    pipeline = open_drawer(folder, place)
     with progress(words, total=sum(each.steps for each in requests)) as advance:
-        return [image for each in requests for image in drawer.generate(each, advance)]
+        return [image for each in requests for image in pipeline.generate(each, advance)]
 
 
 def _generate_original(original: Original, requests: Sequence[Request]) -> dict[str, Generated]:
     if isinstance(original, Path):
-        with progress("drawing for the judge with torch"):
+        with progress("generating for the score with torch"):
             return {prompt: image for (prompt, _), image in generate_in_torch(original, requests).items()}
-    images = _generate(*original, requests, "drawing for the judge with the original")
+    images = _generate(*original, requests, "generating for the score with the original")
     return {each.prompt: image for each, image in zip(requests, images, strict=True)}

@@ -1,4 +1,4 @@
-"""Reference images drawn by diffusers' own pipeline, for exports, which have no ONNX original."""
+"""Reference images of diffusers' own pipeline, for exports, which have no ONNX original."""
 
 from __future__ import annotations
 

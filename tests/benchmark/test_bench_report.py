@@ -76,7 +76,9 @@ def ablation() -> Ablation:
         if index == 3:
             stage = MeasuredStep(step.name, found.stages[-1].rows, same_as="+ FMHA")
         elif index == 5:
-            stage.rows[3].fail("differs from demo (ONNX) by 1.2e-01 at most and 3.4e-03 in the mean of its spread")
+            stage.rows[3].fail(
+                "differs from demo (ONNX) by 1.2e-01 at most and 3.4e-03 in the mean of its standard deviation"
+            )
         found.stages.append(stage)
         found.measured.rows += [] if stage.same_as else stage.rows
     return found

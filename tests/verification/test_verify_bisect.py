@@ -1,4 +1,4 @@
-"""Where two graphs part: correspondences hold, the search finds the place, and what was planted is what gets blamed."""
+"""The search for a divergence: tensors correspond, the search finds the node, and what was planted gets blamed."""
 
 from __future__ import annotations
 
@@ -285,6 +285,6 @@ def test_right_graphs_do_not_part_and_sessions_stay_bounded(
 def test_a_fusion_of_onnx_runtimes_own_is_told(exported: Exported, tmp_path: Path) -> None:
     graphs = optimized(exported(DECODER), DECODER, tmp_path, "cpu")
     [right] = compare(graphs)
-    finding = bisect(graphs, right)  # as if it had failed: watched, it is right
+    finding = bisect(graphs, right)  # as if it had failed: recorded, it is right
     assert finding.kind == "runtime"
     assert finding.node is None

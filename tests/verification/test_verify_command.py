@@ -372,7 +372,7 @@ def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny:
     heads, rows = timestep_table(right.comparisons)
     assert heads[3:-2] == tuple(f"t {moment:g}" for moment in moments)
     assert [row[:3] for row in rows] == [
-        ("unet", against, f"{what} / spread") for against in ("ONNX", "torch") for what in ("max", "mean")
+        ("unet", against, f"{what} / std") for against in ("ONNX", "torch") for what in ("max", "mean")
     ]
     kept = [each for each in to_json(report_of(right))["components"] if each["timestep"] is not None]
     assert {each["component"] for each in kept} == {"unet"}
@@ -399,7 +399,7 @@ def test_verbose_tells_errors_by_timestep(fast: Path) -> None:
     for words, told in ((["-v"], True), ([], False)):
         result = sdort(fast, *few, *words)
         assert result.exit_code == 0, result.output
-        found = re.findall(r"unet, ONNX, (max|mean) / spread by timestep: (\S+) \S+e-\d+, ", result.stderr)
+        found = re.findall(r"unet, ONNX, (max|mean) / std by timestep: (\S+) \S+e-\d+, ", result.stderr)
         assert [what for what, _ in found] == (["max", "mean"] if told else [])
 
 

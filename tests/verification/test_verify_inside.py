@@ -23,7 +23,7 @@ from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.verification import parity as verify_module
 from sdort.verification.bisection import blame as blame_module
-from sdort.verification.bisection import fused_steps as inside_module
+from sdort.verification.bisection import fused_steps as fused_steps_module
 from sdort.verification.bisection.blame import CAST, FUSION, SUM, BisectionFinding, bisect
 from sdort.verification.bisection.decomposition import decompose
 from sdort.verification.bisection.fused_steps import WrongStep, same_order
@@ -455,7 +455,7 @@ def test_a_kernel_that_differs_from_its_parts_is_told(
 
 
 def test_a_form_that_is_not_known_is_told(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside_module, "decompose", lambda model, *_: model)
+    monkeypatch.setattr(fused_steps_module, "decompose", lambda model, *_: model)
     graphs = optimized(exported(TEXT), TEXT, tmp_path, "rocm")
     spoil(graphs, "Attention", wrong_scale)
     finding = found_in(graphs)
@@ -463,14 +463,14 @@ def test_a_form_that_is_not_known_is_told(exported: Exported, tmp_path: Path, mo
     assert "the steps of Attention cannot be compared: none of them is a node of the original" in finding.message
 
 
-def test_one_tensor_at_a_time_is_watched(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, sizes = vars(inside_module)["record_tensors"], list[int]()
+def test_one_tensor_at_a_time_is_recorded(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, sizes = vars(fused_steps_module)["record_tensors"], list[int]()
 
     def counted(model: onnx.ModelProto, folder: Path, graphs: GraphPair, names: Sequence[str], original: bool) -> Any:
         sizes.append(len(names))
-        return watched(model, folder, graphs, names, original)
+        return record(model, folder, graphs, names, original)
 
-    monkeypatch.setattr(inside_module, "record_tensors", counted)
+    monkeypatch.setattr(fused_steps_module, "record_tensors", counted)
     graphs = optimized(exported(TEXT), TEXT, tmp_path, "rocm")
     spoil(graphs, "Attention", wrong_scale)
     assert step_of(graphs).step == "the scores"
@@ -494,7 +494,7 @@ def test_only_views_of_the_same_elements_are_compared(one: tuple[int, ...], othe
 
 
 def test_what_is_no_view_of_the_originals_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside_module, "same_order", lambda *_: False)
+    monkeypatch.setattr(fused_steps_module, "same_order", lambda *_: False)
     graphs = optimized_block(tmp_path)
     spoil(graphs, "MultiHeadAttention", wrong_scale)
     finding = found_in(graphs)
@@ -508,14 +508,14 @@ def test_a_part_that_does_not_run_alone_is_told(tmp_path: Path, monkeypatch: pyt
 
     graphs = optimized_block(tmp_path)
     spoil(graphs, "MultiHeadAttention", wrong_scale)
-    open_session = vars(inside_module)["open_session"]
+    open_session = vars(fused_steps_module)["open_session"]
 
     def opened(*arguments: Any) -> Any:
         session = open_session(*arguments)
         session.run = refuse
         return session
 
-    monkeypatch.setattr(inside_module, "open_session", opened)
+    monkeypatch.setattr(fused_steps_module, "open_session", opened)
     finding = found_in(graphs)
     told = "the steps of MultiHeadAttention cannot be compared: a part of it does not run: [ONNXRuntimeError] : no"
     assert finding.inside is None
@@ -533,7 +533,7 @@ def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path, m
     assert "inside" not in finding.message
 
 
-def test_what_was_watched_does_not_keep_its_session(tmp_path: Path) -> None:
+def test_recorded_values_do_not_keep_their_session(tmp_path: Path) -> None:
     """ONNX Runtime's outputs lie in the memory of all that the session computed."""
     graphs = optimized_block(tmp_path)
     model = graphs.graph(graphs.original)

@@ -21,7 +21,7 @@ from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.verification import semantic_score as judging
+from sdort.verification import semantic_score
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines
@@ -68,7 +68,7 @@ EVERY = held_out()
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verification]:
-    monkeypatch.setattr(judging, "open_drawer", lambda painter, place: painter)
+    monkeypatch.setattr(semantic_score, "open_drawer", lambda painter, place: painter)
 
     def call(candidate: Any, original: Any, **asked: Any) -> Verification:
         result = Verification(Path("fast"), None, None, "cpu", 8)
@@ -116,7 +116,7 @@ def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[...,
     told = lines(result)
     assert told[0].startswith("semantic score: single 59 of 60, pair 59 of 60")
     assert told[0].endswith("(wanted: 90% of single shapes, 75% of pairs): ok")
-    assert told[1] == "semantic score: 2 drawn wrong, 1 of them by the original too"
+    assert told[1] == "semantic score: 2 wrong, 1 of them by the original too"
     assert f"{single!r} shows {found.misses[0].seen}; the original, right, " in told[2]
     assert f"{pair!r} shows {found.misses[1].seen}; the original, wrong too, " in told[3]
 
@@ -132,7 +132,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     page = html_report(result)
     assert all(f"<p>{prompt} · seed" in page for prompt in wrong)
     assert page.count("<figure>") == 2 * len(wrong)
-    assert f"and {len(wrong) - 8} more wrong pictures" in " ".join(lines(result))
+    assert f"and {len(wrong) - 8} more wrong images" in " ".join(lines(result))
 
 
 def test_the_original_gets_a_score_where_that_is_asked_for(judge: Callable[..., Verification]) -> None:
@@ -168,7 +168,7 @@ def test_a_checkpoint_draws_in_torch(judge: Callable[..., Verification], monkeyp
         assert checkpoint == Path("checkpoint")
         return {(r.prompt, r.seed): Generated(r.seed, right_picture(r.prompt), None) for r in requests}
 
-    monkeypatch.setattr(judging, "generate_in_torch", paint)
+    monkeypatch.setattr(semantic_score, "generate_in_torch", paint)
     result = judge(Painter((single,)), Path("checkpoint"), semantic=True)
     assert result.semantic is not None
     assert [miss.original_right for miss in result.semantic.misses] == [True]

@@ -1,6 +1,6 @@
-"""What made two graphs part: the part of the candidate between agreeing tensors and the wrong one, run alone.
+"""Cause of a divergence: the candidate's subgraph between agreeing tensors and the wrong one, run alone.
 
-It is fed with the original's own values. Wrong as it is and right in fp32: rounding to fp16 is to blame. Wrong in both:
+Its inputs are the original's own values. Wrong as it is and right in fp32: rounding to fp16 is to blame. Wrong in both:
 what rewrote these nodes. Right in both: no node, but the errors before it, which add up.
 """
 
@@ -43,7 +43,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class BisectionFinding:
-    """Where and why a component goes wrong."""
+    """The first wrong node of a component, and the reason."""
 
     component: str
     output: str
@@ -56,7 +56,7 @@ class BisectionFinding:
     tensor: str | None = None
     """Its output, in the original."""
     share: float = 0.0
-    """How much of the tolerance that tensor uses."""
+    """Its error as a multiple of the tolerance."""
     largest_value: float = 0.0
     """The largest magnitude of that tensor in the original; fp16 ends at :data:`sdort.model.float16.LARGEST`."""
     blamed: tuple[str, ...] = ()
@@ -66,58 +66,58 @@ class BisectionFinding:
     """The original's nodes that the culprits stand for."""
     sessions: int = 0
     sources: dict[str, float] = field(default_factory=dict)
-    """The tensors of the original that the wrong one is computed from, and how much of the tolerance they use."""
+    """Tensors of the original that the wrong one is computed from -> their errors as multiples of the tolerance."""
     inside: WrongStep | None = None
-    """The first wrong step inside a fused operator, by the original's node; the message says if there is none."""
+    """The first wrong step of a fused operator, by the original's node; the message says if there is none."""
 
 
 def bisect(graphs: GraphPair, failed: Comparison) -> BisectionFinding:
-    """Find the first node after which the graphs differ, and what touched it.
+    """Find the first node after which the graphs differ, and what made it.
 
     Args:
         failed: a comparison with the original's ONNX that is out of tolerance, on ``graphs.feeds``.
     """
-    parting = find_divergence(graphs, failed.output, failed.limit)
-    if parting is None:
+    divergence = find_divergence(graphs, failed.output, failed.limit)
+    if divergence is None:
         message = (
-            "the output is right as soon as tensors inside are watched: no node is wrong, but one of ONNX Runtime's "
-            "own fusions, which watching prevents"
+            "the output is right as soon as tensors inside the graph are outputs: no node is wrong, but one of ONNX "
+            "Runtime's own fusions, which extra outputs prevent"
         )
         return BisectionFinding(graphs.component, failed.output, RUNTIME, message)
-    return diagnose(graphs, failed.output, parting, failed.limit)
+    return diagnose(graphs, failed.output, divergence, failed.limit)
 
 
-def diagnose(graphs: GraphPair, output: str, parting: Divergence, limit: Tolerance) -> BisectionFinding:
+def diagnose(graphs: GraphPair, output: str, divergence: Divergence, limit: Tolerance) -> BisectionFinding:
     """Name the nodes between the agreeing tensors and the wrong one, and what is wrong with them."""
     original, candidate = graphs.graph(graphs.original).graph, graphs.graph(graphs.candidate).graph
-    sources = list(parting.sources)
-    culprits = nodes_between(candidate, parting.pair.candidate, {pair.candidate for pair in sources})
-    replaced = nodes_between(original, parting.pair.original, {pair.original for pair in sources})
-    values = graphs.values([parting.pair, *sources])
-    shares = [_share(graphs, culprits, parting.pair, values, limit, wide) for wide in (False, True)]
-    kind = _kind(shares, culprits, graphs)
+    sources = list(divergence.sources)
+    culprits = nodes_between(candidate, divergence.pair.candidate, {pair.candidate for pair in sources})
+    replaced = nodes_between(original, divergence.pair.original, {pair.original for pair in sources})
+    values = graphs.values([divergence.pair, *sources])
+    ratios = [_share(graphs, culprits, divergence.pair, values, limit, wide) for wide in (False, True)]
+    kind = _kind(ratios, culprits, graphs)
     makers = tuple(dict.fromkeys(maker for n in culprits for maker in graphs.provenance.makers.get(n.name, ())))
     fusions = tuple(maker for maker in makers if maker not in PIPELINE_STEPS)
     precision = _precision(graphs)
     producer = replaced[-1]
-    largest = magnitude(values[parting.pair][0])
-    inside = None if kind == SUM else compare_steps(graphs, culprits, parting.pair, values, limit)
+    largest = magnitude(values[divergence.pair][0])
+    steps = None if kind == SUM else compare_steps(graphs, culprits, divergence.pair, values, limit)
     return BisectionFinding(
         graphs.component,
         output,
         kind,
-        _message(kind, producer, culprits, fusions, precision, largest, inside),
+        _message(kind, producer, culprits, fusions, precision, largest, steps),
         producer.name,
         producer.op_type,
-        parting.pair.original,
-        parting.share,
+        divergence.pair.original,
+        divergence.share,
         largest,
         _blamed(kind, precision, fusions or makers),
         tuple(Culprit(n.name, n.op_type, graphs.provenance.makers.get(n.name, ())) for n in culprits),
         tuple(node.name for node in replaced),
-        parting.sessions,
-        {pair.original: share for pair, share in parting.sources.items()},
-        inside.first if inside else None,
+        divergence.sessions,
+        {pair.original: share for pair, share in divergence.sources.items()},
+        steps.first if steps else None,
     )
 
 
@@ -144,20 +144,20 @@ def _message(
     fusions: Sequence[str],
     precision: str,
     largest: float,
-    inside: StepComparison | None,
+    steps: StepComparison | None,
 ) -> str:
-    first = f"the graphs part at {producer.name or producer.output[0]} ({producer.op_type})"
+    first = f"the graphs diverge at {producer.name or producer.output[0]} ({producer.op_type})"
     made = f", made by {', '.join(fusions)}" if fusions else ""
     here = f"{', '.join(dict.fromkeys(node.op_type for node in culprits))}{made}"
-    sizes = "" if inside and inside.first else f"; {_sizes(precision, largest)}"
+    sizes = "" if steps and steps.first else f"; {_sizes(precision, largest)}"
     reasons = {
-        FUSION: f"{here}: it computes something else than the original's nodes, or its weights are not theirs",
+        FUSION: f"{here}: it does not compute what the original's nodes do, or has other weights",
         CAST: f"rounding to {precision} does it: {here} is right in fp32 on the same inputs{sizes}",
         NODE: f"{here}: no fusion touched it; its weights, its attributes or the provider's kernel differ",
         SUM: f"{here} is right on the original's own values: the errors before it have added up",
     }
     hint = "; sdort optimize --fp16 auto keeps such nodes in fp32" if kind == CAST and precision == "fp16" else ""
-    return f"{first}: {reasons[kind]}{_inside(inside, kind, precision) if inside else ''}{hint}"
+    return f"{first}: {reasons[kind]}{_describe_steps(steps, kind, precision) if steps else ''}{hint}"
 
 
 def _precision(graphs: GraphPair) -> str:
@@ -165,11 +165,11 @@ def _precision(graphs: GraphPair) -> str:
     return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[weights_precision(model)]
 
 
-def _inside(inside: StepComparison, kind: str, precision: str) -> str:
-    """What was seen inside, in words."""
-    step = inside.first
+def _describe_steps(steps: StepComparison, kind: str, precision: str) -> str:
+    """The comparison of steps in words."""
+    step = steps.first
     if step is None:
-        return f"; {inside.note}"
+        return f"; {steps.note}"
     right = f"; right before it: {', '.join(step.right)}" if step.right else ""
     how = f"off by {step.share:.3g} times the tolerance"
     if step.share == np.inf:
@@ -177,11 +177,11 @@ def _inside(inside: StepComparison, kind: str, precision: str) -> str:
     elif kind == CAST and step.largest_before:
         apart = _spacing(precision, step.largest_before)
         how += f"; values up to {step.largest_before:.3g} go in, where {precision} has steps of {apart:.3g}"
-    return f"; the first wrong step inside is {step.step}, {step.node or step.tensor} ({step.operator}): {how}{right}"
+    return f"; its first wrong step is {step.step}, {step.node or step.tensor} ({step.operator}): {how}{right}"
 
 
 def _spacing(precision: str, value: float) -> float:
-    """How far numbers of this size are apart: fp16 has 11 bits, bf16 has 8."""
+    """Distance of neighbouring numbers of this size: fp16 has 11 bits, bf16 has 8."""
     return math.ldexp(1.0, math.frexp(value)[1] - (11 if precision == "fp16" else 8))
 
 
@@ -198,12 +198,12 @@ def _share(
     limit: Tolerance,
     wide: bool,
 ) -> float | None:
-    """How much of the tolerance the nodes alone use, fed with the original's values; None if they do not run alone."""
+    """Error of the nodes alone on the original's values, as a multiple of the tolerance; None if they do not run."""
     inputs = source_values(target, values, wide)
-    region = extract_subgraph(graphs, nodes, target.candidate, inputs, wide)
+    subgraph = extract_subgraph(graphs, nodes, target.candidate, inputs, wide)
     feeds = {**graphs.feeds, **inputs}
     try:
-        found = run_graph(region, graphs.candidate.parent, graphs, feeds, original=False, exact=wide)
+        outputs = run_graph(subgraph, graphs.candidate.parent, graphs, feeds, original=False, exact=wide)
     except SdortError:  # what the nodes lack alone, only ONNX Runtime knows
         return None
-    return tolerance_share(limit, values[target][0], found[target.candidate])
+    return tolerance_share(limit, values[target][0], outputs[target.candidate])

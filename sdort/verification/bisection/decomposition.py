@@ -19,13 +19,13 @@ from sdort.operators import find_operator
 from sdort.operators.multi_head_attention import MERGE, masking, steps
 from sdort.operators.skip_layer_normalization import normalize
 
-DOMAIN = "sdort.inside"
+DOMAIN = "sdort.decomposed"
 
 
 def decompose(model: onnx.ModelProto, chosen: Collection[str], stored: int = TensorProto.FLOAT) -> onnx.ModelProto:
     """The model with functions in the place of the chosen nodes; one of a form that is not known stays.
 
-    The functions are not expanded yet, so that what rounds the results of nodes leaves their insides as they are.
+    The functions are not expanded yet, so that rounding the results of nodes does not round the steps of a function.
 
     Args:
         model: belongs to this function now. Its weights are not looked at.

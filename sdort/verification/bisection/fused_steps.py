@@ -36,14 +36,14 @@ class WrongStep:
     """The first wrong step of a fused operator."""
 
     step: str
-    """What it computes, in words."""
+    """Description of the step."""
     node: str
     """The original's node that computes it."""
     operator: str
     tensor: str
     """Its output in the original; of one that the original does not have apart, the operator's that computes it."""
     share: float
-    """How much of the tolerance it uses; above 1."""
+    """Its error as a multiple of the tolerance; above 1."""
     largest_value: float
     """The largest magnitude in the original."""
     largest_before: float
@@ -152,7 +152,7 @@ def _compare(
 
 
 def _measure(graphs: GraphPair, sides: _Decomposed, pair: Pair, limit: Tolerance) -> tuple[float, float] | None:
-    """How much of the tolerance a step uses, and its largest magnitude; None if they are no views of each other.
+    """Error of a step as a multiple of the tolerance, and its largest magnitude; None if the shapes do not correspond.
 
     Its tensors are gone when the next step's are computed: the scores of an attention may have a GB.
     """

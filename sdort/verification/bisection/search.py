@@ -1,4 +1,4 @@
-"""Where two graphs part: the first tensor that differs beyond tolerance while all it is computed from agrees."""
+"""Search for a divergence: the first tensor that is out of tolerance while all it is computed from agrees."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, Graph
 from sdort.verification.limits import Tolerance
 
 Measure = Callable[[Sequence[int]], Mapping[int, float]]
-"""Positions of pairs -> how much of the tolerance each uses; 1 is the limit."""
+"""Positions of pairs -> error of each as a multiple of the tolerance."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the graphs part."""
+    """The first wrong tensor."""
 
     pair: Pair
     share: float
-    """How much of the tolerance the tensor uses; above 1."""
+    """Its error as a multiple of the tolerance; above 1."""
     sources: dict[Pair, float]
     """The nearest corresponding tensors that it is computed from, which are all within tolerance."""
     sessions: int
@@ -27,14 +27,14 @@ class Divergence:
 
 
 def find_divergence(graphs: GraphPair, output: str, limit: Tolerance) -> Divergence | None:
-    """Search for the place from which the candidate is wrong.
+    """Find the first wrong tensor of the candidate.
 
     Args:
         output: the output that is out of tolerance.
 
     Returns:
-        None if the output is right as soon as tensors are watched: then no node of the graph is wrong, but a fusion of
-        ONNX Runtime's own, which watching prevents.
+        None if the output is right as soon as tensors are recorded: then no node of the graph is wrong, but a fusion of
+        ONNX Runtime's own, which extra outputs prevent.
     """
     pairs = graphs.pairs(output)
     shares: dict[int, float] = {}
@@ -44,26 +44,26 @@ def find_divergence(graphs: GraphPair, output: str, limit: Tolerance) -> Diverge
         nonlocal sessions
         missing = [position for position in positions if position not in shares]
         for first in range(0, len(missing), TENSORS_PER_SESSION):
-            some = missing[first : first + TENSORS_PER_SESSION]
+            batch = missing[first : first + TENSORS_PER_SESSION]
             sessions += 1
-            values = graphs.values([pairs[position] for position in some])
-            for position in some:
+            values = graphs.values([pairs[position] for position in batch])
+            for position in batch:
                 shares[position] = tolerance_share(limit, *values[pairs[position]])
-            detail(f"{graphs.component}: watched {len(some)} of {len(pairs)} tensors")
+            detail(f"{graphs.component}: recorded {len(batch)} of {len(pairs)} tensors")
         return {position: shares[position] for position in positions}
 
     graph = graphs.graph(graphs.candidate).graph
     positions = {pair.candidate: position for position, pair in enumerate(pairs)}
 
     def sources(position: int) -> list[int]:
-        found = ancestors(graph, [pairs[position].candidate], positions.keys())
-        return sorted(positions[name] for name in found[1:] if name in positions)
+        tensors = ancestors(graph, [pairs[position].candidate], positions.keys())
+        return sorted(positions[name] for name in tensors[1:] if name in positions)
 
     first = search(len(pairs), measure, sources)
     if first is None:
         return None
-    near = sources(first)
-    return Divergence(pairs[first], shares[first], {pairs[each]: shares[each] for each in near}, sessions)
+    nearest = {pairs[position]: shares[position] for position in sources(first)}
+    return Divergence(pairs[first], shares[first], nearest, sessions)
 
 
 def search(
@@ -73,7 +73,7 @@ def search(
 
     The range between what is known to be right and what is known to be wrong is narrowed ``width`` tensors at a time,
     as if all after a wrong one were wrong. Branches make that untrue: a right tensor may come after a wrong one. So the
-    sources of what is found are looked at, and the search goes on in front of one that is wrong.
+    sources of the result are measured, and the search goes on before one that is wrong.
 
     Args:
         count: tensors, in an order in which sources come first; the last one is the output.

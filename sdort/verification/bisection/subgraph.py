@@ -1,4 +1,4 @@
-"""A part of a graph as a model of its own: the nodes between tensors that agree and one that does not."""
+"""A subgraph as a model of its own: the nodes between tensors that agree and one that does not."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def nodes_between(graph: onnx.GraphProto, tensor: str, sources: set[str]) -> lis
 
 
 def source_values(target: Pair, values: Mapping[Pair, tuple[Array, Array]], wide: bool = False) -> dict[str, Array]:
-    """What the candidate's part is fed with: the original's own values, in the candidate's layout and precision.
+    """Inputs of the candidate's subgraph: the original's own values, in the candidate's layout and precision.
 
     Args:
         values: of ``target``, which is computed, and of the tensors that it is computed from.
         wide: in fp32, whatever the candidate is in.
     """
-    given = {pair.candidate: both for pair, both in values.items() if pair != target}
+    sources = {pair.candidate: both for pair, both in values.items() if pair != target}
     return {
-        name: wanted if wide or wanted.dtype.kind != "f" else wanted.astype(actual.dtype)
-        for name, (wanted, actual) in given.items()
+        name: expected if wide or expected.dtype.kind != "f" else expected.astype(actual.dtype)
+        for name, (expected, actual) in sources.items()
     }
 
 

@@ -1,7 +1,7 @@
-"""Looking into two graphs: which tensors of theirs correspond, and what these hold on the same inputs.
+"""Corresponding tensors of two graphs, and their values on the same inputs.
 
 Tensors become extra outputs, a bounded number in one session, so it works on every build of ONNX Runtime and the memory
-for what is record_tensors stays bounded.
+for them stays bounded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CHANNELS_LAST = (0, 2, 3, 1)
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of the original and the candidate's that stands for it: its namesake, or a twin of another name,
-    which is channels-last."""
+    """A tensor of the original and the candidate's that corresponds to it: the one of the same name, or a channels-last
+    one of another name."""
 
     original: str
     candidate: str
@@ -75,7 +75,7 @@ class GraphPair:
         """The corresponding tensors that ``output`` depends on, in the order of the original; it is the last one.
 
         A tensor of the candidate that has the name of one of the original holds the same values: passes give what
-        is new a new name. A channels-last twin stands for the tensor that the provenance names.
+        is new a new name. A channels-last copy corresponds to the tensor that the provenance names.
 
         Raises:
             BadModelError: the original has no such output; what is wrong may then lie behind the last pair.
@@ -93,7 +93,7 @@ class GraphPair:
         return [Pair(name, found[name]) for name in sorted(found, key=order.__getitem__)]
 
     def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
-        """What the two tensors of each pair hold: (the original's in the candidate's layout, the candidate's)."""
+        """Values of each pair: (the original's in the candidate's layout, the candidate's)."""
         names, ours = [pair.original for pair in pairs], [pair.candidate for pair in pairs]
         expected = record_tensors(self.graph(self.original), self.original.parent, self, names, original=True)
         actual = record_tensors(self.graph(self.candidate), self.candidate.parent, self, ours, original=False)
@@ -175,14 +175,15 @@ def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds,
 def in_layout_of(pair: Pair, value: Array, like: Array) -> Array:
     """The original's value in the layout of the candidate's: channels-last, or another view of the same elements.
 
-    A twin is told by its name, not by its shape: where all of height, width and channels are 64 the shapes are equal.
+    A channels-last tensor is recognized by its name, not by its shape: where height, width and channels are all 64 the
+    shapes are equal.
     """
     if pair.original != pair.candidate and value.ndim == 4:
         return value.transpose(CHANNELS_LAST)
     return value.reshape(like.shape) if value.size == like.size else value
 
 
-def difference(wanted: Array, actual: Array) -> tuple[float, float]:
+def difference(expected: Array, actual: Array) -> tuple[float, float]:
     """Errors of a tensor inside a graph: (largest relative error, mean over the standard deviation).
 
     Values that fp16 cannot hold are cut for tensors in fp16: a mask's -3e38 is -inf there, and means the same.
@@ -190,14 +191,14 @@ def difference(wanted: Array, actual: Array) -> tuple[float, float]:
     Returns:
         Infinities where the shapes differ or something is NaN, or infinite without being so in the original.
     """
-    if wanted.shape != actual.shape:
+    if expected.shape != actual.shape:
         return np.inf, np.inf
-    if wanted.dtype.kind != "f" or not wanted.size:
-        return (0.0, 0.0) if np.array_equal(wanted, actual) else (np.inf, np.inf)
-    if any(_is_lost(expected, value) for expected, value in zip(split(wanted), split(actual), strict=True)):
+    if expected.dtype.kind != "f" or not expected.size:
+        return (0.0, 0.0) if np.array_equal(expected, actual) else (np.inf, np.inf)
+    if any(_is_lost(expected, value) for expected, value in zip(split(expected), split(actual), strict=True)):
         return np.inf, np.inf
     limit = float16.LARGEST if actual.dtype == np.float16 else float(np.finfo(np.float32).max)
-    errors = measure_errors(actual, wanted, limit)
+    errors = measure_errors(actual, expected, limit)
     return errors.largest_relative, errors.mean_share
 
 
@@ -207,7 +208,7 @@ def _is_lost(expected: Array, value: Array) -> bool:
     return bool(np.isnan(value).any() or np.isnan(expected).any() or overflow.any())
 
 
-def tolerance_share(limit: Tolerance, wanted: Array, actual: Array) -> float:
-    """How much of the tolerance a tensor uses; 1 is the limit."""
-    largest, mean = difference(wanted, actual)
+def tolerance_share(limit: Tolerance, expected: Array, actual: Array) -> float:
+    """Error of a tensor as a multiple of the tolerance."""
+    largest, mean = difference(expected, actual)
     return max(largest / limit.largest, mean / limit.mean)

@@ -1,4 +1,4 @@
-"""Where an image differs from its reference, for eyes: one scaling for every report."""
+"""Difference maps of images: one scaling for every report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_GAIN = 64
 
 
 def difference_map(image: Array, reference: Array) -> tuple[Array, str]:
-    """How far two images [height, width, 3], uint8, are apart, as bright as it may be, and the scale in words."""
+    """Difference of two images [height, width, 3], uint8, as bright as it may be, and the scale in words."""
     difference = np.abs(image.astype(np.int32) - reference.astype(np.int32))
     largest = int(difference.max())
     gain = int(np.clip(255 // max(largest, 1), 1, MOST_GAIN))

@@ -85,7 +85,7 @@ def _findings(findings: Sequence[BisectionFinding]) -> str:
             f"<li><b>{escape(each.component)}</b>: {escape(each.message)}<br>nodes of the candidate: {nodes or 'none'}"
             f"<br>nodes of the original that they stand for: {originals or 'none'}</li>"
         )
-    return f"<h2>Where the graphs part</h2><ul>{''.join(items)}</ul>"
+    return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
 
 
 def _image(image: ImageComparison) -> str:

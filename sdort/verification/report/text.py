@@ -65,8 +65,8 @@ def _largest(group: Sequence[Comparison]) -> Errors | None:
 
 
 HEADS = (
-    "component", "inputs", "against", "cases", "max error", "mean error", "1 - cosine", "max / spread", "allowed",
-    "mean / spread", "allowed", "",
+    "component", "inputs", "against", "cases", "max error", "mean error", "1 - cosine", "max / std", "allowed",
+    "mean / std", "allowed", "",
 )  # fmt: skip
 IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "")
 
@@ -127,7 +127,7 @@ def tables(result: Verification) -> list[Table]:
 
 
 def lines(result: Verification) -> list[str]:
-    """What the tables do not say: reasons, findings, what is missing, and what it was compared with."""
+    """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
     said = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
             if not s.worst.passed]  # fmt: skip
     said += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem or each.differs}" for each in result.images
@@ -142,7 +142,7 @@ def lines(result: Verification) -> list[str]:
 
 
 def images_lines(result: Verification) -> list[str]:
-    """What was found of all images together, where there is something to say about one."""
+    """Verdict on all images together, where one of them does not pass."""
     judged = result.judged
     if all(each.passed for each in result.images):
         return []

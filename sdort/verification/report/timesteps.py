@@ -1,4 +1,4 @@
-"""Errors along a denoising run: the largest at each timestep that was watched."""
+"""Errors along a denoising run: the largest at each recorded timestep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Course:
 
 
 def courses(comparisons: Sequence[Comparison]) -> list[Course]:
-    """Two for each component that was watched along a run, and each reference; of several prompts the largest error."""
+    """Two for each component that was recorded along a run, and each reference; the largest error of all prompts."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for each in comparisons:
         if each.timestep is not None:
@@ -36,7 +36,7 @@ def courses(comparisons: Sequence[Comparison]) -> list[Course]:
     return [
         Course(*key, measure, min(getattr(each.limit, name) for each in group), _largest(group, f"{name}_share"))
         for key, group in groups.items()
-        for measure, name in (("max / spread", "largest"), ("mean / spread", "mean"))
+        for measure, name in (("max / std", "largest"), ("mean / std", "mean"))
     ]
 
 
@@ -46,33 +46,33 @@ def _largest(group: Sequence[Comparison], name: str) -> dict[float, float | None
         value = None if each.errors is None else float(getattr(each.errors, name))
         found.setdefault(each.timestep or 0.0, []).append(value)
     return {
-        moment: None if None in values else max(value for value in values if value is not None)
-        for moment, values in found.items()
+        timestep: None if None in values else max(value for value in values if value is not None)
+        for timestep, values in found.items()
     }
 
 
 def timestep_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The heads, with a column for each timestep, and the rows; they end in a verdict."""
     every = courses(comparisons)
-    moments = sorted({moment for each in every for moment in each.values}, reverse=True)
-    heads = (*HEADS, *(f"t {moment:g}" for moment in moments), "allowed", "")
+    timesteps = sorted({timestep for each in every for timestep in each.values}, reverse=True)
+    heads = (*HEADS, *(f"t {timestep:g}" for timestep in timesteps), "allowed", "")
     rows = [
-        (each.component, each.against, each.measure, *(_number(each, moment) for moment in moments),
+        (each.component, each.against, each.measure, *(_number(each, timestep) for timestep in timesteps),
          f"{each.allowed:.1e}", PASSED if each.passed else FAILED)
         for each in every
     ]  # fmt: skip
     return heads, rows
 
 
-def _number(course: Course, moment: float) -> str:
-    value = course.values.get(moment)
-    return f"{value:.1e}" if value is not None else "none" if moment in course.values else ""
+def _number(course: Course, timestep: float) -> str:
+    value = course.values.get(timestep)
+    return f"{value:.1e}" if value is not None else "none" if timestep in course.values else ""
 
 
 def timestep_lines(comparisons: Sequence[Comparison]) -> list[str]:
     """The same, a line for each course."""
     return [
         f"{each.component}, {each.against}, {each.measure} by timestep: "
-        f"{', '.join(f'{moment:g} {_number(each, moment)}' for moment in each.values)} ({each.allowed:.1e} allowed)"
+        f"{', '.join(f'{t:g} {_number(each, t)}' for t in each.values)} ({each.allowed:.1e} allowed)"
         for each in courses(comparisons)
     ]
