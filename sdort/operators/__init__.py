@@ -16,9 +16,17 @@ if TYPE_CHECKING:  # a provider's file imports no graph libraries
 
 @lru_cache(maxsize=1)
 def load_operators() -> Mapping[tuple[str, str], Operator]:
-    """All operators, by domain and name."""
-    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
-    return {(each.domain, each.name): each for each in (module.OPERATOR for module in modules)}
+    """All operators, by domain and name.
+
+    Raises:
+        ValueError: two files state one operator.
+    """
+    operators: dict[tuple[str, str], Operator] = {}
+    for info in pkgutil.iter_modules(__path__):
+        operator: Operator = importlib.import_module(f"{__name__}.{info.name}").OPERATOR
+        if operators.setdefault((operator.domain, operator.name), operator) is not operator:
+            raise ValueError(f"{operator.qualified_name} has a second file, {info.name}.py")
+    return operators
 
 
 def find_operator(domain: str | None, name: str) -> Operator | None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,15 +21,23 @@ import onnxruntime
 import pytest
 from onnx import helper
 from onnxruntime.capi import _pybind_state
+from support.fusion_models import before_model
+from support.small_graphs import evaluate
 
+from sdort import operators
 from sdort.emulation.standard import expand, parse_function
 from sdort.model.domains import MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN
 from sdort.model.fact import Fact
 from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, Required
+from sdort.model.symbolic import symbol
+from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import function_of, make_function
+from sdort.onnx_io.save import save_model
 from sdort.operators import find_operator, load_operators
 from sdort.providers import NAMES, load_target
-from sdort.rewrite.fusion import load_fusions
+from sdort.rewrite.apply import apply_fusion
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import Fusion, load_fusions
 
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).parents[2]
@@ -116,6 +127,44 @@ def test_what_is_missing_is_named(name: str, change: dict[str, Any], message: st
     assert message in "\n".join(missing(broken))
 
 
+@contextmanager
+def also_from(folder: Path) -> Iterator[None]:
+    """Operators are found in a folder more."""
+    before = list(operators.__path__)
+    operators.__path__.append(str(folder))
+    operators.load_operators.cache_clear()
+    try:
+        yield
+    finally:
+        operators.__path__[:] = before
+        operators.load_operators.cache_clear()
+
+
+def test_two_files_of_one_operator_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "twin.py").write_text((Path(operators.__file__).parent / "gelu.py").read_text())
+    with also_from(tmp_path), pytest.raises(ValueError, match=r"com\.microsoft\.Gelu has a second file, twin\.py"):
+        load_operators()
+
+
+def test_the_page_on_adding_one_is_all_that_it_takes(tmp_path: Path) -> None:
+    """Its operator and its fusion, as they stand there, rewrite a graph that ONNX Runtime then runs."""
+    page = (ROOT / "docs" / "add-an-operator.md").read_text()
+    operator_text, fusion_text = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    (tmp_path / "swish.py").write_text(operator_text)
+    module = ModuleType("swish_fusion")
+    exec(fusion_text, vars(module))
+    with also_from(tmp_path):
+        assert missing(load_operators()[OWN_DOMAIN, "Swish"]) == []
+        before = before_model(Fusion(module), 0, np.random.default_rng(0))
+        feeds = {"x": np.linspace(-3, 3, 48, dtype=np.float32).reshape(2, 3, 8)}
+        model = from_proto(onnx.ModelProto.FromString(before.SerializeToString()), None, "test")
+        assert apply_fusion(Fusion(module), Editor(model)).matched == 1
+        assert [(node.domain, node.op) for node in model.graph.nodes] == [(OWN_DOMAIN, "Swish")]
+        save_model(model, tmp_path / "model.onnx")
+    expected, result = (run(each, feeds)[0] for each in (before, onnx.load(tmp_path / "model.onnx")))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
 # --- the definition ---
 
 
@@ -172,6 +221,26 @@ def test_the_definition_has_the_shapes_that_are_inferred(operator: Operator, ind
     results = run(defined(operator, call, example), feeds_of(example))
     for name, result in zip(call.outputs, results, strict=True):
         assert (inferred[name].dtype, inferred[name].shape) in ((result.dtype, result.shape), (None, None)), name
+
+
+@pytest.mark.parametrize(("operator", "index"), CASES, ids=label)
+def test_a_batch_without_a_number_is_inferred_like_one(operator: Operator, index: int) -> None:
+    example = operator.examples[index]
+    batch = next(iter(example.inputs.values()))[0]
+    call = call_of(operator, example)
+    named = {
+        name: Fact(
+            fact.dtype, tuple(symbol("B") if axis == 0 and dim == batch else dim for axis, dim in enumerate(shape))
+        )
+        for name, fact in call.inputs.items()
+        if (shape := fact.shape) is not None
+    }
+    for fact, expected in zip(operator.infer(replace(call, inputs=named)), operator.infer(call), strict=True):
+        assert (fact.dtype, fact.shape is None) == (expected.dtype, expected.shape is None)
+        assert [evaluate(dim, {"B": batch}) for dim in fact.shape or ()] == [*(expected.shape or ())]
+    whole = operator.infer(replace(call, inputs=named))[0].shape
+    assert whole is not None
+    assert whole[0] == symbol("B")
 
 
 @pytest.mark.parametrize(("operator", "index"), [case for case in CASES if case[0] in KNOWN_TO_ONNX_RUNTIME], ids=label)
