@@ -14,7 +14,8 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, progress
-from sdort.engines.onnx import Engine, OnnxEngine, Runner
+from sdort.engines.engine import Engine, Runner
+from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
 from sdort.generation.images import Generated
 from sdort.generation.schedulers import find_scheduler
@@ -26,7 +27,7 @@ from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
 from sdort.verification.references import CaseResult, Reference, check_result, generate_images
-from sdort.workload.cases import PIPELINE, Case, further
+from sdort.workload.cases import PIPELINE, Case, further_cases
 
 _MIB = 1 << 20
 
@@ -257,7 +258,7 @@ def _check_more(
 
     ``verdict``, which is on the few, stays where no more can be generated.
     """
-    more = further(case, ENOUGH)
+    more = further_cases(case, ENOUGH)
     detail(f"{each.row.pipeline}, {case}: {verdict.problem}; generating more")
     try:
         more_images = generate_images(each.engine, more, options.steps, options.scheduler)

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from sdort.console import progress
-from sdort.engines.onnx import Engine, OnnxEngine
+from sdort.engines.engine import Engine
+from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError

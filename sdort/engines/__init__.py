@@ -1,1 +1,1 @@
-"""What runs a component or a pipeline: ONNX Runtime or torch."""
+"""Engines: ONNX Runtime and torch behind one interface, each running a component or a whole pipeline."""

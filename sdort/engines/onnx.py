@@ -1,4 +1,4 @@
-"""What runs a component or a whole pipeline: ONNX Runtime here, torch in :mod:`sdort.engines.torch`."""
+"""A folder of ONNX components on ONNX Runtime, as an engine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from sdort.engines.engine import Runner, case_request
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
@@ -19,67 +19,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import keep_case
-from sdort.workload.cases import PIPELINE, PROMPT, Case, make_feeds
-
-
-class Runner(Protocol):
-    """One case, ready to run again and again."""
-
-    def __call__(self) -> object:
-        """Run once and return when the device has finished."""
-
-    def result(self) -> dict[str, Array] | list[Generated]:
-        """Outputs (of a component, by name) or images (of the pipeline) of the last run, in host memory."""
-
-
-class Engine(Protocol):
-    """A pipeline in one runtime. Sessions are opened by the first case that needs them."""
-
-    name: str
-    path: Path
-    provider: Provider
-
-    def components(self) -> list[str]:
-        """Component names, and ``pipeline`` if images can be drawn."""
-
-    @property
-    def factor(self) -> int:
-        """Pixels a latent."""
-
-    def default_size(self) -> tuple[int, int]:
-        """Height and width in pixels that the model was made for."""
-
-    def dtype(self, component: str) -> str:
-        """``float32`` or ``float16``: what most of the weights are; ``bfloat16`` where they are rounded to that."""
-
-    def model_hash(self) -> str:
-        """Tells this model from another."""
-
-    def static_batch(self, component: str) -> int | None:
-        """The one batch that a static component takes."""
-
-    def import_libraries(self, components: Sequence[str]) -> None:
-        """Import what running ``components`` needs, so that imports are neither timed nor counted as memory."""
-
-    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
-        """Open what ``case`` needs and put its inputs on the device."""
-
-    def close(self) -> None:
-        """Free the sessions."""
-
-
-def bench_request(case: Case, steps: int, scheduler: str | None) -> Request:
-    """The images that a pipeline case draws."""
-    return Request(
-        PROMPT,
-        steps=steps,
-        height=case.height,
-        width=case.width,
-        seed=case.seed,
-        num_images=case.batch,
-        images_at_once=case.batch,
-        scheduler=scheduler,
-    )
+from sdort.workload.cases import PIPELINE, Case, make_feeds
 
 
 class OnnxEngine:
@@ -96,9 +36,9 @@ class OnnxEngine:
 
     def components(self) -> list[str]:
         names = [name for name in self.folder.models if name != "safety_checker"]
-        return [*names, *([PIPELINE] if self.folder.draws and self._draws() else [])]
+        return [*names, *([PIPELINE] if self.folder.generates and self._from_noise() else [])]
 
-    def _draws(self) -> bool:
+    def _from_noise(self) -> bool:
         """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
         channels = static_size(self._shape("unet", "sample"), 1)
         return channels in (None, self.folder.vae.get("latent_channels", 4))
@@ -153,7 +93,7 @@ class OnnxEngine:
 
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         if case.component == PIPELINE:
-            return _OnnxPipeline(self, bench_request(case, steps, scheduler))
+            return _OnnxPipeline(self, case_request(case, steps, scheduler))
         if case.component not in self.folder.models:
             raise UsageError(f"{self.path} has no {case.component}")
         return _OnnxComponent(self.session(case.component), case, self.folder.vae_factor)
@@ -184,13 +124,13 @@ class _OnnxPipeline:
         from sdort.generation.pipeline import assemble
 
         sessions = {name: engine.session(name) for name in engine.folder.needed}
-        self.drawer = assemble(engine.folder, sessions, engine.provider, None)
+        self.pipeline = assemble(engine.folder, sessions, engine.provider, None)
         self.request = request
         self.images: list[Generated] = []
-        self.keep: Callable[[], None] | None = partial(keep_generated, self.drawer, request)
+        self.keep: Callable[[], None] | None = partial(keep_generated, self.pipeline, request)
 
     def __call__(self) -> None:
-        self.images = list(self.drawer.generate(self.request))
+        self.images = list(self.pipeline.generate(self.request))
 
     def result(self) -> list[Generated]:
         if self.keep:

@@ -1,4 +1,4 @@
-"""What a pipeline is compared with: the one it was made from, found through its manifest, or one that is named."""
+"""The original of a pipeline: the one it was made from, found through its manifest, or one that is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sdort.demo import NAMES, write_demo
-from sdort.engines.onnx import Engine, OnnxEngine
+from sdort.engines.engine import Engine
+from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.pipelines.configs import INDEX, MANIFEST, optional_config
@@ -24,7 +25,7 @@ def holds_onnx(path: Path) -> bool:
 
 @contextmanager
 def original_of(path: Path) -> Iterator[Path | None]:
-    """What the pipeline in ``path`` was made from, as its manifest says; None when that is not on this machine.
+    """The pipeline that the one in ``path`` was made from, by its manifest; None when that is not on this machine.
 
     An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
     that is looked for from the current folder and beside the pipeline; ``demo`` is made again.
@@ -39,8 +40,8 @@ def original_of(path: Path) -> Iterator[Path | None]:
             write_demo(source, demo)
             yield demo
         return
-    places = [Path(source), path.resolve().parent / source] if isinstance(source, str) else []
-    yield next((place for place in places if _is_pipeline(place) and place.resolve() != path.resolve()), None)
+    candidates = [Path(source), path.resolve().parent / source] if isinstance(source, str) else []
+    yield next((found for found in candidates if _is_pipeline(found) and found.resolve() != path.resolve()), None)
 
 
 def _is_pipeline(path: Path) -> bool:
@@ -67,13 +68,13 @@ def checkpoint_of(path: Path) -> Iterator[Path]:
 
 
 def open_reference(path: Path, provider: Provider, options: RuntimeOptions) -> Engine:
-    """The engine that fits what lies in ``path``: ONNX Runtime, or torch in fp32."""
+    """The engine for the pipeline in ``path``: ONNX Runtime, or torch in fp32 for a checkpoint."""
     if holds_onnx(path):
         return OnnxEngine(path, provider, options)
-    return TorchEngine(path, _torch_place(provider), "float32", compiled=False, device_id=options.device_id)
+    return TorchEngine(path, _torch_provider(provider), "float32", compiled=False, device_id=options.device_id)
 
 
-def _torch_place(provider: Provider) -> Provider:
+def _torch_provider(provider: Provider) -> Provider:
     """The CPU when torch is a CPU build, whatever ONNX Runtime runs on."""
     import torch
 

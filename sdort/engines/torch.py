@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sdort.engines.onnx import Runner, bench_request
+from sdort.engines.engine import Runner, case_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.generation.schedulers import load_scheduler
@@ -97,8 +97,8 @@ class TorchEngine:
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
         whole = self._parts() | {"text_encoder_2"} == _PARTS
-        draws = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
-        return [*names, *([PIPELINE] if draws else [])]
+        generates = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
+        return [*names, *([PIPELINE] if generates else [])]
 
     def config(self, part: str) -> dict[str, Any]:
         """A part's ``config.json``."""
@@ -137,9 +137,7 @@ class TorchEngine:
         if case.component == PIPELINE:
             pipeline = self.pipeline(PIPELINE)
             pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
-            return PipelineRunner(
-                pipeline, bench_request(case, steps, scheduler), (case.height, case.width), self.guard
-            )
+            return PipelineRunner(pipeline, case_request(case, steps, scheduler), (case.height, case.width), self.guard)
         if case.component not in self.components():
             raise UsageError(f"{self.path} has no {case.component}")
         return self.component_runner(case.component, make_feeds(case, self.inputs(case.component), self.factor))

@@ -77,7 +77,7 @@ class ComponentRunner:
 
 
 class PipelineRunner:
-    """A diffusers pipeline that draws the images of one request."""
+    """A diffusers pipeline with one request to generate."""
 
     def __init__(self, pipeline: Any, request: Request, size: tuple[int, int], guard: Guard) -> None:
         self.pipeline = pipeline
@@ -97,7 +97,7 @@ class PipelineRunner:
         height, width = self.size
         generators = [torch.Generator().manual_seed(request.seed + index) for index in range(request.num_images)]
         latent = (height // pipeline.vae_scale_factor, width // pipeline.vae_scale_factor)
-        # Drawn in fp32 and rounded: torch's fp16 noise of a seed is other noise.
+        # Sampled in fp32 and rounded: torch's fp16 noise of a seed is other noise.
         shape = (request.num_images, pipeline.unet.config.in_channels, *latent)
         noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
         return pipeline(

@@ -28,7 +28,7 @@ from sdort.providers import AUTO, find_provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
-from sdort.workload.cases import IMAGES_AT_ONCE, Case, drawing_cases
+from sdort.workload.cases import IMAGES_AT_ONCE, Case, generation_cases
 
 OnProgress = Callable[[float, float], None]
 """Called with the steps that are done and all there are, both times the number of images."""
@@ -360,7 +360,7 @@ def _case(folder: PipelineFolder, component: str, request: Request, result: Gene
     inputs = folder.file(component).signature.inputs
     guided, at_once = request.guidance_scale > 1, request.images_at_once
     size = result.height, result.width
-    case = drawing_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
+    case = generation_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
     if component != DECODER:
         return case
     # ``decoded`` tells of the last ones that were decoded together.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sdort.generation.request import Request
 from sdort.runtime.tuning_results import keep_case, keep_shapes
-from sdort.workload.cases import drawing_cases
+from sdort.workload.cases import generation_cases
 
 if TYPE_CHECKING:
     from sdort.generation.pipeline import TextToImage
@@ -20,7 +20,7 @@ def keep_generated(pipeline: TextToImage, request: Request) -> None:
             for shapes in sorted(session.ran_on):
                 keep_shapes(session, dict(shapes))
             continue
-        for case in drawing_cases(
+        for case in generation_cases(
             component, session.inputs, request.num_images, size, guided=guided, at_once=request.images_at_once
         ):
             keep_case(session, case, pipeline.folder.vae_factor)

@@ -78,7 +78,7 @@ def _check_inputs(unet: Session, family: Family) -> None:
             component="unet",
             hint="Other families can be optimized, and benched by component, but not run yet.",
         )
-    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.told_size else None
+    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.size_conditioning else None
     if numbers not in (None, SIZE_NUMBERS):
         raise BadModelError(
             f"the UNet takes {numbers} numbers as time_ids, not {SIZE_NUMBERS}: it is SDXL's refiner, which works on "

@@ -1,4 +1,4 @@
-"""What sets the families apart when they draw: their text encoders, and what these tell the UNet.
+"""Families of pipelines: their text encoders, and how the encoders' outputs condition the UNet.
 
 Everything else, from tokens to the denoising loop and the decoder, is the same for all of them.
 """
@@ -17,12 +17,12 @@ from sdort.errors import BadModelError
 Array = npt.NDArray[Any]
 
 Condition = dict[str, Array]
-"""What the UNet is told beside latents and time: its inputs by name, [1, ...] each."""
+"""Conditioning inputs of the UNet by name, arrays [1, ...]: all it takes beside latents and timestep."""
 
 LAST, PENULTIMATE = "last_hidden_state", "hidden_states of the last layer but one"
 
 SIZE_NUMBERS = 6
-"""In ``time_ids``: height and width before cropping, the crop's top and left, height and width to draw.
+"""In ``time_ids``: height and width before cropping, the crop's top and left, height and width of the image.
 
 https://arxiv.org/abs/2307.01952, section 2.2.
 """
@@ -34,17 +34,17 @@ _LATENTS_AND_TIME = {"sample", "timestep"}
 class Encoder:
     """A text encoder.
 
-    ``tells`` are its outputs by the UNet's inputs that they go to. Where several encoders tell the same input, they
-    stand side by side in the last dimension.
+    ``conditioning`` maps inputs of the UNet to the outputs that feed them. Where several encoders feed one input, they
+    stand side by side in its last dimension.
     """
 
     component: str
     tokenizer: str
     """The folder of its tokenizer."""
-    tells: Mapping[str, str]
+    conditioning: Mapping[str, str]
 
     def outputs(self, names: Sequence[str], config: Mapping[str, Any]) -> dict[str, str]:
-        """The outputs that are told, by the UNet's inputs that they go to.
+        """The names of the outputs that condition the UNet, by the UNet's inputs.
 
         Args:
             names: of all outputs of the encoder.
@@ -53,21 +53,21 @@ class Encoder:
         Raises:
             BadModelError: it lacks one of them.
         """
-        return {told: self._output(wanted, names, config) for told, wanted in self.tells.items()}
+        return {name: self._output(output, names, config) for name, output in self.conditioning.items()}
 
-    def _output(self, wanted: str, names: Sequence[str], config: Mapping[str, Any]) -> str:
-        if wanted == LAST and LAST not in names:
+    def _output(self, output: str, names: Sequence[str], config: Mapping[str, Any]) -> str:
+        if output == LAST and LAST not in names:
             return names[0]  # whatever an exporter calls it, it comes first
-        if wanted == PENULTIMATE:
+        if output == PENULTIMATE:
             # Counted from the embeddings on, which are hidden_states.0.
-            wanted = f"hidden_states.{int(config.get('num_hidden_layers', 0)) - 1}"
-        if wanted not in names:
+            output = f"hidden_states.{int(config.get('num_hidden_layers', 0)) - 1}"
+        if output not in names:
             raise BadModelError(
-                f"it has no output {wanted}, which the UNet is told of",
+                f"it has no output {output}, which conditions the UNet",
                 component=self.component,
                 hint="Export the whole pipeline: sdort export MODEL OUT, and keep each component's config.json.",
             )
-        return wanted
+        return output
 
 
 @dataclass(frozen=True)
@@ -76,33 +76,33 @@ class Family:
 
     name: str
     side: int
-    """Pixels of the images that it was trained on, where no config tells."""
+    """Pixels of the images that it was trained on, where no config says."""
     scaling_factor: float
-    """Of its latents, where no config tells."""
+    """Of its latents, where no config says."""
     encoders: tuple[Encoder, ...]
-    told_size: bool = False
-    """The UNet is also told the size of the image, as ``time_ids``."""
+    size_conditioning: bool = False
+    """The UNet also takes the size of the image, as ``time_ids``."""
     empty_is_zero: bool = False
-    """An empty negative prompt is told as zeros, unless the pipeline's index says otherwise."""
+    """An empty negative prompt conditions as zeros, unless the pipeline's index says otherwise."""
 
     @property
     def inputs(self) -> set[str]:
-        """What its UNets take."""
-        told = {name for encoder in self.encoders for name in encoder.tells}
-        return _LATENTS_AND_TIME | told | ({"time_ids"} if self.told_size else set())
+        """The names of the inputs of its UNets."""
+        conditioning = {name for encoder in self.encoders for name in encoder.conditioning}
+        return _LATENTS_AND_TIME | conditioning | ({"time_ids"} if self.size_conditioning else set())
 
     def condition(self, parts: Sequence[Condition], size: tuple[int, int]) -> Condition:
-        """What the UNet is told of one prompt.
+        """The conditioning of the UNet by one prompt.
 
         Args:
-            parts: of each encoder, by the inputs that it tells.
+            parts: each encoder's, by the UNet's inputs.
             size: height and width of the image in pixels.
         """
         condition: Condition = {}
         for part in parts:
             for name, value in part.items():
                 condition[name] = np.concatenate([condition[name], value], -1) if name in condition else value
-        if self.told_size:
+        if self.size_conditioning:
             condition["time_ids"] = np.array([[*size, 0, 0, *size]], np.float32)
         return condition
 
@@ -125,7 +125,7 @@ SDXL = Family(
             {"encoder_hidden_states": PENULTIMATE, "text_embeds": "text_embeds"},
         ),
     ),
-    told_size=True,
+    size_conditioning=True,
     empty_is_zero=True,
 )
 

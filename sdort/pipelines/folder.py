@@ -1,4 +1,4 @@
-"""A pipeline on disk: its components, configs and manifest, as text to image needs them."""
+"""A pipeline on disk: its components, configs and manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VAE_CHANNELS = [128, 256, 512, 512]
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """Where the components of an exported or optimized pipeline lie, and what its configs say."""
+    """The components of an exported or optimized pipeline by name, and its configs."""
 
     path: Path
     models: dict[str, Path]
@@ -49,18 +49,18 @@ class PipelineFolder:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The components that draw."""
+        """The components that text to image runs, in their order."""
         return (*(encoder.component for encoder in self.family.encoders), "unet", DECODER)
 
     @property
-    def draws(self) -> bool:
-        """Whether everything is there that text to image takes."""
+    def generates(self) -> bool:
+        """Whether all components and tokenizers for text to image are there."""
         tokenizers = [self.path / encoder.tokenizer for encoder in self.family.encoders]
         return set(self.needed) <= self.models.keys() and all(folder.is_dir() for folder in tokenizers)
 
     @property
     def empty_is_zero(self) -> bool:
-        """Whether an empty negative prompt is told to the UNet as zeros, not as what the encoders make of it."""
+        """Whether an empty negative prompt conditions the UNet as zeros, not as the encoders' outputs for it."""
         index = optional_config(self.path / INDEX)
         return self.family.empty_is_zero and bool(index.get("force_zeros_for_empty_prompt", True))
 
@@ -90,9 +90,9 @@ class PipelineFolder:
     def unscaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Denoised latents [images, channels, height, width] as the decoder takes them."""
         # Of each channel, in some of SDXL's descendants, or of all.
-        spread = np.asarray(self.vae.get("latents_std") or 1.0, np.float32).reshape(-1, 1, 1)
+        deviation = np.asarray(self.vae.get("latents_std") or 1.0, np.float32).reshape(-1, 1, 1)
         mean = np.asarray(self.vae.get("latents_mean") or self.vae.get("shift_factor") or 0.0, np.float32)
-        return latents * spread / np.float32(self.vae["scaling_factor"]) + mean.reshape(-1, 1, 1)
+        return latents * deviation / np.float32(self.vae["scaling_factor"]) + mean.reshape(-1, 1, 1)
 
     @property
     def scheduler_class(self) -> str:
@@ -112,7 +112,7 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     """Find a pipeline's components.
 
     Args:
-        needed: components that have to be there; None for those that draw.
+        needed: components that have to be there; None for those of text to image.
 
     Raises:
         BadModelError: there is no pipeline, or it lacks a component of ``needed``.
@@ -122,7 +122,7 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     if missing == ["text_encoder"] and "text_encoder_2" in folder.models:
         raise BadModelError(
             f"{path} has the second text encoder only, as SDXL's refiner, which works on an image",
-            hint="sdort run draws from text alone: take SDXL's base model.",
+            hint="sdort run generates from text alone: take SDXL's base model.",
         )
     if missing:
         raise BadModelError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.console import warn
-from sdort.engines.onnx import Engine
+from sdort.engines.engine import Engine
 from sdort.engines.original import holds_onnx, open_reference
 from sdort.errors import SdortError, UsageError
 from sdort.generation.images import Generated

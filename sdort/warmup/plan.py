@@ -15,7 +15,7 @@ from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
-from sdort.workload.cases import Case, Inputs, drawing_cases, feed_shapes, make_feeds
+from sdort.workload.cases import Case, Inputs, feed_shapes, generation_cases, make_feeds
 
 UNUSED = ("safety_checker", "vae_encoder")
 """Components that text to image does not run."""
@@ -142,7 +142,7 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
             raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
         for images in options.batch_sizes:
             for name, specs in inputs.items():
-                yield from drawing_cases(name, specs, images, (height, width), guided=True)
+                yield from generation_cases(name, specs, images, (height, width), guided=True)
 
 
 def _free_beside(target: Target, components: Sequence[str]) -> int | None:

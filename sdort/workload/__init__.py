@@ -1,1 +1,1 @@
-"""What a component is fed with: cases and random inputs."""
+"""Workloads: cases to measure, and the inputs that components get."""

@@ -23,7 +23,7 @@ PROMPT = "a photo of an astronaut riding a horse on mars"
 
 @dataclass(frozen=True)
 class Case:
-    """One row to be: ``component`` is a component's name or ``pipeline``; height and width are pixels."""
+    """A component or the whole ``pipeline`` at a batch and a size; height and width are pixels."""
 
     component: str
     batch: int
@@ -36,8 +36,8 @@ class Case:
         return f"{self.component}, batch {self.batch}, {self.height}x{self.width}"
 
 
-def further(case: Case, images: int) -> list[Case]:
-    """Cases that draw the images after a pipeline case's own, as many as there are ``images`` with them at least."""
+def further_cases(case: Case, images: int) -> list[Case]:
+    """Cases for the images after a pipeline case's own, until there are at least ``images`` with them."""
     return [replace(case, seed=case.seed + first) for first in range(case.batch, images, case.batch)]
 
 
@@ -134,10 +134,10 @@ def _refuse_other_size(case: Case, item: Input, spec: TensorSpec, sample: Sample
 Inputs = Mapping[str, TensorSpec]
 
 
-def drawing_cases(
+def generation_cases(
     component: str, inputs: Inputs, images: int, size: tuple[int, int], *, guided: bool, at_once: int = IMAGES_AT_ONCE
 ) -> list[Case]:
-    """What a component runs on while ``images`` are drawn.
+    """The cases that a component runs on while ``images`` are generated.
 
     Args:
         size: height and width in pixels.

@@ -1,7 +1,7 @@
 """The maker of a component's inputs: shapes from what its ONNX file declares, values from a :class:`Numbers`.
 
-Exporters name symbolic dims as they like (one even gives the batch and the height one name), so a dim is told by its
-input's rank and its place, never by its symbol. What a file leaves open altogether, such as the channels in graphs of
+Exporters name symbolic dims as they like (one even gives the batch and the height one name), so a dim is known by its
+input's rank and its axis, never by its symbol. What a file leaves open altogether, such as the channels in graphs of
 diffusers' old conversion script, is read from the first weight behind the input.
 """
 

@@ -32,7 +32,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.precision.inputs import recorded_inputs
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
-from sdort.workload.cases import drawing_cases, feed_shapes, make_feeds
+from sdort.workload.cases import feed_shapes, generation_cases, make_feeds
 
 Array = np.ndarray[Any, Any]
 
@@ -182,7 +182,7 @@ def test_drawing_feeds_the_shapes_that_are_planned(exported: Exported, monkeypat
     list(drawer.generate(request))
     assert set(recorders) == {"text_encoder", "text_encoder_2", "unet", DECODER}
     for name, recorder in recorders.items():
-        (case,) = drawing_cases(name, recorder.inputs, 2, (256, 320), guided=True)
+        (case,) = generation_cases(name, recorder.inputs, 2, (256, 320), guided=True)
         planned = make_feeds(case, recorder.inputs, drawer.folder.vae_factor)
         assert {tuple(sorted(feed_shapes(fed).items())) for fed in recorder.fed} == {
             tuple(sorted(feed_shapes(planned).items()))

@@ -40,7 +40,7 @@ from sdort.tuning.key import make_key
 from sdort.tuning.store import Store
 from sdort.warmup import command as warm
 from sdort.warmup import plan
-from sdort.workload.cases import drawing_cases
+from sdort.workload.cases import generation_cases
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -463,7 +463,7 @@ def test_static_models_run_at_the_batch_they_have(tiny: Tiny, tmp_path: Path) ->
         tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2, only=component)
     for component, batch in (("unet", 2), ("vae_decoder", 1)):
         inputs = read_component(tmp_path / "static" / component / "model.onnx", component).signature.inputs
-        cases = drawing_cases(component, inputs, 4, (64, 64), guided=True)
+        cases = generation_cases(component, inputs, 4, (64, 64), guided=True)
         assert [case.batch for case in cases] == [batch]
 
 

@@ -1,0 +1,73 @@
+"""The interface of everything that runs a component or a whole pipeline: ONNX Runtime and torch implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sdort.generation.images import Generated
+from sdort.generation.request import Request
+from sdort.model.signature import Array
+from sdort.providers.provider import Provider
+from sdort.workload.cases import PROMPT, Case
+
+
+class Runner(Protocol):
+    """One case, ready to run again and again."""
+
+    def __call__(self) -> object:
+        """Run once and return when the device has finished."""
+
+    def result(self) -> dict[str, Array] | list[Generated]:
+        """Outputs (of a component, by name) or images (of the pipeline) of the last run, in host memory."""
+
+
+class Engine(Protocol):
+    """A pipeline in one runtime. Sessions are opened by the first case that needs them."""
+
+    name: str
+    path: Path
+    provider: Provider
+
+    def components(self) -> list[str]:
+        """Component names, and ``pipeline`` if it generates images."""
+
+    @property
+    def factor(self) -> int:
+        """Pixels a latent."""
+
+    def default_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the model was made for."""
+
+    def dtype(self, component: str) -> str:
+        """The dtype of most weights, ``float32`` or ``float16``; ``bfloat16`` where they are rounded to that."""
+
+    def model_hash(self) -> str:
+        """A hash that differs between models."""
+
+    def static_batch(self, component: str) -> int | None:
+        """The one batch that a static component takes."""
+
+    def import_libraries(self, components: Sequence[str]) -> None:
+        """Import what running ``components`` needs, so that imports are neither timed nor counted as memory."""
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
+        """Open what ``case`` needs and put its inputs on the device."""
+
+    def close(self) -> None:
+        """Free the sessions."""
+
+
+def case_request(case: Case, steps: int, scheduler: str | None) -> Request:
+    """The request for the images of a pipeline case."""
+    return Request(
+        PROMPT,
+        steps=steps,
+        height=case.height,
+        width=case.width,
+        seed=case.seed,
+        num_images=case.batch,
+        images_at_once=case.batch,
+        scheduler=scheduler,
+    )
