@@ -24,6 +24,9 @@ from sdort.errors import BadModelError
 from sdort.model.convert import convert
 from sdort.model.pieces import contiguous, gather, piece_size, split
 
+SMALL_BYTES = 1024
+"""Tensors up to here (shapes, axes, scalars, epsilons) are arrays in memory, and lie inside a written .onnx file."""
+
 Array = npt.NDArray[Any]
 
 

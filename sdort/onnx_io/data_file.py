@@ -1,7 +1,4 @@
-"""Names of tensors, and the layout of the data file.
-
-Names are made unique, equal small constants become one initializer, equal weight expressions one region of the file.
-"""
+"""The layout of the data file: equal small constants become one initializer, equal expressions one region of it."""
 
 from __future__ import annotations
 
@@ -15,12 +12,10 @@ from onnx import TensorProto
 from onnx_graphsurgeon.exporters.onnx_exporter import dtype_to_onnx
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from sdort.model.expressions import count_overflow, expression_key
-from sdort.model.weights import Absent, Cast, Inline, Reshaped, Weight
-from sdort.onnx_io.graph_import import unique_name
-
-SMALL = 1024
-"""Tensors of at most this many bytes stay inside the .onnx file."""
+from sdort.model.expressions import expression_key
+from sdort.model.overflow import count_overflow
+from sdort.model.weights import SMALL_BYTES, Absent, Cast, Inline, Reshaped, Weight
+from sdort.onnx_io.tensor_names import TensorNames
 
 
 @dataclass
@@ -38,43 +33,13 @@ class Blob:
         return self.weight.nbytes + sum(leaf.nbytes for leaf in self.weight.leaves())
 
 
-class Names:
-    """Unique names: those of the graph's inputs and outputs stay, others that clash get a number."""
-
-    def __init__(self, graph: gs.Graph, nodes: list[gs.Node]) -> None:
-        self.taken: set[str] = set()
-        self._names: dict[int, str] = {}
-        for tensor in (*graph.inputs, *graph.outputs):
-            self.of(tensor)
-        for node in nodes:
-            for tensor in (*node.inputs, *node.outputs):
-                if not isinstance(tensor, gs.Constant):
-                    self.of(tensor)
-
-    def of(self, tensor: gs.Tensor) -> str:
-        """The tensor's name in the file; empty for an omitted input."""
-        if tensor.is_empty():
-            return ""
-        if id(tensor) not in self._names:
-            self._names[id(tensor)] = unique_name(tensor.name, self.taken)
-        return self._names[id(tensor)]
-
-    def alias(self, tensor: gs.Tensor, name: str) -> None:
-        """Let ``tensor`` stand for another one, which has the name already."""
-        self._names[id(tensor)] = name
-
-    def is_fixed(self, tensor: gs.Tensor) -> bool:
-        """Whether the tensor has its name already, as inputs and outputs have."""
-        return id(tensor) in self._names
-
-
 class Initializers:
     """Collects the constants' protos (``protos``) and lays out the data file (``blobs`` up to byte ``end``).
 
     Small ones whose parameters have no values yet are in ``late``, and have none in their protos either.
     """
 
-    def __init__(self, names: Names, data_name: str) -> None:
+    def __init__(self, names: TensorNames, data_name: str) -> None:
         self.names = names
         self.data_name = data_name
         self.protos: list[TensorProto] = []
@@ -88,7 +53,7 @@ class Initializers:
     def add(self, tensor: gs.Constant) -> None:
         """Give ``tensor`` an initializer, or another constant's if that has the same values."""
         weight = weight_of(tensor)
-        is_small = weight.nbytes <= SMALL
+        is_small = weight.nbytes <= SMALL_BYTES
         is_late = is_small and any(isinstance(leaf, Absent) for leaf in weight.leaves())
         small = weight.load() if is_small and not is_late else None
         value = (small.tobytes(),) if small is not None else expression_key(weight)

@@ -18,7 +18,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from sdort.errors import BadModelError
 from sdort.model.model import Model
-from sdort.model.weights import Array, Inline, Stored, Weight
+from sdort.model.weights import SMALL_BYTES, Array, Inline, Stored, Weight
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
@@ -27,9 +27,6 @@ from sdort.onnx_io.components import recognise
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.functions import inline_functions
 from sdort.onnx_io.graph_import import finish_graph
-
-SMALL = 1024
-"""Tensors of at most this many bytes are kept as arrays: shapes, axes, scalars, epsilons."""
 
 Resolve = Callable[[TensorProto], "Weight | None"]
 
@@ -109,7 +106,7 @@ class _Reader:
         check_tensor(tensor, self.component)
         if tensor.data_location != TensorProto.EXTERNAL:
             array = onnx.numpy_helper.to_array(tensor)
-            return Inline(array) if array.nbytes > SMALL else np.array(array)
+            return Inline(array) if array.nbytes > SMALL_BYTES else np.array(array)
         if self.external is None:
             raise BadModelError("external data of a model without a file", component=self.component, node=tensor.name)
         return self.external.resolve(tensor)
@@ -121,7 +118,7 @@ class _Reader:
 
     def read_small(self, value: Array | Weight) -> Array | Weight:
         """Small stored values as an array, all else as it is."""
-        if isinstance(value, (Stored, Inline)) and value.nbytes <= SMALL:
+        if isinstance(value, (Stored, Inline)) and value.nbytes <= SMALL_BYTES:
             return value.load()
         return value
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import OutputError
-from sdort.model.expressions import count_infinite, subtract_sources
 from sdort.model.model import Model
+from sdort.model.overflow import count_infinite, subtract_sources
 from sdort.model.weights import Stored
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.hashing import FileHash

@@ -20,9 +20,10 @@ from sdort.machine.version import __version__
 from sdort.model.model import Model
 from sdort.model.weights import Weight
 from sdort.onnx_io.check_model import topological_order
-from sdort.onnx_io.data_file import Blob, Initializers, Names, weight_of
+from sdort.onnx_io.data_file import Blob, Initializers, weight_of
 from sdort.onnx_io.graph_import import unique_name
 from sdort.onnx_io.own_functions import functions_of
+from sdort.onnx_io.tensor_names import TensorNames
 
 MIN_IR_VERSION = 4
 """The first in which initializers need not be graph inputs."""
@@ -50,7 +51,7 @@ def serialize(model: Model, data_name: str) -> Serialized:
     graph = model.graph
     nodes = _sorted_nodes(graph, model.component)
     _check_defined(graph, model.component)
-    names = Names(graph, nodes)
+    names = TensorNames(graph, nodes)
     data = Initializers(names, data_name)
     for tensor in constants_of(graph, nodes):
         data.add(tensor)
@@ -93,7 +94,7 @@ def _check_defined(graph: gs.Graph, component: str) -> None:
             raise BadModelError("used, but nothing defines it", component=component, node=tensor.name)
 
 
-def _node_protos(nodes: list[gs.Node], names: Names) -> Iterator[onnx.NodeProto]:
+def _node_protos(nodes: list[gs.Node], names: TensorNames) -> Iterator[onnx.NodeProto]:
     taken: set[str] = set()
     for node in nodes:
         proto = onnx.NodeProto(op_type=node.op, name=unique_name(node.name or node.op, taken), domain=node.domain or "")
@@ -133,7 +134,7 @@ def _typed_variables(graph: gs.Graph, nodes: list[gs.Node]) -> Iterator[gs.Varia
                 yield tensor
 
 
-def _value_info(tensor: gs.Tensor, names: Names, component: str) -> onnx.ValueInfoProto:
+def _value_info(tensor: gs.Tensor, names: TensorNames, component: str) -> onnx.ValueInfoProto:
     if tensor.dtype is None:
         raise BadModelError("an input or output has no dtype", component=component, node=tensor.name)
     shape = None if tensor.shape is None else [_dim(d) for d in tensor.shape]

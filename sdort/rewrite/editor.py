@@ -21,7 +21,7 @@ from sdort.model.weights import Array, Weight
 from sdort.onnx_io.check_model import topological_order
 from sdort.rewrite.inference.facts import Facts
 
-SMALL = 1024
+SMALL_ELEMENTS = 1024
 """Constants of up to this many elements may be read by passes; larger ones are only described."""
 
 
@@ -231,7 +231,7 @@ def producer(tensor: gs.Tensor, op: str | None = None, domain: str = "") -> gs.N
     return node
 
 
-def array(tensor: gs.Tensor, limit: float = SMALL) -> Array | None:
+def array(tensor: gs.Tensor, limit: float = SMALL_ELEMENTS) -> Array | None:
     """The values of a constant of up to ``limit`` elements; None of others, of variables and of absent weights."""
     if not isinstance(tensor, gs.Constant) or math.prod(tensor.shape) > limit:
         return None

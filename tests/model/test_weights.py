@@ -12,7 +12,7 @@ import pytest
 
 import sdort.model.pieces
 from sdort.errors import BadModelError
-from sdort.model.expressions import count_infinite, count_overflow
+from sdort.model.overflow import count_infinite, count_overflow
 from sdort.model.weights import (
     Array,
     Cast,
