@@ -23,6 +23,7 @@ from sdort.machine.version import __version__
 
 __all__ = [
     "Ablation",
+    "Diagnosis",
     "ExportReport",
     "Generation",
     "Image",
@@ -33,15 +34,28 @@ __all__ = [
     "Warmup",
     "__version__",
     "bench",
+    "build_ops",
+    "compare",
+    "diagnose",
     "errors",
     "export",
+    "export_tuning",
+    "import_tuning",
+    "inspect",
+    "list_ops",
+    "list_tuning",
     "load",
     "optimize",
+    "placement",
+    "prune_tuning",
     "report_of",
     "run",
     "set_verbosity",
     "to_json",
+    "tune_ops",
+    "tuned_ops",
     "verify",
+    "verify_tuning",
     "warm",
 ]
 
@@ -53,6 +67,8 @@ _MODULES = {
         "set_verbosity",
         "to_json",
     ),
+    "sdort.doctor.command": ("diagnose",),
+    "sdort.doctor.diagnosis": ("Diagnosis",),
     "sdort.exporter.command": ("export",),
     "sdort.exporter.manifest": ("ExportReport",),
     "sdort.generation.command": (
@@ -64,8 +80,25 @@ _MODULES = {
         "Generation",
         "Image",
     ),
+    "sdort.inspection.command": (
+        "compare",
+        "inspect",
+        "placement",
+    ),
+    "sdort.ops.command": (
+        "build_ops",
+        "list_ops",
+        "tuned_ops",
+    ),
     "sdort.optimizer.command": ("optimize",),
     "sdort.optimizer.report": ("OptimizeReport",),
+    "sdort.tuning.command": (
+        "export_tuning",
+        "import_tuning",
+        "list_tuning",
+        "prune_tuning",
+        "verify_tuning",
+    ),
     "sdort.verification.command": ("verify",),
     "sdort.verification.report.json_report": ("report_of",),
     "sdort.verification.result": ("Verification",),
@@ -73,6 +106,7 @@ _MODULES = {
         "Warmup",
         "warm",
     ),
+    "sdort.warmup.kernels": ("tune_ops",),
 }
 """Module -> the public names that it defines."""
 

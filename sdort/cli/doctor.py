@@ -39,51 +39,52 @@ def command(provider: str | None, device_id: int, as_json: bool) -> None:
     The exit code is 0 if --provider (without it: any provider) would be used by sdort run, else 6.
     """
     from sdort.console import emit_json, show
-    from sdort.doctor.diagnosis import examine
+    from sdort.doctor.command import diagnose
     from sdort.errors import ProviderError
 
-    found = examine(provider, device_id)
+    diagnosis = diagnose(provider=provider, device_id=device_id)
     if as_json:
-        emit_json(found)
+        emit_json(diagnosis)
     else:
-        show(_findings(found))
-        if provider and found.providers[provider]["options"]:
-            show(_options(found, provider))
-        show(_verdict(found))
-    if not found.works:
+        show(_findings(diagnosis))
+        if provider and diagnosis.providers[provider].options:
+            show(_options(diagnosis, provider))
+        show(_verdict(diagnosis))
+    if not diagnosis.works:
         raise click.exceptions.Exit(ProviderError.exit_code)
 
 
-def _findings(found: Diagnosis) -> Table:
+def _findings(diagnosis: Diagnosis) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table("", "", "", "found", "next step", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     section = ""
-    for each in found.findings:
-        new = each.section if each.section != section else ""
-        section = each.section
-        status = Text(each.status, style=_COLOURS[each.status])
+    for finding in diagnosis.findings:
+        title = finding.section if finding.section != section else ""
+        section = finding.section
+        status = Text(finding.status, style=_COLOURS[finding.status])
         # As text: brackets, as in sdort[rocm], would be taken for markup.
-        table.add_row(new, each.check, status, Text(each.message), Text(each.next_step))
+        table.add_row(title, finding.check, status, Text(finding.message), Text(finding.next_step))
     return table
 
 
-def _options(found: Diagnosis, provider: str) -> Table:
+def _options(diagnosis: Diagnosis, provider: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    about = found.providers[provider]
-    title = f"\n--provider-option of {provider}, ONNX Runtime {about['options_of']}"
+    status = diagnosis.providers[provider]
+    title = f"\n--provider-option of {provider}, ONNX Runtime {status.options_of}"
     table = Table("name", "default", title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for name, default in about["options"].items():
+    for name, default in status.options.items():
         table.add_row(name, default)
     return table
 
 
-def _verdict(found: Diagnosis) -> str:
-    if found.provider:
-        return f"\nsdort run --provider {found.provider} {'works' if found.works else 'does not work'} here."
-    loading = [name for name, about in found.providers.items() if about["loads"]]
+def _verdict(diagnosis: Diagnosis) -> str:
+    if diagnosis.provider:
+        works = "works" if diagnosis.works else "does not work"
+        return f"\nsdort run --provider {diagnosis.provider} {works} here."
+    loading = [name for name, status in diagnosis.providers.items() if status.loads]
     return f"\nProviders that work here: {', '.join(loading)}." if loading else "\nNo provider works here."

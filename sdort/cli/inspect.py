@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,48 +52,51 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], pla
         raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")
     if placement and (diff or len(providers) != 1):
         raise click.UsageError("--placement wants one --provider, and no --diff")
-    from sdort.console import emit_json, show
-    from sdort.inspection.description import compare, inspect_path
-
     if placement:
-        _show_placement(paths[0], providers[0], as_json)
-        return
-
-    found = [inspect_path(path, () if diff else providers or NAMES) for path in paths]
-    if diff:
-        changes = compare(*found)
-        tables = _change_tables(changes)
-        result: Any = {"before": paths[0], "after": paths[1], "components": changes}
+        _place(paths[0], providers[0], as_json)
+    elif diff:
+        _compare(paths[0], paths[1], as_json)
     else:
-        tables = _tables(found[0])
-        result = {"components": found[0]}
+        _inspect(paths[0], providers, as_json)
+
+
+def _inspect(path: Path, providers: tuple[str, ...], as_json: bool) -> None:
+    from sdort.console import emit_json, show
+    from sdort.inspection.command import inspect
+
+    inspection = inspect(path, providers=providers or NAMES)
     if as_json:
-        emit_json(result)
+        emit_json(inspection)
         return
+    for table in _tables(inspection.components):
+        show(table)
+
+
+def _compare(before: Path, after: Path, as_json: bool) -> None:
+    from sdort.console import emit_json, show
+    from sdort.inspection.command import compare
+
+    diff = compare(before, after)
+    if as_json:
+        emit_json(diff)
+        return
+    tables = _change_tables(diff.components)
     for table in tables:
         show(table)
     if not tables:
         show("No differences.")
 
 
-def _show_placement(path: Path, name: str, as_json: bool) -> None:
+def _place(path: Path, provider: str, as_json: bool) -> None:
     from sdort.cli.options import show_placement
     from sdort.console import emit_json
-    from sdort.errors import ProviderError
-    from sdort.inspection.profile import measure_placement, remarks
-    from sdort.onnx_io.components import find_models
-    from sdort.providers.runtime_options import RuntimeOptions
-    from sdort.runtime.probe import choose_provider
+    from sdort.inspection.command import placement
 
-    options = RuntimeOptions(name)
-    provider, reason = choose_provider(options)
-    if reason:
-        raise ProviderError(reason, hint="Without --placement nothing is opened: it tells what lacks a kernel there.")
-    found = [measure_placement(file, each, provider, options) for each, file in find_models(path).items()]
+    placements = placement(path, provider)
     if as_json:
-        emit_json({"placement": found})
+        emit_json(placements)
     else:
-        show_placement(found, remarks(found, provider))
+        show_placement(placements.placement, placements.remarks)
 
 
 def _tables(components: list[Component]) -> list[Table]:

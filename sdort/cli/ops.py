@@ -60,14 +60,16 @@ def build(
     for NVIDIA GPUs nvcc.
     """
     from sdort.console import emit_json, say
-    from sdort.ops.build import BuildOptions, build
+    from sdort.ops.command import build_ops
 
-    options = BuildOptions(architectures, hip, cuda, compiler, ort_include)
-    made, new = build(options, force=force)
+    done = build_ops(
+        architectures=architectures, hip=hip, cuda=cuda, compiler=compiler, ort_include=ort_include, force=force
+    )
+    made = done.build
     if as_json:
         emit_json(made)
         return
-    say(f"{'built' if new else 'up to date:'} {made.path}" + (f" in {made.seconds:.0f} s" if new else ""))
+    say(f"{'built' if done.new else 'up to date:'} {made.path}" + (f" in {made.seconds:.0f} s" if done.new else ""))
     for line in _account(made):
         say(line)
 
@@ -87,32 +89,27 @@ def _account(made: Build) -> list[str]:
 def list_(as_json: bool) -> None:
     """Show the operators and architectures of the library in the cache."""
     from sdort.console import emit_json, say, show
-    from sdort.errors import ProviderError
-    from sdort.ops.build import cache_bytes, last_build
-    from sdort.ops.library import describe, library_hash
+    from sdort.ops.command import list_ops
 
-    made = last_build()
-    if made is None:
-        raise ProviderError("the custom operators are not built here", hint="Build them: sdort ops build")
-    found = describe(made.path)
+    library = list_ops()
     if as_json:
-        emit_json({"build": made, "sha256": library_hash(made.path), "cache_bytes": cache_bytes(), "library": found})
+        emit_json(library)
         return
-    show(_operators(found))
-    say(f"{made.path}, built {made.date}; the cache holds {cache_bytes() / 2**20:.0f} MiB")
+    made = library.build
+    show(_operators(library.library))
+    say(f"{made.path}, built {made.date}; the cache holds {library.cache_bytes / 2**20:.0f} MiB")
     for line in _account(made):
         say(line)
 
 
-def _operators(found: Description) -> Table:
+def _operators(library: Description) -> Table:
     from rich.table import Table
 
     table = Table("domain", "operator", "dtypes", "CPU", "ROCm", "CUDA")
-    for each in found.operators:
-        cuda = "yes" if each.by_default_on_cuda else "if SDORT_OPS names it" if each.gpu else "no"
-        table.add_row(
-            each.domain, each.name, "float32, float16", *("yes" if y else "no" for y in (each.cpu, each.gpu)), cuda
-        )
+    for operator in library.operators:
+        cuda = "yes" if operator.by_default_on_cuda else "if SDORT_OPS names it" if operator.gpu else "no"
+        kernels = ["yes" if there else "no" for there in (operator.cpu, operator.gpu)]
+        table.add_row(operator.domain, operator.name, "float32, float16", *kernels, cuda)
     return table
 
 
@@ -125,7 +122,7 @@ def _operators(found: Description) -> Table:
     help="Execution provider.",
 )
 @click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
-@click.option("--batch-size", "batches", type=Numbers(), default="1", help="Batch sizes.")
+@click.option("--batch-size", "batch_sizes", type=Numbers(), default="1", help="Batch sizes.")
 @click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
 @click.option("--show", "show_only", is_flag=True, help="Only show what was tuned before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -133,7 +130,7 @@ def tune(
     pipeline: Path | None,
     provider: str,
     sizes: tuple[tuple[int, int], ...] | None,
-    batches: tuple[int, ...],
+    batch_sizes: tuple[int, ...],
     device_id: int,
     show_only: bool,
     as_json: bool,
@@ -144,27 +141,26 @@ def tune(
     the table by themselves.
     """
     from sdort.console import emit_json, say, show
-    from sdort.ops.library import tuning_table
-    from sdort.ops.table import read_table
-    from sdort.warmup.kernels import tune as run_tuning
+    from sdort.ops.command import tuned_ops
+    from sdort.warmup.kernels import tune_ops
 
     if show_only:
-        entries = read_table()
+        tuned = tuned_ops()
     elif pipeline is None:
         raise click.UsageError("give a PIPELINE, or --show")
     else:
-        entries = run_tuning(pipeline, provider, batches, sizes or (), device_id)
+        tuned = tune_ops(pipeline, provider=provider, sizes=sizes or (), batch_sizes=batch_sizes, device_id=device_id)
     if as_json:
-        emit_json({"table": tuning_table(), "entries": entries})
+        emit_json(tuned)
         return
-    show(_entries(entries))
-    say(f"{len(entries)} {'entries' if show_only else 'new entries'} in {tuning_table()}")
+    show(_entries(tuned.entries))
+    say(f"{len(tuned.entries)} {'entries' if show_only else 'new entries'} in {tuned.table}")
 
 
 def _entries(entries: list[Entry]) -> Table:
     from rich.table import Table
 
     table = Table("architecture", "kernel and shape", "variant", "µs")
-    for each in entries:
-        table.add_row(each.architecture, each.key, each.variant, f"{each.microseconds:.1f}")
+    for entry in entries:
+        table.add_row(entry.architecture, entry.key, entry.variant, f"{entry.microseconds:.1f}")
     return table

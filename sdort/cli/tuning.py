@@ -1,11 +1,11 @@
-"""``sdort tuning``: what was tuned, kept, carried and cleaned."""
+"""``sdort tuning``: the tuning cache."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,8 +14,7 @@ from sdort.cli.options import custom_ops_option
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdort.tuning.bundle import Bundle
-    from sdort.tuning.maintenance import Finding
+    from sdort.tuning.command import BundleReport, ReadableBundleReport
 
 
 class Duration(click.ParamType[float]):
@@ -26,10 +25,10 @@ class Duration(click.ParamType[float]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
-        if not found:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
+        if not match:
             self.fail(f"{value!r} is not a time like 90s, 30m, 12h or 30d", param, ctx)
-        return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -58,20 +57,17 @@ def command() -> None:
 @custom_ops_option
 @_json
 def list_(custom_ops: str, as_json: bool) -> None:
-    """Show what is kept and whether runs on this machine use it."""
+    """Show what is kept, and whether runs on this machine use it."""
     from sdort.console import emit_json, say, show
-    from sdort.tuning.maintenance import look
-    from sdort.tuning.store import Store
+    from sdort.tuning.command import list_tuning
 
-    store = Store()
-    found = look(store, custom_ops=custom_ops)
+    cache = list_tuning(custom_ops=custom_ops)
     if as_json:
-        emit_json({"folder": store.folder, "bundles": [_plain(each) for each in found]})
+        emit_json(cache)
         return
-    if found:
-        show(_table(found))
-    total = sum(each.bundle.bytes for each in found if each.bundle)
-    say(f"{_bundles(found)} in {store.folder}, {total / 2**20:.1f} MiB")
+    if cache.bundles:
+        show(_table(cache.bundles))
+    say(f"{_count(cache.bundles)} in {cache.folder}, {_bytes(cache.bundles) / 2**20:.1f} MiB")
 
 
 @command.command("export")
@@ -82,14 +78,13 @@ def list_(custom_ops: str, as_json: bool) -> None:
 def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
     """Write bundles to FILE, a tar archive, to be imported on a machine of the same kind."""
     from sdort.console import emit_json, say
-    from sdort.tuning.archive import export_bundles
-    from sdort.tuning.store import Store
+    from sdort.tuning.command import export_tuning
 
-    bundles = export_bundles(Store(), names, file, overwrite=overwrite)
+    done = export_tuning(file, names=names, overwrite=overwrite)
     if as_json:
-        emit_json({"file": file, "bytes": file.stat().st_size, "bundles": [bundle.name for bundle in bundles]})
+        emit_json(done)
         return
-    say(f"wrote {file}: {_bundles(bundles)}, {file.stat().st_size / 2**20:.1f} MiB")
+    say(f"wrote {file}: {_count(done.bundles)}, {done.bytes / 2**20:.1f} MiB")
 
 
 @command.command("import")
@@ -104,16 +99,15 @@ def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_j
     A bundle holds compiled kernels, which run on your GPU and in your processes: import what you trust.
     """
     from sdort.console import emit_json, say, warn
-    from sdort.tuning.archive import import_bundles
-    from sdort.tuning.store import Store
+    from sdort.tuning.command import import_tuning
 
-    done = import_bundles(Store(), file, any_machine=any_machine, device_id=device_id, custom_ops=custom_ops)
+    done = import_tuning(file, any_machine=any_machine, device_id=device_id, custom_ops=custom_ops)
     if done.elsewhere:
         warn(f"{len(done.elsewhere)} of them are for other machines; no run here uses those")
     if as_json:
-        emit_json({"bundles": [bundle.name for bundle in done.bundles], "elsewhere": done.elsewhere})
+        emit_json(done)
         return
-    say(f"imported {_bundles(done.bundles)} from {file}")
+    say(f"imported {_count(done.bundles)} from {file}")
 
 
 @command.command()
@@ -122,20 +116,13 @@ def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_j
 def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Compare every file of the bundles with its hash; exit code 3 if one is damaged."""
     from sdort.console import emit_json, say
-    from sdort.tuning.bundle import BundleError
-    from sdort.tuning.maintenance import BROKEN, look
-    from sdort.tuning.store import Store
+    from sdort.tuning.command import verify_tuning
 
-    found = look(Store(), names, thorough=True)
-    broken = [each for each in found if each.state == BROKEN]
-    if broken:
-        raise BundleError(
-            "; ".join(each.why for each in broken), hint="They are never used. sdort tuning prune removes them."
-        )
+    bundles = verify_tuning(names)
     if as_json:
-        emit_json([_plain(each) for each in found])
+        emit_json(bundles)
         return
-    say(f"{_bundles(found)}, all whole")
+    say(f"{_count(bundles)}, all whole")
 
 
 @command.command()
@@ -147,56 +134,42 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: str, as_json: bool) -> None:
     """Remove bundles that are damaged, or were made with other versions than are installed."""
     from sdort.console import emit_json, say, show
-    from sdort.tuning.maintenance import prune as run_prune
-    from sdort.tuning.store import Store
+    from sdort.tuning.command import prune_tuning
 
-    gone = run_prune(Store(), older_than=older_than, foreign=foreign, dry_run=dry_run, custom_ops=custom_ops)
+    done = prune_tuning(older_than=older_than, foreign=foreign, dry_run=dry_run, custom_ops=custom_ops)
     if as_json:
-        emit_json({"removed": not dry_run, "bundles": [_plain(each) for each in gone]})
+        emit_json(done)
         return
-    if gone:
-        show(_table(gone))
-    say(f"{'would remove' if dry_run else 'removed'} {_bundles(gone)}")
+    if done.bundles:
+        show(_table(done.bundles))
+    say(f"{'removed' if done.removed else 'would remove'} {_count(done.bundles)}")
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
-    from sdort.tuning.store import age
-
-    found: dict[str, Any] = {"name": finding.name, "state": finding.state, "why": finding.why}
-    bundle = finding.bundle
-    if bundle:
-        found |= {
-            "key": bundle.key.to_json(),
-            "bytes": bundle.bytes,
-            "files": len(bundle.files),
-            "made": bundle.made,
-            "age_s": round(age(bundle)),
-            "first_run_s": bundle.first_run_s,
-        }
-    return found
+def _count(bundles: Collection[object]) -> str:
+    return "1 bundle" if len(bundles) == 1 else f"{len(bundles)} bundles"
 
 
-def _bundles(found: Collection[object]) -> str:
-    return "1 bundle" if len(found) == 1 else f"{len(found)} bundles"
+def _bytes(bundles: Collection[BundleReport]) -> int:
+    return sum(getattr(bundle, "bytes", 0) for bundle in bundles)
 
 
-def _table(found: list[Finding]) -> Table:
+def _table(bundles: Collection[BundleReport]) -> Table:
     from rich.table import Table
 
+    from sdort.tuning.command import ReadableBundleReport
+
     table = Table("bundle", "shapes", "made for", "size", "age", "here")
-    for each in found:
-        cells = _cells(each.bundle) if each.bundle else ("", "", "", "")
-        table.add_row(each.name, *cells, f"{each.state}: {each.why}" if each.why else each.state)
+    for bundle in bundles:
+        cells = _cells(bundle) if isinstance(bundle, ReadableBundleReport) else ("", "", "", "")
+        table.add_row(bundle.name, *cells, f"{bundle.state}: {bundle.why}" if bundle.why else bundle.state)
     return table
 
 
-def _cells(bundle: Bundle) -> tuple[str, str, str, str]:
-    from sdort.tuning.store import age
-
+def _cells(bundle: ReadableBundleReport) -> tuple[str, str, str, str]:
     key = bundle.key
-    shapes = ", ".join(f"{name} {'x'.join(map(str, dims)) or 'scalar'}" for name, dims in key.shapes)
-    place = ", ".join(part for part in (key.architecture, key.toolkit, key.onnxruntime) if part)
-    return shapes, place, f"{bundle.bytes / 2**20:.1f} MiB", age_text(age(bundle))
+    shapes = ", ".join(f"{name} {'x'.join(map(str, dims)) or 'scalar'}" for name, dims in key["shapes"].items())
+    place = ", ".join(part for part in (key["architecture"], key["toolkit"], key["onnxruntime"]) if part)
+    return shapes, place, f"{bundle.bytes / 2**20:.1f} MiB", age_text(bundle.age_s)
 
 
 def age_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Looking after the bundles: what there is, what is damaged, what can go."""
+"""Maintenance of the tuning cache: the state of each bundle, and the removal of useless ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ USED, STALE, FOREIGN, BROKEN, UNUSED = "used", "stale", "foreign", "broken", "un
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A bundle and how it stands.
+class BundleStatus:
+    """A bundle and its state.
 
     ``state``: ``used`` by runs on this machine; ``stale``, made for its GPU with other software; ``foreign``, made for
     another GPU or provider; ``unused``, made with a library of custom operators where none is found here; ``broken``.
@@ -29,10 +29,10 @@ class Finding:
     bundle: Bundle | None = None
 
 
-def look(
+def statuses(
     store: Store, names: Sequence[str] = (), *, thorough: bool = False, device_id: int = 0, custom_ops: str = AUTO
-) -> list[Finding]:
-    """All bundles, or those named.
+) -> list[BundleStatus]:
+    """The states of all bundles, or of those named.
 
     Args:
         thorough: also compare every file with its hash.
@@ -46,27 +46,27 @@ def look(
     if missing:
         raise UsageError(f"there is no tuning bundle {missing[0]}", hint="sdort tuning list shows what is kept.")
     with store.reading():
-        return [_look(store, name, thorough, device_id, custom_ops) for name in names or there]
+        return [_status(store, name, thorough, device_id, custom_ops) for name in names or there]
 
 
-def _look(store: Store, name: str, thorough: bool, device_id: int, custom_ops: str) -> Finding:
+def _status(store: Store, name: str, thorough: bool, device_id: int, custom_ops: str) -> BundleStatus:
     try:
         bundle = store.read(name)
         if thorough:
             check_files(bundle)
     except BundleError as error:
-        return Finding(name, BROKEN, error.message)
-    return Finding(name, *_standing(bundle.key, device_id, custom_ops), bundle)
+        return BundleStatus(name, BROKEN, error.message)
+    return BundleStatus(name, *_state(bundle.key, device_id, custom_ops), bundle)
 
 
-def _standing(key: Key, device_id: int, custom_ops: str) -> tuple[str, str]:
+def _state(key: Key, device_id: int, custom_ops: str) -> tuple[str, str]:
     try:
-        found = key.elsewhere(device_id, custom_ops)
+        difference = key.elsewhere(device_id, custom_ops)
     except ProviderError as error:
         return FOREIGN, error.message
-    if found is None:
+    if difference is None:
         return USED, ""
-    name, there, here = found
+    name, there, here = difference
     if name == "custom_ops" and here is None:
         return UNUSED, f"it was made with the custom operators {there}; --custom-ops PATH tells where they are"
     state = FOREIGN if name in ("architecture", "compute_units", "ep") else STALE
@@ -80,23 +80,25 @@ def prune(
     foreign: bool = False,
     dry_run: bool = False,
     custom_ops: str = AUTO,
-) -> list[Finding]:
+) -> list[BundleStatus]:
     """Remove broken and stale bundles, those older than so many seconds, and, if asked, those of other GPUs.
 
     Returns:
-        What was removed, or would be.
+        The bundles that were removed, or would be.
 
     Raises:
         OutputError: the cache cannot be written.
     """
-    going = [each for each in look(store, thorough=True, custom_ops=custom_ops) if _goes(each, older_than, foreign)]
+    going = [
+        status for status in statuses(store, thorough=True, custom_ops=custom_ops) if _goes(status, older_than, foreign)
+    ]
     if not dry_run:
-        for each in going:
-            store.remove(each.name)
+        for status in going:
+            store.remove(status.name)
     return going
 
 
-def _goes(finding: Finding, older_than: float | None, foreign: bool) -> bool:
-    if finding.state in (BROKEN, STALE) or (foreign and finding.state == FOREIGN):
+def _goes(status: BundleStatus, older_than: float | None, foreign: bool) -> bool:
+    if status.state in (BROKEN, STALE) or (foreign and status.state == FOREIGN):
         return True
-    return finding.bundle is not None and older_than is not None and age(finding.bundle) > older_than
+    return status.bundle is not None and older_than is not None and age(status.bundle) > older_than

@@ -1,4 +1,4 @@
-"""Which variant of each kernel is fastest, measured on this machine's GPU and kept for every later run.
+"""The fastest variant of each kernel, measured on this machine's GPU and kept for every later run.
 
 The library does it: with ``SDORT_OPS_TUNE=1`` a kernel that meets a new shape times its variants on the real buffers
 and adds a line to the table (custom_ops/driver/tuning.h). Here every component runs once per size and batch size.
@@ -13,17 +13,34 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.errors import ProviderError
+from sdort.ops.command import OpsTuning
 from sdort.ops.library import ON, resolve, tuning_table
-from sdort.ops.table import Entry, read_table
+from sdort.ops.table import read_table
+from sdort.providers import AUTO
 
 
-def tune(
-    pipeline: Path, provider: str, batches: Sequence[int], sizes: Sequence[tuple[int, int]], device_id: int = 0
-) -> list[Entry]:
-    """Run every component at each size and batch size once, with tuning on.
+def tune_ops(
+    pipeline: str | Path,
+    *,
+    provider: str = AUTO,
+    sizes: Sequence[tuple[int, int]] = (),
+    batch_sizes: Sequence[int] = (1,),
+    device_id: int = 0,
+) -> OpsTuning:
+    """Find the fastest variant of every kernel for a pipeline's shapes, on this machine's GPU.
+
+    Every component runs once at each size and batch size, with tuning on. What was measured before is not measured
+    again. Later runs use the table by themselves.
+
+    Args:
+        pipeline: a folder of ONNX components.
+        provider: ``rocm``, ``cuda``, or ``auto``.
+        sizes: heights and widths of images in pixels; the model's own if empty.
+        batch_sizes: samples of a component.
+        device_id: the number of the GPU.
 
     Returns:
-        The lines that were added.
+        The table's path and the lines that were added.
 
     Raises:
         ProviderError: no GPU provider loads here, or the library is not built or has no code for the GPU.
@@ -41,15 +58,15 @@ def tune(
         raise ProviderError("there is no GPU to tune for here", hint="On the CPU there is one variant of each kernel.")
     before = set(read_table())
     with _tuning_on():
-        engine = OnnxEngine(pipeline, chosen, options)
-        planned = cases(engine.components(), batches, sizes or (engine.default_size(),))
+        engine = OnnxEngine(Path(pipeline), chosen, options)
+        planned = cases(engine.components(), batch_sizes, sizes or (engine.default_size(),))
         with progress("tuning", total=len(planned)) as advance:
             for case in planned:
                 if case.component != "pipeline":
                     engine.prepare(case, 1, None)()
                 advance(1)
         engine.close()
-    return [entry for entry in read_table() if entry not in before]
+    return OpsTuning(tuning_table(), [entry for entry in read_table() if entry not in before])
 
 
 @contextmanager

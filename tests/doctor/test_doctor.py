@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from support import machines
 
 from sdort.cli import cli
-from sdort.doctor.diagnosis import Diagnosis, diagnose
+from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.doctor.software import Software, installed_software, refusal
 from sdort.machine import distributions as flavours
@@ -51,7 +51,7 @@ def test_a_healthy_rx_7900_on_rocm_7(tmp_path: Path) -> None:
     folder = tmp_path / "opt/rocm-7.0.2/lib"
     (folder / "libMIOpen.so.1").rename(folder / "libMIOpen.so.1.0.70002")
     (folder / "libMIOpen.so.1").symlink_to("libMIOpen.so.1.0.70002")
-    found = diagnose(system, rocm(), "rocm")
+    found = diagnosis_of(system, rocm(), "rocm")
     assert (found.works, bad(found)) == (True, {})
     assert fact(found, "GPU 0") == "Radeon RX 7900 XTX (gfx1100, 24 GiB)"
     assert fact(found, "ROCm") == "7.0.2-56"
@@ -60,23 +60,23 @@ def test_a_healthy_rx_7900_on_rocm_7(tmp_path: Path) -> None:
     assert fact(found, "driver") == "amdgpu 6.14.14"
     assert fact(found, "ONNX Runtime") == "onnxruntime-rocm 1.22.2.post3"
     assert fact(found, "RAM") == "62.5 GiB, 45.8 GiB of it free"
-    found = diagnose(system, rocm())
+    found = diagnosis_of(system, rocm())
     assert (found.works, bad(found)) == (True, {})
 
 
 def test_rocm_6_only(tmp_path: Path) -> None:
-    found = diagnose(machines.rocm_6(tmp_path), rocm(NO_LIBRARY), "rocm")
+    found = diagnosis_of(machines.rocm_6(tmp_path), rocm(NO_LIBRARY), "rocm")
     assert not found.works
     assert bad(found).keys() == {"rocm", "libraries"}
     assert bad(found)["rocm"].message.endswith("does not load: libamdhip64.so.7: cannot open shared object file")
     assert bad(found)["rocm"].next_step == "Install ROCm 7"
     assert "ROCm 6.4.1-83" in bad(found)["libraries"].message
     # The CPU would be used instead, which is not what was asked for.
-    assert diagnose(machines.rocm_6(tmp_path), rocm(NO_LIBRARY)).works
+    assert diagnosis_of(machines.rocm_6(tmp_path), rocm(NO_LIBRARY)).works
 
 
 def test_no_render_group(tmp_path: Path) -> None:
-    found = diagnose(machines.closed(machines.rocm_7(tmp_path)), rocm("HIP failure 100: no device. x"), "rocm")
+    found = diagnosis_of(machines.closed(machines.rocm_7(tmp_path)), rocm("HIP failure 100: no device. x"), "rocm")
     assert bad(found).keys() == {"rocm", "permission"}
     assert "usermod -aG render" in bad(found)["permission"].next_step
 
@@ -84,13 +84,13 @@ def test_no_render_group(tmp_path: Path) -> None:
 def test_no_device(tmp_path: Path) -> None:
     system = machines.processor(tmp_path)
     machines.link(tmp_path, "opt/rocm/lib", machines.ROCM_7)
-    found = diagnose(system, rocm("HIP failure 100: no device. x"), "rocm")
+    found = diagnosis_of(system, rocm("HIP failure 100: no device. x"), "rocm")
     assert bad(found).keys() == {"rocm", "device"}
     assert found.gpus == []
 
 
 def test_a_gpu_without_code_objects(tmp_path: Path) -> None:
-    found = diagnose(machines.rocm_7(tmp_path, 110002, "Radeon RX 7600"), rocm("no machine code. x"), "rocm")
+    found = diagnosis_of(machines.rocm_7(tmp_path, 110002, "Radeon RX 7600"), rocm("no machine code. x"), "rocm")
     assert bad(found).keys() == {"rocm", "architecture"}
     assert "gfx1102, Radeon RX 7600" in bad(found)["architecture"].message
     assert "HSA_OVERRIDE_GFX_VERSION=11.0.0" in bad(found)["architecture"].next_step
@@ -98,30 +98,30 @@ def test_a_gpu_without_code_objects(tmp_path: Path) -> None:
 
 def test_nvidia(tmp_path: Path) -> None:
     software = Software(CUDA_WHEEL, None, ("cuda", "cpu"))
-    found = diagnose(machines.nvidia(tmp_path), software, "cuda")
+    found = diagnosis_of(machines.nvidia(tmp_path), software, "cuda")
     assert (found.works, bad(found)) == (True, {})
     assert fact(found, "GPU 0") == "NVIDIA H100 80GB HBM3"
     assert fact(found, "driver") == "580.95.05"
     assert fact(found, "CUDA") == "13, /site-packages/nvidia/cu13/lib/libcudart.so.13"
     refused = replace(software, refusals={"cuda": "CUDA failure 35. x"})
-    found = diagnose(machines.nvidia(tmp_path, "550.54.14"), refused, "cuda")
+    found = diagnosis_of(machines.nvidia(tmp_path, "550.54.14"), refused, "cuda")
     assert bad(found).keys() == {"cuda", "driver"}
 
 
 def test_cpu_only(tmp_path: Path) -> None:
     software = Software(CPU_WHEEL, None, ("cpu",))
-    found = diagnose(machines.processor(tmp_path), software)
+    found = diagnosis_of(machines.processor(tmp_path), software)
     assert (found.works, bad(found)) == (True, {})
     assert not {"AMD", "NVIDIA"} & {each.section for each in found.findings}
-    assert diagnose(machines.processor(tmp_path), software, "cpu").works
-    assert not diagnose(machines.processor(tmp_path), software, "migraphx").works
+    assert diagnosis_of(machines.processor(tmp_path), software, "cpu").works
+    assert not diagnosis_of(machines.processor(tmp_path), software, "migraphx").works
 
 
 @pytest.mark.parametrize(("machine", "extra"), [(machines.rocm_7, "rocm"), (machines.nvidia, "cuda")])
 def test_a_gpu_that_the_installed_onnxruntime_ignores(
     machine: Callable[[Path], System], extra: str, tmp_path: Path
 ) -> None:
-    found = diagnose(machine(tmp_path), Software(CPU_WHEEL, None, ("cpu",)))
+    found = diagnosis_of(machine(tmp_path), Software(CPU_WHEEL, None, ("cpu",)))
     assert bad(found).keys() == {"provider"}
     assert bad(found)["provider"].status == WARNING
     assert bad(found)["provider"].next_step == f"pip uninstall -y onnxruntime && pip install 'sdort[{extra}]'"
@@ -132,7 +132,7 @@ def test_what_other_vendors_need_is_not_asked_for(tmp_path: Path) -> None:
     system = machines.nvidia(tmp_path)
     machines.amd(tmp_path, 100306, "Raphael")
     (tmp_path / "opt/rocm/.info/version").unlink()
-    found = diagnose(system, Software(CUDA_WHEEL, None, ("cuda", "cpu")), "cuda")
+    found = diagnosis_of(system, Software(CUDA_WHEEL, None, ("cuda", "cpu")), "cuda")
     assert bad(found) == {}
     assert [gpu.name for gpu in found.gpus] == ["Raphael", "NVIDIA H100 80GB HBM3"]
 
@@ -157,7 +157,7 @@ def test_exactly_one_distribution_is_wanted(
 ) -> None:
     monkeypatch.setattr(flavours, "installed_version", installed.get)
     software = installed_software()
-    found = diagnose(machines.rocm_7(tmp_path), software)
+    found = diagnosis_of(machines.rocm_7(tmp_path), software)
     assert not found.works
     assert bad(found).keys() == {"ONNX Runtime"}
     assert bad(found)["ONNX Runtime"].message == message
@@ -209,7 +209,7 @@ def test_custom_operators_have_code_for_the_gpu(
     built: tuple[str, ...] | None, status: str, text: str, tmp_path: Path
 ) -> None:
     has = None if built is None else description(*built)
-    found = diagnose(machines.rocm_7(tmp_path), rocm(), "rocm", tmp_path / "libsdort_ops.so", has)
+    found = diagnosis_of(machines.rocm_7(tmp_path), rocm(), "rocm", tmp_path / "libsdort_ops.so", has)
     (about,) = (each for each in found.findings if each.check == "custom operators")
     assert about.status == status
     assert text in about.message
@@ -221,24 +221,24 @@ def test_caches_and_their_sizes(tmp_path: Path) -> None:
     machines.write(
         tmp_path, {"home/.cache/sdort/traces/a/b": "x" * (3 << 20), "home/.config/miopen/db": "x" * (1 << 20)}
     )
-    found = diagnose(system, Software(CPU_WHEEL, None, ("cpu",)))
+    found = diagnosis_of(system, Software(CPU_WHEEL, None, ("cpu",)))
     assert fact(found, "traces") == f"3.0 MiB in {tmp_path}/home/.cache/sdort/traces"
     assert fact(found, "MIOpen") == f"1.0 MiB in {tmp_path}/home/.config/miopen"
     moved = replace(system, environ={"XDG_CACHE_HOME": str(tmp_path / "elsewhere")})
-    assert "traces" not in {each.check for each in diagnose(moved, rocm()).findings}
+    assert "traces" not in {each.check for each in diagnosis_of(moved, rocm()).findings}
 
 
 def test_a_home_that_nobody_can_look_into_is_survived(tmp_path: Path) -> None:
     system = machines.processor(tmp_path)
     odd = replace(system, environ={"HOME": str(tmp_path / ("x" * 300))})  # longer than a file name may be
-    found = diagnose(odd, rocm())
+    found = diagnosis_of(odd, rocm())
     assert fact(found, "disk").endswith(f"free at {tmp_path}")
 
 
 def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     system = machines.processor(tmp_path)
     sealed = replace(system, access=lambda path, mode: False)
-    (found,) = (each for each in diagnose(sealed, rocm()).findings if each.check == "permission")
+    (found,) = (each for each in diagnosis_of(sealed, rocm()).findings if each.check == "permission")
     assert found.status == PROBLEM
     assert "XDG_CACHE_HOME" in found.next_step
 
@@ -247,14 +247,14 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
 def test_a_containers_memory_is_its_limit(limit: str, text: str, status: str, tmp_path: Path) -> None:
     system = machines.processor(tmp_path)
     machines.write(tmp_path, {"sys/fs/cgroup/memory.max": f"{limit}\n"})
-    (found,) = (each for each in diagnose(system, rocm()).findings if each.check == "RAM")
+    (found,) = (each for each in diagnosis_of(system, rocm()).findings if each.check == "RAM")
     assert found.message.startswith(text)
     assert found.status == status
 
 
 def test_every_problem_has_a_next_step(tmp_path: Path) -> None:
     system = replace(machines.rocm_6(tmp_path), access=lambda path, mode: False)
-    found = diagnose(system, rocm(NO_LIBRARY))
+    found = diagnosis_of(system, rocm(NO_LIBRARY))
     assert len(bad(found)) >= 3
     assert all(each.next_step for each in bad(found).values())
     assert not any(each.message.endswith(".") for each in found.findings)

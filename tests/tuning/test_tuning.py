@@ -33,7 +33,7 @@ from sdort.tuning import store as stores
 from sdort.tuning.archive import INDEX, export_bundles, import_bundles
 from sdort.tuning.bundle import FORMAT, RECORD, Bundle, BundleError, check_files, read_bundle, seal
 from sdort.tuning.key import Key, make_key, parse_key
-from sdort.tuning.maintenance import BROKEN, FOREIGN, STALE, USED, look, prune
+from sdort.tuning.maintenance import BROKEN, FOREIGN, STALE, USED, prune, statuses
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import merge
 
@@ -239,7 +239,7 @@ def test_a_damaged_bundle_is_told_and_never_used(damage: str, key: Key) -> None:
     assert told.exit_code == 3
     assert text in told.output
     assert len(told.output.splitlines()) == 2
-    assert sorted(each.state for each in look(store, thorough=True)) == [BROKEN, USED]
+    assert sorted(each.state for each in statuses(store, thorough=True)) == [BROKEN, USED]
     assert [each.state for each in prune(store)] == [BROKEN]
     assert store.names() == [replace(key, component="vae_decoder").name]
     assert invoke("verify").exit_code == 0

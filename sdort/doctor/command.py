@@ -1,0 +1,33 @@
+"""The diagnosis of this machine: :func:`sdort.diagnose`, which ``sdort doctor`` calls."""
+
+from __future__ import annotations
+
+from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
+from sdort.doctor.software import installed_software
+from sdort.errors import SdortError
+from sdort.machine.system import System
+from sdort.ops.library import built_library, describe
+
+
+def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
+    """Examine this machine: ONNX Runtime, GPUs, drivers, caches, permissions, disk and memory.
+
+    Providers are loaded for real, as their being listed tells little.
+
+    Args:
+        provider: look at what this execution provider needs; by default at all.
+        device_id: the number of the GPU.
+
+    Returns:
+        Findings with next steps; ``works`` is whether the provider (by default any) would be used.
+
+    Example:
+        >>> sdort.diagnose(provider="cpu").works
+        True
+    """
+    library = built_library()
+    try:
+        description = describe(library) if library.is_file() else None
+    except SdortError:  # built for another machine or cut off: as good as none
+        description = None
+    return diagnosis_of(System(), installed_software(device_id), provider, library, description)

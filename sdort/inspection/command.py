@@ -1,0 +1,94 @@
+"""The inspection of models: :func:`sdort.inspect`, :func:`sdort.compare` and :func:`sdort.placement`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort.errors import ProviderError
+from sdort.inspection.description import Change, Component, inspect_path
+from sdort.inspection.description import compare as compare_components
+from sdort.inspection.profile import Placement, measure_placement, remarks
+from sdort.onnx_io.components import find_models
+from sdort.providers import NAMES
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.probe import choose_provider
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The models of a file or folder."""
+
+    components: list[Component]
+
+
+@dataclass(frozen=True)
+class ModelDiff:
+    """Differences of two models or pipelines, by component; those that are equal have none."""
+
+    before: Path
+    after: Path
+    components: dict[str, list[Change]]
+
+
+@dataclass(frozen=True)
+class Placements:
+    """Operators by execution provider, for each component."""
+
+    placement: list[Placement]
+    remarks: list[str] = field(metadata={"json": None})
+
+
+def inspect(path: str | Path, *, providers: Sequence[str] = NAMES) -> Inspection:
+    """Describe the operators, inputs, outputs and weights of a model. Weights are not read.
+
+    Args:
+        path: an ``.onnx`` file, or a folder: a pipeline's components, and models that are none.
+        providers: execution providers of which to say what they have no kernel for.
+
+    Raises:
+        BadModelError: ``path`` holds no model, or a broken or unsafe one.
+
+    Example:
+        >>> for component in sdort.inspect("model").components:
+        ...     print(component.component, component.nodes)
+    """
+    return Inspection(inspect_path(Path(path), providers))
+
+
+def compare(before: str | Path, after: str | Path) -> ModelDiff:
+    """Compare two models or pipelines: operators, weights, opsets, inputs and outputs.
+
+    Raises:
+        BadModelError: a path holds no model, or a broken or unsafe one.
+
+    Example:
+        >>> changes = sdort.compare("model", "fast").components["unet"]
+    """
+    paths = Path(before), Path(after)
+    return ModelDiff(*paths, compare_components(*(inspect_path(path, ()) for path in paths)))
+
+
+def placement(path: str | Path, provider: str) -> Placements:
+    """Open each model on an execution provider, and see where ONNX Runtime puts its nodes.
+
+    Args:
+        path: an ``.onnx`` file, or a folder of them.
+        provider: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``.
+
+    Raises:
+        ProviderError: the provider does not load here.
+        BadModelError: ``path`` holds no model, or a broken or unsafe one.
+
+    Example:
+        >>> sdort.placement("fast", "cpu").placement[0].shares[0].provider
+        'CPUExecutionProvider'
+    """
+    options = RuntimeOptions(provider)
+    chosen, reason = choose_provider(options)
+    if reason:
+        raise ProviderError(reason, hint="Without --placement nothing is opened: it tells what lacks a kernel there.")
+    models = find_models(Path(path))
+    placements = [measure_placement(file, name, chosen, options) for name, file in models.items()]
+    return Placements(placements, remarks(placements, chosen))
