@@ -83,6 +83,30 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
             stage.unlink(missing_ok=True)
 
 
+@contextmanager
+def staged_output(path: Path) -> Iterator[BinaryIO]:
+    """A :func:`staged_file` that a user asked for.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        with staged_file(path) as file:
+            yield file
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` to a :func:`staged_output`.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with staged_output(path) as file:
+        file.write(text.encode())
+
+
 def _open_stage(path: Path) -> tuple[Path, int]:
     while True:
         stage = _stage_name(path)
@@ -121,17 +145,17 @@ def _replaceable(out: Path) -> bool:
     if any(path.is_relative_to(out.resolve()) for path in precious) or os.path.ismount(out):
         return False
     while True:
-        looked_at = _identity(out)
+        before = _identity(out)
         if not any(out.iterdir()) or any(next(out.glob(mark), None) for mark in ("*.onnx", "*/*.onnx", INDEX)):
             return True
-        if _identity(out) == looked_at:
+        if _identity(out) == before:
             return False
-        # Another run put its result there meanwhile, and what was looked for in the one folder is not in the other.
+        # Another run put its result there meanwhile, so what was looked for in one folder may be in the other.
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_dev, found.st_ino
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _make_parents(out: Path) -> list[Path]:
@@ -244,16 +268,3 @@ def exchange(first: Path, second: Path) -> bool:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, then rename.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    try:
-        with staged_file(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

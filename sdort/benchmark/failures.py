@@ -37,8 +37,6 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 def listed(problems: Sequence[str]) -> str:
     """The first problems for a message, one a line."""
-    lines = [
-        *problems[:MOST_LISTED],
-        *([f"and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []),
-    ]
+    left = len(problems) - MOST_LISTED
+    lines = [*problems[:MOST_LISTED], *([f"and {left} more"] if left > 0 else [])]
     return "".join(f"\n  {line}" for line in lines)

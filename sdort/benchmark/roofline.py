@@ -13,11 +13,12 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sdort.benchmark.rows import Row
+from sdort.console import to_json
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
@@ -130,10 +131,9 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
         ProviderError: the process failed.
     """
     plain = replace(options, graph=False, tuning=False, no_fallback=False, profile="")
-    task = {"path": str(path), "case": asdict(case), "factor": factor, "provider": provider.name}
+    task = {"path": path, "case": case, "factor": factor, "provider": provider.name, "options": plain}
     task |= {"side": SIDE, "copied": COPIED}
-    task["options"] = asdict(plain)
-    command = [sys.executable, "-m", "sdort.benchmark.roofline_worker", json.dumps(task)]
+    command = [sys.executable, "-m", "sdort.benchmark.roofline_worker", json.dumps(to_json(task))]
     done = subprocess.run(command, env={**os.environ, **SERIAL}, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

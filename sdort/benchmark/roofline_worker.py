@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sdort.benchmark.roofline import hot_nodes, parse_task
+from sdort.console import to_json
 from sdort.errors import ProviderError
 from sdort.inspection.profile import profile_run
 from sdort.pipelines.folder import image_channels
@@ -47,8 +48,8 @@ def main() -> None:
         channels = image_channels(session.path, case.component)
         events = profile_run(session, make_feeds(case, session.inputs, task["factor"], channels))
     measured = roofs(provider, options, task["side"], task["copied"])
-    answer = {"points": [asdict(point) for point in hot_nodes(events, provider.ep)], **measured}
-    print(json.dumps(answer))  # noqa: T201 - it is the answer
+    answer = {"points": hot_nodes(events, provider.ep), **measured}
+    print(json.dumps(to_json(answer)))  # noqa: T201 - it is the answer
 
 
 def roofs(provider: Provider, options: RuntimeOptions, side: int, copied: int) -> dict[str, float]:

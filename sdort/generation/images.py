@@ -13,7 +13,7 @@ from sdort.console import to_json
 from sdort.errors import OutputError, UsageError
 from sdort.generation.record import GenerationRecord
 from sdort.model.signature import Array
-from sdort.staging import staged_file
+from sdort.staging import staged_output
 
 _CONSTANT = 2
 """An image whose 8-bit values span no more than this shows nothing: overflow and dead weights end in one colour."""
@@ -119,8 +119,5 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> 
     texts = PngImagePlugin.PngInfo()
     texts.add_text("parameters", parameters_text(record, seed))
     texts.add_text("sdort", json.dumps({**to_json(record), "seed": seed}))
-    try:
-        with staged_file(path) as file:
-            Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    with staged_output(path) as file:
+        Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)

@@ -13,15 +13,14 @@ import os
 import re
 import shutil
 import tarfile
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.ops.library import AUTO
+from sdort.staging import staged_output
 from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
 from sdort.tuning.store import Store
 
@@ -57,7 +56,7 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
         raise UsageError(what, hint="sdort tuning list shows what is kept; sdort warm PIPELINE makes bundles.")
     if output.exists() and not overwrite:
         raise OutputError(f"{output} exists", hint="Choose another name, or replace it with --overwrite.")
-    with store.reading(), _beside(output) as file:
+    with store.reading(), staged_output(output) as file:
         bundles = [store.read(name) for name in sorted(set(names or there))]
         for bundle in bundles:
             check_files(bundle)
@@ -68,6 +67,8 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
                 for name in (RECORD, *sorted(bundle.files)):
                     with open(bundle.folder / name, "rb") as source:
                         _add(archive, f"{bundle.name}/{name}", source, os.fstat(source.fileno()).st_size)
+        file.flush()
+        os.fsync(file.fileno())
     return bundles
 
 
@@ -75,24 +76,6 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> 
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o644
     archive.addfile(member, content)
-
-
-@contextmanager
-def _beside(output: Path) -> Iterator[IO[bytes]]:
-    """A file that becomes ``output`` if the block succeeds."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=f".{output.name}.", delete=False) as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, output)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 def import_bundles(

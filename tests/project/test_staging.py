@@ -17,7 +17,7 @@ import pytest
 
 import sdort.staging
 from sdort.errors import OutputError
-from sdort.staging import staged_directory, staged_file
+from sdort.staging import staged_directory, staged_file, write_atomically
 
 
 def make(out: Path, text: str, overwrite: bool = False) -> None:
@@ -499,3 +499,10 @@ def test_a_new_file_that_is_taken_for_a_leftover_is_made_again(tmp_path: Path, m
     put(tmp_path / "file", "new")
     assert len(removed) == 1
     assert (tmp_path / "file").read_text() == "new"
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*missing.*: No such file or directory"):
+        write_atomically(tmp_path / "missing" / "file", "text")
+    write_atomically(tmp_path / "file", "grün")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "grün"
