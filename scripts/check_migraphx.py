@@ -35,6 +35,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
 from sdort.model.error_measure import measure_errors
+from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
@@ -42,7 +43,6 @@ from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.fusion import load_fusions
 from sdort.verification.limits import TOLERANCES, Tolerance
-from sdort.verification.parity import precision
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 Array = npt.NDArray[Any]
@@ -222,7 +222,7 @@ def check(library: Migraphx, component: str, original: Path, optimized: Path, sa
         declared_inputs(onnx.load(original, load_external_data=False), component), sample, component, seed=0
     )
     expected_outputs = reference(original, feeds)
-    dtype = precision(onnx.load(optimized, load_external_data=False))
+    dtype = stored_dtype(onnx.load(optimized, load_external_data=False))
     print(f"{component}, {dtype}, batch {sample.batch}: ", end="")
     errors = measure(library, optimized, component, feeds, expected_outputs, target)
     if tell(errors, dict.fromkeys(errors, TOLERANCES[dtype, component]), "sdort verify's limit"):

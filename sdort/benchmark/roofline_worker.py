@@ -10,10 +10,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,9 +19,12 @@ from sdort.benchmark.roofline import hot_nodes, parse_task
 from sdort.console import to_json
 from sdort.errors import ProviderError
 from sdort.inspection.profile import profile_run
+from sdort.machine.distributions import import_onnxruntime
+from sdort.ops.library import OFF
 from sdort.pipelines.folder import image_channels
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, provider_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.opener import create_session
 from sdort.runtime.probe import why_not
 from sdort.runtime.session import open_session
 from sdort.workload.cases import make_feeds
@@ -66,10 +67,8 @@ def roofs(provider: Provider, options: RuntimeOptions, side: int, copied: int) -
 
 def _seconds(operator: str, shapes: list[tuple[int, ...]], provider: Provider, options: RuntimeOptions) -> float:
     """The median time of one node with inputs and output on the device."""
-    import onnxruntime as ort
-
-    settings: Mapping[str, Any] = provider_options(provider, options)
-    session = ort.InferenceSession(_model(operator, shapes), providers=[(provider.ep, dict(settings))])
+    ort = import_onnxruntime()
+    session = create_session(_model(operator, shapes), provider, replace(options, custom_ops=OFF))
     binding = session.io_binding()
     device = provider.device or "cpu"
     rng = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from sdort.errors import ParityError, UsageError
 from sdort.generation.recurrence import Recurrence
 from sdort.model.signature import static_size, timestep_shape
 from sdort.pipelines.families import Condition
-from sdort.runtime.probe import create_session
+from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 
 Array = npt.NDArray[Any]

@@ -19,8 +19,7 @@ from sdort.errors import ParityError, SdortError
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
-from sdort.runtime.probe import create_session
-from sdort.runtime.session import Session, load_error
+from sdort.runtime.session import Session, open_graph
 
 SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "text_encoder": (("all of it", all_nodes),),
@@ -99,13 +98,7 @@ def _open(session: Session, select: Select) -> Session | None:
         proto = widen_file(session.path, select, session.component)
         if proto is None:
             return None
-        folder = session.path.parent
-        ort = create_session(proto.SerializeToString(), session.provider, options, data_folder=folder)
+        return open_graph(proto, session.path, session.component, session.provider, options)
     except SdortError as error:
         warn(f"{session.component}: no safer precision could be tried: {error.message}")
         return None
-    except Exception as error:  # ONNX Runtime's classes share no base but Exception
-        reason = load_error(error, session.path, session.component, session.provider)
-        warn(f"{session.component}: no safer precision could be tried: {reason.message}")
-        return None
-    return Session(ort, session.path, session.component, session.provider, options)

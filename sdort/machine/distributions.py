@@ -7,6 +7,9 @@ uninstalling one then breaks the other, so exactly one must be there.
 from __future__ import annotations
 
 import importlib
+import io
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +36,10 @@ _INSTALL = (
     "Install the one for your device: pip install 'sdort[rocm]' (AMD), 'sdort[migraphx]' (AMD), "
     "'sdort[cuda]' (NVIDIA) or 'sdort[cpu]'."
 )
+
+
+FALLBACK = "CPUExecutionProvider"
+"""The execution provider that every build has, and gives the nodes that no other takes."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +100,20 @@ def import_onnxruntime() -> Any:
             hint=f"Install it again: pip install --force-reinstall --no-deps {found.distribution}=={found.version}",
         ) from error
     return module
+
+
+def start_session(onnxruntime: Any, model: str | bytes, settings: Any, providers: Sequence[Any]) -> tuple[Any, str]:
+    """An ``InferenceSession``, and what ONNX Runtime printed meanwhile; nothing else in sdort makes one.
+
+    Args:
+        onnxruntime: the module (:func:`import_onnxruntime`).
+        model: the path of an ``.onnx`` file, or a serialized model.
+        settings: ONNX Runtime's ``SessionOptions``.
+        providers: as ``InferenceSession`` takes them. Up to 1.22 it prints why one of them does not load and goes on
+            without it, so ask the session's ``get_providers()``; from 1.23 on it raises.
+    """
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        session = onnxruntime.InferenceSession(model, settings, providers=providers, enable_fallback=0)
+    session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
+    return session, printed.getvalue()

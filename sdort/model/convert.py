@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from sdort.machine.distributions import import_onnxruntime
+from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
 
 Array = npt.NDArray[Any]
 
@@ -79,7 +79,7 @@ def _session(source: np.dtype[Any], target: np.dtype[Any]) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # the callers are threads already
     options.enable_cpu_mem_arena = False  # which keeps what it once had
     options.log_severity_level = 4
-    return ort.InferenceSession(_cast_model(source, target), options, providers=["CPUExecutionProvider"])
+    return start_session(ort, _cast_model(source, target), options, [FALLBACK])[0]
 
 
 def _cast_model(source: np.dtype[Any], target: np.dtype[Any]) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from sdort.errors import BadModelError
 
 Array = npt.NDArray[Any]
 
@@ -35,3 +37,30 @@ def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, .
     if isinstance(timestep[0], int):
         return (timestep[0],)
     return (batch,) if timestep[0] is not None and timestep[0] == sample[0] else (1,)
+
+
+def cast_feeds(feeds: Mapping[str, Any], inputs: Iterable[TensorSpec], component: str) -> dict[str, Any]:
+    """What a model is fed with, by the names of its inputs.
+
+    Args:
+        feeds: per input an array of any dtype and layout, or what a runtime keeps in memory of its own; more are left
+            out.
+        inputs: as the model declares them.
+
+    Returns:
+        Arrays cast to the declared dtypes, in C order; the rest as it is.
+
+    Raises:
+        BadModelError: an input is missing.
+    """
+    inputs = list(inputs)
+    missing = [spec.name for spec in inputs if spec.name not in feeds]
+    if missing:
+        raise BadModelError(
+            f"the model wants the inputs {', '.join(missing)}, which nothing here provides", component=component
+        )
+    return {spec.name: _cast(feeds[spec.name], spec.dtype) for spec in inputs}
+
+
+def _cast(value: Any, dtype: np.dtype[Any]) -> Any:
+    return np.asarray(value, dtype, order="C") if isinstance(value, np.ndarray) else value

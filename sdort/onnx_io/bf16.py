@@ -29,3 +29,11 @@ def made_for_bf16(path: Path) -> bool:
         return read_component(path).metadata.get(KEY) == BF16
     except BadModelError:
         return False
+
+
+def stored_dtype(model: onnx.ModelProto) -> str:
+    """``float16`` if any weight is, ``bfloat16`` if the model was made for that, else ``float32``."""
+    if says_bf16(model):
+        return "bfloat16"
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer)
+    return "float16" if half else "float32"

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
-from sdort.precision.ranges import Array, inlined, open_inlined, run_plain
+from sdort.precision.ranges import MODEL, Array, inlined, open_inlined, run_plain
 
 
 def timed_run(
@@ -35,9 +35,9 @@ def timed_run(
     expanded = inlined(proto)
     owners = name_by_owner(nodes, expanded.graph.node)
     with TemporaryDirectory(dir=folder) as place:
-        session = open_inlined(expanded, folder, component, profile=str(Path(place) / "profile"))
-        outputs = run_plain(session, feed, component)
-        events = json.loads(Path(session.end_profiling()).read_text())
+        session = open_inlined(expanded, folder / MODEL, component, profile=str(Path(place) / "profile"))
+        outputs = run_plain(session, feed)
+        events = json.loads(Path(session.ort.end_profiling()).read_text())
     times: Counter[str] = Counter()
     for event in events:
         owner = owners.get(str(event.get("name", "")).removesuffix("_kernel_time"))

@@ -8,7 +8,8 @@ some at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,20 @@ import onnx_graphsurgeon as gs
 from onnx import inliner
 
 from sdort.emulation.standard import expand
-from sdort.errors import BadModelError, ParityError
-from sdort.machine.distributions import import_onnxruntime
+from sdort.errors import BadModelError, ParityError, ProviderError
 from sdort.model.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
 from sdort.model.model import Model
 from sdort.model.weights import as_weight
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
+from sdort.ops.library import OFF
 from sdort.precision import probes
 from sdort.precision.probes import MEANT
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.rewrite.editor import Editor
+from sdort.runtime.opener import NONE
+from sdort.runtime.session import Session, open_graph
 
 Array = npt.NDArray[Any]
 Feeds = Sequence[Mapping[str, Array]]
@@ -81,6 +86,10 @@ class Ranges:
         return self.tensors.get(tensor.name, NOTHING)
 
 
+MODEL = "model.onnx"
+"""The file that :func:`written` writes."""
+
+
 def measure(editor: Editor, feeds: Feeds, scratch: Path) -> Ranges:
     """Run the graph of ``editor`` in fp32 on the CPU, on each of ``feeds``.
 
@@ -116,17 +125,21 @@ def measure(editor: Editor, feeds: Feeds, scratch: Path) -> Ranges:
 
 def written(model: Model, folder: Path) -> onnx.ModelProto:
     """The model as it is written to ``folder``, without the weights, which stay there."""
-    save_model(model, folder / "model.onnx")
-    return read_component(folder / "model.onnx", model.component).copy()
+    save_model(model, folder / MODEL)
+    return read_component(folder / MODEL, model.component).copy()
 
 
-def open_plain(proto: onnx.ModelProto, folder: Path, component: str) -> Any:
-    """A session on the CPU that runs the nodes in their order and fuses nothing; the weights lie in ``folder``.
+def open_plain(proto: onnx.ModelProto, path: Path, component: str) -> Session:
+    """A session on the CPU that runs the nodes in their order and fuses nothing.
+
+    Args:
+        proto: may be changed.
+        path: the file that it was made from, whose folder has the weights.
 
     Raises:
         BadModelError: ONNX Runtime does not load it.
     """
-    return open_inlined(inlined(proto), folder, component)
+    return open_inlined(inlined(proto), path, component)
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -136,39 +149,34 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(proto)
 
 
-def open_inlined(proto: onnx.ModelProto, folder: Path, component: str, profile: str = "") -> Any:
+def open_inlined(proto: onnx.ModelProto, path: Path, component: str, profile: str = "") -> Session:
     """:func:`open_plain` of what :func:`inlined` gave.
 
     Args:
         profile: how the name of the file starts that the times of all nodes are written to; empty for none.
     """
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    if profile:
-        options.enable_profiling, options.profile_file_prefix = True, profile
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    try:
-        return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's classes share no base but Exception
-        raise BadModelError(f"it cannot be measured: {str(error).splitlines()[0]}", component=component) from error
+    options = RuntimeOptions(CPU.name, custom_ops=OFF, profile=profile)
+    with _measured(component):
+        return open_graph(proto, path, component, CPU, options, NONE)
 
 
-def run_plain(session: Any, feed: Mapping[str, Array], component: str) -> dict[str, Array]:
-    """All outputs by name; ``feed`` is cast to the declared types.
+def run_plain(session: Session, feed: Mapping[str, Array]) -> dict[str, Array]:
+    """All outputs by name.
 
     Raises:
         BadModelError: it does not run on these inputs.
     """
-    types = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int32)": "int32"}
-    cast = {i.name: np.asarray(feed[i.name]).astype(types.get(i.type, "int64")) for i in session.get_inputs()}
+    with _measured(session.component):
+        return session.run(feed)
+
+
+@contextmanager
+def _measured(component: str) -> Iterator[None]:
+    """What the CPU cannot run no provider is to blame for, but the model."""
     try:
-        values = session.run(None, cast)
-    except Exception as error:
-        raise BadModelError(f"it cannot be measured: {str(error).splitlines()[0]}", component=component) from error
-    return {output.name: value for output, value in zip(session.get_outputs(), values, strict=True)}
+        yield
+    except (BadModelError, ProviderError) as error:
+        raise BadModelError(f"it cannot be measured: {error.message}", component=component) from error
 
 
 def range_of(pieces: Iterable[Array]) -> Range:
@@ -185,8 +193,8 @@ def range_of(pieces: Iterable[Array]) -> Range:
 
 
 def _run_all(proto: onnx.ModelProto, folder: Path, feeds: Feeds, component: str) -> Iterable[dict[str, Array]]:
-    session = open_plain(proto, folder, component)
-    return (run_plain(session, feed, component) for feed in feeds)
+    session = open_plain(proto, folder / MODEL, component)
+    return (run_plain(session, feed) for feed in feeds)
 
 
 def _refuse_infinite(outputs: Mapping[str, Array], component: str) -> None:

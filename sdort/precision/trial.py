@@ -34,11 +34,12 @@ def outcome(
     component = editor.model.component
     converted = Editor(Model(editor.graph.copy(), component))
     half.run(converted, keep=keep)
-    written = save_model(converted.model, folder / "converted.onnx")
+    path = folder / "converted.onnx"
+    written = save_model(converted.model, path)
     if written.overflowed:
         return f"{len(written.overflowed)} weights are infinite"
-    session = open_plain(emulate(folder / "converted.onnx", component), folder, component)
-    return judge(run_plain(session, feed, component), wanted)
+    session = open_plain(emulate(path, component), path, component)
+    return judge(run_plain(session, feed), wanted)
 
 
 def judge(outputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:

@@ -41,16 +41,21 @@ def _with_bf16() -> list[str]:
     return [name for name, each in PROVIDERS.items() if each.bf16]
 
 
-def with_bf16(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> RuntimeOptions:
+def with_bf16(
+    path: Path, component: str, provider: Provider, options: RuntimeOptions, made: bool | None = None
+) -> RuntimeOptions:
     """The options that a model is opened with: those of a provider that computes in bf16 are added where it is to.
 
     The CPU takes such a model as the fp32 model that it is.
+
+    Args:
+        made: whether the model was made for bf16; None asks the file.
 
     Raises:
         ProviderError: the provider, or this release of it, has no bf16.
         UsageError: the user asked for another precision.
     """
-    if provider.is_fallback or not made_for_bf16(path):
+    if provider.is_fallback or not (made_for_bf16(path) if made is None else made):
         return options
     if not provider.bf16:
         raise ProviderError(

@@ -1,6 +1,7 @@
 """The CPU execution provider of stock ONNX Runtime: channels-first convolutions, no diffusion operators."""
 
-from sdort.providers.provider import FALLBACK, LAST, Provider
+from sdort.machine.distributions import FALLBACK
+from sdort.providers.provider import LAST, Provider
 from sdort.providers.target import Target
 
 TARGET = Target(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sdort.machine.distributions import FALLBACK
 from sdort.providers.target import Target
 
 
@@ -57,9 +58,6 @@ KnownOptions = Mapping[str, Option]
 
 NO_LIMIT = (1 << 64) - 1
 """What memory limits are by default."""
-
-FALLBACK = "CPUExecutionProvider"
-"""The execution provider that ONNX Runtime has in every build, and gives the nodes that no other takes."""
 
 LAST = 1000
 """The rank of what ``auto`` takes when nothing else loads."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-from collections.abc import Collection
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -16,67 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.machine.distributions import flavour, import_onnxruntime
 from sdort.machine.system import System
-from sdort.ops.library import resolve
-from sdort.ops.opening import prepare
 from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, check_options, provider_options, session_options
+from sdort.providers.runtime_options import RuntimeOptions, check_options
 from sdort.runtime.availability import Problem, architecture, find_problems
-
-_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
-FATAL, _WARNING = 4, 2
-"""Severities of ONNX Runtime's log. Errors are raised too, and reported once, by us."""
-
-
-def create_session(
-    model: str | bytes,
-    provider: Provider,
-    options: RuntimeOptions,
-    *,
-    severity: int = FATAL,
-    printed: io.StringIO | None = None,
-    data_folder: Path | None = None,
-) -> Any:
-    """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
-
-    ``data_folder`` is where the external data of a model in memory lies.
-
-    With ``printed`` the session may have fallen back to the CPU: ask its ``get_providers()``; what ONNX Runtime prints
-    about that goes there. Whatever it raises passes.
-
-    Raises:
-        UsageError: the provider cannot be asked for these options.
-        ProviderError: without ``printed``, the session fell back to the CPU.
-    """
-    onnxruntime = import_onnxruntime()
-    asked = provider_options(provider, options)
-    chain: list[Any] = [] if provider.is_fallback else [(provider.ep, asked)]
-    # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
-    onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
-    left_out: Collection[str] = ()
-    if resolve(options.custom_ops):
-        model, folder, left_out = prepare(model)
-        data_folder = data_folder or folder
-    settings = session_options(onnxruntime, provider, options, severity, left_out)
-    if data_folder:
-        settings.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
-    # The Python layer prints its own fallback; from 1.23 on it can be told not to fall back.
-    output = io.StringIO() if printed is None else printed
-    with redirect_stdout(output):
-        session = onnxruntime.InferenceSession(
-            model,
-            settings,
-            providers=[*chain, CPU.ep],
-            enable_fallback=0,
-        )
-    if printed is None and provider.ep not in session.get_providers():
-        raise ProviderError(f"{provider.name} does not load: {_printed_reason(output.getvalue()) or 'no reason given'}")
-    session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
-    return session
+from sdort.runtime.failures import first_line
+from sdort.runtime.opener import NotLoadedError, create_session
 
 
 def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
@@ -108,19 +55,18 @@ def _why_not(name: str, device_id: int) -> str | None:
 
 def _session_error(provider: Provider, device_id: int) -> str | None:
     """What ONNX Runtime or the dynamic linker say about a session on ``provider``, None when it works."""
-    printed, model = io.StringIO(), _tiny_model()
     try:
-        session = create_session(model, provider, RuntimeOptions(provider.name, device_id=device_id), printed=printed)
-        if provider.device and provider.ep in session.get_providers():
+        session = create_session(_tiny_model(), provider, RuntimeOptions(provider.name, device_id=device_id))
+        if provider.device:
             # A GPU that the machine code is not for shows when a kernel runs. MIGraphX compiles, which would show.
             session.run(None, {"x": np.ones(1, np.float32)})
     except ImportError:
         raise
+    except NotLoadedError as error:
+        return library_error(provider) or error.reason
     except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
         return library_error(provider) or first_line(str(error))
-    if provider.ep in session.get_providers():
-        return None
-    return library_error(provider) or _printed_reason(printed.getvalue()) or "ONNX Runtime gives no reason"
+    return None
 
 
 def explain(provider: Provider, reason: str, problems: list[Problem]) -> str:
@@ -175,17 +121,6 @@ def _tiny_model() -> bytes:
     text = '<ir_version: 8, opset_import: ["": 17]> probe (float[1] x) => (float[1] y) { y = Add (x, x) }'
     model: bytes = parser.parse_model(text).SerializeToString()
     return model
-
-
-def _printed_reason(printed: str) -> str | None:
-    """The error in what ONNX Runtime 1.22 prints before it falls back."""
-    errors = [line.removeprefix("EP Error ") for line in printed.splitlines() if line.startswith("EP Error ")]
-    return errors[0] if errors else None
-
-
-def first_line(text: str) -> str:
-    """The first line of an error of ONNX Runtime, whose further lines are its own stack."""
-    return text.strip().split("\n", 1)[0] or "no reason given"
 
 
 def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
-from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
+from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
-from sdort.model.signature import Array, TensorSpec
+from sdort.model.signature import Array, TensorSpec, cast_feeds
+from sdort.onnx_io.bf16 import says_bf16
 from sdort.onnx_io.component_file import read_component
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
-from sdort.runtime.probe import FATAL, create_session, first_line
+from sdort.runtime.failures import load_error, run_error
+from sdort.runtime.opener import ALL, FATAL, create_session
 from sdort.tuning.session_hooks import prepare
 
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
     "tensor(double)": "float64",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
     "tensor(bool)": "bool",
+    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }
+"""ONNX Runtime's names of the types that NumPy has."""
 
 
 class Binding:
@@ -79,7 +81,7 @@ class Session:
     def _spec(self, arg: Any) -> TensorSpec:
         if arg.type not in _DTYPES:
             raise BadModelError(
-                f"{arg.name!r} has the type {arg.type}, which no diffusion component has", component=self.component
+                f"{arg.name!r} has the type {arg.type}, which NumPy does not have", component=self.component
             )
         return TensorSpec(arg.name, np.dtype(_DTYPES[arg.type]), tuple(arg.shape))
 
@@ -147,17 +149,12 @@ class Session:
         return self.upload(value) if isinstance(value, np.ndarray) else value
 
     def cast(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's inputs from ``feeds``, arrays cast to the declared dtypes, the rest as it is."""
-        missing = [name for name in self.inputs if name not in feeds]
-        if missing:
-            raise BadModelError(
-                f"the model wants the inputs {', '.join(missing)}, which nothing here provides",
-                component=self.component,
-            )
-        return {
-            name: np.asarray(feeds[name], spec.dtype, order="C") if isinstance(feeds[name], np.ndarray) else feeds[name]
-            for name, spec in self.inputs.items()
-        }
+        """The model's inputs from ``feeds``, arrays cast to the declared dtypes, the rest as it is.
+
+        Raises:
+            BadModelError: an input is missing.
+        """
+        return cast_feeds(feeds, self.inputs.values(), self.component)
 
     def guard(self, call: Any) -> Any:
         """Run ``call`` and turn what ONNX Runtime raises into an error of ours."""
@@ -189,18 +186,53 @@ def open_logged(path: Path, component: str, provider: Provider, options: Runtime
     return placement.run_logged(lambda: _open(path, component, provider, options, 0))
 
 
+def open_graph(
+    model: onnx.ModelProto,
+    path: Path,
+    component: str,
+    provider: Provider,
+    options: RuntimeOptions,
+    optimization: str = ALL,
+) -> Session:
+    """Open a graph in memory as :func:`open_session` opens the file that it was made from.
+
+    Args:
+        model: the graph, in which external data is named as in the file.
+        path: the file; the weights lie in its folder.
+        optimization: which of ONNX Runtime's own optimizations there are (:mod:`sdort.runtime.opener`).
+
+    Raises:
+        BadModelError, ProviderError: as :func:`open_session`; what part of it runs on the CPU is not looked at.
+    """
+    return _start(model, path, component, provider, options, FATAL, optimization)
+
+
 def _open(path: Path, component: str, provider: Provider, options: RuntimeOptions, severity: int) -> Session:
     check_file(path, component)
-    options = with_bf16(path, component, provider, options)
+    return _start(None, path, component, provider, options, severity)
+
+
+def _start(
+    graph: onnx.ModelProto | None,
+    path: Path,
+    component: str,
+    provider: Provider,
+    options: RuntimeOptions,
+    severity: int,
+    optimization: str = ALL,
+) -> Session:
+    """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
+    options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
     tuned = prepare(path, component, provider, options)
+    model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
-        ort = create_session(str(path), provider, tuned.options, severity=severity)
+        ort = create_session(
+            model, provider, tuned.options, severity=severity, data_folder=folder, optimization=optimization
+        )
     except SdortError:
         raise
     except Exception as error:  # its classes share no base but Exception
         raise load_error(error, path, component, provider) from error
-    if provider.ep not in ort.get_providers():
-        raise ProviderError(f"ONNX Runtime left {provider.name} for {ort.get_providers()}", component=component)
     check_bf16(ort, component, provider, options)
     tuned.give(ort)
     return Session(ort, path, component, provider, options)
@@ -213,78 +245,3 @@ def check_file(path: Path, component: str) -> None:
         BadModelError: as :meth:`sdort.onnx_io.component_file.ComponentFile.check`.
     """
     read_component(path, component).check()
-
-
-def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
-    """What to say when ONNX Runtime refuses a model."""
-    text = _reason(error)
-    if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
-        return ProviderError(
-            f"{provider.name} cannot run {path}: {text}",
-            component=component,
-            hint=f"The model was made for another provider: sdort optimize ORIGINAL OUT --provider {provider.name}. "
-            "With sdort's own operators (sdort ops build) the CPU runs models made for rocm and cuda.",
-        )
-    if _out_of_memory(text):
-        return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
-    if _device_lost(text):
-        return _lost_error(text, component, provider)
-    if "opset" in text.lower() or "ir version" in text.lower():
-        return ProviderError(
-            f"this ONNX Runtime is too old for {path}: {text}",
-            component=component,
-            hint=f"Optimizing sets what it loads: sdort optimize ORIGINAL OUT --provider {provider.name}.",
-        )
-    return BadModelError(
-        f"ONNX Runtime cannot load {path}: {text}", component=component, hint="Export or optimize the model again."
-    )
-
-
-def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
-    """What to say when a run fails."""
-    text = _reason(error)
-    if _out_of_memory(text):
-        return MemoryShortageError(
-            f"{provider.name} ran out of memory: {text}",
-            component=component,
-            hint="Take fewer images at once or a smaller size.",
-        )
-    if _device_lost(text):
-        return _lost_error(text, component, provider)
-    if "INVALID_ARGUMENT" in text:
-        return BadModelError(f"the model does not take this input: {text}", component=component)
-    return ProviderError(f"the run on {provider.name} failed: {text}", component=component)
-
-
-def _lost_error(text: str, component: str, provider: Provider) -> ProviderError:
-    return ProviderError(
-        f"{provider.name} lost the GPU: {text}",
-        component=component,
-        hint="Its driver says why (dmesg); start anew once sdort doctor finds the GPU again.",
-    )
-
-
-def _reason(error: Exception) -> str:
-    """What an error says of the device or its memory, without the C++ signature before and the source file after it."""
-    text = first_line(str(error))
-    found = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
-    return found[0].strip() if found else text
-
-
-def _out_of_memory(text: str) -> bool:
-    text = text.lower()
-    signs = (
-        "failed to allocate memory", "bad_alloc", "out of memory", "outofmemory", "bad allocation", "alloc_failed",
-        "smaller than requested bytes",
-    )  # fmt: skip
-    return any(sign in text for sign in signs)
-
-
-def _device_lost(text: str) -> bool:
-    """Errors of HIP and CUDA after which no call of the process succeeds any more."""
-    text = text.lower()
-    signs = (
-        "illegal memory access", "illegaladdress", "launch failure", "launchfailure", "launch timed out", "devicelost",
-        "device lost", "device is lost", "uncorrectable ecc", "hiperrornodevice", "no longer available",
-    )  # fmt: skip
-    return any(sign in text for sign in signs)

@@ -12,6 +12,7 @@ from sdort.engines.original import checkpoint_of, holds_onnx, original_of
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
+from sdort.onnx_io.bf16 import stored_dtype
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.runtime.probe import choose_provider
 from sdort.verification.bisection.blame import bisect
@@ -19,7 +20,6 @@ from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import precision
 from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
 from sdort.verification.images import compare_images, failed_images, make_requests
-from sdort.verification.parity import precision as weights_precision
 from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, RecordedRun, random_inputs, record_run
 from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.runners import Place, open_drawer
@@ -75,7 +75,7 @@ def verify(candidate: Path, options: VerifyOptions) -> Verification:
         result.notes += [note] if note else []
         run = _Run(folder, original, checkpoint, Place(provider, options.runtime), options, result)
         _check_components(run)
-        if not provider.on_gpu and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
+        if provider.is_fallback and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
             result.notes.append(ROUNDED)
         recorded = _record(run)
         for component in run.components:
@@ -115,7 +115,7 @@ def _check_components(run: _Run) -> None:
             raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
     generated = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
     for name in dict.fromkeys([*run.components, *generated]):
-        dtype = weights_precision(run.folder.file(name).graph)
+        dtype = stored_dtype(run.folder.file(name).graph)
         run.result.precisions[name] = precision(dtype, run.place.provider)
 
 

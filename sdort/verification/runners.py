@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from sdort.emulation.rounding import emulate
-from sdort.emulation.standard import needs_expansion
+from sdort.emulation.standard import expand, needs_expansion
 from sdort.errors import BadModelError
 from sdort.generation.pipeline import TextToImage, assemble
 from sdort.model.signature import Array
+from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import AUTO, OFF, resolve
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.session import Session, open_session
-from sdort.verification.parity import open_session as open_graph
-from sdort.verification.parity import precision
+from sdort.runtime.opener import ALL, BASIC
+from sdort.runtime.session import Session, open_graph, open_session
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]
@@ -35,6 +35,10 @@ class Place:
     options: RuntimeOptions
 
 
+REFERENCE = Place(CPU, RuntimeOptions(CPU.name, custom_ops=OFF))
+"""Where references run: ONNX Runtime's CPU provider and its kernels alone."""
+
+
 def open_component(path: Path, component: str, place: Place) -> Session:
     """Open a component on a provider.
 
@@ -45,22 +49,38 @@ def open_component(path: Path, component: str, place: Place) -> Session:
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
     """
-    if place.provider.on_gpu:
+    if not place.provider.is_fallback:
         return open_session(path, component, place.provider, place.options)
     file = read_component(path, component)
     file.check()
-    model, library = file.copy(), resolve(place.options.custom_ops)
+    model, options = file.copy(), place.options
     if is_emulated(model, place):
-        model, library = emulate(path, component), None
-    graph = open_graph(model, path.parent, component, CPU.name, library)
-    return Session(graph, path, component, CPU, place.options)
+        model, options = emulate(path, component), replace(options, custom_ops=OFF)
+    return open_model(model, path, component, Place(place.provider, options))
+
+
+def open_model(model: onnx.ModelProto, path: Path, component: str, place: Place | None = None) -> Session:
+    """Open a graph in memory on a provider.
+
+    Args:
+        model: belongs to this function now, which expands what the CPU provider lacks without a library.
+        path: the file that it was made from, whose folder has the weights.
+        place: where; None is the CPU provider without ONNX Runtime's own fusions, for references.
+
+    Raises:
+        BadModelError, ProviderError: as :func:`sdort.runtime.session.open_graph`.
+    """
+    where = place or REFERENCE
+    if where.provider.is_fallback and resolve(where.options.custom_ops) is None:
+        expand(model)
+    return open_graph(model, path, component, where.provider, where.options, ALL if place else BASIC)
 
 
 def is_emulated(model: onnx.ModelProto, place: Place) -> bool:
     """Whether :func:`open_component` runs a candidate with every result rounded as a GPU stores it."""
-    if place.provider.on_gpu or place.options.custom_ops not in (AUTO, OFF):
+    if not place.provider.is_fallback or place.options.custom_ops not in (AUTO, OFF):
         return False
-    dtype = precision(model)
+    dtype = stored_dtype(model)
     return dtype == "bfloat16" or (dtype == "float16" and is_for_gpu(model))
 
 
@@ -92,8 +112,7 @@ def run_original(path: Path, component: str, feeds: Sequence[Feeds]) -> list[Out
     """The un-optimized ONNX component on the CPU, without ONNX Runtime's own fusions."""
     file = read_component(path, component)
     file.check()
-    options = RuntimeOptions(CPU.name)
-    session = Session(open_graph(file.copy(), path.parent, component), path, component, CPU, options)
+    session = open_model(file.copy(), path, component)
     return [session.run(feed) for feed in feeds]
 
 

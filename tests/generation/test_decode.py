@@ -26,7 +26,7 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.session import run_error
+from sdort.runtime.failures import run_error
 from sdort.workload.cases import Case
 
 Array = np.ndarray[Any, Any]

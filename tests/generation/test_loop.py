@@ -23,7 +23,7 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.probe import create_session
+from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, open_session
 
 Array = np.ndarray[Any, Any]
@@ -212,7 +212,7 @@ def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, pathlib, numpy
 from sdort.generation.device_loop import Batch, Loop
-from sdort.runtime.probe import create_session
+from sdort.runtime.opener import create_session
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.recurrence import Recurrence

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import helper, numpy_helper, parser
 from support import tiny_pipeline
+from support.parity import open_raw
 from support.tiny_pipeline import Tiny
 
 import sdort
@@ -24,7 +25,6 @@ from sdort.onnx_io import component_file
 from sdort.onnx_io.component_file import KEPT_FILES, SETTLED_NS, read_component
 from sdort.onnx_io.wire import read_graph
 from sdort.passes.widen import all_nodes, widen_file
-from sdort.verification.parity import open_session
 
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 WEIGHT = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
@@ -63,7 +63,7 @@ def matmul(weight: onnx.TensorProto, dtype: int = FLOAT) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> np.ndarray:
-    (y,) = open_session(model, folder, "unet").run(None, {"x": x})
+    (y,) = open_raw(model, folder, "unet").run(None, {"x": x})
     return np.asarray(y)
 
 

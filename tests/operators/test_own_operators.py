@@ -16,6 +16,7 @@ from support.exports import Case
 from support.group_norm_cases import Array, exact
 from support.group_norm_models import EXTENDED, draw, make_model
 from support.optimized_models import described, samples_of
+from support.parity import compare
 
 from sdort.emulation import standard as reference
 from sdort.errors import BadModelError
@@ -29,7 +30,6 @@ from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
 from sdort.providers import load_target
 from sdort.runtime.placement import parse_placement
-from sdort.verification.parity import compare
 
 Exported = Callable[[Case], Path]
 

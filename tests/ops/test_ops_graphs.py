@@ -9,10 +9,10 @@ import pytest
 from support import models, native
 from support.exports import Case
 from support.optimized_models import optimized, samples_of
+from support.parity import compare
 
 from sdort.errors import UsageError
 from sdort.onnx_io.save import save_model
-from sdort.verification.parity import compare
 
 Exported = Callable[[Case], Path]
 

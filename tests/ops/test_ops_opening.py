@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
 from support import native
+from support.parity import open_raw as open_for_verify
 from support.small_graphs import Array
 
 from sdort.cli import cli
@@ -19,7 +20,6 @@ from sdort.ops import library, opening
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import open_session
-from sdort.verification.parity import open_session as open_for_verify
 
 SIGNATURE = "g (float[N, S, 8] x, float[N, S, 8] w) => (float[N, S, K] y)"
 BODIES = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import decomposed_exports
+from support.parity import compare
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
@@ -16,7 +17,6 @@ from sdort.optimizer.expected import expected_operators
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
 from sdort.providers import NAMES, load_target
-from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
 
 SAMPLES = [Sample(1, 16, 24, 7), Sample(3, 8, 16, 5)]

@@ -10,13 +10,13 @@ from support import exports, models
 from support.exports import Case
 from support.hardware import provider_of
 from support.optimized_models import Exported, check_structure, optimized, samples_of
+from support.parity import compare
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
-from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
 
 GRID = [

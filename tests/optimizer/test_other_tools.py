@@ -15,6 +15,7 @@ from support import native
 from support.exports import Case, quiet
 from support.hardware import provider_of
 from support.optimized_models import counts
+from support.parity import compare, open_raw
 from support.small_graphs import Array, feeds_for, load, operators, parse, run, to_proto
 
 from sdort.emulation.standard import expand
@@ -26,7 +27,6 @@ from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
 from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
-from sdort.verification.parity import compare, open_session
 from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]
@@ -319,7 +319,7 @@ def test_what_follows_a_convolution_runs_with_the_library(tmp_path: Path, name: 
     proto = to_proto(model)
     assert {"NhwcConv"} == {node.op_type for node in proto.graph.node} & {"NhwcConv", "Conv", "Relu"}
     feeds = feeds_for(proto, {"B": 2, "H": 6, "W": 5})
-    session = open_session(to_proto(model), tmp_path, "test", "cpu", native.library())
+    session = open_raw(to_proto(model), tmp_path, "test", "cpu", native.library())
     (wanted,) = run(parse(text, weights, 18), feeds)
     assert np.abs(session.run(None, feeds)[0] - wanted).max() <= 2e-5 * np.abs(wanted).max()
 
@@ -351,7 +351,7 @@ def test_a_tiny_autoencoder(tmp_path: Path, target: str) -> None:
     check_parity(path, target, model, tmp_path / "out")
     if target in GPUS:
         proto = onnx.load(tmp_path / "out" / "model.onnx")
-        expand_free = open_session(proto, tmp_path / "out", "vae_decoder", "cpu", native.library())
+        expand_free = open_raw(proto, tmp_path / "out", "vae_decoder", "cpu", native.library())
         latent = RNG.standard_normal((2, 4, 5, 6)).astype(np.float32)
         original = onnx.load(path)
         expand(original)

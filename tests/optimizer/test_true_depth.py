@@ -12,12 +12,12 @@ import pytest
 import torch
 from support import true_depth
 from support.hardware import provider_of
+from support.parity import open_raw
 from support.pipelines import trace_folder
 
 from sdort.exporter.command import StaticSize, export
 from sdort.optimizer.command import optimize
 from sdort.verification.limits import TOLERANCES
-from sdort.verification.parity import open_session
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 STATIC = StaticSize(2, 64, 96)
@@ -103,7 +103,7 @@ def check_attention(parts: dict[str, Any], component: str, operators: dict[str, 
 
 
 def check_parity(component: str, target: str, path: Path, cases: list[Case], dtype: str) -> None:
-    session = open_session(onnx.load(path, load_external_data=False), path.parent, component, provider_of(target))
+    session = open_raw(onnx.load(path, load_external_data=False), path.parent, component, provider_of(target))
     names = [output.name for output in session.get_outputs()]
     limit = TOLERANCES[dtype, component]
     for feeds, expected in cases:

@@ -13,6 +13,7 @@ from support import half_exports, models
 from support.exports import Case
 from support.hardware import provider_of
 from support.optimized_models import counts
+from support.parity import compare
 from support.small_graphs import Array, Described, edit, feeds_for, load, operators, parse, run
 
 from sdort.errors import BadModelError
@@ -27,7 +28,6 @@ from sdort.providers import NAMES, load_target
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
-from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from support import fragile
 from support.exports import Case
 from support.fragile import COMPONENTS, Fragile
+from support.parity import Parity, compare
 from support.small_models import write
 
 from sdort.cli import cli
@@ -36,7 +37,6 @@ from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
 from sdort.precision.trial import judge
 from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
-from sdort.verification.parity import Parity, compare
 from sdort.workload.samples import Sample
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.

@@ -18,6 +18,7 @@ from support import models, small_graphs
 from support.exports import Case
 from support.full_exports import weightless
 from support.optimized_models import optimized
+from support.parity import compare
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
@@ -25,7 +26,6 @@ from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.providers.migraphx import STANDARD, TARGET
 from sdort.verification.limits import Tolerance
-from sdort.verification.parity import compare
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 

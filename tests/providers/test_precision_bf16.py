@@ -19,7 +19,7 @@ from support.small_models import evaluate, write
 from sdort.cli import cli
 from sdort.emulation.rounding import emulate
 from sdort.errors import ProviderError, UsageError
-from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16
+from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16, stored_dtype
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, refuse_bf16, with_bf16
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -32,7 +32,6 @@ from sdort.runtime.session import open_session
 from sdort.tuning import key as key_module
 from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
-from sdort.verification.parity import precision
 from sdort.verification.runners import Place, open_component
 
 ENABLED = {"migraphx_bf16_enable": "1"}
@@ -69,7 +68,7 @@ def test_optimize_writes_fp32_that_says_bf16(models: Fragile, tmp_path: Path) ->
     kinds = {tensor.data_type for tensor in proto.graph.initializer}
     assert onnx.TensorProto.FLOAT in kinds
     assert not kinds & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-    assert precision(proto) == "bfloat16"
+    assert stored_dtype(proto) == "bfloat16"
     told = CliRunner().invoke(cli, ["inspect", str(out / "model.onnx"), "--json"])
     assert json.loads(told.stdout)["components"][0]["computed_in"] == "bf16"
     assert not made_for_bf16(source)

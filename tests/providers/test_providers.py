@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 import sdort.providers
 from sdort.cli import cli
+from sdort.machine.distributions import FALLBACK
 from sdort.machine.gpus import driver_of, gpus_of
 from sdort.providers import AUTO, NAMES, PROVIDERS, load_target
-from sdort.providers.provider import FALLBACK
 
 FILE = """
 from sdort.providers.provider import Provider

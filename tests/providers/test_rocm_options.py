@@ -20,7 +20,8 @@ SCRIPT = (
     + """
 sys.path.insert(0, sys.argv[1])
 from sdort.errors import SdortError
-from sdort.runtime.probe import choose_provider, create_session
+from sdort.runtime.opener import create_session
+from sdort.runtime.probe import choose_provider
 from sdort.providers.runtime_options import RuntimeOptions
 
 import onnxruntime

@@ -10,12 +10,12 @@ import pytest
 from support import models
 from support.exports import Case, quiet
 from support.optimized_models import check_structure
+from support.parity import compare
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
-from sdort.verification.parity import compare
 from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]

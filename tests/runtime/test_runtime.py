@@ -26,10 +26,11 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions, provider_options, tuning_remark
-from sdort.runtime import placement, probe
+from sdort.runtime import opener, placement, probe
 from sdort.runtime.environment import versions
+from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
-from sdort.runtime.session import Session, open_session, run_error
+from sdort.runtime.session import Session, open_session
 
 SAMPLE = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -265,6 +266,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuntime]:
     def install(*listed: str, usable: tuple[str, ...] = ("cpu",), **more: Any) -> FakeRuntime:
         fake = FakeRuntime([PROVIDERS[n].ep for n in listed], [PROVIDERS[n].ep for n in usable], **more)
         monkeypatch.setattr(probe, "import_onnxruntime", lambda: fake)
+        monkeypatch.setattr(opener, "import_onnxruntime", lambda: fake)
         probe._why_not.cache_clear()
         return fake
 
@@ -396,12 +398,12 @@ def test_a_session_that_fell_back_is_an_error_with_what_onnxruntime_printed(
 ) -> None:
     runtime("rocm", "cpu", usable=("cpu",), printed="EP Error HIP failure 101: invalid device")
     with pytest.raises(ProviderError, match="rocm does not load: HIP failure 101"):
-        probe.create_session(b"", ROCM, RuntimeOptions())
+        opener.create_session(b"", ROCM, RuntimeOptions())
 
 
 def test_a_session_never_falls_back_in_the_middle_of_a_run(runtime: Callable[..., FakeRuntime]) -> None:
     fake = runtime("rocm", "cpu", usable=("rocm", "cpu"))
-    probe.create_session(b"", ROCM, RuntimeOptions())
+    opener.create_session(b"", ROCM, RuntimeOptions())
     assert not fake.falls_back_in_a_run
 
 
@@ -412,7 +414,7 @@ def test_the_runtime_logs_warnings_under_verbose_only(
     fake = runtime("cpu")
     console.set_verbosity(verbosity)
     try:
-        probe.create_session(b"", CPU, RuntimeOptions())
+        opener.create_session(b"", CPU, RuntimeOptions())
     finally:
         console.set_verbosity(console.NORMAL)
     assert fake.severity == severity
@@ -475,7 +477,7 @@ def test_any_other_operator_on_the_cpu_is_a_fallback() -> None:
 
 def test_the_real_log_of_this_onnxruntime_is_understood(save: Callable[[str], Path]) -> None:
     path = save(SAMPLE)
-    _, log = run_logged(lambda: probe.create_session(str(path), CPU, RuntimeOptions(), severity=0))
+    _, log = run_logged(lambda: opener.create_session(str(path), CPU, RuntimeOptions(), severity=0))
     placed = parse_placement(log)
     assert list(placed) == ["CPUExecutionProvider"]
     assert placed["CPUExecutionProvider"][""] > 0
@@ -485,7 +487,7 @@ def test_the_real_log_of_this_onnxruntime_is_understood(save: Callable[[str], Pa
 
 def test_the_log_is_kept_off_the_terminal(save: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
     path = save(SAMPLE)
-    placement.run_logged(lambda: probe.create_session(str(path), CPU, RuntimeOptions(), severity=0))
+    placement.run_logged(lambda: opener.create_session(str(path), CPU, RuntimeOptions(), severity=0))
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -498,7 +500,7 @@ def test_a_session_that_logged_its_placement_is_quiet_when_it_runs(
         g (float[n] x) => (float[2,m] y) { shape = Constant <value_ints = [2, -1]> ()
           y = Reshape (x, shape) }"""
     )
-    ort, _ = run_logged(lambda: probe.create_session(str(path), CPU, RuntimeOptions(), severity=0))
+    ort, _ = run_logged(lambda: opener.create_session(str(path), CPU, RuntimeOptions(), severity=0))
     session = Session(ort, path, "unet", CPU, RuntimeOptions())
     # Three elements do not make two rows: the kernel fails, which ONNX Runtime logs and raises.
     three = np.zeros(3, np.float32)
@@ -561,8 +563,6 @@ def test_a_model_made_for_another_provider_is_a_provider_error(save: Callable[[s
 
 def test_an_opset_from_the_future_is_not_called_a_broken_model(save: Callable[[str], Path]) -> None:
     error = RuntimeError("ONNX Runtime only *guarantees* support for opset versions ... Opset 99 is under development")
-    from sdort.runtime.session import load_error
-
     found = load_error(error, save(SAMPLE), "unet", ROCM)
     assert isinstance(found, ProviderError)
     assert "sdort optimize ORIGINAL OUT --provider rocm" in str(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from sdort.verification.parity import PROVIDERS
+from sdort.providers import PROVIDERS
 
 
 def provider_of(target: str) -> str:
@@ -20,4 +20,4 @@ def provider_of(target: str) -> str:
 
 def execution_provider(target: str) -> str:
     """The same, as ONNX Runtime calls it."""
-    return PROVIDERS[provider_of(target)]
+    return PROVIDERS[provider_of(target)].ep

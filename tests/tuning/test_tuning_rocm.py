@@ -31,7 +31,7 @@ from sdort.console import set_verbosity
 from sdort.errors import SdortError
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.probe import create_session
+from sdort.runtime.opener import create_session
 from sdort.runtime import tuning_results
 from sdort.tuning import session_hooks
 from sdort.tuning.working_folder import MIOPEN_FOLDERS

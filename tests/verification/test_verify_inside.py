@@ -21,7 +21,7 @@ from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.providers import load_target
-from sdort.verification import parity as verify_module
+from sdort.verification import runners
 from sdort.verification.bisection import blame as blame_module
 from sdort.verification.bisection import fused_steps as fused_steps_module
 from sdort.verification.bisection.blame import CAST, FUSION, SUM, BisectionFinding, bisect
@@ -439,7 +439,7 @@ def test_an_overflow_that_is_no_step_inside_is_told_as_before(exported: Exported
 def test_a_kernel_that_differs_from_its_parts_is_told(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expand = vars(verify_module)["expand"]
+    expand = vars(runners)["expand"]
 
     def wrong(model: onnx.ModelProto) -> None:
         for node in model.graph.node:
@@ -447,7 +447,7 @@ def test_a_kernel_that_differs_from_its_parts_is_told(
                 next(each for each in node.attribute if each.name == "epsilon").f = 0.5
         expand(model)
 
-    monkeypatch.setattr(verify_module, "expand", wrong)
+    monkeypatch.setattr(runners, "expand", wrong)
     graphs = optimized(exported(DECODER), DECODER, tmp_path, "rocm")
     finding = found_in(graphs)
     assert finding.inside is None
@@ -466,9 +466,9 @@ def test_a_form_that_is_not_known_is_told(exported: Exported, tmp_path: Path, mo
 def test_one_tensor_at_a_time_is_recorded(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, sizes = vars(fused_steps_module)["record_tensors"], list[int]()
 
-    def counted(model: onnx.ModelProto, folder: Path, graphs: GraphPair, names: Sequence[str], original: bool) -> Any:
+    def counted(model: onnx.ModelProto, graphs: GraphPair, names: Sequence[str], original: bool) -> Any:
         sizes.append(len(names))
-        return record(model, folder, graphs, names, original)
+        return record(model, graphs, names, original)
 
     monkeypatch.setattr(fused_steps_module, "record_tensors", counted)
     graphs = optimized(exported(TEXT), TEXT, tmp_path, "rocm")
@@ -508,16 +508,16 @@ def test_a_part_that_does_not_run_alone_is_told(tmp_path: Path, monkeypatch: pyt
 
     graphs = optimized_block(tmp_path)
     spoil(graphs, "MultiHeadAttention", wrong_scale)
-    open_session = vars(fused_steps_module)["open_session"]
+    open_model = vars(fused_steps_module)["open_model"]
 
     def opened(*arguments: Any) -> Any:
-        session = open_session(*arguments)
-        session.run = refuse
+        session = open_model(*arguments)
+        session.ort.run = refuse
         return session
 
-    monkeypatch.setattr(fused_steps_module, "open_session", opened)
+    monkeypatch.setattr(fused_steps_module, "open_model", opened)
     finding = found_in(graphs)
-    told = "the steps of MultiHeadAttention cannot be compared: a part of it does not run: [ONNXRuntimeError] : no"
+    told = "the steps of MultiHeadAttention cannot be compared: the run on cpu failed: [ONNXRuntimeError] : no"
     assert finding.inside is None
     assert finding.message.endswith(told)
 
@@ -536,9 +536,8 @@ def test_nothing_is_looked_for_inside_where_errors_only_add_up(tmp_path: Path, m
 def test_recorded_values_do_not_keep_their_session(tmp_path: Path) -> None:
     """ONNX Runtime's outputs lie in the memory of all that the session computed."""
     graphs = optimized_block(tmp_path)
-    model = graphs.graph(graphs.original)
-    session = verify_module.open_session(graphs.graph(graphs.original), tmp_path, "unet")
-    [raw] = session.run(None, dict(graphs.feeds))
-    [value] = run_session(session, model, graphs.feeds, "unet").values()
+    session = runners.open_model(graphs.graph(graphs.original), graphs.original, "unet")
+    [raw] = session.run(graphs.feeds).values()
+    [value] = run_session(session, graphs.feeds).values()
     assert (raw.flags.owndata, value.flags.owndata) == (False, True)
     np.testing.assert_array_equal(raw, value)

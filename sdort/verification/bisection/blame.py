@@ -17,13 +17,13 @@ from sdort.errors import SdortError
 from sdort.model import float16
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
+from sdort.onnx_io.bf16 import stored_dtype
 from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
 from sdort.verification.bisection.search import Divergence, find_divergence
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
 from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, run_graph, tolerance_share
 from sdort.verification.components import Comparison
 from sdort.verification.limits import Tolerance
-from sdort.verification.parity import precision as weights_precision
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
 _TIDYING = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half")
@@ -162,7 +162,7 @@ def _message(
 
 def _precision(graphs: GraphPair) -> str:
     model = graphs.graph(graphs.candidate)
-    return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[weights_precision(model)]
+    return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[stored_dtype(model)]
 
 
 def _describe_steps(steps: StepComparison, kind: str, precision: str) -> str:
@@ -203,7 +203,7 @@ def _share(
     subgraph = extract_subgraph(graphs, nodes, target.candidate, inputs, wide)
     feeds = {**graphs.feeds, **inputs}
     try:
-        outputs = run_graph(subgraph, graphs.candidate.parent, graphs, feeds, original=False, exact=wide)
+        outputs = run_graph(subgraph, graphs, feeds, original=False, exact=wide)
     except SdortError:  # what the nodes lack alone, only ONNX Runtime knows
         return None
     return tolerance_share(limit, values[target][0], outputs[target.candidate])

@@ -19,14 +19,13 @@ from sdort.emulation.rounding import emulate_graph
 from sdort.errors import SdortError
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
-from sdort.onnx_io.bf16 import says_bf16
+from sdort.onnx_io.bf16 import says_bf16, stored_dtype
 from sdort.verification.bisection.decomposition import decompose
 from sdort.verification.bisection.step_detection import STEP_NAMES, after_casts, detect_steps
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
 from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, record_tensors, run_session, tolerance_share
 from sdort.verification.limits import Tolerance
-from sdort.verification.parity import open_session, precision
-from sdort.verification.runners import is_for_gpu
+from sdort.verification.runners import is_for_gpu, open_model
 
 Values = Mapping[Pair, tuple[Array, Array]]
 
@@ -116,7 +115,7 @@ def _score_type(graphs: GraphPair) -> int:
     if says_bf16(model):
         return TensorProto.BFLOAT16
     # ONNX Runtime's CPU provider computes in fp32 between the casts that it puts around a node.
-    narrow = precision(model) == "float16" and (graphs.place.provider.on_gpu or is_for_gpu(model))
+    narrow = stored_dtype(model) == "float16" and (not graphs.place.provider.is_fallback or is_for_gpu(model))
     return TensorProto.FLOAT16 if narrow else TensorProto.FLOAT
 
 
@@ -158,7 +157,7 @@ def _measure(graphs: GraphPair, sides: _Decomposed, pair: Pair, limit: Tolerance
     """
     model = onnx.ModelProto()
     model.CopyFrom(sides.original)
-    wanted = record_tensors(model, graphs.original.parent, graphs, [pair.original], original=True)[pair.original]
+    wanted = record_tensors(model, graphs, [pair.original], original=True)[pair.original]
     found = _candidate_value(graphs, sides, after_casts(sides.candidate.graph.node, pair.candidate))
     if not same_order(wanted.shape, found.shape):
         return None
@@ -179,8 +178,8 @@ def _candidate_value(graphs: GraphPair, sides: _Decomposed, name: str) -> Array:
     model.CopyFrom(sides.candidate)
     del model.graph.output[:]
     model.graph.output.append(onnx.ValueInfoProto(name=name))
-    session = open_session(model, graphs.candidate.parent, graphs.component)
-    return run_session(session, model, sides.inputs, graphs.component)[name]
+    session = open_model(model, graphs.candidate, graphs.component)
+    return run_session(session, sides.inputs)[name]
 
 
 def _origin(graphs: GraphPair, sides: _Decomposed, tensor: str) -> tuple[str, str, str]:

@@ -50,6 +50,8 @@ def extract_subgraph(
     declared = [value for value in model.graph.input if value.name in used - made - set(inputs)]
     del model.graph.node[:], model.graph.initializer[:], model.graph.input[:], model.graph.output[:]
     del model.graph.value_info[:]
+    if wide:
+        del model.metadata_props[:]  # which may ask for bf16
     model.graph.node.extend(_widened(node) if wide else node for node in nodes)
     model.graph.initializer.extend(weights)
     model.graph.input.extend(_wide_value(value) if wide else value for value in declared)

@@ -7,13 +7,12 @@ for them stays bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnxruntime import InferenceSession
 
 from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
@@ -21,12 +20,13 @@ from sdort.model import float16
 from sdort.model.error_measure import measure_errors
 from sdort.model.pieces import split
 from sdort.model.signature import Array
+from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
-from sdort.ops.library import resolve
+from sdort.ops.library import OFF
 from sdort.rewrite.provenance import Provenance, read_provenance
+from sdort.runtime.session import Session
 from sdort.verification.limits import Tolerance
-from sdort.verification.parity import open_session, precision
-from sdort.verification.runners import Feeds, Outputs, Place, is_emulated
+from sdort.verification.runners import Feeds, Outputs, Place, is_emulated, open_model
 
 TENSORS_PER_SESSION = 16
 """Tensors that are recorded in one session."""
@@ -59,7 +59,7 @@ class GraphPair:
     @cached_property
     def narrow(self) -> set[str]:
         """The candidate's tensors that are stored in fp16 or bf16."""
-        dtype = precision(self.graph(self.candidate))
+        dtype = stored_dtype(self.graph(self.candidate))
         return set() if dtype == "float32" else narrow_tensors(self.candidate, self.component)
 
     @cached_property
@@ -95,8 +95,8 @@ class GraphPair:
     def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
         """Values of each pair: (the original's in the candidate's layout, the candidate's)."""
         names, ours = [pair.original for pair in pairs], [pair.candidate for pair in pairs]
-        expected = record_tensors(self.graph(self.original), self.original.parent, self, names, original=True)
-        actual = record_tensors(self.graph(self.candidate), self.candidate.parent, self, ours, original=False)
+        expected = record_tensors(self.graph(self.original), self, names, original=True)
+        actual = record_tensors(self.graph(self.candidate), self, ours, original=False)
         return {
             pair: (in_layout_of(pair, expected[pair.original], actual[pair.candidate]), actual[pair.candidate])
             for pair in pairs
@@ -122,9 +122,7 @@ def ancestors(graph: onnx.GraphProto, outputs: Iterable[str], stop: Set[str] = f
     return list(found)
 
 
-def record_tensors(
-    model: onnx.ModelProto, folder: Path, graphs: GraphPair, names: Sequence[str], original: bool
-) -> Outputs:
+def record_tensors(model: onnx.ModelProto, graphs: GraphPair, names: Sequence[str], original: bool) -> Outputs:
     """The values of the named tensors, by the nodes that they need alone. ``model`` belongs to this function now."""
     graph = model.graph
     needed = set(ancestors(graph, names))
@@ -136,40 +134,34 @@ def record_tensors(
     outputs = [declared.get(name, onnx.ValueInfoProto(name=name)) for name in dict.fromkeys(names)]
     part = onnx.GraphProto(name=graph.name, node=nodes, initializer=weights, input=inputs, output=outputs)
     model.graph.CopyFrom(part)
-    return run_graph(model, folder, graphs, graphs.feeds, original)
+    return run_graph(model, graphs, graphs.feeds, original)
 
 
 def run_graph(
-    graph: onnx.ModelProto, folder: Path, graphs: GraphPair, feeds: Feeds, original: bool, *, exact: bool = False
+    graph: onnx.ModelProto, graphs: GraphPair, feeds: Feeds, original: bool, *, exact: bool = False
 ) -> Outputs:
     """Run a graph as the original (CPU, without ONNX Runtime's own fusions) or where and as the candidate runs.
 
     Args:
         exact: a part of the candidate that is in fp32, so nothing is rounded as a GPU would.
     """
-    place, options = graphs.place, graphs.place.options
-    provider = None if original else place.provider.name
-    library = None if original or graphs.emulated else resolve(options.custom_ops)
-    if graphs.emulated and not original and not exact:
-        graph = emulate_graph(graph, graphs.narrow)
-    return run_session(open_session(graph, folder, graphs.component, provider, library), graph, feeds, graphs.component)
+    if original:
+        return run_session(open_model(graph, graphs.original, graphs.component), feeds)
+    place = graphs.place
+    if graphs.emulated:
+        graph = graph if exact else emulate_graph(graph, graphs.narrow)
+        place = Place(place.provider, replace(place.options, custom_ops=OFF))
+    return run_session(open_model(graph, graphs.candidate, graphs.component, place), feeds)
 
 
-def run_session(session: InferenceSession, graph: onnx.ModelProto, feeds: Feeds, component: str) -> Outputs:
-    """All outputs of a session on ``graph``, each input in the dtype that the graph declares.
+def run_session(session: Session, feeds: Feeds) -> Outputs:
+    """All outputs of a session on a part of a graph.
 
     Raises:
-        BadModelError: it does not run.
+        SdortError: it does not run.
     """
-    dtypes = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in graph.graph.input}
-    given = {arg.name: np.asarray(feeds[arg.name], dtypes[arg.name]) for arg in session.get_inputs()}
-    try:
-        values = session.run(None, given)
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        reason = str(error).strip().splitlines()[0]
-        raise BadModelError(f"a part of it does not run: {reason}", component=component) from error
     # Copies: an output lies in the session's arena, which lives as long as the smallest of them.
-    return {arg.name: np.array(value) for arg, value in zip(session.get_outputs(), values, strict=True)}
+    return {name: np.array(value) for name, value in session.run(feeds).items()}
 
 
 def in_layout_of(pair: Pair, value: Array, like: Array) -> Array:

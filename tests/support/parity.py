@@ -1,8 +1,8 @@
-"""Does an optimized component compute what the original does.
+"""Does an optimized component compute what the original does: errors of all outputs on the same random inputs.
 
-Both run on the same random inputs; the reference is the original on ONNX Runtime's CPU provider, in the precision it
-has. What the CPU provider lacks is spelled out by :mod:`sdort.emulation.standard`, so a graph made for a GPU is
-checked on any machine, and on its own provider where there is one.
+The reference is the original on ONNX Runtime's CPU provider, in the precision it has. What the CPU provider lacks is
+expanded by :mod:`sdort.emulation.standard`, so a graph made for a GPU is checked on any machine, and on its own
+provider where there is one.
 """
 
 from __future__ import annotations
@@ -14,26 +14,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
-from sdort.emulation.standard import expand
-from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
+from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.model.signature import Array
-from sdort.onnx_io.bf16 import says_bf16
+from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
-from sdort.ops.library import register, resolve
-from sdort.ops.opening import import_domain, unserved
+from sdort.providers import CPU, PROVIDERS
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.limits import TOLERANCES, Tolerance
+from sdort.verification.runners import Place, open_model
 from sdort.workload.samples import Sample, declared_inputs, fixed_batch, make_inputs
 
-__all__ = ["TOLERANCES", "OutputParity", "Parity", "Tolerance", "compare", "open_session", "precision"]
-
-PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "rocm": "ROCMExecutionProvider",
-    "migraphx": "MIGraphXExecutionProvider",
-}
 DEFAULT_SAMPLES = (Sample(1, 64, 64), Sample(2, 40, 56))
 """Batches of one and two, a square and a non-square size."""
 
@@ -116,25 +107,18 @@ def compare(
         raise UsageError(f"no tolerance is stated for a component {component!r}")
     reference = _read(original, component)
     candidate = _read(optimized, component)
-    dtype = precision(candidate)
+    dtype = stored_dtype(candidate)
     feeds = _feeds(reference, candidate, samples, component, seed)
     # One after the other: only one of the two models is in memory.
-    wanted = _run(reference, original.parent, list(feeds.values()), component, None)
-    actual = _run(candidate, optimized.parent, list(feeds.values()), component, provider, resolve(custom_ops))
+    place = Place(PROVIDERS[provider], RuntimeOptions(provider, custom_ops=custom_ops))
+    wanted = _run(reference, original, list(feeds.values()), component, None)
+    actual = _run(candidate, optimized, list(feeds.values()), component, place)
     outputs = [
         _measure(name, sample, actual_outputs, expected, component)
         for sample, actual_outputs, expected_outputs in zip(feeds, actual, wanted, strict=True)
         for name, expected in expected_outputs.items()
     ]
     return Parity(component, dtype, TOLERANCES[dtype, component], tuple(outputs))
-
-
-def precision(model: onnx.ModelProto) -> str:
-    """``float16`` if any weight is, ``bfloat16`` if the model was made for that, else ``float32``."""
-    if says_bf16(model):
-        return "bfloat16"
-    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer)
-    return "float16" if half else "float32"
 
 
 def _read(path: Path, component: str) -> onnx.ModelProto:
@@ -163,72 +147,19 @@ def _feeds(
 
 
 def _run(
-    model: onnx.ModelProto,
-    folder: Path,
-    feeds: list[dict[str, Array]],
-    component: str,
-    provider: str | None,
-    library: Path | None = None,
+    model: onnx.ModelProto, path: Path, feeds: list[dict[str, Array]], component: str, place: Place | None
 ) -> list[dict[str, Array]]:
-    dtypes = {item.name: item.dtype for item in declared_inputs(model, component)}
-    session = open_session(model, folder, component, provider, library)
-    names = [output.name for output in session.get_outputs()]
-    results = []
-    for feed in feeds:
-        cast = {name: value.astype(dtypes[name], copy=False) for name, value in feed.items()}
-        try:
-            results.append(dict(zip(names, session.run(None, cast), strict=True)))
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            shapes = ", ".join(f"{name} {value.shape}" for name, value in cast.items())
-            raise BadModelError(f"it does not run on {shapes}: {_first_line(error)}", component=component) from error
-    return results
+    session = open_model(model, path, component, place)
+    return [session.run(feed) for feed in feeds]
 
 
-def open_session(
-    model: onnx.ModelProto,
-    folder: Path,
-    component: str,
-    provider: str | None = None,
-    library: Path | None = None,
-) -> ort.InferenceSession:
-    """A session on a model whose external data lies in ``folder``.
-
-    Args:
-        model: belongs to this function now, which expands it for the CPU provider without a library, and imports
-            com.microsoft with one.
-        folder: where the external data is.
-        component: for messages.
-        provider: where to run; None is the CPU provider without ONNX Runtime's own fusions, for references.
-        library: sdort's operators, which let the CPU run a GPU's graph as it is.
-
-    Raises:
-        BadModelError: ONNX Runtime does not load the model.
-        ProviderError: the provider is missing or did not take the session.
-    """
-    wanted = PROVIDERS[provider or "cpu"]
-    if wanted not in ort.get_available_providers():
-        raise ProviderError(f"this ONNX Runtime has no {wanted}", component=component)
-    if wanted == PROVIDERS["cpu"] and library is None:
-        expand(model)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # failures are reported once, by us
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    if library:
-        register(options, library, provider or "cpu", unserved(model))
-        import_domain(model)
-    if provider is None:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=[wanted])
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        raise BadModelError(f"ONNX Runtime does not load it: {_first_line(error)}", component=component) from error
-    if wanted not in session.get_providers():
-        raise ProviderError(f"{wanted} is listed but did not load", component=component)
-    return session
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def open_raw(
+    model: onnx.ModelProto, folder: Path, component: str, provider: str | None = None, library: Path | None = None
+) -> Any:
+    """An ``InferenceSession`` on a graph whose weights lie in ``folder``; without a provider, as a reference."""
+    options = RuntimeOptions(provider or CPU.name, custom_ops=str(library) if library else "off")
+    place = Place(PROVIDERS[provider], options) if provider else None
+    return open_model(model, folder / "model.onnx", component, place).ort
 
 
 def _measure(name: str, sample: Sample, actual: dict[str, Array], expected: Array, component: str) -> OutputParity:

@@ -1,0 +1,89 @@
+"""ONNX Runtime's exceptions as errors of sdort: one sentence that says what failed, and what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
+from sdort.providers.provider import Provider
+
+
+def first_line(text: str) -> str:
+    """The first line of an error of ONNX Runtime, whose further lines are its own stack."""
+    return text.strip().split("\n", 1)[0] or "no reason given"
+
+
+def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
+    """What to say when ONNX Runtime refuses a model."""
+    text = _reason(error)
+    if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
+        return ProviderError(
+            f"{provider.name} cannot run {path}: {text}",
+            component=component,
+            hint=f"The model was made for another provider: sdort optimize ORIGINAL OUT --provider {provider.name}. "
+            "With sdort's own operators (sdort ops build) the CPU runs models made for rocm and cuda.",
+        )
+    if _out_of_memory(text):
+        return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
+    if _device_lost(text):
+        return _lost_error(text, component, provider)
+    if "opset" in text.lower() or "ir version" in text.lower():
+        return ProviderError(
+            f"this ONNX Runtime is too old for {path}: {text}",
+            component=component,
+            hint=f"Optimizing sets what it loads: sdort optimize ORIGINAL OUT --provider {provider.name}.",
+        )
+    return BadModelError(
+        f"ONNX Runtime cannot load {path}: {text}", component=component, hint="Export or optimize the model again."
+    )
+
+
+def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
+    """What to say when a run fails."""
+    text = _reason(error)
+    if _out_of_memory(text):
+        return MemoryShortageError(
+            f"{provider.name} ran out of memory: {text}",
+            component=component,
+            hint="Take fewer images at once or a smaller size.",
+        )
+    if _device_lost(text):
+        return _lost_error(text, component, provider)
+    if "INVALID_ARGUMENT" in text:
+        return BadModelError(f"the model does not take this input: {text}", component=component)
+    return ProviderError(f"the run on {provider.name} failed: {text}", component=component)
+
+
+def _lost_error(text: str, component: str, provider: Provider) -> ProviderError:
+    return ProviderError(
+        f"{provider.name} lost the GPU: {text}",
+        component=component,
+        hint="Its driver says why (dmesg); start anew once sdort doctor finds the GPU again.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """What an error says of the device or its memory, without the C++ signature before and the source file after it."""
+    text = first_line(str(error))
+    found = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
+    return found[0].strip() if found else text
+
+
+def _out_of_memory(text: str) -> bool:
+    text = text.lower()
+    signs = (
+        "failed to allocate memory", "bad_alloc", "out of memory", "outofmemory", "bad allocation", "alloc_failed",
+        "smaller than requested bytes",
+    )  # fmt: skip
+    return any(sign in text for sign in signs)
+
+
+def _device_lost(text: str) -> bool:
+    """Errors of HIP and CUDA after which no call of the process succeeds any more."""
+    text = text.lower()
+    signs = (
+        "illegal memory access", "illegaladdress", "launch failure", "launchfailure", "launch timed out", "devicelost",
+        "device lost", "device is lost", "uncorrectable ecc", "hiperrornodevice", "no longer available",
+    )  # fmt: skip
+    return any(sign in text for sign in signs)

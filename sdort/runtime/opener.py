@@ -1,0 +1,82 @@
+"""The one opener of ONNX Runtime sessions: every model of sdort's is opened by :func:`create_session`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from sdort.console import VERBOSE, verbosity
+from sdort.errors import ProviderError
+from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
+from sdort.ops.library import resolve
+from sdort.ops.opening import prepare
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions, provider_options, session_options
+
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+FATAL, _WARNING = 4, 2
+"""Severities of ONNX Runtime's log. Errors are raised too, and reported once, by us."""
+
+ALL, BASIC, NONE = "ORT_ENABLE_ALL", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"
+"""ONNX Runtime's own optimizations: all; none that fuse, for references; none, and the nodes in their order."""
+
+
+class NotLoadedError(ProviderError):
+    """A provider that was asked for and that the session does not have; ``reason`` is what ONNX Runtime says."""
+
+    def __init__(self, provider: Provider, reason: str) -> None:
+        super().__init__(f"{provider.name} does not load: {reason}")
+        self.reason = reason
+
+
+def create_session(
+    model: str | bytes,
+    provider: Provider,
+    options: RuntimeOptions,
+    *,
+    severity: int = FATAL,
+    data_folder: Path | None = None,
+    optimization: str = ALL,
+) -> Any:
+    """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
+
+    Args:
+        model: the path of an ``.onnx`` file, or a serialized model.
+        data_folder: where the external data of a serialized model lies.
+        optimization: :data:`ALL`, :data:`BASIC` or :data:`NONE`.
+
+    Raises:
+        UsageError: the provider cannot be asked for these options.
+        NotLoadedError: ONNX Runtime went on without the provider.
+        ProviderError: ONNX Runtime is not installed, or the custom operators cannot be loaded.
+        Exception: whatever ONNX Runtime raises; :mod:`sdort.runtime.failures` says what it means.
+    """
+    onnxruntime = import_onnxruntime()
+    if provider.ep not in onnxruntime.get_available_providers():
+        raise NotLoadedError(provider, f"this ONNX Runtime was built without {provider.ep}")
+    asked = provider_options(provider, options)
+    chain: list[Any] = [] if provider.is_fallback else [(provider.ep, asked)]
+    # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
+    onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
+    left_out: Collection[str] = ()
+    if resolve(options.custom_ops):
+        model, folder, left_out = prepare(model)
+        data_folder = data_folder or folder
+    settings = session_options(onnxruntime, provider, options, severity, left_out)
+    if data_folder:
+        settings.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
+    if optimization != ALL:
+        settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, optimization)
+    if optimization == NONE:
+        settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    session, printed = start_session(onnxruntime, model, settings, [*chain, FALLBACK])
+    if provider.ep not in session.get_providers():
+        raise NotLoadedError(provider, _printed_reason(printed) or "ONNX Runtime gives no reason")
+    return session
+
+
+def _printed_reason(printed: str) -> str | None:
+    """The error in what ONNX Runtime 1.22 prints before it falls back."""
+    errors = [line.removeprefix("EP Error ") for line in printed.splitlines() if line.startswith("EP Error ")]
+    return errors[0] if errors else None
