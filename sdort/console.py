@@ -22,7 +22,7 @@ import click
 from rich.console import Console, RenderableType
 
 console = Console(stderr=True, highlight=False)
-"""Where messages and progress go. It follows ``sys.stderr``, so redirection in tests works."""
+"""Console of messages and progress. It follows ``sys.stderr``, so redirection in tests works."""
 
 SILENT, QUIET, NORMAL, VERBOSE = -2, -1, 0, 1
 
@@ -112,7 +112,7 @@ def progress(
     )
     from rich.text import Text
 
-    class Told(TimeRemainingColumn):
+    class GivenRemaining(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
             seconds = remaining() if remaining else None
             return Text("-:--:--" if seconds is None else str(timedelta(seconds=round(seconds))), "progress.remaining")
@@ -122,7 +122,7 @@ def progress(
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        Told() if remaining else TimeRemainingColumn(elapsed_when_finished=True),
+        GivenRemaining() if remaining else TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
@@ -194,7 +194,7 @@ def quiet_libraries() -> Iterator[None]:
 
     loggers = [logging.getLogger(name) for name in ("torch", "diffusers", "transformers", "onnxscript")]
     levels = [logger.level for logger in loggers]
-    bars = [each for each in (diffusers.utils.logging, transformers.utils.logging) if each.is_progress_bar_enabled()]
+    bars = [bar for bar in (diffusers.utils.logging, transformers.utils.logging) if bar.is_progress_bar_enabled()]
     try:
         for bar in bars:
             bar.disable_progress_bar()

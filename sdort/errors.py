@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code that says so.
+"""Errors, each with its exit code.
 
 Every error that a user can cause is an :class:`SdortError`: what happened, in which component and node,
 and what to do next. The command line prints it as one sentence and exits with the class's code.

@@ -181,8 +181,8 @@ def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Ro
 
 
 def _image_pairs(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[ImagePair]:
-    wanted = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
-    beside = wanted[0] if isinstance(wanted, list) else None
+    expected = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
+    beside = expected[0] if isinstance(expected, list) else None
     return [ImagePair(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
 
 
@@ -263,15 +263,15 @@ def _check_more(
     try:
         more_images = generate_images(each.engine, more, options.steps, options.scheduler)
         if isinstance(against, _Ready):
-            beside, wanted = against.result, generate_images(against.engine, more, options.steps, options.scheduler)
+            beside, expected = against.result, generate_images(against.engine, more, options.steps, options.scheduler)
         else:
-            beside, wanted = against.results[case], against.more(more) if against.more else []
+            beside, expected = against.results[case], against.more(more) if against.more else []
     except SdortError as error:
         detail(error.message)
         return verdict
-    if not (isinstance(each.result, list) and isinstance(beside, list) and len(more_images) == len(wanted)):
+    if not (isinstance(each.result, list) and isinstance(beside, list) and len(more_images) == len(expected)):
         return verdict
-    return check_images([*each.result, *more_images], [*beside, *wanted], verdict.checked, limits)
+    return check_images([*each.result, *more_images], [*beside, *expected], verdict.checked, limits)
 
 
 def _check_repeats(each: _Ready, case: Case) -> None:

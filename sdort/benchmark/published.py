@@ -55,9 +55,9 @@ CAPTION = (
 
 def text(rows: PublishedRows, step: str, batch: int) -> str:
     """``25.6 s, 10,667 MiB``; empty where nothing was published."""
-    found = rows.get(step, {}).get(batch)
-    if found is None:
+    published = rows.get(step, {}).get(batch)
+    if published is None:
         return ""
-    if found.seconds is None:
+    if published.seconds is None:
         return "OOM"
-    return f"{found.seconds:.1f} s{'*' if found.suspicious else ''}, {found.mebibytes:,} MiB"
+    return f"{published.seconds:.1f} s{'*' if published.suspicious else ''}, {published.mebibytes:,} MiB"

@@ -108,17 +108,17 @@ def _obstacle(before: Row, now: Row, across: Collection[str]) -> str:
     """Why two rows cannot be compared; empty if they can."""
     if before.failed or now.failed:
         return f"its check failed {'now' if now.failed else 'then'}"
-    found = []
+    differences = []
     if "device" not in across and (before.device, before.provider) != (now.device, now.provider):
-        found.append(f"device: {before.device} ({before.provider}) then, {now.device} ({now.provider}) now")
+        differences.append(f"device: {before.device} ({before.provider}) then, {now.device} ({now.provider}) now")
     if "versions" not in across and before.versions != now.versions:
-        found.append(f"versions: {_changed(before.versions, now.versions)}")
+        differences.append(f"versions: {_changed(before.versions, now.versions)}")
     if "model" not in across and (before.model_hash, before.dtype) != (now.model_hash, now.dtype):
-        found.append(f"model: {before.dtype} {before.model_hash[:8]} then, {now.dtype} {now.model_hash[:8]} now")
+        differences.append(f"model: {before.dtype} {before.model_hash[:8]} then, {now.dtype} {now.model_hash[:8]} now")
     fewest = min(len(before.times_ms), len(now.times_ms))
     if fewest < LEAST:
-        found.append(f"{fewest} timed calls, and {LEAST} are needed")
-    return "; ".join(found)
+        differences.append(f"{fewest} timed calls, and {LEAST} are needed")
+    return "; ".join(differences)
 
 
 def _changed(before: dict[str, str], now: dict[str, str]) -> str:
@@ -151,7 +151,7 @@ def refuse_slower(rows: Sequence[Row]) -> None:
     """
     slower = [(row, row.compared) for row in rows if row.compared and row.compared.verdict == SLOWER]
     if slower:
-        words = [f"{_what(row)} takes {found.ratio:.2f} times as long" for row, found in slower]
+        words = [f"{_what(row)} takes {comparison.ratio:.2f} times as long" for row, comparison in slower]
         raise RegressionError(f"slower than the saved benchmark: {'; '.join(words)}")
 
 
@@ -167,10 +167,10 @@ LEFT = ("what", "verdict", "why")
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
     """The comparison's cells."""
-    found = [(row, row.compared) for row in rows if row.compared]
+    compared = [(row, row.compared) for row in rows if row.compared]
     return [
         [_what(row), _ms(each.before_ms), _ms(row.median_ms), *_ratio(each), each.verdict, each.reason]
-        for row, each in found
+        for row, each in compared
     ]
 
 

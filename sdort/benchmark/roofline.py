@@ -161,13 +161,13 @@ def measure_rooflines(path: Path, rows: Sequence[Row], options: RuntimeOptions) 
     if not holds_onnx(path) or not set(COMPONENTS) & set(mine):
         return [], [f"No roofline: it needs {' or '.join(COMPONENTS)}, measured in onnxruntime."]
     engine = OnnxEngine(path, provider, options)
-    found, remarks = [], []
+    rooflines, remarks = [], []
     for name in COMPONENTS:
         if name in mine:
             row = mine[name]
             case = Case(name, row.batch_size, row.height, row.width)
             try:
-                found.append(measure_roofline(engine.folder.models[name], case, provider, options, engine.factor))
+                rooflines.append(measure_roofline(engine.folder.models[name], case, provider, options, engine.factor))
             except SdortError as error:
                 remarks.append(f"No roofline of {name}: {error.message}")
-    return found, remarks
+    return rooflines, remarks

@@ -104,16 +104,16 @@ def compare_images(
 
 def compare_image(prompt: str, image: Generated, expected: Generated, precision: str) -> ImageComparison:
     """Measure one image; ``precision`` is the dtype of the weights."""
-    found = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=expected.pixels)
+    comparison = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=expected.pixels)
     for what, each in (("the reference", expected), ("the image", image)):
         if each.problem:
-            return found(problem=f"{what} is bad: {each.problem}")
+            return comparison(problem=f"{what} is bad: {each.problem}")
     if image.pixels.shape != expected.pixels.shape:
-        return found(problem=f"it is {image.pixels.shape}, the reference {expected.pixels.shape}")
+        return comparison(problem=f"it is {image.pixels.shape}, the reference {expected.pixels.shape}")
     decibels, pixel = psnr(image.pixels, expected.pixels), largest_pixel(image.pixels, expected.pixels)
     similarity = ssim(image.pixels, expected.pixels) if min(image.pixels.shape[:2]) >= WINDOW else None
     differs = exceeded_limits(decibels, similarity, pixel, precision)
-    return found(decibels, similarity, pixel, differs=differs)
+    return comparison(decibels, similarity, pixel, differs=differs)
 
 
 def failed_images(

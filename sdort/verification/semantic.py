@@ -87,7 +87,7 @@ def score_images(
     """
     scoring = import_module("sdort.demo.score")
     judged = [scoring.judge_picture(each.prompt, image.pixels) for each, image in zip(requests, images, strict=True)]
-    found = scoring.count(judged)
+    score = scoring.count(judged)
     misses = [
         _miss(request, image, judgement.verdict, original.get(request.prompt))
         for request, image, judgement in zip(requests, images, judged, strict=True)
@@ -96,7 +96,7 @@ def score_images(
     whole = all(each.prompt in original for each in requests)
     beside = scoring.score((each.prompt, original[each.prompt].pixels) for each in requests) if whole else None
     bars = {"single": scoring.SINGLE_BAR, "pair": scoring.PAIR_BAR}
-    return SemanticScore(vars(found), bars, found.passed, tuple(misses), None if beside is None else vars(beside))
+    return SemanticScore(vars(score), bars, score.passed, tuple(misses), None if beside is None else vars(beside))
 
 
 def _miss(request: Request, image: Generated, verdict: object, original: Generated | None) -> Miss:

@@ -31,11 +31,11 @@ def verdict(stage: MeasuredStep, batch: int) -> str:
         return f"FAILED: {failed.component}: {failed.status}"
     images = [row.psnr_db for row in rows if row.psnr_db is not None]
     errors = [(row.error, row.component) for row in rows if row.error is not None]
-    found = ["images equal" if math.isinf(min(images)) else f"{min(images):.1f} dB"] if images else []
+    parts = ["images equal" if math.isinf(min(images)) else f"{min(images):.1f} dB"] if images else []
     if errors:
         error, component = max(errors)
-        found.append(f"{component} {error:.1e}")
-    return f"ok: {', '.join(found)}" if found else "no reference"
+        parts.append(f"{component} {error:.1e}")
+    return f"ok: {', '.join(parts)}" if parts else "no reference"
 
 
 def changes(stage: MeasuredStep) -> str:
@@ -56,8 +56,8 @@ def memory(row: Row | None) -> float | None:
     if row is None or row.failed:
         return None
     pairs = ((row.device_first_mib, row.device_later_mib), (row.host_first_mib, row.host_later_mib))
-    found = next((pair for pair in pairs if pair[0] is not None), None)
-    return max(each for each in found if each is not None) if found else None
+    peaks = next((pair for pair in pairs if pair[0] is not None), None)
+    return max(each for each in peaks if each is not None) if peaks else None
 
 
 def components(ablation: Ablation) -> list[str]:

@@ -139,10 +139,10 @@ def _verdict(stage: MeasuredStep, batch: int, theme: Theme) -> tuple[str, str]:
 
 
 def _beside(axes: Axes, steps: Sequence[str], rows: PublishedRows, batch: int, theme: Theme) -> None:
-    found = [rows.get(step, {}).get(batch) for step in steps]
-    longest = max((each.seconds or 0 for each in found if each), default=0) or 1.0
+    published = [rows.get(step, {}).get(batch) for step in steps]
+    longest = max((each.seconds or 0 for each in published if each), default=0) or 1.0
     _horizontal(axes, theme, [""] * len(steps), _ROOM * longest)
-    for index, each in enumerate(found):
+    for index, each in enumerate(published):
         if each is not None:
             axes.barh(index, each.seconds or 0, _BAR, color=theme.faint)
             axes.text(each.seconds or 0, index, f" {_seconds(each)}", va="center", color=theme.ink, fontsize=8.5)
@@ -156,16 +156,16 @@ def memory_use(rows: Sequence[Row], theme: Theme) -> Figure | None:
     """The highest point of each row of the pipeline, or of every component where no pipeline was measured."""
     whole = [row for row in rows if row.component == PIPELINE] or list(rows)
     whole.sort(key=lambda row: row.batch_size)
-    found = [(row, value) for row in whole if (value := memory(row)) is not None]
-    if not found:
+    peaks = [(row, value) for row in whole if (value := memory(row)) is not None]
+    if not peaks:
         return None
-    figure, [axes] = new_figure(theme, _ROW * len(found) + 0.9)
-    names = [label(row, rows) + ("" if row.component == PIPELINE else f", {row.component}") for row, _ in found]
-    longest = max(value for _, value in found) or 1.0
+    figure, [axes] = new_figure(theme, _ROW * len(peaks) + 0.9)
+    names = [label(row, rows) + ("" if row.component == PIPELINE else f", {row.component}") for row, _ in peaks]
+    longest = max(value for _, value in peaks) or 1.0
     _horizontal(axes, theme, names, 1.2 * longest)
-    for index, (row, value) in enumerate(found):
+    for index, (row, value) in enumerate(peaks):
         axes.barh(index, value, _BAR, color=ORANGE if row.device_first_mib is not None else SKY)
         axes.text(value, index, f"  {number(value)} MiB", va="center", color=theme.ink, fontsize=9, fontweight="bold")
-    device = any(row.device_first_mib is not None for row, _ in found)
+    device = any(row.device_first_mib is not None for row, _ in peaks)
     title(axes, theme, f"Peak memory of the {'device' if device else 'process'} above what was in use before, MiB")
     return figure

@@ -13,15 +13,15 @@ KIND_HEADS = ("right in", "candidate", "original", "wanted", "")
 def semantic_lines(score: SemanticScore) -> list[str]:
     """Right images out of those judged, then each wrong one."""
     verdict = PASSED if score.passed else FAILED
-    said = [f"semantic score: {_counted(score.counts)} (wanted: {score.wanted}): {verdict}"]
+    parts = [f"semantic score: {_counted(score.counts)} (wanted: {score.wanted}): {verdict}"]
     if score.original is not None:
-        said.append(f"semantic score of the original: {_counted(score.original)}")
+        parts.append(f"semantic score of the original: {_counted(score.original)}")
     originals = [each.original_right for each in score.misses if each.original_right is not None]
     if originals:
-        said.append(f"semantic score: {len(originals)} wrong, {originals.count(False)} of them by the original too")
-    said += [miss_line(each) for each in score.misses[:MOST_LINES]]
+        parts.append(f"semantic score: {len(originals)} wrong, {originals.count(False)} of them by the original too")
+    parts += [miss_line(each) for each in score.misses[:MOST_LINES]]
     left = len(score.misses) - MOST_LINES
-    return [*said, *([f"and {left} more wrong images; --json and --report have all"] if left > 0 else [])]
+    return [*parts, *([f"and {left} more wrong images; --json and --report have all"] if left > 0 else [])]
 
 
 def _counted(counts: Counts) -> str:
@@ -30,8 +30,8 @@ def _counted(counts: Counts) -> str:
 
 def miss_line(miss: Miss) -> str:
     """A wrong image: its prompt, and what it shows."""
-    told = f"{', '.join(miss.wrong)} wrong, seed {miss.seed}: {miss.prompt!r} shows {miss.seen}"
-    return told if miss.original is None else f"{told}; {original_words(miss)}"
+    description = f"{', '.join(miss.wrong)} wrong, seed {miss.seed}: {miss.prompt!r} shows {miss.seen}"
+    return description if miss.original is None else f"{description}; {original_words(miss)}"
 
 
 def original_words(miss: Miss) -> str:

@@ -51,16 +51,16 @@ def summarize(comparisons: Sequence[Comparison]) -> list[Summary]:
 
 
 def _largest(group: Sequence[Comparison]) -> Errors | None:
-    found = [each.errors for each in group if each.errors is not None]
-    if not found:
+    measured = [each.errors for each in group if each.errors is not None]
+    if not measured:
         return None
     return Errors(
-        largest=max(each.largest for each in found),
-        mean=max(each.mean for each in found),
-        cosine=min(each.cosine for each in found),
-        largest_share=max(each.largest_share for each in found),
-        mean_share=max(each.mean_share for each in found),
-        largest_relative=max(each.largest_relative for each in found),
+        largest=max(each.largest for each in measured),
+        mean=max(each.mean for each in measured),
+        cosine=min(each.cosine for each in measured),
+        largest_share=max(each.largest_share for each in measured),
+        mean_share=max(each.mean_share for each in measured),
+        largest_relative=max(each.largest_relative for each in measured),
     )
 
 
@@ -73,18 +73,18 @@ IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "")
 
 def summary_cells(summary: Summary) -> tuple[str, ...]:
     """A row under :data:`HEADS`."""
-    found, limit = summary.largest, summary.worst.limit
+    errors, limit = summary.largest, summary.worst.limit
     first = (summary.component, summary.inputs, summary.against, str(summary.cases))
-    if found is None:
+    if errors is None:
         return (*first, *[""] * 7, summary.verdict)
     return (
         *first,
-        f"{found.largest:.1e}",
-        f"{found.mean:.1e}",
-        f"{max(1 - found.cosine, 0):.1e}",
-        f"{found.largest_share:.1e}",
+        f"{errors.largest:.1e}",
+        f"{errors.mean:.1e}",
+        f"{max(1 - errors.cosine, 0):.1e}",
+        f"{errors.largest_share:.1e}",
         f"{limit.largest:.1e}",
-        f"{found.mean_share:.1e}",
+        f"{errors.mean_share:.1e}",
         f"{limit.mean:.1e}",
         summary.verdict,
     )
@@ -128,17 +128,17 @@ def tables(result: Verification) -> list[Table]:
 
 def lines(result: Verification) -> list[str]:
     """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
-    said = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
+    parts = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
             if not s.worst.passed]  # fmt: skip
-    said += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem or each.differs}" for each in result.images
+    parts += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem or each.differs}" for each in result.images
              if not each.passed]  # fmt: skip
-    said += images_lines(result)
+    parts += images_lines(result)
     for finding in result.findings:
-        said.append(f"{finding.component}: {finding.message}")
-        said += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
-    said += semantic_lines(result.semantic) if result.semantic else []
-    said += [f"not compared: {what}" for what in result.missing]
-    return [*said, *result.notes]
+        parts.append(f"{finding.component}: {finding.message}")
+        parts += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
+    parts += semantic_lines(result.semantic) if result.semantic else []
+    parts += [f"not compared: {what}" for what in result.missing]
+    return [*parts, *result.notes]
 
 
 def images_lines(result: Verification) -> list[str]:
@@ -146,11 +146,11 @@ def images_lines(result: Verification) -> list[str]:
     judged = result.judged
     if all(each.passed for each in result.images):
         return []
-    said = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
+    parts = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
     if judged.few:
         seeds = math.ceil(ENOUGH / len({each.prompt for each in result.images}))
-        said.append(f"images: {judged.images} may differ by chance; --seeds {seeds} tells")
-    return said
+        parts.append(f"images: {judged.images} may differ by chance; --seeds {seeds} tells")
+    return parts
 
 
 def _problem(summary: Summary) -> str:

@@ -41,13 +41,13 @@ def courses(comparisons: Sequence[Comparison]) -> list[Course]:
 
 
 def _largest(group: Sequence[Comparison], name: str) -> dict[float, float | None]:
-    found: dict[float, list[float | None]] = {}
+    by_timestep: dict[float, list[float | None]] = {}
     for each in sorted(group, key=lambda each: -(each.timestep or 0)):
         value = None if each.errors is None else float(getattr(each.errors, name))
-        found.setdefault(each.timestep or 0.0, []).append(value)
+        by_timestep.setdefault(each.timestep or 0.0, []).append(value)
     return {
         timestep: None if None in values else max(value for value in values if value is not None)
-        for timestep, values in found.items()
+        for timestep, values in by_timestep.items()
     }
 
 
