@@ -141,25 +141,18 @@ def bench(
         >>> [row.median_ms for row in result.rows]
         [3.1]
     """
-    if ablation and (baseline or engines or engine != "onnxruntime" or placement):
-        raise UsageError(
-            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines or --placement"
-        )
-    if not compare and (across or margin is not None):
-        raise UsageError("--margin and --across say how to judge: they want --compare")
-    if engines and (baseline or engine != "onnxruntime"):
-        raise UsageError("--engines stands alone: no --engine, no --baseline")
-    runtime = RuntimeOptions(
-        provider=provider,
-        tuning=tuning,
-        graph=graph,
-        no_fallback=no_fallback,
-        device_id=device_id,
-        provider_options=provider_options or {},
-        custom_ops=custom_ops,
-    )
+    _refuse_other_pipelines(ablation, placement, baseline, engine, engines)
+    _refuse_unused_limits(compare, across, margin)
     options = BenchOptions(
-        runtime=runtime,
+        runtime=RuntimeOptions(
+            provider=provider,
+            tuning=tuning,
+            graph=graph,
+            no_fallback=no_fallback,
+            device_id=device_id,
+            provider_options=provider_options or {},
+            custom_ops=custom_ops,
+        ),
         engine=engine,
         engines=engines,
         checkpoint=_path(checkpoint),
@@ -189,6 +182,24 @@ def bench(
         on_measured(result)
     _draw(result, files, path, options)
     return result
+
+
+def _refuse_other_pipelines(
+    ablation: bool, placement: bool, baseline: object, engine: str, engines: Sequence[str]
+) -> None:
+    """Raise UsageError where parameters ask for pipelines beside each other that cannot stand so."""
+    if ablation and (baseline or engines or engine != "onnxruntime" or placement):
+        raise UsageError(
+            "--ablation compares variants of one pipeline: no --baseline, --engine, --engines or --placement"
+        )
+    if engines and (baseline or engine != "onnxruntime"):
+        raise UsageError("--engines stands alone: no --engine, no --baseline")
+
+
+def _refuse_unused_limits(compare: object, across: Sequence[str], margin: float | None) -> None:
+    """Raise UsageError where it is said how to compare, and not with what."""
+    if not compare and (across or margin is not None):
+        raise UsageError("--margin and --across say how to judge: they want --compare")
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -15,7 +15,7 @@ from sdort.generation.request import Request
 from sdort.model.component_names import DECODER
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
-from sdort.verification.runners import Feeds, Place, open_drawer
+from sdort.verification.runners import Feeds, Place, open_text_to_image
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 RANDOM, REAL = "random", "real"
@@ -85,7 +85,7 @@ def record_run(
     Raises:
         SdortError: the pipeline does not make images from text, or a run failed.
     """
-    recording = Recording(open_drawer(folder, place))
+    recording = Recording(open_text_to_image(folder, place))
     run = RecordedRun()
     for number, request in enumerate(requests if images else requests[:RECORDED_PROMPTS], 1):
         generated = recording.generate(request, on_step)

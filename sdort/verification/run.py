@@ -22,7 +22,7 @@ from sdort.verification.components import ONNX, TORCH, Comparison, compare_compo
 from sdort.verification.images import compare_images, failed_images, make_requests
 from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, RecordedRun, random_inputs, record_run
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.runners import Place, open_drawer
+from sdort.verification.runners import Place, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
 
@@ -218,7 +218,7 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
         references = generate_in_torch(run.checkpoint, requests)
     total = len(requests) * run.options.seeds * run.options.steps
     try:
-        pipeline = open_drawer(run.folder, run.place)
+        pipeline = open_text_to_image(run.folder, run.place)
     except SdortError as error:
         run.result.missing.append(f"images: {error.message}")
         return

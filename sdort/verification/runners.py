@@ -89,11 +89,11 @@ def is_for_gpu(model: onnx.ModelProto) -> bool:
     return any(needs_expansion(node) for node in model.graph.node)
 
 
-def open_drawer(folder: PipelineFolder, place: Place) -> TextToImage:
-    """A pipeline that draws from text.
+def open_text_to_image(folder: PipelineFolder, place: Place) -> TextToImage:
+    """A pipeline from text to images.
 
     Raises:
-        BadModelError: it is not one that sdort draws with.
+        BadModelError: it lacks a component that is needed.
     """
     missing = [name for name in folder.needed if name not in folder.models]
     if missing:

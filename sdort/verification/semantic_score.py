@@ -11,7 +11,7 @@ from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.runners import Place, open_drawer
+from sdort.verification.runners import Place, open_text_to_image
 from sdort.verification.semantic import score_images, semantic_requests, wrong_requests
 from sdort.verification.torch_images import generate_in_torch
 
@@ -44,7 +44,7 @@ def score_candidate(
 
 
 def _generate(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:
-    pipeline = open_drawer(folder, place)
+    pipeline = open_text_to_image(folder, place)
     with progress(words, total=sum(each.steps for each in requests)) as advance:
         return [image for each in requests for image in pipeline.generate(each, advance)]
 

@@ -68,7 +68,7 @@ EVERY = held_out()
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verification]:
-    monkeypatch.setattr(semantic_score, "open_drawer", lambda painter, place: painter)
+    monkeypatch.setattr(semantic_score, "open_text_to_image", lambda painter, place: painter)
 
     def call(candidate: Any, original: Any, **asked: Any) -> Verification:
         result = Verification(Path("fast"), None, None, "cpu", 8)
