@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sdort.errors import ProviderError, UsageError
+from sdort.machine.checkout import import_part
 
 NAME = "libsdort_ops.so"
 AUTO, ON, OFF = "auto", "on", "off"
@@ -55,7 +55,7 @@ class Description:
 @cache
 def source_folder() -> Path:
     """The CMake project: a folder of the installed package."""
-    file = import_module("sdort.custom_ops").__file__
+    file = import_part("custom_ops").__file__
     assert file is not None
     return Path(file).resolve().parent
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import onnx_graphsurgeon as gs
 
+from sdort.machine.checkout import import_part
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Refusal
 from sdort.rewrite.pattern import Pattern, check_connected, parse_pattern
@@ -109,8 +110,12 @@ def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def load_fusions() -> Mapping[str, Fusion]:
-    """All fusions by name, in the order in which their stage applies them: :func:`in_order`."""
-    package = importlib.import_module("sdort.fusions")
+    """All fusions by name, in the order in which their stage applies them: :func:`in_order`.
+
+    Raises:
+        UsageError: they are another checkout's (:func:`sdort.machine.checkout.import_part`).
+    """
+    package = import_part("fusions")
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
     return {f.name: f for f in in_order([Fusion(importlib.import_module(f"sdort.fusions.{name}")) for name in names])}
 

@@ -123,20 +123,25 @@ def _tiny_model() -> bytes:
     return model
 
 
-def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
+def choose_provider(options: RuntimeOptions, *, replaceable: bool = True) -> tuple[Provider, str | None]:
     """The provider to use for a request, and why it is not the one that was asked for.
 
     ``auto`` takes the first of :data:`PROVIDERS` that loads; that is what was asked for, so nothing is to be excused
     when it is the CPU because no other was compiled in.
 
+    Args:
+        replaceable: whether the CPU may stand in for a provider that is named and does not load.
+
     Returns:
         The provider and a reason, which is None when the request is met.
 
     Raises:
-        ProviderError: it does not load and ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a
-            GPU provider compiled in that does not load.
+        ProviderError: ONNX Runtime is not installed; the provider does not load and is not ``replaceable``, or
+            ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a GPU provider compiled in that
+            does not load.
         UsageError: as :func:`sdort.providers.runtime_options.check_options`.
     """
+    import_onnxruntime()  # a CPU that is asked for needs it too, and is never probed
     if options.provider == AUTO:
         provider, reason = _first_that_loads(options)
     else:
@@ -147,6 +152,8 @@ def choose_provider(options: RuntimeOptions) -> tuple[Provider, str | None]:
         reason = f"{wanted.name} cannot be used: {reason}" if reason else None
     if reason and options.no_fallback:
         raise ProviderError(reason, hint="Without --no-fallback it would run on the CPU.")
+    if reason and not replaceable and options.provider != AUTO:
+        raise ProviderError(reason, hint=f"Name one that loads: --provider {CPU.name} does.")
     if reason and (options.graph or options.provider_options):
         # Where it would run instead knows neither.
         raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")

@@ -63,9 +63,10 @@ def verify(candidate: Path, options: VerifyOptions) -> Verification:
     Raises:
         UsageError: it is not known what to compare with, or a component does not exist.
         BadModelError: there is no pipeline.
-        ProviderError: the provider does not load and may not be replaced.
+        ProviderError: ONNX Runtime is not installed, or the provider that was named does not load: nothing else is
+            verified in its place.
     """
-    provider, fallback = choose_provider(options.runtime)
+    provider, fallback = choose_provider(options.runtime, replaceable=False)
     if fallback:
         warn(fallback)
     with ExitStack() as stack:

@@ -1,0 +1,31 @@
+"""The parts of sdort that lie beside it in a checkout: ``fusions`` and ``custom_ops``."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import sdort
+from sdort.errors import UsageError
+
+
+def import_part(name: str) -> ModuleType:
+    """The package ``sdort.NAME``: beside ``sdort`` in a checkout, inside of it in an installed wheel.
+
+    Args:
+        name: ``fusions`` or ``custom_ops``.
+
+    Raises:
+        UsageError: it is another checkout's, as where ``PYTHONPATH`` names one clone and another one is installed in
+            editable mode, whose import hook answers for what is not in the folder ``sdort``.
+    """
+    part = importlib.import_module(f"sdort.{name}")
+    own, folder = Path(sdort.__path__[0]).resolve(), Path(part.__path__[0]).resolve()
+    if folder.parent not in (own, own.parent):
+        raise UsageError(
+            f"two checkouts are mixed: sdort is {own}, and its {name} {folder}",
+            hint=f"Use the environment in which {own.parent} is installed, or install it into this one: "
+            f"pip install -e {own.parent}.",
+        )
+    return part
