@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from support.fusion_models import CASES, TOLERANCE, before_model, feeds
+from support.small_graphs import edit
 
 from sdort.emulation.standard import expand
 from sdort.model.model import Model
@@ -17,16 +20,19 @@ from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.report import count_operators
 from sdort.passes import upgrade
-from sdort.rewrite.apply import apply_fusion
+from sdort.rewrite.apply import apply_fusion, apply_stage
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.fusion import STAGES, load_fusions
+from sdort.rewrite.fusion import STAGES, Fusion, load_fusions
 from sdort.rewrite.pattern import Pattern
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_before_becomes_after(name: str, index: int, tmp_path: Path) -> None:
-    fusion = load_fusions()[name]
-    rng = np.random.default_rng([*name.encode(), index])
+    check_variant(load_fusions()[name], index, tmp_path)
+
+
+def check_variant(fusion: Fusion, index: int, folder: Path) -> None:
+    rng = np.random.default_rng([*fusion.name.encode(), index])
     before = before_model(fusion, index, rng)
     model = from_proto(onnx.ModelProto.FromString(before.SerializeToString()), None, "test")
     editor = Editor(model)
@@ -38,7 +44,7 @@ def test_before_becomes_after(name: str, index: int, tmp_path: Path) -> None:
         assert apply_fusion(fusion, editor).matched == 0
 
     inputs = feeds(before, rng)
-    for wanted, found in zip(_run(before, inputs), _run(_saved(model, tmp_path), inputs), strict=True):
+    for wanted, found in zip(_run(before, inputs), _run(_saved(model, folder), inputs), strict=True):
         assert found.shape == wanted.shape
         assert np.abs(found - wanted).max() <= TOLERANCE * wanted.std()
 
@@ -77,3 +83,19 @@ def test_order_follows_run_after() -> None:
         for earlier in fusion.run_after:
             assert order.index(earlier) < order.index(name)
             assert load_fusions()[earlier].stage == fusion.stage
+
+
+def test_the_page_on_adding_one_is_all_that_it_takes(tmp_path: Path) -> None:
+    """Its file passes the tests of this one, and its example of an explanation is what is explained."""
+    page = (Path(__file__).parents[2] / "docs" / "add-a-fusion.md").read_text()
+    (text,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    module = ModuleType("fusions.mish")
+    exec(text, vars(module))
+    check_variant(Fusion(module), 0, tmp_path)
+    graph = "g (float[N, 8] x, float[N, 8] u) => (float[N, 8] y) { s = Softplus (x)  t = Tanh (s)  y = Mul (t, u) }"
+    (outcome,) = apply_stage([Fusion(module)], edit(graph), explain=True)
+    (place,) = outcome.left
+    row = (
+        f"mish      {outcome.matched}/{outcome.candidates}  Softplus_0  {place.matched}/{place.of}       {place.reason}"
+    )
+    assert row in page
