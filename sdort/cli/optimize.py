@@ -197,7 +197,7 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
     """The nodes that stay in fp32 and why; without ``explain`` the first few of many."""
     if report is None:
         return
-    if not report.islands:
+    if not report.rules:
         yield "nothing that fp16 could not hold" + (f" (inputs {report.measured})" if report.measured else "")
         return
     time = report.share_of_time
@@ -205,11 +205,11 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
     yield f"in fp32: {report.nodes} nodes ({report.share_of_nodes:.1%}), {taken}{report.bytes / 1e6:.1f} MB more"
     if report.without:
         yield f"  in fp16 alone {report.without}; like this {report.within}"
-    shown = report.islands if explain else report.islands[:SHOWN]
-    for nodes in shown:
-        yield f"  {nodes.where}: {nodes.why}"
-    if len(shown) < len(report.islands):
-        yield f"  and {len(report.islands) - len(shown)} more kinds of nodes: --explain"
+    shown = report.rules if explain else report.rules[:SHOWN]
+    for rule in shown:
+        yield f"  {rule.where}: {rule.why}"
+    if len(shown) < len(report.rules):
+        yield f"  and {len(report.rules) - len(shown)} more kinds of nodes: --explain"
 
 
 def _summary(report: OptimizeReport) -> Table:

@@ -30,7 +30,7 @@ from sdort.staging import staged_directory
 
 if TYPE_CHECKING:
     from sdort.model.model import Model
-    from sdort.precision.fp32_selection import Keeper
+    from sdort.precision.fp32_selection import Fp32Selector
 
 PASSES = ("nhwc", "group_norm")
 """Beside the fusions, what can be disabled: the channels-last region, and the target's GroupNorm kernels in it."""
@@ -151,11 +151,11 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
     chosen = select_models(request, models)
     report.left_out.update(left_out(request, models))
     with staged_directory(request.out, request.overwrite, [request.source, *chosen.values()]) as stage:
-        keeper = _keeper(request, stage)
+        selector = _fp32_selector(request, stage)
         for name, path in chosen.items():
-            _optimize_component(request, report, name, path, stage, keeper, known=name in models.components)
-        if keeper:
-            keeper.write_plan(stage, request.provider)
+            _optimize_component(request, report, name, path, stage, selector, known=name in models.components)
+        if selector:
+            selector.write_plan(stage, request.provider)
         wrong = wrong_counts(request.expect, report.components)
         report.misses += wrong
         if request.source.is_dir():
@@ -179,14 +179,14 @@ def _missed(request: OptimizeRequest, report: OptimizeReport, *, certain: bool) 
     )
 
 
-def _keeper(request: OptimizeRequest, stage: Path) -> Keeper | None:
+def _fp32_selector(request: OptimizeRequest, stage: Path) -> Fp32Selector | None:
     """What decides which nodes stay in fp32; None if nothing does."""
     if not request.fp16 or not (request.fp16_auto or request.fp16_plan):
         return None
-    from sdort.precision.fp32_selection import Keeper
+    from sdort.precision.fp32_selection import Fp32Selector
     from sdort.precision.plan import read_plan
 
-    return Keeper(request.source, stage, read_plan(request.fp16_plan) if request.fp16_plan else None)
+    return Fp32Selector(request.source, stage, read_plan(request.fp16_plan) if request.fp16_plan else None)
 
 
 def _optimize_component(
@@ -195,7 +195,7 @@ def _optimize_component(
     name: str,
     path: Path,
     stage: Path,
-    keeper: Keeper | None,
+    selector: Fp32Selector | None,
     *,
     known: bool,
 ) -> None:
@@ -205,23 +205,23 @@ def _optimize_component(
     done = report.components[name] = ComponentReport(name)
     done.seconds["load"] = round(time.perf_counter() - start, 4)
     with progress(f"{name}: fusing"):
-        optimize_model(model, _options(request, path, keeper), done)
+        optimize_model(model, _options(request, path, selector), done)
     report.misses.extend(f"{name}: {miss}" for miss in done.misses)
     if known and not request.disable:
         misses = config_misses(model, path.parent / "config.json", request.provider, done)
         report.misses.extend(f"{name}: {miss}" for miss in misses)
     _write(request, model, model_file(request, name, path, stage, known=known), done)
-    if keeper and name in keeper.outcomes:
-        done.precision = keeper.outcomes[name].report()
+    if selector and name in selector.selections:
+        done.precision = selector.selections[name].report()
 
 
-def _options(request: OptimizeRequest, path: Path, keeper: Keeper | None) -> OptimizeOptions:
+def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None) -> OptimizeOptions:
     target = load_target(request.provider)
     return OptimizeOptions(
         target.without(*GROUP_NORMS) if "group_norm" in request.disable else target,
         fp16=request.fp16,
         io_fp16=request.io_fp16,
-        fp32_nodes=partial(keeper.choose, path=path) if keeper else lambda editor: (),
+        fp32_nodes=partial(selector.select_nodes, path=path) if selector else lambda editor: (),
         sdort_ops=request.sdort_ops,
         disable=frozenset(request.disable),
         explain=request.explain,

@@ -1,4 +1,4 @@
-"""``--fp16 auto`` and ``--fp16-plan``: which nodes of a component stay in fp32, and a record of why."""
+"""``--fp16 auto`` and ``--fp16-plan``: the nodes of a component that stay in fp32, and the reasons."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sdort.generation.recorded import Feeds
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import inputs_for, recorded_inputs
-from sdort.precision.places import Place, places, with_views
 from sdort.precision.plan import PLAN, Rule, make_rules, select, write_plan
+from sdort.precision.positions import Position, find_positions, with_views
 from sdort.precision.ranges import measure, written
 from sdort.precision.risks import find_risks
-from sdort.precision.trial import outcome
+from sdort.precision.trial import run_trial
 from sdort.rewrite.editor import Editor
 
 
 @dataclass(frozen=True)
-class Fp32Nodes:
-    """One kind of nodes that stay in fp32."""
+class Fp32Rule:
+    """A kind of nodes that stay in fp32, and the reason."""
 
     where: str
     why: str
@@ -37,7 +37,7 @@ class Fp32Report:
 
     measured: str
     """The inputs that were measured with; empty if a plan was followed."""
-    islands: list[Fp32Nodes]
+    rules: list[Fp32Rule] = field(metadata={"json": "islands"})
     nodes: int
     share_of_nodes: float
     share_of_time: float | None
@@ -51,55 +51,59 @@ class Fp32Report:
 
 
 @dataclass
-class Outcome:
-    """What stays in fp32 in one component.
-
-    ``names`` are the nodes, ``share`` their part of all nodes, ``bytes`` what their weights take beyond fp16.
-    """
+class Fp32Selection:
+    """The nodes that stay in fp32 in one component."""
 
     rules: list[Rule]
-    names: set[str]
-    share: float
-    bytes: int
-    inputs: str = ""
-    """What was measured with; empty if a plan was followed."""
+    nodes: set[str]
+    """Their names."""
+    node_share: float
+    """Their part of all nodes."""
+    extra_bytes: int
+    """Bytes of their weights beyond fp16."""
+    measured: str = ""
+    """The inputs that were measured with; empty if a plan was followed."""
     without: str = ""
-    """What fp16 alone would give, and ``within`` what it gives like this; empty if not tried."""
+    """The result of fp16 alone, in words; empty if not tried."""
     within: str = ""
-    time: float | None = None
+    """The result with these nodes in fp32; empty if not tried."""
+    time_share: float | None = None
     """The nodes' part of the time of a run in fp32 on this CPU; None if not measured."""
 
     def report(self) -> Fp32Report:
         """The selection as reports show it."""
         return Fp32Report(
-            measured=self.inputs,
-            islands=[Fp32Nodes(str(rule), rule.reason) for rule in self.rules],
-            nodes=len(self.names),
-            share_of_nodes=round(self.share, 4),
-            share_of_time=None if self.time is None else round(self.time, 4),
-            bytes=self.bytes,
+            measured=self.measured,
+            rules=[Fp32Rule(str(rule), rule.reason) for rule in self.rules],
+            nodes=len(self.nodes),
+            share_of_nodes=round(self.node_share, 4),
+            share_of_time=None if self.time_share is None else round(self.time_share, 4),
+            bytes=self.extra_bytes,
             without=self.without,
             within=self.within,
         )
 
 
-class Keeper:
-    """Decides for component after component what stays in fp32.
+class Fp32Selector:
+    """Selects the nodes that stay in fp32, component after component.
 
     Args:
         source: the original pipeline, to record inputs from.
         scratch: where a folder for the largest component in fp32 may be made for a while.
-        plan: rules to follow; None measures.
+        plan: rules to follow, by component; None measures.
+
+    Attributes:
+        selections: by component, of those that :meth:`select_nodes` was called for.
     """
 
     def __init__(self, source: Path, scratch: Path, plan: dict[str, list[Rule]] | None = None) -> None:
         self.source = source
         self.scratch = scratch
         self.plan = plan
-        self.outcomes: dict[str, Outcome] = {}
+        self.selections: dict[str, Fp32Selection] = {}
         self._recorded: dict[str, list[Feeds]] | None = None
 
-    def choose(self, editor: Editor, path: Path) -> Collection[str]:
+    def select_nodes(self, editor: Editor, path: Path) -> Collection[str]:
         """The names of the nodes that stay in fp32.
 
         Args:
@@ -111,38 +115,41 @@ class Keeper:
             ParityError: the component gives NaN in fp32 already.
             BadModelError: it cannot be run.
         """
-        component, found = editor.model.component, places(editor)
+        component, positions = editor.model.component, find_positions(editor)
         if self.plan is not None:
             rules = self.plan.get(component, [])
-            kept = _outcome(editor, rules, set(select(rules, found, component)), len(found))
+            selection = _selection(editor, rules, set(select(rules, positions, component)), len(positions))
         else:
             with TemporaryDirectory(prefix=".measured-", dir=self.scratch) as folder:
-                kept = self._measured(editor, found, path, Path(folder))
-        self.outcomes[component] = kept
-        return kept.names
+                selection = self._measured(editor, positions, path, Path(folder))
+        self.selections[component] = selection
+        return selection.nodes
 
-    def _measured(self, editor: Editor, found: Mapping[str, Place], path: Path, folder: Path) -> Outcome:
-        feeds, said = inputs_for(editor.model.component, path, self._inputs())
+    def _measured(self, editor: Editor, positions: Mapping[str, Position], path: Path, folder: Path) -> Fp32Selection:
+        component = editor.model.component
+        feeds, source = inputs_for(component, path, self._inputs())
         risks = find_risks(editor, measure(editor, feeds, folder))
-        # What has no place computes no floats, or is converted as a part of what it stands between.
-        reasons = {name: risk.reason for name, risk in risks.items() if name in found}
-        kept = _outcome(editor, make_rules(found, reasons), set(reasons), len(found))
-        kept.inputs = said
-        if kept.names:
-            wanted, times = timed_run(written(editor.model, folder), feeds[-1], folder, editor.model.component)
-            kept.time = share(times, kept.names)
-            kept.without, kept.within = (outcome(editor, keep, feeds[-1], wanted, folder) for keep in ((), kept.names))
-        return kept
+        # A node without a position computes no floats, or is converted as a part of what it stands between.
+        reasons = {name: risk.reason for name, risk in risks.items() if name in positions}
+        selection = _selection(editor, make_rules(positions, reasons), set(reasons), len(positions))
+        selection.measured = source
+        if selection.nodes:
+            expected, times = timed_run(written(editor.model, folder), feeds[-1], folder, component)
+            selection.time_share = share(times, selection.nodes)
+            selection.without, selection.within = (
+                run_trial(editor, keep, feeds[-1], expected, folder) for keep in ((), selection.nodes)
+            )
+        return selection
 
     def write_plan(self, folder: Path, provider: str) -> None:
-        """Write what was decided to ``folder``.
+        """Write the rules of all components to ``folder``.
 
         Raises:
             OutputError: it cannot be written.
         """
         path = folder / PLAN
         try:
-            write_plan(path, {name: outcome.rules for name, outcome in self.outcomes.items()}, provider)
+            write_plan(path, {name: selection.rules for name, selection in self.selections.items()}, provider)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -152,13 +159,13 @@ class Keeper:
         return self._recorded
 
 
-def _outcome(editor: Editor, rules: list[Rule], chosen: set[str], count: int) -> Outcome:
-    names = with_views(editor, chosen)
-    return Outcome(rules, names, len(chosen) / max(count, 1), _extra_bytes(editor, names))
+def _selection(editor: Editor, rules: list[Rule], chosen: set[str], count: int) -> Fp32Selection:
+    nodes = with_views(editor, chosen)
+    return Fp32Selection(rules, nodes, len(chosen) / max(count, 1), _extra_bytes(editor, nodes))
 
 
 def _extra_bytes(editor: Editor, names: Collection[str]) -> int:
-    """Of weights that would be fp16 otherwise."""
+    """Bytes beyond fp16 of the weights that the nodes read."""
     weights = {}
     for node in (n for n in editor.graph.nodes if n.name in names):
         always = float32_inputs(node)

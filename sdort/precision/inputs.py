@@ -61,7 +61,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) 
     declared = declared_inputs(read_component(path, component).graph, component)
     found = recorded.get(component, [])
     if found and {item.name for item in declared} <= set(found[0]):
-        return _some(found), "recorded while drawing"
+        return _some(found), "recorded while generating"
     side = 16 if component in ("unet", DECODER) else 64
     sample = Sample(batch=1, height=side, width=side)
     return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"

@@ -1,7 +1,7 @@
-"""What stays in fp32, written down by structure, so that it holds for any export of the same model.
+"""Plans: rules for the nodes that stay in fp32, by structure, so that they hold for any export of the same model.
 
-A rule names a kind of node (:class:`sdort.precision.places.Kind`) and where: in every block, in some blocks, or some
-numbers within a block.
+A rule names a kind of node (:class:`sdort.precision.positions.NodeKind`) and where: in every block, in some blocks, or
+some numbers within a block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import UsageError
-from sdort.precision.places import EVERYWHERE, Kind, Place
+from sdort.precision.positions import EVERYWHERE, NodeKind, Position
 
 PLAN = "fp16-plan.json"
 """The file's name beside the components that were made by it."""
@@ -29,15 +29,15 @@ class Rule:
     ``blocks`` maps a block to the numbers there, or to :data:`EVERY`; None means all nodes of the kind.
     """
 
-    kind: Kind
+    kind: NodeKind
     blocks: Mapping[str, Sequence[int] | str] | None
     reason: str = ""
 
-    def holds(self, place: Place) -> bool:
-        if place.kind != self.kind or self.blocks is None:
-            return place.kind == self.kind
-        numbers = self.blocks.get(place.block, ())
-        return numbers == EVERY or place.number in numbers
+    def holds(self, position: Position) -> bool:
+        if position.kind != self.kind or self.blocks is None:
+            return position.kind == self.kind
+        numbers = self.blocks.get(position.block, ())
+        return numbers == EVERY or position.number in numbers
 
     def __str__(self) -> str:
         operator = self.kind.operator.rpartition(".")[2]
@@ -51,35 +51,35 @@ class Rule:
             return "everywhere"
         parts = []
         for block, numbers in self.blocks.items():
-            some = "" if isinstance(numbers, str) else f" (number {', '.join(str(each + 1) for each in numbers)})"
+            some = "" if isinstance(numbers, str) else f" (number {', '.join(str(number + 1) for number in numbers)})"
             parts.append("" if block == EVERYWHERE and not some else f"{block}{some}")
         return "in " + ", ".join(parts)
 
 
-def make_rules(found: Mapping[str, Place], reasons: Mapping[str, str]) -> list[Rule]:
+def make_rules(positions: Mapping[str, Position], reasons: Mapping[str, str]) -> list[Rule]:
     """Rules that hold for exactly the nodes of ``reasons``, as general as they can be.
 
     Args:
-        found: the place of every node.
+        positions: of every node, by its name.
         reasons: why, by the names of the nodes that stay in fp32.
     """
-    kinds: dict[Kind, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    kinds: dict[NodeKind, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for name in reasons:
-        kinds[found[name].kind][found[name].block].add(found[name].number)
+        kinds[positions[name].kind][positions[name].block].add(positions[name].number)
     rules = []
     for kind, blocks in kinds.items():
-        alike = [place for place in found.values() if place.kind == kind]
+        alike = [position for position in positions.values() if position.kind == kind]
         some: dict[str, Sequence[int] | str] = {
             block: EVERY if numbers == {p.number for p in alike if p.block == block} else sorted(numbers)
             for block, numbers in blocks.items()
         }
-        every = all(some.get(place.block) == EVERY for place in alike)
-        reason = next(reasons[name] for name, place in found.items() if place.kind == kind and name in reasons)
+        every = all(some.get(position.block) == EVERY for position in alike)
+        reason = next(reasons[name] for name in positions if positions[name].kind == kind and name in reasons)
         rules.append(Rule(kind, None if every else some, reason))
     return rules
 
 
-def select(rules: Sequence[Rule], found: Mapping[str, Place], component: str) -> dict[str, str]:
+def select(rules: Sequence[Rule], positions: Mapping[str, Position], component: str) -> dict[str, str]:
     """The nodes for which a rule holds, by name, with the rule's reason.
 
     Raises:
@@ -87,7 +87,7 @@ def select(rules: Sequence[Rule], found: Mapping[str, Place], component: str) ->
     """
     chosen: dict[str, str] = {}
     for rule in rules:
-        names = [name for name, place in found.items() if rule.holds(place)]
+        names = [name for name, position in positions.items() if rule.holds(position)]
         if not names:
             raise UsageError(
                 f"the plan's rule for {rule} fits no node",
@@ -142,9 +142,9 @@ def _to_json(rule: Rule) -> dict[str, Any]:
 
 
 def _from_json(content: dict[str, Any]) -> Rule:
-    kind = Kind(str(content["operator"]), tuple(map(str, content["reads"])), tuple(map(str, content["feeds"])))
+    kind = NodeKind(str(content["operator"]), tuple(map(str, content["reads"])), tuple(map(str, content["feeds"])))
     blocks = content["blocks"]
     if blocks == EVERY:
         return Rule(kind, None, str(content.get("reason", "")))
-    numbers = {str(k): v if v == EVERY else [int(each) for each in v] for k, v in blocks.items()}
+    numbers = {str(k): v if v == EVERY else [int(number) for number in v] for k, v in blocks.items()}
     return Rule(kind, numbers, str(content.get("reason", "")))

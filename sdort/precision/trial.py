@@ -1,4 +1,4 @@
-"""What fp16 makes of a component, with some nodes in fp32 or none: converted on the side, and run as it is stored."""
+"""Trials of fp16: a component is converted on the side, with some nodes in fp32 or none, and run as it is stored."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sdort.precision.ranges import Array, open_plain, run_plain
 from sdort.rewrite.editor import Editor
 
 
-def outcome(
-    editor: Editor, keep: Collection[str], feed: Mapping[str, Array], wanted: Mapping[str, Array], folder: Path
+def run_trial(
+    editor: Editor, keep: Collection[str], feed: Mapping[str, Array], expected: Mapping[str, Array], folder: Path
 ) -> str:
-    """What fp16 gives, in words.
+    """The result of a conversion to fp16, in words.
 
     Args:
         editor: the graph before it is converted; it stays as it is.
         keep: names of the nodes that stay in fp32.
         feed: the inputs.
-        wanted: the outputs in fp32.
+        expected: the outputs in fp32.
         folder: where a copy of the model may be written.
 
     Raises:
@@ -39,14 +39,14 @@ def outcome(
     if written.overflowed:
         return f"{len(written.overflowed)} weights are infinite"
     session = open_plain(emulate(path, component), path, component)
-    return judge(run_plain(session, feed), wanted)
+    return describe_result(run_plain(session, feed), expected)
 
 
-def judge(outputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
+def describe_result(outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
     """The worst of all outputs, in words."""
     errors = {}
     for name, value in outputs.items():
-        exact = wanted[name].astype(np.float64)
+        exact = expected[name].astype(np.float64)
         if not np.isfinite(value).all():
             return f"{name} is NaN or infinite"
         if exact.size > 1 and value.min() == value.max() and exact.min() != exact.max():

@@ -32,9 +32,9 @@ from sdort.optimizer.command import optimize
 from sdort.optimizer.pipeline import PIPELINE, OptimizeOptions, PipelineRun
 from sdort.optimizer.report import ComponentReport
 from sdort.precision.cost import name_by_owner, share, timed_run
-from sdort.precision.places import places, source, with_views
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
-from sdort.precision.trial import judge
+from sdort.precision.positions import find_positions, source, with_views
+from sdort.precision.trial import describe_result
 from sdort.providers import NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.workload.samples import Sample
@@ -95,8 +95,8 @@ def test_the_islands_are_what_was_made_fragile(models: Fragile) -> None:
     unet, decoder = (report.components[name].precision for name in ("unet", "vae_decoder"))
     assert unet is not None
     assert decoder is not None
-    assert unet.measured == "recorded while drawing"
-    assert "the bound on its scores reaches 8e+04" in unet.islands[0].why
+    assert unet.measured == "recorded while generating"
+    assert "the bound on its scores reaches 8e+04" in unet.rules[0].why
     vae = models.pipeline.vae
     convolutions = vae.post_quant_conv, vae.decoder.conv_in, vae.decoder.up_blocks[-1].resnets[0].conv1
     assert decoder.bytes == 2 * sum(p.numel() for each in convolutions for p in each.parameters())
@@ -117,7 +117,7 @@ def test_a_sound_model_has_no_islands(exported: Exported, tmp_path: Path) -> Non
     assert outs[0] == outs[1]
     selection = report.components["unet"].precision
     assert selection is not None
-    assert (selection.islands, selection.measured) == ([], "random")
+    assert (selection.rules, selection.measured) == ([], "random")
 
 
 # --- what it costs ---
@@ -204,13 +204,13 @@ def test_a_plan_of_one_exporter_holds_for_another(
     family, wanted = choice
     component = {"sd1": "unet", "clip": "text_encoder"}.get(family, family)
     script, dynamo = (prepared(exported(Case(family, each)), component, target) for each in ("ts14", "dy23"))
-    found = places(script)
+    found = find_positions(script)
     chosen = {node.name for node in script.graph.nodes if node.name in found and wanted(node, found[node.name])}
     assert chosen
     write_plan(tmp_path / PLAN, {component: make_rules(found, dict.fromkeys(chosen, "why"))}, target)
     rules = read_plan(tmp_path / PLAN)[component]
     assert set(select(rules, found, component)) == chosen, "the plan says more or less than what it was made from"
-    there = set(select(rules, places(dynamo), component))
+    there = set(select(rules, find_positions(dynamo), component))
     assert len(there) == len(chosen)
     assert len(weights_of(script, chosen)) > len(chosen) / 2, "nothing tells the nodes apart"
     assert weights_of(dynamo, there) == weights_of(script, chosen)
@@ -227,7 +227,9 @@ def test_a_plan_of_one_exporter_holds_for_another(
 )
 def test_blocks_are_told_by_the_resolution(exported: Exported, family: str, blocks: set[str]) -> None:
     component = {"sd1": "unet", "clip": "text_encoder"}.get(family, family)
-    assert {place.block for place in places(prepared(exported(Case(family, "dy23")), component)).values()} == blocks
+    assert {
+        place.block for place in find_positions(prepared(exported(Case(family, "dy23")), component)).values()
+    } == blocks
 
 
 def test_what_only_shows_a_tensor_stays_with_it(exported: Exported) -> None:
@@ -252,7 +254,7 @@ def test_a_plan_is_followed_without_measuring(models: Fragile, tmp_path: Path, m
         assert (tmp_path / "out" / model).read_bytes() == (made / model).read_bytes()
     selection = report.components["unet"].precision
     assert selection is not None
-    assert selection.islands[0].why.startswith("the bound on its scores")
+    assert selection.rules[0].why.startswith("the bound on its scores")
     assert (tmp_path / "out" / PLAN).read_bytes() == (made / PLAN).read_bytes()
 
 
@@ -328,9 +330,9 @@ def test_bf16_is_refused_with_a_reason(one: str, tmp_path: Path, provider: str) 
 
 def test_the_outcome_in_words() -> None:
     y = np.array([1.0, 3.0])
-    assert judge({"y": y}, {"y": y + 0.5}) == "y is off by 5.0e-01 of its standard deviation in the mean"
-    assert judge({"y": y * np.nan}, {"y": y}) == "y is NaN or infinite"
-    assert judge({"y": np.ones(2)}, {"y": y}) == "y is the same everywhere"
+    assert describe_result({"y": y}, {"y": y + 0.5}) == "y is off by 5.0e-01 of its standard deviation in the mean"
+    assert describe_result({"y": y * np.nan}, {"y": y}) == "y is NaN or infinite"
+    assert describe_result({"y": np.ones(2)}, {"y": y}) == "y is the same everywhere"
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,6 @@ def test_inputs_recorded_for_another_form_of_the_component_are_not_taken(tmp_pat
     onnx.save(model, tmp_path / "model.onnx")
     drawn: list[Mapping[str, Array]] = [{"latent": np.full((1, 4, 2, 2), i, np.float32)} for i in range(6)]
     feeds, said = inputs_for("vae_decoder", tmp_path / "model.onnx", {"vae_decoder": drawn})
-    assert (said, [feed["latent"].mean() for feed in feeds]) == ("recorded while drawing", [0, 2, 5])
+    assert (said, [feed["latent"].mean() for feed in feeds]) == ("recorded while generating", [0, 2, 5])
     other: dict[str, list[Mapping[str, Array]]] = {"vae_decoder": [{"sample": drawn[0]["latent"]}]}
     assert inputs_for("vae_decoder", tmp_path / "model.onnx", other)[1] == "random"

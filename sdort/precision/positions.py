@@ -1,8 +1,8 @@
-"""Where a node stands, told by the structure around it.
+"""Positions of nodes in a model, by the structure around them.
 
 Names differ between exporters, and between releases of one; what a node computes from what and for what does not. A
-place is the operator, what its inputs come from, what its output goes to, the block of the model it is in, and its
-number among its equals there. Blocks are told by the resolution: how many times a path from the inputs was downsampled
+position is the operator, what its inputs come from, what its output goes to, the block of the model it is in, and its
+number among its equals there. Blocks are known by the resolution: how many times a path from the inputs was downsampled
 and upsampled. All of it is counted along longest paths, which no order of the nodes changes.
 """
 
@@ -21,11 +21,11 @@ from sdort.precision.ranges import VIEWS
 from sdort.rewrite.editor import Editor, producer
 
 PASSED = VIEWS | {"Cast"}
-LANDMARKS = frozenset(
+DEPTH_OPERATORS = frozenset(
     {"Conv", "MatMul", "Gemm", "Softmax", "Attention", "LayerNormalization", "InstanceNormalization"}
 )  # fmt: skip
 """Standard operators that depth is counted in: what every export of a model has, unlike the small change between."""
-CATEGORIES = (Category.CONVOLUTION, Category.PRODUCT, Category.ATTENTION, Category.NORMALIZATION)
+DEPTH_CATEGORIES = (Category.CONVOLUTION, Category.PRODUCT, Category.ATTENTION, Category.NORMALIZATION)
 """Likewise of other operators."""
 COMMUTATIVE = ("Add", "Mul", "Sum")
 ALIKE = {"GatherND": "Gather"}
@@ -35,8 +35,8 @@ EVERYWHERE = "all"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a node is: its operator, where its inputs come from and where its outputs go."""
+class NodeKind:
+    """A kind of nodes: the operator, where its inputs come from and where its outputs go."""
 
     operator: str
     reads: tuple[str, ...]
@@ -44,28 +44,28 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """A kind in a ``block``; ``number`` counts those of one kind and block by depth, equals share one."""
 
-    kind: Kind
+    kind: NodeKind
     block: str
     number: int
 
 
-def places(editor: Editor) -> dict[str, Place]:
-    """The place of every node that computes floats, by the node's name."""
+def find_positions(editor: Editor) -> dict[str, Position]:
+    """The position of every node that computes floats, by the node's name."""
     levels, groups = _levels(editor), defaultdict(list)
     down = max((level[0] for level in levels.values()), default=0)
     flat = not any(level[0] or level[1] for level in levels.values())
     for node in editor.graph.nodes:
         if node.op not in PASSED and any(_is_float(editor, t) for t in node.outputs):
-            kind = Kind(_operator(node), _reads(editor, node), _feeds(node))
+            kind = NodeKind(_operator(node), _reads(editor, node), _feeds(node))
             groups[kind, EVERYWHERE if flat else _block(levels[node.name], down)].append(node.name)
-    found = {}
+    positions = {}
     for (kind, block), names in groups.items():
         depths = sorted({levels[name][2] for name in names})
-        found.update({name: Place(kind, block, depths.index(levels[name][2])) for name in names})
-    return found
+        positions.update({name: Position(kind, block, depths.index(levels[name][2])) for name in names})
+    return positions
 
 
 def with_views(editor: Editor, names: set[str]) -> set[str]:
@@ -121,24 +121,24 @@ def _feeds(node: gs.Node) -> tuple[str, ...]:
 
 def _readers(tensor: gs.Tensor) -> Iterator[tuple[gs.Node, int]]:
     for node in {id(reader): reader for reader in tensor.outputs}.values():
-        for index, each in enumerate(node.inputs):
-            if each is tensor and node.op in PASSED and index == 0:
+        for index, read in enumerate(node.inputs):
+            if read is tensor and node.op in PASSED and index == 0:
                 yield from _readers(node.outputs[0])
-            elif each is tensor:
+            elif read is tensor:
                 yield node, index
 
 
 def _levels(editor: Editor) -> dict[str, tuple[int, int, int]]:
-    """For each node how often the longest path to it was downsampled, upsampled, and met a landmark."""
-    landmarks = LANDMARKS | of_category(*CATEGORIES)
-    found: dict[str, tuple[int, int, int]] = {}
+    """Per node, along the longest path to it: times downsampled, times upsampled, operators that count as depth."""
+    counted = DEPTH_OPERATORS | of_category(*DEPTH_CATEGORIES)
+    levels: dict[str, tuple[int, int, int]] = {}
     for node in editor.graph.nodes:
-        before = [found[made.name] for t in node.inputs if (made := producer(t)) is not None]
+        before = [levels[made.name] for t in node.inputs if (made := producer(t)) is not None]
         strides = node.attrs.get("strides") or [1]
-        own = int(max(strides) > 1), int(node.op in ("Resize", "ConvTranspose")), int(node.op in landmarks)
-        down, up, depth = (max((each[i] for each in before), default=0) + own[i] for i in range(3))
-        found[node.name] = down, up, depth
-    return found
+        own = int(max(strides) > 1), int(node.op in ("Resize", "ConvTranspose")), int(node.op in counted)
+        down, up, depth = (max((level[i] for level in before), default=0) + own[i] for i in range(3))
+        levels[node.name] = down, up, depth
+    return levels
 
 
 def _block(level: tuple[int, int, int], down: int) -> str:
