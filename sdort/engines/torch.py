@@ -151,7 +151,7 @@ class TorchEngine:
         return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard)
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:
-        """What the component's ONNX export declares."""
+        """The inputs that the component's ONNX export declares."""
         if component.startswith("text_encoder"):
             return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", TOKENS))}
         config = self.config(_MODULES[component][0])

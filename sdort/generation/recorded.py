@@ -1,4 +1,4 @@
-"""What components are fed while images are generated, recorded: for verification, and for fp16's ranges."""
+"""Recording of components' inputs while images are generated: for verification, and for fp16's ranges."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is in a model, and where its nodes run."""
+"""Inspection of models: their content, and the placement of their nodes."""

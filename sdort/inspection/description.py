@@ -1,4 +1,4 @@
-"""What is inside a model: operators, inputs and outputs, weights, and which execution provider has kernels for it.
+"""The content of a model: operators, inputs and outputs, weights, and the execution providers with kernels for it.
 
 Weights are described, never read: inspecting a 3 GB model costs the time of parsing its graph.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sdort.rewrite.editor import Editor
 
 
-# Of changes, in the order in which they are told.
+# Kinds of changes in their order.
 _KINDS = ("count", "version", "bytes", "input", "output", "operator")
 
 FUSED_DOMAINS = frozenset({"com.microsoft", "sdort"})
@@ -79,7 +79,7 @@ class Component:
     computed_in: str
     """``bf16`` where the model asks its provider for that, else empty: what its tensors are."""
     providers: dict[str, tuple[Rewrite, ...]]
-    """What each provider's lowering has to rewrite; an empty tuple if it has a kernel for every node."""
+    """Nodes that each provider's lowering has to rewrite; an empty tuple if it has a kernel for every node."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def is_fused(operator: str) -> bool:
 
 
 def compare(before: Sequence[Component], after: Sequence[Component]) -> dict[str, list[Change]]:
-    """What changed from ``before`` to ``after``: for each component, in order, its differing facts.
+    """Changes from ``before`` to ``after``: for each component, in order, its differing facts.
 
     A component that only one side has is one change, of the component itself. Two single models are compared whatever
     their components are called.
@@ -187,8 +187,8 @@ def _facts(component: Component) -> dict[tuple[str, str], Any]:
 
 def _constants(nodes: Sequence[gs.Node]) -> list[gs.Constant]:
     """Each constant that a node reads, once."""
-    found = {id(tensor): tensor for node in nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)}
-    return list(found.values())
+    constants = {id(tensor): tensor for node in nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)}
+    return list(constants.values())
 
 
 def _rewrites(model: Model, nodes: Sequence[gs.Node], providers: Sequence[str]) -> dict[str, tuple[Rewrite, ...]]:
@@ -197,7 +197,7 @@ def _rewrites(model: Model, nodes: Sequence[gs.Node], providers: Sequence[str]) 
 
     if not providers:
         return {}
-    # Kernels take some forms of an operator only, which its inputs' shapes tell.
+    # Kernels take some forms of an operator only, which depend on its inputs' shapes.
     editor = Editor(model)
     return {name: tuple(_rewrites_for(load_target(name), editor, nodes)) for name in providers}
 

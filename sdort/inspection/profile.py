@@ -1,4 +1,4 @@
-"""Where a model's nodes run and how long they take: per execution provider and operator.
+"""The placement of a model's nodes and their time: per execution provider and operator.
 
 The nodes come from the log of a session's initialisation, the times from ONNX Runtime's profile of one run after a
 first. A GPU provider that was built with its profiler reports the kernels' own times; without it the profile has only
@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Placement:
-    """One component's."""
+    """The placement of one component."""
 
     component: str
     shares: tuple[Share, ...]
@@ -57,15 +57,15 @@ class Placement:
 
     def total(self, provider: str) -> tuple[int, float | None]:
         """Nodes and milliseconds on one execution provider."""
-        mine = [share for share in self.shares if share.provider == provider]
-        times = [share.milliseconds for share in mine if share.milliseconds is not None]
-        return sum(share.nodes for share in mine), sum(times) if times else None
+        rows = [share for share in self.shares if share.provider == provider]
+        times = [share.milliseconds for share in rows if share.milliseconds is not None]
+        return sum(share.nodes for share in rows), sum(times) if times else None
 
 
 def measure_placement(
     path: Path, component: str, provider: Provider, options: RuntimeOptions, feeds: Mapping[str, Array] | None = None
 ) -> Placement:
-    """Open a model in a session of its own and see.
+    """Open a model in a session of its own, and time a run.
 
     Args:
         feeds: inputs to time a run on; without them nothing runs, and there are no times.
@@ -99,13 +99,13 @@ def measure_cases(
     """
     from sdort.workload.cases import make_feeds
 
-    found = []
+    placements = []
     for case in todo:
         path = models[case.component]
         channels = image_channels(path, case.component)
         feeds = make_feeds(case, read_component(path, case.component).signature.inputs, factor, channels)
-        found.append(measure_placement(path, case.component, provider, options, feeds))
-    return found
+        placements.append(measure_placement(path, case.component, provider, options, feeds))
+    return placements
 
 
 def profile_run(session: Session, feeds: Mapping[str, Array]) -> list[dict[str, Any]]:
@@ -169,23 +169,23 @@ def _times(
     return host, kernels, seen
 
 
-def placement_table(found: Sequence[Placement], most: int = 12) -> Table:
+def placement_table(placements: Sequence[Placement], most: int = 12) -> Table:
     """For people: per component and provider the sum, then its ``most`` costly operators."""
     from rich.table import Table
 
-    times = "ms" if any(each.kernel_times for each in found) else "ms (host)"
+    times = "ms" if any(placement.kernel_times for placement in placements) else "ms (host)"
     table = Table("component", "execution provider", "operator", title="Placement", title_justify="left")
     table.add_column("nodes", justify="right")
     table.add_column(times, justify="right")
-    for each in found:
-        for ep in dict.fromkeys(share.provider for share in each.shares):
-            nodes, milliseconds = each.total(ep)
-            table.add_row(each.component, ep, "all", str(nodes), _ms(milliseconds), style="bold")
-            mine = [share for share in each.shares if share.provider == ep and share.operator]
-            for share in mine[:most]:
+    for placement in placements:
+        for ep in dict.fromkeys(share.provider for share in placement.shares):
+            nodes, milliseconds = placement.total(ep)
+            table.add_row(placement.component, ep, "all", str(nodes), _ms(milliseconds), style="bold")
+            rows = [share for share in placement.shares if share.provider == ep and share.operator]
+            for share in rows[:most]:
                 table.add_row("", "", share.operator, str(share.nodes), _ms(share.milliseconds))
-            if len(mine) > most:
-                table.add_row("", "", f"{len(mine) - most} more", str(sum(s.nodes for s in mine[most:])), "")
+            if len(rows) > most:
+                table.add_row("", "", f"{len(rows) - most} more", str(sum(s.nodes for s in rows[most:])), "")
         table.add_section()
     return table
 
@@ -194,16 +194,16 @@ def _ms(milliseconds: float | None) -> str:
     return "" if milliseconds is None else f"{milliseconds:.3f}"
 
 
-def remarks(found: Sequence[Placement], provider: Provider) -> list[str]:
-    """What to know about a placement, one sentence a component."""
+def remarks(placements: Sequence[Placement], provider: Provider) -> list[str]:
+    """Sentences on the operators that fell to the CPU and on copies, one a component."""
     lines = []
-    for each in found:
+    for placement in placements:
         if provider.is_fallback:
             continue
-        fallen = ", ".join(f"{nodes} {operator}" for operator, nodes in each.fallen.items())
-        copies = ", ".join(f"{nodes} {name}" for name, nodes in each.copies.items())
+        fallen = ", ".join(f"{nodes} {operator}" for operator, nodes in placement.fallen.items())
+        copies = ", ".join(f"{nodes} {name}" for name, nodes in placement.copies.items())
         lines.append(
-            f"{each.component}: {fallen or 'nothing but arithmetic on sizes'} on the CPU, {copies or 'no'} copies"
+            f"{placement.component}: {fallen or 'nothing but arithmetic on sizes'} on the CPU, {copies or 'no'} copies"
             " between host and device"
         )
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ENCODER, DECODER = "vae_encoder", "vae_decoder"
 EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER)
-"""What ``sdort export`` writes, in its order."""
+"""Components that ``sdort export`` writes, in its order."""
 SAFETY_CHECKER = "safety_checker"
 COMPONENTS = (*EXPORTED, SAFETY_CHECKER)
 """Every component that a pipeline may have, in its order."""

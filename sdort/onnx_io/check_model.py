@@ -1,4 +1,4 @@
-"""What an ONNX file may contain: it is untrusted, and is judged here before a byte of its weights is read.
+"""Checks of an ONNX file's structure: it is untrusted, and nothing of its weights is read before.
 
 :func:`check_model` refuses with :class:`BadModelError` whatever the rest of sdort could trip over: wrong sizes,
 clashing or undefined names, cycles, unknown operators, kinds of values that no Stable Diffusion graph has. Every check

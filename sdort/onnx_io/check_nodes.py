@@ -26,7 +26,7 @@ _ATTRIBUTE_TYPES = {
 }
 
 CONSTANT_ATTRIBUTES = {"value", "value_float", "value_floats", "value_int", "value_ints"}
-"""Of the Constant operator; its strings and sparse tensors are not supported."""
+"""Attributes of the Constant operator that hold its value; strings and sparse tensors are not supported."""
 
 Functions = set[tuple[str, str]]
 
@@ -76,7 +76,7 @@ def default_domain(domain: str) -> str:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """What to call a node in a message."""
+    """The name of a node in messages."""
     return node.name or f"{node.op_type} -> {', '.join(node.output)}"
 
 

@@ -29,8 +29,7 @@ from sdort.onnx_io.wire import OWN_FILE, read_graph
 KEPT_FILES = 16
 """Parsed files that are kept, the last used ones: two pipelines of SDXL's components and as many single models."""
 SETTLED_NS = 100_000_000
-"""Nanoseconds since a file's last change after which its time tells a later change; file systems count in up to 10 ms.
-"""
+"""Nanoseconds after which a file's next change has another time: file systems' clocks tick every 10 ms or faster."""
 
 _Identity = tuple[str, int, int, int, int, int]
 
@@ -44,7 +43,7 @@ class Signature:
 
 
 class _Parsed:
-    """What is kept of a file: its message as it was parsed, and the checked graph once somebody asked for it."""
+    """A parsed file: its message as it is, and the checked graph once somebody asked for it."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
@@ -119,7 +118,7 @@ class ComponentFile:
 
     @property
     def dtype(self) -> str:
-        """What most bytes of the weights are: ``float32`` or ``float16``.
+        """The dtype of most bytes of the weights: ``float32`` or ``float16``.
 
         Raises:
             BadModelError: the file is broken, or its weights are of another kind.

@@ -1,4 +1,4 @@
-"""Which files of a folder are which component, and what a lone ``.onnx`` file is."""
+"""The models in a folder, and the components of a pipeline that they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATENT_CHANNELS = 4
 """No autoencoder of a diffusion model has fewer in its latent: what has 1 to 3 is a map of masks, depths or texts."""
 _POOLING = {"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
 _ENLARGING = {"Resize", "Upsample", "ConvTranspose", "DepthToSpace"}
-"""What the autoencoders of diffusion models have in neither half, and in the decoder alone."""
+"""Operators of upsampling: of an autoencoder's two halves only the decoder has them."""
 
 _EXPECTED = (
     "Expected one of: a UNet (4-D sample, timestep, 3-D encoder_hidden_states -> 4-D), a text encoder (2-D token "
@@ -33,7 +33,7 @@ _EXPECTED = (
     "sdort optimize --any-graph takes any other graph, as it is."
 )
 NAMED = 5
-"""Models of a folder that a message describes; of more it tells the number."""
+"""Models of a folder that a message describes; of the others it gives the number."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Survey:
     others: dict[str, Path] = field(default_factory=dict)
     """Models that are no component that sdort knows, named as their folder, or as their file if it holds several."""
     spare: dict[str, Path] = field(default_factory=dict)
-    """What lies beside a folder's ``model.onnx``, such as another precision of it."""
+    """Models beside a folder's ``model.onnx``, such as another precision of it."""
 
     @property
     def models(self) -> dict[str, Path]:
@@ -57,7 +57,7 @@ class Survey:
 
 
 def survey(path: Path, apart_from: Path | None = None, *, recognise_lone: bool = True) -> Survey:
-    """Which models there are, and what sdort takes them for.
+    """The models in a file or folder, by what sdort takes them for.
 
     Args:
         path: a pipeline folder as ``sdort export``, optimum or diffusers' conversion script write it, the folder of
@@ -117,7 +117,7 @@ def walk(folder: Path, apart_from: Path | None = None, *, follow: bool = True) -
 
 
 def find_components(path: Path) -> dict[str, Path]:
-    """Component name -> ``.onnx`` file, in pipeline order. What else lies in the folder is told.
+    """Component name -> ``.onnx`` file, in pipeline order. A message names what else lies in the folder.
 
     Args:
         path: as for :func:`survey`.
@@ -126,15 +126,15 @@ def find_components(path: Path) -> dict[str, Path]:
         UsageError: there is nothing at ``path``.
         BadModelError: no ONNX model is there, or one is not the component that its folder says, or none is one.
     """
-    found = survey(path)
-    refuse_misfits(found)
-    _refuse_ambiguous({name: file for name, file in found.others.items() if file.parent.name in COMPONENTS})
-    if not found.components:
-        refuse_others(found)
-        refuse_none(found)
-    if left := [*found.others, *found.spare]:
+    result = survey(path)
+    refuse_misfits(result)
+    _refuse_ambiguous({name: file for name, file in result.others.items() if file.parent.name in COMPONENTS})
+    if not result.components:
+        refuse_others(result)
+        refuse_none(result)
+    if left := [*result.others, *result.spare]:
         say(f"left alone in {path}, as no component of a pipeline that sdort knows: {', '.join(left)}")
-    return found.components
+    return result.components
 
 
 def find_models(path: Path) -> dict[str, Path]:
@@ -147,11 +147,11 @@ def find_models(path: Path) -> dict[str, Path]:
         UsageError: there is nothing at ``path``.
         BadModelError: no ONNX model is there, or one is not the component that its folder says.
     """
-    found = survey(path)
-    refuse_misfits(found)
-    if not found.models:
-        refuse_none(found)
-    return found.models
+    result = survey(path)
+    refuse_misfits(result)
+    if not result.models:
+        refuse_none(result)
+    return result.models
 
 
 def identify(path: Path) -> str:
@@ -164,42 +164,44 @@ def identify(path: Path) -> str:
     return name
 
 
-def refuse_misfits(found: Survey, among: Collection[str] = ()) -> None:
+def refuse_misfits(result: Survey, among: Collection[str] = ()) -> None:
     """Raise BadModelError if a model lies in a component's folder and cannot be that component.
 
     ``among`` names the ones that matter; empty for all.
     """
-    for name, file in [(name, file) for name, file in found.misfits.items() if name in (among or found.misfits)]:
+    for name, file in [(name, file) for name, file in result.misfits.items() if name in (among or result.misfits)]:
         raise BadModelError(f"{file} is no {name}: {_signature(file, name)}", component=name, hint=_EXPECTED)
 
 
-def refuse_others(found: Survey) -> None:
+def refuse_others(result: Survey) -> None:
     """Raise BadModelError if there are models that are no component, with what each of them is."""
-    _refuse_ambiguous(found.others)
-    others = list(found.others.items())
-    if len(others) == 1 and not found.components:
+    _refuse_ambiguous(result.others)
+    others = list(result.others.items())
+    if len(others) == 1 and not result.components:
         ((name, file),) = others
         raise BadModelError(f"{file} is no diffusion component: {_signature(file, name)}", hint=_EXPECTED)
     if others:
-        told = [f"\n    {file.relative_to(found.path)}: {_signature(file, name)}" for name, file in others[:NAMED]]
+        descriptions = [
+            f"\n    {file.relative_to(result.path)}: {_signature(file, name)}" for name, file in others[:NAMED]
+        ]
         more = f"\n    and {len(others) - NAMED} more" if len(others) > NAMED else ""
-        choice = " ".join(f"--component {name}" for name in found.components) or "--component NAME"
+        choice = " ".join(f"--component {name}" for name in result.components) or "--component NAME"
         raise BadModelError(
-            f"{found.path} holds models that are no component that sdort knows:{''.join(told)}{more}",
+            f"{result.path} holds models that are no component that sdort knows:{''.join(descriptions)}{more}",
             hint=f"Take them as graphs like any other with --any-graph, or choose: {choice}.",
         )
 
 
-def refuse_none(found: Survey) -> NoReturn:
+def refuse_none(result: Survey) -> NoReturn:
     """Raise BadModelError for a folder that holds no model at all."""
     raise BadModelError(
-        f"{found.path} holds no ONNX pipeline: none of {', '.join(COMPONENTS)} with a model.onnx",
+        f"{result.path} holds no ONNX pipeline: none of {', '.join(COMPONENTS)} with a model.onnx",
         hint="Make one with: sdort export MODEL OUT",
     )
 
 
 def _refuse_ambiguous(models: dict[str, Path]) -> None:
-    """Where a folder holds several models and none is called ``model.onnx``, none of them is its model."""
+    """Raise BadModelError if a folder holds several models and none is called ``model.onnx``."""
     folders: dict[Path, list[str]] = {}
     for file in models.values():
         folders.setdefault(file.parent, []).append(file.name)

@@ -97,8 +97,8 @@ def weight_of(tensor: gs.Constant) -> Weight:
     if isinstance(values, LazyValues) and not isinstance(values, Weight):
         values = values.load()
     weight = values if isinstance(values, Weight) else Inline(values)
-    wanted = tensor._export_dtype
-    if wanted is None:
+    exported = tensor._export_dtype
+    if exported is None:
         return weight
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted) if isinstance(wanted, int) else np.dtype(wanted)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(exported) if isinstance(exported, int) else np.dtype(exported)
     return weight if dtype == weight.dtype else Cast(weight, dtype)

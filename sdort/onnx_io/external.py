@@ -1,4 +1,4 @@
-"""Where a model's external data lies, checked before it is opened.
+"""External data of a model: located, and checked before it is opened.
 
 The location of external data is text from an untrusted file. It may name a regular file inside the model's own
 directory, nothing else: no absolute path, no ``..``, no symbolic link that leads out, no device or pipe.

@@ -11,7 +11,7 @@ from sdort.onnx_io.check_model import check_opsets
 from sdort.onnx_io.check_nodes import MAX_NODES, check_attributes, check_nodes
 
 MAX_DEPTH = 50
-"""Of functions that call functions; the expansion is recursive code in C++."""
+"""Upper bound of the nesting of functions that call functions; their expansion is recursive code in C++."""
 
 _Key = tuple[str, str]
 _Functions = dict[_Key, onnx.FunctionProto]

@@ -76,11 +76,11 @@ _SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
 def hash_model(path: Path) -> str:
     """:func:`hash_files` over an ``.onnx`` file and the files beside it whose names start alike: its external data."""
-    return hash_files(sorted(each for each in path.parent.iterdir() if each.name.startswith(path.stem)))
+    return hash_files(sorted(file for file in path.parent.iterdir() if file.name.startswith(path.stem)))
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """A hash that tells one model from another in milliseconds.
+    """A hash that differs between models, in milliseconds.
 
     Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB spread over them, so that an
     edit between the blocks goes unseen.

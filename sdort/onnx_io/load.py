@@ -80,7 +80,7 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
 
 
 class _Reader:
-    """Decides for each tensor of a model where its values come from."""
+    """Values or weights for the tensors of a model."""
 
     def __init__(self, resolve: Resolve | None, component: str, path: Path | None) -> None:
         self.resolve = resolve
@@ -112,7 +112,7 @@ class _Reader:
         return self.external.resolve(tensor)
 
     def check(self) -> None:
-        """What can only be seen when every tensor was described."""
+        """Checks of all tensors together, once each was described."""
         if self.external:
             self.external.check_overlaps()
 

@@ -43,7 +43,7 @@ Advance = Callable[[float], None]
 
 @dataclass
 class WriteReport:
-    """What :func:`save_model` wrote."""
+    """Size, hash and time of what :func:`save_model` wrote."""
 
     path: Path
     data_path: Path | None
@@ -88,7 +88,7 @@ def save_model(
 
 
 def data_file(path: Path) -> Path:
-    """Where the weights of the ``.onnx`` file are."""
+    """The location of the weights of the ``.onnx`` file."""
     return path.with_name(path.name + ".data")
 
 
@@ -126,10 +126,10 @@ def write(
 
 
 def _refuse_own_source(blobs: Sequence[Blob], targets: Sequence[Path], component: str) -> None:
-    wanted = {target.resolve() for target in targets}
+    resolved = {target.resolve() for target in targets}
     sources = {leaf.path for blob in blobs for leaf in blob.weight.leaves() if isinstance(leaf, Stored)}
     for source in sources:
-        if source.resolve() in wanted:
+        if source.resolve() in resolved:
             raise OutputError(
                 f"{source} cannot be written: the model reads its weights from it",
                 component=component,
@@ -193,7 +193,7 @@ def _write_data(
 
 
 class _Beginning:
-    """How much of the file's beginning is written, while its blobs are finished in any order."""
+    """The length of the written beginning of a file whose blobs are finished in any order."""
 
     def __init__(self, blobs: Sequence[Blob]) -> None:
         self._waiting = deque(blobs)  # in the order of their offsets

@@ -31,7 +31,7 @@ MIN_IR_VERSION = 4
 
 @dataclass
 class Serialized:
-    """What is to be written."""
+    """A model to be written: its message without large weights, and these."""
 
     proto: bytes
     blobs: list[Blob]
@@ -157,8 +157,8 @@ def _fill_header(proto: onnx.ModelProto, model: Model) -> None:
     written = {(function.domain, function.name) for function in own}
     others = (f for f in graph.functions if (f.domain, f.name) not in written)
     proto.functions.extend([*own, *map(OnnxExporter.export_function, others)])
-    wanted = graph.ir_version or onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
-    proto.ir_version = max(wanted, MIN_IR_VERSION)
+    version = graph.ir_version or onnx.helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
+    proto.ir_version = max(version, MIN_IR_VERSION)
     proto.producer_name = "sdort"
     proto.producer_version = __version__
     for key, value in sorted(model.metadata.items()):

@@ -23,7 +23,10 @@ OWN_FILE = "\0model"
 """The location of tensors that lie in the model file; no path, since a file may name itself anything."""
 
 MAX_GRAPH_BYTES = 64 * 2**20
-"""Of the model without large tensors. Real ones take 1 to 20 MB; a parsed message may be a hundred times its bytes."""
+"""Upper bound in bytes of a model without its large tensors.
+
+Real ones take 1 to 20 MB; a parsed message may be a hundred times its bytes.
+"""
 
 _FIELD_COST = 64
 """Bytes that a field counts beyond its own: bounds the time to walk a file made of empty fields."""

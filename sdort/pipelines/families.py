@@ -78,7 +78,7 @@ class Family:
     side: int
     """Pixels of the images that it was trained on, where no config says."""
     scaling_factor: float
-    """Of its latents, where no config says."""
+    """The scale of its latents, where no config says."""
     encoders: tuple[Encoder, ...]
     size_conditioning: bool = False
     """The UNet also takes the size of the image, as ``time_ids``."""

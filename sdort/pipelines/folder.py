@@ -44,7 +44,7 @@ class PipelineFolder:
 
     @property
     def family(self) -> Family:
-        """Which family it is of."""
+        """The family of the pipeline."""
         return family_of(self.models)
 
     @property

@@ -1,1 +1,1 @@
-"""What fp16 can hold and what it cannot: measured on the graph itself, described by structure, kept in fp32."""
+"""Mixed precision: measured ranges, the nodes that fp16 cannot hold, and plans that keep these in fp32."""

@@ -1,4 +1,4 @@
-"""What the components of a pipeline really get: recorded while its original, in fp32, draws an image on the CPU."""
+"""Inputs to measure ranges with: recorded while the original, in fp32, generates an image on the CPU, or random."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = "a photograph of a lighthouse on a cliff above the sea at dusk"
 NEGATIVE = "blurry, text"
 STEPS = 6
 KEPT = 3
-"""Of a component's recorded runs: the first, the last and what lies evenly between."""
+"""Recorded runs of a component that are kept: the first, the last and others evenly between."""
 LARGEST_SIDE = 512
 """Pixels: larger models are measured at this size; the ranges hardly depend on it."""
 SEEDS = 3
@@ -35,10 +35,10 @@ def recorded_inputs(source: Path) -> dict[str, list[Feeds]]:
     """Inputs of each component on real prompts and timesteps.
 
     Args:
-        source: a folder; with text encoder, UNet, decoder, tokenizer and scheduler it can draw.
+        source: a folder; with text encoder, UNet, decoder, tokenizer and scheduler it can generate.
 
     Returns:
-        Nothing if the folder cannot draw: no pipeline, or of a family that ``sdort run`` does not know.
+        Nothing if the folder cannot generate: no pipeline, or of a family that ``sdort run`` does not know.
     """
     if not (source / "scheduler").is_dir() or not (source / "tokenizer").is_dir():
         return {}
@@ -49,7 +49,7 @@ def recorded_inputs(source: Path) -> dict[str, list[Feeds]]:
 
 
 def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) -> tuple[list[Feeds], str]:
-    """What to measure a component with, and a word for it.
+    """Feeds to measure a component with, and their source in words.
 
     Args:
         path: the original ``.onnx`` file.
@@ -59,9 +59,9 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) 
         BadModelError: nothing says how large an input is.
     """
     declared = declared_inputs(read_component(path, component).graph, component)
-    found = recorded.get(component, [])
-    if found and {item.name for item in declared} <= set(found[0]):
-        return _some(found), "recorded while generating"
+    feeds = recorded.get(component, [])
+    if feeds and {item.name for item in declared} <= set(feeds[0]):
+        return _some(feeds), "recorded while generating"
     side = 16 if component in ("unet", DECODER) else 64
     sample = Sample(batch=1, height=side, width=side)
     return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"

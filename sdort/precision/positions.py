@@ -100,13 +100,13 @@ def _is_float(editor: Editor, tensor: gs.Tensor) -> bool:
 
 
 def _reads(editor: Editor, node: gs.Node) -> tuple[str, ...]:
-    found = []
+    sources = []
     for tensor in node.inputs:
         if not _is_float(editor, tensor):
             continue
         made = source(tensor)
-        found.append("weight" if isinstance(tensor, gs.Constant) else _name(made) if made is not None else "input")
-    return tuple(sorted(found) if node.op in COMMUTATIVE else found)
+        sources.append("weight" if isinstance(tensor, gs.Constant) else _name(made) if made is not None else "input")
+    return tuple(sorted(sources) if node.op in COMMUTATIVE else sources)
 
 
 def _feeds(node: gs.Node) -> tuple[str, ...]:

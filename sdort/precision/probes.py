@@ -1,4 +1,4 @@
-"""What is put into a graph to measure it: reductions behind tensors, bounds beside attentions.
+"""Probes in a graph that is measured: reductions behind tensors, bounds beside attentions.
 
 Attention is one operator with scores inside. They are not computed but bounded, by Cauchy and Schwarz: no score exceeds
 the longest query times the longest key. It takes no memory of the sequence's square, and holds for every pair.
@@ -18,7 +18,7 @@ MEANT = 1e37
 """From here on a number stands for infinity, as in attention masks, and infinity is what fp16 makes of it."""
 DOMAIN = "sdort.probes"
 HIGHEST, LOWEST, SHARES, LOGITS = "//highest", "//lowest", "//shares", "//logits"
-"""What is appended to a tensor's or a node's name for the output that tells of it."""
+"""Suffixes of the names of outputs, behind the name of the tensor or node that is measured."""
 
 
 def add_extremes(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
@@ -33,7 +33,7 @@ def add_extremes(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
 
 
 def add_shares(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
-    """Of each tensor an output [3]: its largest magnitude, and the shares that overflow and that vanish in fp16."""
+    """An output [3] for each tensor: its largest magnitude, and the shares that overflow and that vanish in fp16."""
     function = _function(proto, _SHARES)
 
     def probe(name: str) -> Iterator[onnx.NodeProto]:
@@ -44,7 +44,7 @@ def add_shares(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
 
 
 def add_logits(proto: onnx.ModelProto) -> None:
-    """Of each fused attention an output [1]: a bound on its scores' magnitude."""
+    """An output [1] for each fused attention: a bound on its scores' magnitude."""
     for node in list(proto.graph.node):
         operator = find_operator(node.domain, node.op_type)
         call = operator.call_of(node) if operator else None
@@ -53,7 +53,7 @@ def add_logits(proto: onnx.ModelProto) -> None:
             continue
         scale = call.attributes["scale"]
         factor = f"Constant <value_float = {scale:.20f}> ()" if scale else "Reciprocal (root)"
-        signature = f"Logits{len(proto.functions)} ({', '.join(call.inputs)}) => (found)"
+        signature = f"Logits{len(proto.functions)} ({', '.join(call.inputs)}) => (result)"
         body = f"{signature} {{ {heads} {_BOUND} factor = {factor}\n{_SCALED} }}"
         function, name = _function(proto, body), node.name + LOGITS
         given = [each for each in node.input if each]
@@ -62,7 +62,7 @@ def add_logits(proto: onnx.ModelProto) -> None:
 
 
 _SHARES = f"""
-Shares (X) => (found) {{
+Shares (X) => (result) {{
     sizes = Abs (X)
     zero = Constant <value_float = 0.0> ()
     meant = Constant <value_float = {MEANT:.1f}> ()
@@ -83,7 +83,7 @@ Shares (X) => (found) {{
     a = Reshape (largest, column)
     b = Reshape (overflow, column)
     c = Reshape (vanish, column)
-    found = Concat <axis = 0> (a, b, c)
+    result = Concat <axis = 0> (a, b, c)
 }}"""
 
 _BOUND = """
@@ -99,18 +99,18 @@ _BOUND = """
     width_float = Cast <to = 1> (width)
     root = Sqrt (width_float)
 """
-_SCALED = "scaled = Mul (largest, factor)\n found = Reshape (scaled, rows)"
+_SCALED = "scaled = Mul (largest, factor)\n result = Reshape (scaled, rows)"
 """From queries q4 and keys k4 [batch, rows, heads, size]."""
 
 
 def _behind(proto: onnx.ModelProto, tensors: Collection[str], probe: Callable[[str], Iterable[onnx.NodeProto]]) -> None:
     """Put what ``probe`` makes of a tensor where the tensor is made: nodes run in their order."""
-    wanted, nodes = set(tensors), list(proto.graph.node)
+    probed, nodes = set(tensors), list(proto.graph.node)
     del proto.graph.node[:]
-    proto.graph.node.extend(each for i in proto.graph.input if i.name in wanted for each in probe(i.name))
+    proto.graph.node.extend(new for i in proto.graph.input if i.name in probed for new in probe(i.name))
     for node in nodes:
         proto.graph.node.append(node)
-        proto.graph.node.extend(each for name in node.output if name in wanted for each in probe(name))
+        proto.graph.node.extend(new for name in node.output if name in probed for new in probe(name))
 
 
 def _function(proto: onnx.ModelProto, text: str) -> onnx.FunctionProto:

@@ -1,4 +1,4 @@
-"""Which nodes fp16 would harm, from the ranges of what they read and write.
+"""Nodes that fp16 would harm, by the ranges of the tensors that they read and write.
 
 Sums inside an operator (of a residual and a bias) need no rule of their own: there are no more summands than
 :data:`sdort.precision.ranges.HEADROOM`, and one that is larger than its share is a risk by itself.
@@ -37,13 +37,13 @@ class Risk:
     @property
     def reason(self) -> str:
         """In words, with the numbers."""
-        found = self.range
-        if not found.too_large:
-            lost = f", {found.vanish:.1%} of it becomes zero" if found.vanish else ""
-            return f"{self.what} is at most {found.largest:.1e}{lost}"
-        over = f", {found.overflow:.1%} of it overflows" if found.overflow else ""
-        near = "" if found.largest > LARGEST else f", fp16 ends at {LARGEST:.0f}"
-        return f"{self.what} reaches {found.largest:.3g}{over}{near}"
+        measured = self.range
+        if not measured.too_large:
+            lost = f", {measured.vanish:.1%} of it becomes zero" if measured.vanish else ""
+            return f"{self.what} is at most {measured.largest:.1e}{lost}"
+        over = f", {measured.overflow:.1%} of it overflows" if measured.overflow else ""
+        near = "" if measured.largest > LARGEST else f", fp16 ends at {LARGEST:.0f}"
+        return f"{self.what} reaches {measured.largest:.3g}{over}{near}"
 
 
 def find_risks(editor: Editor, ranges: Ranges) -> dict[str, Risk]:
@@ -52,22 +52,22 @@ def find_risks(editor: Editor, ranges: Ranges) -> dict[str, Risk]:
     for node in editor.graph.nodes:
         if node.op in VIEWS or not any(editor.dtype(t) == np.float32 for t in node.outputs if t.name):
             continue
-        found = list(_risks(node, ranges))
-        if found:
-            risks[node.name] = max(found, key=lambda risk: risk.range.largest)
+        of_node = list(_risks(node, ranges))
+        if of_node:
+            risks[node.name] = max(of_node, key=lambda risk: risk.range.largest)
     return risks
 
 
 def _risks(node: gs.Node, ranges: Ranges) -> Iterator[Risk]:
     for index, tensor in enumerate(node.inputs):
-        found = ranges.of(tensor)
+        measured = ranges.of(tensor)
         weight = isinstance(tensor, gs.Constant)
-        if found.too_large or (found.too_small and _counts(node, index, weight)):
-            yield Risk(f"its {'weight' if weight else 'input'} {tensor.name}", found)
+        if measured.too_large or (measured.too_small and _counts(node, index, weight)):
+            yield Risk(f"its {'weight' if weight else 'input'} {tensor.name}", measured)
     for tensor in node.outputs:
-        found = ranges.of(tensor)
-        if found.too_large or (found.too_small and any(not _adds(each) for each in _readers(tensor))):
-            yield Risk(f"its output {tensor.name}", found)
+        measured = ranges.of(tensor)
+        if measured.too_large or (measured.too_small and any(not _adds(reader) for reader in _readers(tensor))):
+            yield Risk(f"its output {tensor.name}", measured)
     logits = ranges.logits.get(node.name, NOTHING)
     if logits.too_large:
         yield Risk("the bound on its scores", logits)

@@ -30,7 +30,7 @@ class Case:
     height: int
     width: int
     seed: int = SEED
-    """Of the pipeline's first image."""
+    """Seed of the pipeline's first image."""
 
     def __str__(self) -> str:
         return f"{self.component}, batch {self.batch}, {self.height}x{self.width}"
