@@ -302,10 +302,11 @@ def _conv_channels(graph: onnx.GraphProto) -> tuple[int, int]:
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer if len(tensor.dims) == 4}
     convolutions = of_category(Category.CONVOLUTION) | {"Conv"}
     nodes = [n for n in graph.node if n.op_type in convolutions and len(n.input) > 1 and n.input[1] in shapes]
-    if not nodes:
+    filters = [(axis, shapes[node.input[1]]) for node in nodes if (axis := channels_axis(node)) is not None]
+    if not filters:
         return 0, 0
-    first, last = (shapes[node.input[1]] for node in (nodes[0], nodes[-1]))
-    return first[channels_axis(nodes[0]) or 0], last[0]
+    (axis, first), (_, last) = filters[0], filters[-1]
+    return first[axis], last[0]
 
 
 def _rank(info: onnx.ValueInfoProto) -> int | None:

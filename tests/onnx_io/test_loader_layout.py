@@ -23,7 +23,8 @@ def write(path: Path, inputs: str, outputs: str, convs: tuple[tuple[int, ...], .
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => ({outputs}) {{ {body} }}')
     for index, shape in enumerate(convs):
         model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), f"w{index}"))
-        model.graph.node.add(op_type=op, input=[names[0], f"w{index}"], output=[f"c{index}"])
+        domain = "com.microsoft" if op == "NhwcConv" else ""
+        model.graph.node.add(op_type=op, domain=domain, input=[names[0], f"w{index}"], output=[f"c{index}"])
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, path)
     return path
