@@ -35,3 +35,5 @@ from sdort.verification.result import Verification as Verification
 from sdort.warmup.command import Warmup as Warmup
 from sdort.warmup.command import warm as warm
 from sdort.warmup.kernels import tune_ops as tune_ops
+
+__all__: list[str]

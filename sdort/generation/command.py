@@ -276,7 +276,9 @@ def run(
     Args:
         pipeline: as for :func:`load`, and so are ``provider``, ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
             ``provider_options`` and ``custom_ops``.
-        prompt: as for :meth:`Pipeline.generate`, and so are all other parameters.
+        prompt: as for :meth:`Pipeline.generate`, and so are ``negative_prompt``, ``steps``, ``guidance_scale``,
+            ``height``, ``width``, ``seed``, ``num_images``, ``scheduler``, ``images_at_once``, ``vae_tiling``,
+            ``vae_slicing``, ``overwrite`` and ``on_progress``.
         placement: also open each component anew, and measure which operators run on which execution provider.
         output: the PNG to write; by default ``sdort-SEED.png`` in the current folder.
 

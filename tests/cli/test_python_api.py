@@ -1,0 +1,254 @@
+"""The public Python API: what ``import sdort`` offers, and that it and the command line agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import logging
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from support import tiny_pipeline
+from support.tiny_pipeline import Tiny
+
+import sdort
+from sdort import console
+from sdort.cli import COMMANDS, cli
+from sdort.providers import NAMES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "python-api.md").read_text()
+BLOCKS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+
+# diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "export": ("export",),
+    "optimize": ("optimize",),
+    "run": ("run",),
+    "verify": ("verify",),
+    "bench": ("bench",),
+    "inspect": ("inspect", "compare", "placement"),
+    "warm": ("warm",),
+    "tuning list": ("list_tuning",),
+    "tuning export": ("export_tuning",),
+    "tuning import": ("import_tuning",),
+    "tuning verify": ("verify_tuning",),
+    "tuning prune": ("prune_tuning",),
+    "ops build": ("build_ops",),
+    "ops list": ("list_ops",),
+    "ops tune": ("tune_ops", "tuned_ops"),
+    "doctor": ("diagnose",),
+}
+"""Command -> the functions that it calls."""
+
+NO_PARAMETER = {
+    ("", "as_json"): "the function returns its result; sdort.to_json makes JSON of it",
+    ("", "verbose"): "sdort.set_verbosity",
+    ("", "quiet"): "sdort.set_verbosity",
+    ("inspect", "paths"): "path; before and after",
+    ("inspect", "diff"): "sdort.compare",
+    ("inspect", "placement"): "sdort.placement",
+    ("ops tune", "show_only"): "sdort.tuned_ops",
+}
+"""Command (empty for all) and option -> what takes the place of a parameter of the same name."""
+
+NO_DEFAULT = {"providers": NAMES}
+"""Option without a default -> what its parameter is where it is not given."""
+
+FUNCTIONS = sorted({name for names in CALLS.values() for name in names} | {"load"})
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """The verbosity of a program that imports sdort."""
+    console.set_verbosity(console.SILENT)
+    yield
+    console.set_verbosity(console.NORMAL)
+
+
+def function(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(sdort, name)
+    return found
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command that does something; a group's are named with the group."""
+    found = {}
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        for sub, leaf in getattr(command, "commands", {"": command}).items():
+            found[f"{name} {sub}".strip()] = leaf
+    return found
+
+
+# What there is
+
+
+def test_importing_sdort_imports_no_library() -> None:
+    code = "import sdort, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "sdort" in printed.split()
+    assert set(printed.split()) & {"numpy", "torch", "onnx", "onnxruntime", "diffusers", "click", "rich"} == set()
+
+
+def test_every_public_name_is_there_and_typed() -> None:
+    stub = ast.parse((ROOT / "sdort" / "__init__.pyi").read_text())
+    typed: dict[str, str] = {}
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom):
+            typed |= {alias.name: str(node.module) for alias in node.names}
+    assert set(sdort.__all__) == set(typed)
+    assert set(sdort.__all__) <= set(dir(sdort))
+    for name, module in typed.items():
+        if name != "errors":
+            assert getattr(sdort, name) is getattr(importlib.import_module(module), name)
+    assert set(FUNCTIONS) <= set(typed)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'optimise'"):
+        sdort.optimise  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_module_hides_a_function() -> None:
+    """Importing ``sdort.NAME`` would put the module in the function's place."""
+    importlib.import_module("sdort.optimizer.command")
+    modules = {module.name for module in pkgutil.iter_modules(sdort.__path__)}
+    assert modules & set(sdort.__all__) == {"errors"}
+    assert callable(sdort.optimize)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_typed_and_documented(name: str) -> None:
+    signature, text = inspect.signature(function(name)), inspect.getdoc(function(name)) or ""
+    assert signature.return_annotation is not inspect.Signature.empty
+    for parameter in signature.parameters.values():
+        assert parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        assert parameter.annotation is not inspect.Parameter.empty
+        if signature.parameters.keys() - {"before", "after"}:
+            assert re.search(rf"^ +{parameter.name}: |``{parameter.name}``", text, re.MULTILINE), parameter.name
+    assert text.partition("\n")[0].endswith("."), "the first line is a sentence"
+
+
+def test_generate_has_the_parameters_of_run() -> None:
+    both = {**inspect.signature(sdort.load).parameters, **inspect.signature(sdort.Pipeline.generate).parameters}
+    run = inspect.signature(sdort.run).parameters
+    assert set(both) - {"self"} == set(run) - {"placement"}
+    for name in set(run) - {"placement"}:
+        assert (run[name].default, run[name].annotation) == (both[name].default, both[name].annotation)
+
+
+# The command line
+
+
+def test_every_command_names_its_functions() -> None:
+    assert set(CALLS) == set(commands())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_option_is_a_parameter(name: str) -> None:
+    parameters = {each for called in CALLS[name] for each in inspect.signature(function(called)).parameters}
+    options = {option.name or "" for option in commands()[name].params}
+    assert {o for o in options if ("", o) not in NO_PARAMETER and (name, o) not in NO_PARAMETER} <= parameters
+    excused = {option for command, option in NO_PARAMETER if command == name}
+    assert excused <= options - (parameters - {"placement"})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_command_calls_its_functions(name: str) -> None:
+    source = (ROOT / "sdort" / "cli" / f"{name.split()[0]}.py").read_text()
+    called = {node.func.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+              and isinstance(node.func, ast.Name)}  # fmt: skip
+    assert set(CALLS[name]) <= called
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if len(CALLS[name]) == 1])
+def test_defaults_agree(name: str) -> None:
+    parameters = inspect.signature(function(*CALLS[name])).parameters
+    for option in commands()[name].params:
+        if option.name in parameters and isinstance(option, click.Option):
+            default = parameters[option.name].default
+            if option.required:
+                assert default is inspect.Parameter.empty
+            elif isinstance(option.default, bool | int | float | str):
+                assert option.type_cast_value(click.Context(commands()[name]), option.default) == default, option.name
+            else:
+                assert default in (None, False, (), NO_DEFAULT.get(option.name)), option.name
+
+
+# What it does
+
+
+def test_the_page_names_every_function() -> None:
+    assert {name for name in FUNCTIONS if not re.search(rf"\b{name}\b", PAGE)} == set()
+
+
+def test_every_example_of_the_page_runs_and_prints_nothing_of_its_own(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On the tiny pipeline, whose ONNX takes the place of an export."""
+    monkeypatch.chdir(tmp_path)
+
+    def exported(*args: str, **options: Any) -> None:
+        bound = inspect.signature(real).bind(*args, **options)
+        shutil.copytree(tiny.onnx, bound.arguments["out"])
+
+    real = sdort.export
+    monkeypatch.setattr(sdort, "export", exported)
+    names: dict[str, Any] = {}
+    printed: list[tuple[object, ...]] = []
+    names["print"] = lambda *values: printed.append(values)
+    for block in BLOCKS:
+        exec(compile(block, "docs/python-api.md", "exec"), names)
+    assert capfd.readouterr() == ("", "")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "fast", "star.png", "circle.png"}
+    assert names["works"]
+    assert names["verification"].passed
+    assert [image.seed for image in names["result"].images] == [1, 2]
+    assert str(printed[-1][0]).endswith("fast exists")
+    assert ("4 of 4 steps",) in printed
+    assert console.verbosity() == console.NORMAL, "the last example asks for messages"
+
+
+def test_an_image_has_its_parameters_and_is_written_where_it_is_told(tiny: Tiny, tmp_path: Path, silent: None) -> None:
+    from PIL import Image
+
+    result = sdort.load(tiny.onnx, provider="cpu").generate("a house", steps=1, seed=3, num_images=2)
+    assert [(image.seed, image.path) for image in result.images] == [(3, None), (4, None)]
+    assert (result.prompt, result.steps, result.provider, result.num_images) == ("a house", 1, "cpu", 2)
+    assert result.save(tmp_path / "x.png") == [tmp_path / "x-1.png", tmp_path / "x-2.png"]
+    second = result.images[1].save(tmp_path / "again.png")
+    with Image.open(second) as again, Image.open(tmp_path / "x-2.png") as first:
+        assert again.tobytes() == first.tobytes() == result.images[1].pixels.tobytes()
+        assert '"seed": 4' in again.text["sdort"]  # type: ignore[attr-defined]
+    with pytest.raises(sdort.errors.OutputError, match="exists"):
+        result.images[1].save(second)
+    assert sdort.to_json(result)["images"] == [{"path": None, "seed": 3}, {"path": None, "seed": 4}]
+
+
+def test_a_program_hears_of_a_fallback_through_the_logger(
+    tiny: Tiny, silent: None, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "sdort"):
+        pipeline = sdort.load(tiny.onnx, provider="rocm")
+    assert (pipeline.provider, pipeline.fallback is None) == ("cpu", False)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("rocm cannot be used" in warning for warning in warnings)
+    assert capfd.readouterr() == ("", "")
