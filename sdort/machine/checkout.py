@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-import sdort
 from sdort.errors import UsageError
 
 
@@ -21,7 +20,7 @@ def import_part(name: str) -> ModuleType:
             editable mode, whose import hook answers for what is not in the folder ``sdort``.
     """
     part = importlib.import_module(f"sdort.{name}")
-    own, folder = Path(sdort.__path__[0]).resolve(), Path(part.__path__[0]).resolve()
+    own, folder = Path(__file__).resolve().parents[1], Path(part.__path__[0]).resolve()
     if folder.parent not in (own, own.parent):
         raise UsageError(
             f"two checkouts are mixed: sdort is {own}, and its {name} {folder}",

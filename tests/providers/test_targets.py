@@ -13,11 +13,13 @@ from support.small_graphs import edit, parse
 
 from sdort.errors import ProviderError
 from sdort.model.domains import MICROSOFT_OPERATORS
-from sdort.providers import CPU, NAMES, load_target
+from sdort.providers import CPU, load_target
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.runtime.placement import refuse_fallback
 
+NAMES = ("rocm", "migraphx", "cuda", "cpu")
+"""The targets whose kernels' sources were read for what is told here; a new one has tests of its own."""
 GPUS = ("rocm", "cuda")
 
 
