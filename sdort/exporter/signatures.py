@@ -53,7 +53,7 @@ class ComponentSpec:
     outputs: tuple[GraphTensor, ...]
 
 
-Signature = tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]
+GraphSignature = tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]
 
 
 def describe(
@@ -123,7 +123,7 @@ def _evaluate(dim: Dim, sizes: Mapping[str, int]) -> Dim:
     ]()
 
 
-def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> Signature:
+def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> GraphSignature:
     width, layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
     sequence = ("batch_size", "sequence_length", width)
     inputs = (GraphTensor("input_ids", "int64", ("batch_size", "sequence_length")),)
@@ -138,7 +138,7 @@ def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: boo
     return inputs, tuple(outputs)
 
 
-def _unet(config: Mapping[str, Any], text_embeds: int | None) -> Signature:
+def _unet(config: Mapping[str, Any], text_embeds: int | None) -> GraphSignature:
     _refuse_foreign_unet(config)
     latent = ("batch_size", _size(config, "in_channels"), "height", "width")
     inputs = [
@@ -189,7 +189,7 @@ def _added_conditions(config: Mapping[str, Any], text_embeds: int | None) -> lis
     ]
 
 
-def _vae_encoder(config: Mapping[str, Any]) -> Signature:
+def _vae_encoder(config: Mapping[str, Any]) -> GraphSignature:
     factor = vae_scale(config)
     latent = (f"sample_height / {factor}", f"sample_width / {factor}")
     sample = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
@@ -198,7 +198,7 @@ def _vae_encoder(config: Mapping[str, Any]) -> Signature:
     return (GraphTensor("sample", "float32", sample),), (GraphTensor("latent_parameters", "float32", parameters),)
 
 
-def _vae_decoder(config: Mapping[str, Any]) -> Signature:
+def _vae_decoder(config: Mapping[str, Any]) -> GraphSignature:
     factor = vae_scale(config)
     latent = ("batch_size", _size(config, "latent_channels"), "latent_height", "latent_width")
     pixels = (f"latent_height * {factor}", f"latent_width * {factor}")
@@ -206,7 +206,7 @@ def _vae_decoder(config: Mapping[str, Any]) -> Signature:
     return (GraphTensor("latent_sample", "float32", latent),), (GraphTensor("sample", "float32", sample),)
 
 
-_VAE: dict[str, Callable[[Mapping[str, Any]], Signature]] = {
+_VAE: dict[str, Callable[[Mapping[str, Any]], GraphSignature]] = {
     "vae_encoder": _vae_encoder,
     "vae_decoder": _vae_decoder,
 }

@@ -12,10 +12,8 @@ from sdort.generation.images import Generated
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.recurrence import Recurrence
 from sdort.generation.request import Request
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Feeds
 from sdort.runtime.session import Session
-
-Feeds = Mapping[str, Array]
 
 
 class Recorder(Session):

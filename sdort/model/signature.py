@@ -13,6 +13,9 @@ from sdort.errors import BadModelError
 
 Array = npt.NDArray[Any]
 
+Feeds = Mapping[str, Array]
+"""Values for a component's inputs, by name."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

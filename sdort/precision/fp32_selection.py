@@ -11,7 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import OutputError
-from sdort.generation.recorded import Feeds
+from sdort.model.signature import Feeds
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import inputs_for, recorded_inputs

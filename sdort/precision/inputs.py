@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from sdort.console import say
 from sdort.errors import SdortError
 from sdort.generation.pipeline import assemble
-from sdort.generation.recorded import Feeds, Recording, encoder_input
+from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
 from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
@@ -38,14 +40,17 @@ def recorded_inputs(source: Path) -> dict[str, list[Feeds]]:
         source: a folder; with text encoder, UNet, decoder, tokenizer and scheduler it can generate.
 
     Returns:
-        Nothing if the folder cannot generate: no pipeline, or of a family that ``sdort run`` does not know.
+        Nothing, and a message, if the folder cannot generate: no pipeline, or of a family that ``sdort run`` does not
+        know.
     """
-    if not (source / "scheduler").is_dir() or not (source / "tokenizer").is_dir():
-        return {}
-    try:
-        return _record(source)
-    except SdortError:
-        return {}
+    reason = f"{source} has no scheduler or no tokenizer"
+    if (source / "scheduler").is_dir() and (source / "tokenizer").is_dir():
+        try:
+            return _record(source)
+        except SdortError as error:
+            reason = error.message
+    say(f"fp16's ranges are measured on random inputs, as none can be recorded: {reason}")
+    return {}
 
 
 def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) -> tuple[list[Feeds], str]:

@@ -24,6 +24,7 @@ from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, ParityError, ProviderError
 from sdort.model.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
 from sdort.model.model import Model
+from sdort.model.signature import Feeds
 from sdort.model.weights import as_weight
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
@@ -37,7 +38,6 @@ from sdort.runtime.opener import NONE
 from sdort.runtime.session import Session, open_graph
 
 Array = npt.NDArray[Any]
-Feeds = Sequence[Mapping[str, Array]]
 
 HEADROOM = 4.0
 """What the largest number seen may grow by under another prompt, seed or size before fp16 overflows."""
@@ -90,7 +90,7 @@ MODEL = "model.onnx"
 """The file that :func:`written` writes."""
 
 
-def measure(editor: Editor, feeds: Feeds, scratch: Path) -> Ranges:
+def measure(editor: Editor, feeds: Sequence[Feeds], scratch: Path) -> Ranges:
     """Run the graph of ``editor`` in fp32 on the CPU, on each of ``feeds``.
 
     Args:
@@ -192,7 +192,9 @@ def range_of(pieces: Iterable[Array]) -> Range:
     return Range(largest, over / max(count, 1), gone / max(count, 1))
 
 
-def _run_all(proto: onnx.ModelProto, folder: Path, feeds: Feeds, component: str) -> Iterable[dict[str, Array]]:
+def _run_all(
+    proto: onnx.ModelProto, folder: Path, feeds: Sequence[Feeds], component: str
+) -> Iterable[dict[str, Array]]:
     session = open_plain(proto, folder / MODEL, component)
     return (run_plain(session, feed) for feed in feeds)
 

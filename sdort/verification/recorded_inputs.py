@@ -13,9 +13,10 @@ from sdort.generation.images import Generated
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
 from sdort.model.component_names import DECODER
+from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
-from sdort.verification.runners import Feeds, Place, open_text_to_image
+from sdort.verification.runners import Place, open_text_to_image
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 RANDOM, REAL = "random", "real"

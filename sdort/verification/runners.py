@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from sdort.emulation.rounding import emulate
 from sdort.emulation.standard import expand, needs_expansion
 from sdort.errors import BadModelError
 from sdort.generation.pipeline import TextToImage, assemble
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Feeds
 from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import AUTO, OFF, resolve
@@ -23,7 +23,6 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import ALL, BASIC
 from sdort.runtime.session import Session, open_graph, open_session
 
-Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]
 
 

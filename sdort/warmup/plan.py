@@ -15,7 +15,7 @@ from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
-from sdort.workload.cases import Case, Inputs, feed_shapes, generation_cases, make_feeds
+from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
 
 UNUSED = ("safety_checker", "vae_encoder")
 """Components that text to image does not run."""
@@ -77,18 +77,18 @@ class Target:
     provider: Provider
     runtime: RuntimeOptions
 
-    def item(self, case: Case, inputs: Inputs, decodes: Sequence[Decode] = ()) -> Item:
+    def item(self, case: Case, inputs: InputSpecs, decodes: Sequence[Decode] = ()) -> Item:
         """A component at a case."""
         path = self.folder.models[case.component]
         feeds = make_feeds(case, inputs, self.folder.vae_factor, image_channels(path, case.component))
         key = make_key(path, case.component, self.provider, self.runtime, feed_shapes(feeds))
         return Item(case, path, feeds, key, list(decodes))
 
-    def decoding(self, decode: Decode, inputs: Inputs) -> Item:
+    def decoding(self, decode: Decode, inputs: InputSpecs) -> Item:
         """The decoder at the shapes that it runs on at once to decode."""
         return self.item(self.planner(inputs).part_of(decode.case, decode.form), inputs, [decode])
 
-    def planner(self, inputs: Inputs) -> Planner:
+    def planner(self, inputs: InputSpecs) -> Planner:
         """The planner of a decoder with these inputs."""
         return Planner(next(iter(inputs.values())), self.folder.vae, self.folder.vae_factor)
 
@@ -135,7 +135,7 @@ def plan(target: Target, options: WarmupOptions) -> list[Item]:
     return list(items.values())
 
 
-def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, Inputs]) -> Iterator[Case]:
+def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, InputSpecs]) -> Iterator[Case]:
     """The cases that text to image runs the components on."""
     for height, width in options.sizes or [folder.default_size]:
         if height % folder.vae_factor or width % folder.vae_factor:

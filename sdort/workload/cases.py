@@ -131,11 +131,17 @@ def _refuse_other_size(case: Case, item: Input, spec: TensorSpec, sample: Sample
         )
 
 
-Inputs = Mapping[str, TensorSpec]
+InputSpecs = Mapping[str, TensorSpec]
 
 
 def generation_cases(
-    component: str, inputs: Inputs, images: int, size: tuple[int, int], *, guided: bool, at_once: int = IMAGES_AT_ONCE
+    component: str,
+    inputs: InputSpecs,
+    images: int,
+    size: tuple[int, int],
+    *,
+    guided: bool,
+    at_once: int = IMAGES_AT_ONCE,
 ) -> list[Case]:
     """The cases that a component runs on while ``images`` are generated.
 

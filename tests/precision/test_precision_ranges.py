@@ -214,12 +214,18 @@ def _peak() -> int:
 # --- inputs ---
 
 
-def test_random_inputs_where_nothing_can_draw(tmp_path: Path) -> None:
+def test_random_inputs_where_nothing_can_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = parse("g (float[B, 4, H, W] latent_sample) => (float[B, 4, H, W] y) { y = Neg (latent_sample) }")
     onnx.save(model, tmp_path / "model.onnx")
     feeds, said = inputs_for("vae_decoder", tmp_path / "model.onnx", recorded_inputs(tmp_path))
     assert (said, [feed["latent_sample"].shape for feed in feeds]) == ("random", [(1, 4, 16, 16)] * 3)
     assert not np.array_equal(feeds[0]["latent_sample"], feeds[1]["latent_sample"])
+    assert "random inputs, as none can be recorded" in capsys.readouterr().err
+    for folder in ("scheduler", "tokenizer"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model.onnx").unlink()
+    assert recorded_inputs(tmp_path) == {}
+    assert "holds no ONNX pipeline" in " ".join(capsys.readouterr().err.split())
 
 
 def test_inputs_recorded_for_another_form_of_the_component_are_not_taken(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from sdort.errors import BadModelError
 from sdort.model import float16
 from sdort.model.error_measure import measure_errors
 from sdort.model.pieces import split
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Feeds
 from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
 from sdort.ops.library import OFF
 from sdort.rewrite.provenance import Provenance, read_provenance
 from sdort.runtime.session import Session
 from sdort.verification.limits import Tolerance
-from sdort.verification.runners import Feeds, Outputs, Place, is_emulated, open_model
+from sdort.verification.runners import Outputs, Place, is_emulated, open_model
 
 TENSORS_PER_SESSION = 16
 """Tensors that are recorded in one session."""
