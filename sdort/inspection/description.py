@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.model import Model
 from sdort.onnx_io.bf16 import KEY
 from sdort.onnx_io.components import find_models
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # Kinds of changes in their order.
 _KINDS = ("count", "version", "bytes", "input", "output", "operator")
 
-FUSED_DOMAINS = frozenset({"com.microsoft", "sdort"})
+FUSED_DOMAINS = frozenset({MICROSOFT, OWN_DOMAIN})
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ Value = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a tensor: dtype, shape (a tuple of dims) and, for small integer tensors, its elements."""
+    """Dtype, shape (a tuple of dims) and, for small integer tensors, elements of a tensor; None where not known."""
 
     dtype: np.dtype[Any] | None = None
     shape: Shape | None = None

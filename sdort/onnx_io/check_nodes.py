@@ -8,7 +8,7 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT_OPERATORS, OWN_DOMAIN
+from sdort.model.domains import MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN
 from sdort.onnx_io.check_tensors import check_tensor
 from sdort.operators import find_operator
 
@@ -86,7 +86,7 @@ def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: 
         return
     if domain not in opsets:
         raise _bad(node, component, f"domain {domain!r} is used but not imported")
-    if domain == "com.microsoft":
+    if domain == MICROSOFT:
         known = node.op_type in MICROSOFT_OPERATORS
     elif domain == OWN_DOMAIN:
         known = find_operator(domain, node.op_type) is not None

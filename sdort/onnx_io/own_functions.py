@@ -17,7 +17,7 @@ import onnx.inliner
 import onnx_graphsurgeon as gs
 
 from sdort.errors import BadModelError
-from sdort.model.domains import OWN_DOMAIN
+from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.fact import NOTHING
 from sdort.model.operator import REQUIRED, Operator, Reference
 from sdort.operators import find_operator
@@ -48,10 +48,10 @@ def functions_of(nodes: Iterable[gs.Node], opset: int, component: str) -> list[o
                 component=component,
                 node=node.name,
             )
-    return [make_function(op, form, opset) for op, form in sorted(forms.items())]
+    return [own_function(op, form, opset) for op, form in sorted(forms.items())]
 
 
-def make_function(op: str, form: Form, opset: int) -> onnx.FunctionProto:
+def own_function(op: str, form: Form, opset: int) -> onnx.FunctionProto:
     """The function of one of sdort's own operators in one form.
 
     The parameters keep their positions, absent ones too: a call leaves them empty.
@@ -72,7 +72,7 @@ def function_of(operator: Operator, form: Form, opset: int) -> onnx.FunctionProt
     body = operator.definition(operator.call(given, [True] * len(operator.outputs), attributes))
     parameters = ", ".join(_parameter(name, default) for name, default in operator.attributes.items())
     return onnx.parser.parse_function(
-        f'<domain: "{operator.domain}", opset_import: ["": {opset}, "com.microsoft": 1]>\n'
+        f'<domain: "{operator.domain}", opset_import: ["": {opset}, "{MICROSOFT}": 1]>\n'
         f"{operator.name} {f'<{parameters}> ' if parameters else ''}({', '.join(operator.inputs)}) => "
         f"({', '.join(operator.outputs)}) {{\n{body}\n}}"
     )

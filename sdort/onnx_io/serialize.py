@@ -17,6 +17,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter, dtype_to_onn
 
 from sdort.errors import BadModelError
 from sdort.machine.version import __version__
+from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
 from sdort.model.weights import Weight
 from sdort.onnx_io.check_model import topological_order
@@ -150,7 +151,7 @@ def _fill_header(proto: onnx.ModelProto, model: Model) -> None:
     versions = {entry.domain: entry.version for entry in graph.import_domains or []}
     used = {node.domain or "" for node in graph.nodes}
     # ONNX Runtime's own Gelu fusion breaks if a custom-operator library registers com.microsoft and it is not imported.
-    for domain in sorted(used | {"", "com.microsoft"}):
+    for domain in sorted(used | {"", MICROSOFT}):
         version = graph.opset if domain == "" else versions.get(domain, 1)
         proto.opset_import.add(domain=domain, version=version)
     own = functions_of(graph.nodes, graph.opset, model.component)

@@ -19,11 +19,13 @@ from pathlib import Path
 import onnx
 
 from sdort.console import say
+from sdort.model.domains import MICROSOFT
 from sdort.model.operator import Operator
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import load_operators
 
-DOMAIN, VERSION = "com.microsoft", 1
+VERSION = 1
+"""Of com.microsoft, the only one that there is."""
 
 
 def prepare(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str]]:
@@ -51,13 +53,13 @@ def prepare(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str
 
 def lacks_domain(proto: onnx.ModelProto) -> bool:
     """Whether the model does not say which version of com.microsoft it takes."""
-    return all(entry.domain != DOMAIN for entry in proto.opset_import)
+    return all(entry.domain != MICROSOFT for entry in proto.opset_import)
 
 
 def import_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto``, which now imports com.microsoft."""
     if lacks_domain(proto):
-        proto.opset_import.add(domain=DOMAIN, version=VERSION)
+        proto.opset_import.add(domain=MICROSOFT, version=VERSION)
     return proto
 
 

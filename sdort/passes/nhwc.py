@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.model.domains import MICROSOFT
 from sdort.model.symbolic import Shape
 from sdort.model.weights import Reshaped, Transposed, as_weight, cast_values
 from sdort.rewrite.editor import Editor, array
@@ -19,7 +20,6 @@ TO_LAST = [0, 2, 3, 1]
 TO_FIRST = [0, 3, 1, 2]
 UNARY = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Identity", "Cast", "Sqrt", "Exp", "Neg", "Clip"})
 BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
-MICROSOFT = "com.microsoft"
 
 
 def run(editor: Editor, support: Support) -> int:

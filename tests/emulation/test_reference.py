@@ -1,4 +1,4 @@
-"""Every spelled-out operator against its formula in float64, and against ONNX Runtime's kernel where one exists."""
+"""Definitions that stand in for GPU operators, against formulas in float64 and ONNX Runtime's kernels."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from sdort.model.fact import Fact
 from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, Required
 from sdort.model.symbolic import symbol
 from sdort.onnx_io.load import from_proto
-from sdort.onnx_io.own_functions import function_of, make_function
+from sdort.onnx_io.own_functions import function_of, own_function
 from sdort.onnx_io.save import save_model
 from sdort.operators import find_operator, load_operators
 from sdort.providers import NAMES, load_target
@@ -364,4 +364,4 @@ def test_a_function_of_an_operator_without_attributes_can_be_read() -> None:
 def test_there_is_no_function_of_an_operator_without_a_file() -> None:
     assert find_operator(OWN_DOMAIN, "Norm") is None
     with pytest.raises(LookupError, match=r"no file of sdort/operators/ is sdort\.Norm"):
-        make_function("Norm", frozenset(), 18)
+        own_function("Norm", frozenset(), 18)

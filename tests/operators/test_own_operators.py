@@ -23,7 +23,7 @@ from sdort.errors import BadModelError
 from sdort.inspection.description import inspect_path
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto, load_model
-from sdort.onnx_io.own_functions import make_function
+from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
@@ -57,7 +57,7 @@ def test_the_body_of_every_form_is_the_definition(form: set[str], flat: bool) ->
     if not flat and "embedding" in feeds:
         feeds["embedding"] = feeds["embedding"].reshape(2, 1, 1, 12)
     model = make_model(EXTENDED, feeds, ("Y", "S"), groups=3, activation=1, epsilon=1e-3, channels_last=1)
-    model.functions.append(make_function("GroupNorm", frozenset(feeds), 18))
+    model.functions.append(own_function("GroupNorm", frozenset(feeds), 18))
     reference.expand(model)
     assert {node.domain for node in model.graph.node} == {"", reference.DOMAIN}
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -169,7 +169,7 @@ numpy.savez(sys.argv[2] + ".out", *session.run(None, feeds))
 def test_on_rocm_the_body_runs_without_the_library_and_the_kernel_with_it(tmp_path: Path) -> None:
     feeds = draw(np.float16, {"X": (2, 8, 8, 64), "X2": (2, 8, 8, 32), "gamma": (96,), "beta": (96,)})
     model = make_model(EXTENDED, feeds, ("Y", "S"), groups=8, activation=1, epsilon=1e-5, channels_last=1)
-    model.functions.append(make_function("GroupNorm", frozenset(feeds), 18))
+    model.functions.append(own_function("GroupNorm", frozenset(feeds), 18))
     onnx.save(model, tmp_path / "model.onnx")
     np.savez(tmp_path / "feeds.npz", allow_pickle=False, **feeds)
     arguments = [str(tmp_path / "model.onnx"), str(tmp_path / "feeds.npz")]

@@ -20,7 +20,7 @@ from sdort.model.model import Model
 from sdort.model.symbolic import Dim
 from sdort.model.weights import Weight
 from sdort.onnx_io.load import from_proto
-from sdort.onnx_io.own_functions import make_function
+from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
 from sdort.operators import load_operators
 from sdort.optimizer.report import count_operators
@@ -44,7 +44,7 @@ def parse(text: str, weights: Mapping[str, Array | Weight] | None = None, opset:
     for own in [node for node in model.graph.node if node.domain == OWN_DOMAIN][:1]:
         names = load_operators()[own.domain, own.op_type].inputs
         form = frozenset(name for name, given in zip(names, own.input, strict=False) if given)
-        model.functions.append(make_function(own.op_type, form, opset))
+        model.functions.append(own_function(own.op_type, form, opset))
     for index, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}.{index}"
     for name, values in (weights or {}).items():

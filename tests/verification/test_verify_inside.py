@@ -1,4 +1,4 @@
-"""Looking inside fused operators: what is spelled out computes the same, and what was planted is what is named."""
+"""Looking inside fused operators: what is decomposed computes the same, and what was planted is what is named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Exported = Callable[[Case], Path]
 Array = np.ndarray[Any, Any]
 UNET, DECODER, TEXT = Case("sd1", "ts17"), Case("vae_decoder", "ts17"), Case("clip", "ts17")
 
-# --- the spelled out operators ---
+# --- the decomposed operators ---
 
 _MHA = "y = com.microsoft.MultiHeadAttention <num_heads = 3{more}> ({inputs})"
 _OWN = "y = com.microsoft.Attention <num_heads = 3{more}> ({inputs})"
@@ -109,7 +109,7 @@ def graph_of(node: str, inputs: dict[str, tuple[int, ...]], logical: str = "") -
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_spelled_out_computes_what_its_kernel_does(name: str) -> None:
+def test_a_decomposed_operator_computes_what_its_kernel_does(name: str) -> None:
     node, inputs, logical = OPERATORS[name]
     draw = np.random.default_rng(7)
     feeds: dict[str, Array] = {each: draw.standard_normal(shape, np.float32) for each, shape in inputs.items()}
@@ -246,7 +246,7 @@ def optimized_block(folder: Path, target: str = "rocm", constant: float = 0.0, f
 
 @pytest.mark.parametrize(("target", "right"), [("rocm", ("the value", "the query", "the key")), ("cpu", ())])
 def test_a_wrong_scale_is_in_the_scores(tmp_path: Path, target: str, right: tuple[str, ...]) -> None:
-    """On ROCm the projections are packed, so they have no counterpart outside of what is spelled out."""
+    """On ROCm the projections are packed, so they have no counterpart outside of what is decomposed."""
     graphs = optimized_block(tmp_path, target)
     spoil(graphs, "MultiHeadAttention", wrong_scale)
     step = step_of(graphs)

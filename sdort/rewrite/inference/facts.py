@@ -46,7 +46,7 @@ RULES = {**elementwise.RULES, **indexing.RULES, **reshaping.RULES, **layers.RULE
 class Facts:
     """The facts of all tensors of a graph, by tensor name.
 
-    What was found once stays: a tensor's facts are replaced by others only where these say as much. ``changed`` takes
+    An inferred fact stays: a tensor's facts are replaced by others only where these say as much. ``changed`` takes
     every tensor of which something else is known than before; whoever follows changes empties it.
 
     Args:
@@ -74,7 +74,7 @@ class Facts:
         return self.of(tensor).shape
 
     def set(self, tensor: gs.Tensor, fact: Fact) -> None:
-        """Take what was found of a tensor, as far as it does not say less than what is known already."""
+        """Take a fact of a tensor, as far as it does not say less than what is known already."""
         before = self._facts.get(tensor.name, NOTHING)
         dtype = fact.dtype if fact.dtype is not None else before.dtype
         shape, value = self._clearer(before.shape, fact.shape), self._clearer(before.value, fact.value)
@@ -82,13 +82,13 @@ class Facts:
         if now != before:
             self._keep(tensor, now)
 
-    def _clearer(self, before: Shape | None, found: Shape | None) -> Shape | None:
-        if found is None:
+    def _clearer(self, before: Shape | None, inferred: Shape | None) -> Shape | None:
+        if inferred is None:
             return before
-        found = tuple(map(self._equal.apply, found))
-        if before is None or before == found or len(before) != len(found):
-            return found
-        return tuple(b if preference(b) < preference(f) else f for b, f in zip(before, found, strict=True))
+        inferred = tuple(map(self._equal.apply, inferred))
+        if before is None or before == inferred or len(before) != len(inferred):
+            return inferred
+        return tuple(b if preference(b) < preference(f) else f for b, f in zip(before, inferred, strict=True))
 
     def _keep(self, tensor: gs.Tensor, fact: Fact) -> None:
         self._facts[tensor.name] = fact
