@@ -40,6 +40,16 @@ def test_a_file_in_the_folder_is_a_provider(folder: Path) -> None:
     assert discovered["made_up"].ep == "MadeUpExecutionProvider"
 
 
+def test_the_page_s_file_is_a_provider(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/add-a-provider.md, followed literally."""
+    monkeypatch.delitem(sys.modules, "sdort.providers.plain", raising=False)
+    page = (Path(__file__).parents[2] / "docs" / "add-a-provider.md").read_text()
+    (folder / "plain.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    plain = next(each for each in sdort.providers._discover() if each.name == "plain")
+    assert plain.is_fallback
+    assert PROVIDERS["cuda"].rank < plain.rank < PROVIDERS["cpu"].rank
+
+
 @pytest.mark.parametrize("text", ["", FILE.format(name="another"), "PROVIDER = 'made_up'"])
 def test_a_file_that_is_none_is_refused(folder: Path, text: str) -> None:
     (folder / "made_up.py").write_text(text)
