@@ -1,4 +1,4 @@
-"""A channels-last GroupNorm of a form that the target's kernel refuses: mean and variance spelled out in place.
+"""A channels-last GroupNorm of a form that the target's kernel refuses: decomposed into mean and variance.
 
 As in the kernel, all is computed in fp32: sums over an image exceed fp16's range. Of an fp32 graph no Cast is left.
 """

@@ -40,10 +40,10 @@ EXAMPLE = {
 
 
 def check(m: Match) -> Refusal | None:
-    for name, wanted in (("ones", 1), ("zeros", 0)):
+    for name, expected in (("ones", 1), ("zeros", 0)):
         values = m.array(name)
-        if values is None or not (values == wanted).all():
-            return refuse(f"the inner normalization's {name} are not all {wanted}", values)
+        if values is None or not (values == expected).all():
+            return refuse(f"the inner normalization's {name} are not all {expected}", values)
     return None
 
 

@@ -25,7 +25,7 @@ _ONE = (
     "float[I, P] weight, float[P] bias, float[B, S, C] q",
     "m = MatMul (x, weight)  b = Add (m, bias)  q, k, v = Split <axis = -1, num_outputs = 3> (b)",
 )
-BEFORE = tuple(_BEFORE.format(*each) for each in (_APART, _ONE))
+BEFORE = tuple(_BEFORE.format(*parts) for parts in (_APART, _ONE))
 AFTER = """
 g (float[B, S, I] x, float[I, P] weight, float[P] bias) => (float[B, S, C] y) {
     y = com.microsoft.Attention <num_heads: int = @heads, scale: float = @scale, unidirectional = 1> (x, weight, bias)

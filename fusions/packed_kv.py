@@ -17,7 +17,7 @@ g (float[B, S, C] q, float[B, L, I] x) => (float[B, S, C] y) <{0}> {{
 }}"""
 _APART = ("float[I, C] wk, float[I, C] wv", "k = MatMul (x, wk)  v = MatMul (x, wv)")
 _ONE = ("float[I, P] wkv", "m = MatMul (x, wkv)  k, v = Split <axis = -1, num_outputs = 2> (m)")
-BEFORE = tuple(_BEFORE.format(*each) for each in (_APART, _ONE))
+BEFORE = tuple(_BEFORE.format(*parts) for parts in (_APART, _ONE))
 AFTER = """
 g (float[B, S, C] q, float[B, L, I] x, float[I, P] weight, int64[5] shape) => (float[B, S, C] y) {
     packed = MatMul (x, weight)

@@ -27,7 +27,7 @@ _TWO = (
     "float[I, C] wq, float[I, P] wkv",
     "q = MatMul (x, wq)  m = MatMul (x, wkv)  k, v = Split <axis = -1, num_outputs = 2> (m)",
 )
-BEFORE = tuple(_BEFORE.format(*each) for each in (_APART, _ONE, _TWO))
+BEFORE = tuple(_BEFORE.format(*parts) for parts in (_APART, _ONE, _TWO))
 AFTER = """
 g (float[B, S, I] x, float[I, P] weight, int64[5] shape) => (float[B, S, C] y) {
     packed = MatMul (x, weight)

@@ -1,4 +1,4 @@
-"""What is added before a channels-last group normalization: a residual, a time embedding, the convolution's bias."""
+"""Additions before a channels-last group normalization: a residual, a time embedding, the convolution's bias."""
 
 STAGE = "fuse_nhwc"
 ANCHOR = "com.microsoft.GroupNorm"

@@ -220,7 +220,7 @@ def _least(dim: Dim) -> int | None:
 
 
 def preference(dim: Dim) -> tuple[bool, int]:
-    """Sorts spellings of one size, the most useful first: known ones, then short ones."""
+    """Sorts expressions of one size, the most useful first: known ones, then short ones."""
     return not is_known(dim), len(str(dim))
 
 
@@ -270,7 +270,7 @@ def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 
 
 class Equalities:
-    """What a graph says of its sizes: the inputs of a Concat, for one, agree along the other axes."""
+    """Equalities that a graph implies between its sizes: the inputs of a Concat agree along the other axes."""
 
     def __init__(self) -> None:
         self._rules: dict[Atom, tuple[int, Dim]] = {}
@@ -296,7 +296,7 @@ class Equalities:
         return monomial[0]
 
     def apply(self, dim: Dim) -> Dim:
-        """``dim`` in the shortest spelling that is known."""
+        """``dim`` in the shortest form that is known."""
         if not isinstance(dim, Expr) or not self._rules:
             return dim
         if dim not in self._known:

@@ -1,1 +1,1 @@
-"""``sdort optimize``: fused, lowered and converted for a provider."""
+"""``sdort optimize``: a model is fused, lowered and converted for a provider."""

@@ -1,4 +1,4 @@
-"""What a component is made of, counted from its diffusers or transformers config alone.
+"""The parts of a component, counted from its diffusers or transformers config alone.
 
 Source of the rules: ``UNet2DConditionModel``, ``AutoencoderKL`` (diffusers) and ``CLIPTextModel`` (transformers).
 """

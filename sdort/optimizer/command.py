@@ -180,7 +180,7 @@ def _missed(request: OptimizeRequest, report: OptimizeReport, *, certain: bool) 
 
 
 def _fp32_selector(request: OptimizeRequest, stage: Path) -> Fp32Selector | None:
-    """What decides which nodes stay in fp32; None if nothing does."""
+    """The selection of nodes that stay in fp32; None if there is none."""
     if not request.fp16 or not (request.fp16_auto or request.fp16_plan):
         return None
     from sdort.precision.fp32_selection import Fp32Selector

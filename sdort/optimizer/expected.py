@@ -1,4 +1,4 @@
-"""How many operators a component must have, told by its diffusers or transformers config alone.
+"""How many operators a component must have, derived from its diffusers or transformers config alone.
 
 The graph cannot say what should have fused: a fusion that silently misses everything leaves a graph that looks
 complete. So the counts come from the architecture (:mod:`sdort.optimizer.architecture`), a target's kernels say which
@@ -77,7 +77,7 @@ RAISED = {
     "layer_norm": Form(("layer_norm",), ("LayerNormalization",)),
     "gelu": Form(("geglu", "gelu"), ("Gelu",)),
 }
-"""What the architecture's counts look like before a target's fusions."""
+"""The architecture's counts in the graph before a target's fusions."""
 
 RAISED_GRAPH = "raised"
 """The name that stands for the graph before a target's fusions."""
@@ -106,7 +106,7 @@ def fused_forms(target: Target) -> dict[str, Form]:
 
 
 def expected_operators(config: Config, component: str, target: str) -> list[Expectation]:
-    """What the optimized graph of ``component`` must hold on ``target``, or before its fusions (:data:`RAISED_GRAPH`).
+    """The operators that ``component`` must hold, optimized for ``target`` or before that (:data:`RAISED_GRAPH`).
 
     Raises:
         BadModelError: the config names a block or setting whose structure is not known.

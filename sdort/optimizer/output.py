@@ -1,4 +1,4 @@
-"""What lies in OUT beside the models: configs and tokenizers as they were, and ``sdort.json``."""
+"""The files of OUT beside the models: configs and tokenizers as they were, and ``sdort.json``."""
 
 from __future__ import annotations
 

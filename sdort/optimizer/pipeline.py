@@ -1,4 +1,4 @@
-"""What happens to a model, in order, on one page.
+"""The steps that a model goes through, in order, on one page.
 
 ``optimize_model`` runs the steps of :data:`PIPELINE`; the runner times them, counts their changes, honours
 ``--disable``, collects what every fusion did, and names the step in which something went wrong. No pass knows of any
@@ -127,8 +127,8 @@ def _stage(stage: str) -> Callable[[PipelineRun], int]:
 
 
 def _channels_last(run: PipelineRun) -> int:
-    wanted = run.target.channels_last and "nhwc" not in run.options.disable
-    return nhwc.run(run.editor, run.target) if wanted else 0
+    applies = run.target.channels_last and "nhwc" not in run.options.disable
+    return nhwc.run(run.editor, run.target) if applies else 0
 
 
 def _extend(run: PipelineRun) -> int:

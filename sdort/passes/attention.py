@@ -109,8 +109,8 @@ class _Rewrite:
     def _output(self, index: int) -> gs.Tensor | None:
         """An output that somebody reads."""
         tensor = self.outputs[index] if index < len(self.outputs) else None
-        wanted = tensor is not None and tensor.name and (tensor.outputs or self.editor.is_output(tensor))
-        return tensor if wanted else None
+        is_read = tensor is not None and tensor.name and (tensor.outputs or self.editor.is_output(tensor))
+        return tensor if is_read else None
 
     def _shape(self, tensor: gs.Tensor, name: str) -> Shape:
         shape = self.editor.shape(tensor)
@@ -140,13 +140,13 @@ class _Rewrite:
         key, value = self._repeated(key, self.size), self._repeated(value, self.value_size)
         if editor.dtype(value) != self.dtype:
             value = self._cast(value)
-        given = self._given_mask(key)
-        causal = self._is_causal(query, key, given, offset)
-        mask = None if causal else self._mask(query, key, given, offset)
-        open_rows = None if causal or given is None or mask is None else self._open_rows(given, mask)
+        explicit = self._explicit_mask(key)
+        causal = self._is_causal(query, key, explicit, offset)
+        mask = None if causal else self._mask(query, key, explicit, offset)
+        open_rows = None if causal or explicit is None or mask is None else self._open_rows(explicit, mask)
         scores, result = self._output(SCORES), self.outputs[0]
         if scores is not None:
-            self._scores(query, key, self._mask(query, key, given, offset) if causal else mask, open_rows, scores)
+            self._scores(query, key, self._mask(query, key, explicit, offset) if causal else mask, open_rows, scores)
         attrs = {
             "q_num_heads": self.heads, "kv_num_heads": self.heads, "is_causal": int(causal) or None,
             "scale": node.attrs.get("scale"), "softcap": node.attrs.get("softcap") or None,
@@ -209,22 +209,22 @@ class _Rewrite:
 
     def _precision(self) -> int | None:
         """The softmax's precision where it is wider than the inputs: less than asked for is never computed in."""
-        wanted = self.node.attrs.get("softmax_precision")
-        if not wanted or np.dtype(helper.tensor_dtype_to_np_dtype(wanted)).itemsize <= self.dtype.itemsize:
+        precision = self.node.attrs.get("softmax_precision")
+        if not precision or np.dtype(helper.tensor_dtype_to_np_dtype(precision)).itemsize <= self.dtype.itemsize:
             return None
-        return int(wanted)
+        return int(precision)
 
     # --- masks ---
 
-    def _is_causal(self, query: gs.Tensor, key: gs.Tensor, given: gs.Tensor | None, offset: gs.Tensor | int) -> bool:
+    def _is_causal(self, query: gs.Tensor, key: gs.Tensor, explicit: gs.Tensor | None, offset: gs.Tensor | int) -> bool:
         """Whether the attribute alone says what is open: no kernel agrees with another on what is not square."""
         rows, keys = self._shape(query, "query")[1], self._shape(key, "key")[1]
         if rows != keys or not isinstance(offset, int):
             return False
         causal = bool(self.node.attrs.get("is_causal"))
-        return causal if given is None else is_causal(self.editor, given, rows)
+        return causal if explicit is None else is_causal(self.editor, explicit, rows)
 
-    def _given_mask(self, key: gs.Tensor) -> gs.Tensor | None:
+    def _explicit_mask(self, key: gs.Tensor) -> gs.Tensor | None:
         """The mask as it is added to the scores, with four axes."""
         mask = self._input(MASK)
         if mask is None:
@@ -259,11 +259,11 @@ class _Rewrite:
         return self.editor.op("Pad", [mask, pads, self._number(-np.inf)])
 
     def _mask(
-        self, query: gs.Tensor, key: gs.Tensor, given: gs.Tensor | None, offset: gs.Tensor | int
+        self, query: gs.Tensor, key: gs.Tensor, explicit: gs.Tensor | None, offset: gs.Tensor | int
     ) -> gs.Tensor | None:
         """The mask and the causal one in one."""
         if not self.node.attrs.get("is_causal"):
-            return given
+            return explicit
         editor = self.editor
         first, step = editor.constant(np.array(0, np.int64)), editor.constant(np.array(1, np.int64))
         rows = editor.op("Range", [first, self._count(query, 1), step])
@@ -272,11 +272,11 @@ class _Rewrite:
             rows = editor.op("Add", [rows, offset])
         last = editor.op("Unsqueeze", [rows, editor.ints([1])])
         seen = editor.op("Unsqueeze", [editor.op("LessOrEqual", [columns, last]), editor.ints([0, 1])])
-        return editor.op("Where", [seen, self._number(0.0) if given is None else given, self._number(-np.inf)])
+        return editor.op("Where", [seen, self._number(0.0) if explicit is None else explicit, self._number(-np.inf)])
 
-    def _open_rows(self, given: gs.Tensor, mask: gs.Tensor) -> gs.Tensor | None:
+    def _open_rows(self, explicit: gs.Tensor, mask: gs.Tensor) -> gs.Tensor | None:
         """Which rows have an open key, [batch, rows, heads, 1]; None where all have. A causal mask closes no row."""
-        if not extremes(self.editor, given).infinite:
+        if not extremes(self.editor, explicit).infinite:
             return None
         best = self.editor.op("ReduceMax", [mask, self.editor.ints([-1])], {"keepdims": 1})
         rows = self.editor.op("Transpose", [best], {"perm": [0, 2, 1, 3]})

@@ -12,7 +12,7 @@ from sdort.model.symbolic import Dim, Shape
 from sdort.rewrite.editor import Editor
 
 Lender = tuple[gs.Tensor, int, int]
-"""A tensor and the run of its axes [start, end) that has the wanted sizes."""
+"""A tensor and the run of its axes [start, end) that has the sizes in question."""
 SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 """The input of each operator that holds sizes."""
 

@@ -81,7 +81,7 @@ def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
     outputs = [f"y{i}" if t.name else "" for i, t in enumerate(node.outputs)]
     call = helper.make_node(node.op, inputs, outputs, **plain_attributes(node))
     # The inliner forgets the defaults of attributes that a body refers to.
-    absent = [each for name, each in schema.attributes.items() if name not in node.attrs]
+    absent = [attribute for name, attribute in schema.attributes.items() if name not in node.attrs]
     call.attribute.extend(a.default_value for a in absent if a.default_value.type != AttributeProto.UNDEFINED)
     graph = helper.make_graph(
         [call],
@@ -92,7 +92,7 @@ def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", editor.graph.opset)], ir_version=10)
     body = onnx.inliner.inline_selected_functions(model, [("", node.op)], inline_schema_functions=True)
-    if any(each.op_type == node.op or _has_subgraph(each) for each in body.graph.node):
+    if any(attribute.op_type == node.op or _has_subgraph(attribute) for attribute in body.graph.node):
         return None
     return _parsed(editor, node, body)
 
@@ -102,9 +102,9 @@ def _has_subgraph(node: onnx.NodeProto) -> bool:
 
 
 def _parsed(editor: Editor, node: gs.Node, body: onnx.ModelProto) -> gs.Graph:
-    given = [info for info in body.graph.input if info.name]
+    present = [info for info in body.graph.input if info.name]
     del body.graph.input[:]
-    body.graph.input.extend(given)
+    body.graph.input.extend(present)
     for info in body.graph.output:  # loading asks for types; the editor infers its own
         index = int(info.name[1:])
         kind = editor.facts.type_proto(node.outputs[index])

@@ -108,14 +108,16 @@ def _wide_masks(editor: Editor) -> set[str]:
         else:
             wide = [node.inputs[0]] if extremes(editor, node.inputs[0]).beyond_half else []
             kept += _until_compared(node) if wide else []
-        kept += [each for tensor in wide for each in cone(editor, tensor)]
+        kept += [inner for tensor in wide for inner in cone(editor, tensor)]
     return {node.name for node in kept}
 
 
 def _until_compared(node: gs.Node) -> list[gs.Node]:
     """A mask's largest elements on their way to the question whether there is an open one."""
     readers = [reader for tensor in node.outputs for reader in tensor.outputs]
-    further = [each for reader in readers if reader.op in ("Transpose", "Greater") for each in _until_compared(reader)]
+    further = [
+        behind for reader in readers if reader.op in ("Transpose", "Greater") for behind in _until_compared(reader)
+    ]
     return [node, *further] if node.op != "Greater" else [node]
 
 

@@ -37,7 +37,7 @@ def run(editor: Editor) -> int:
 
 
 def _widened(editor: Editor, tensor: gs.Tensor) -> gs.Tensor | None:
-    """What a tensor is the exact copy of in a wider type; None if it is no such copy."""
+    """The tensor of which this is the exact copy in a wider type; None if it is no such copy."""
     node = producer(tensor, "Cast")
     if node is None:
         return None
@@ -114,10 +114,10 @@ def _narrow(editor: Editor, node: gs.Node) -> bool:
     inputs = [_in_half(editor, node, index, dtype) for index in range(len(node.inputs))]
     if not any(isinstance(t, gs.Variable) and editor.dtype(t) == dtype for t in inputs if t is not None):
         return False
-    given = [tensor for tensor in inputs if tensor is not None]
-    if len(given) != len(inputs):
+    narrowed = [tensor for tensor in inputs if tensor is not None]
+    if len(narrowed) != len(inputs):
         return False
-    made = _rebuild(editor, node, given)
+    made = _rebuild(editor, node, narrowed)
     for reader in readers:
         editor.replace(reader.outputs[0], made)
         reader.inputs.clear()
@@ -128,8 +128,8 @@ def _narrow(editor: Editor, node: gs.Node) -> bool:
 def _in_half(editor: Editor, node: gs.Node, index: int, dtype: np.dtype[Any]) -> gs.Tensor | None:
     """An input of the node in its narrow form; None if it has none."""
     tensor = node.inputs[index]
-    found = editor.dtype(tensor) if tensor.name else None
-    if not tensor.name or (found is not None and not is_float(found)):
+    actual = editor.dtype(tensor) if tensor.name else None
+    if not tensor.name or (actual is not None and not is_float(actual)):
         return tensor
     if not isinstance(tensor, gs.Constant):
         source = _widened(editor, tensor)

@@ -2,7 +2,7 @@
 
 A decomposed Linear is a product of two axes with views around it, or a batch of products whose weight was repeated for
 each of them; heads of an attention come merged with the batch. The rules here give every product the axes of what it
-multiplies, so that patterns see one spelling.
+multiplies, so that patterns see one form.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _batches_apart(editor: Editor, node: gs.Node) -> bool:
 
 
 def _unmerged(editor: Editor, tensor: gs.Tensor, kept: int) -> gs.Tensor | None:
-    """What a Reshape made the tensor of by merging axes, of which the ``kept`` last are none."""
+    """The tensor of which a Reshape made this one by merging axes, of which the ``kept`` last are none."""
     node, shape = producer(tensor, "Reshape"), editor.shape(tensor)
     before = None if node is None else editor.shape(node.inputs[0])
     if node is None or shape is None or before is None or len(before) <= len(shape):
@@ -153,7 +153,7 @@ def _taken_once(editor: Editor, tensor: gs.Tensor, shape: Shape) -> gs.Tensor:
 
 
 def _product_shape(left: Shape, right: Shape) -> Shape | None:
-    """Of operands of two axes or more."""
+    """The shape of a product of operands of two axes or more."""
     batch = broadcast(left[:-2], right[:-2]) if len(left) > 1 and len(right) > 1 else None
     return None if batch is None else (*batch, left[-2], right[-1])
 

@@ -59,8 +59,8 @@ def _lower_triangle(mask: Array, size: int) -> bool:
         return False
     open_ = mask if mask.dtype == np.bool_ else mask == 0
     closed = ~mask if mask.dtype == np.bool_ else mask <= CLOSED
-    wanted = np.tril(np.ones((size, size), bool))
-    return bool((open_ == wanted).all() and (closed == ~wanted).all())
+    triangle = np.tril(np.ones((size, size), bool))
+    return bool((open_ == triangle).all() and (closed == ~triangle).all())
 
 
 def _lengths(nodes: list[gs.Node]) -> list[int] | None:

@@ -92,7 +92,7 @@ def _explicit_pads(editor: Editor, node: gs.Node) -> bool:
 
 
 def _same_pads(node: gs.Node, sizes: Shape, kernel: list[int], axis: int) -> tuple[int, int] | None:
-    """What SAME_UPPER or SAME_LOWER puts before and behind an axis; None if that depends on an unknown size.
+    """The padding of SAME_UPPER or SAME_LOWER before and behind an axis; None if that depends on an unknown size.
 
     The output has ceil(size / stride) elements (https://onnx.ai/onnx/operators/onnx__Conv.html).
     """
@@ -180,14 +180,14 @@ def _hoist_scalar(editor: Editor, node: gs.Node) -> bool:
     else:
         return False
     for index in candidates:
-        found = scaled(editor, node.inputs[index])
-        if found is None:
+        scaling = scaled(editor, node.inputs[index])
+        if scaling is None:
             continue
         inputs = list(node.inputs)
-        inputs[index] = found[0]
-        dtype = editor.dtype(found[0])
+        inputs[index], scale = scaling
+        dtype = editor.dtype(inputs[index])
         inner = editor.op(node.op, inputs, dict(node.attrs))
-        _rebuild(editor, node, "Mul", [inner, editor.constant(np.array(found[1], dtype), "factor")])
+        _rebuild(editor, node, "Mul", [inner, editor.constant(np.array(scale, dtype), "factor")])
         return True
     return False
 
@@ -197,11 +197,12 @@ def _merge_scalars(editor: Editor, node: gs.Node) -> bool:
     if node.op != "Mul" or not _floating(editor, node.inputs[0]):
         return False
     for index, other in ((0, 1), (1, 0)):
-        factor, found = scalar(node.inputs[other]), scaled(editor, node.inputs[index])
-        if factor is None or found is None or not _keeps_shape(editor, node, index):
+        factor, scaling = scalar(node.inputs[other]), scaled(editor, node.inputs[index])
+        if factor is None or scaling is None or not _keeps_shape(editor, node, index):
             continue
-        value = np.array(found[1] * factor, editor.dtype(node.inputs[index]))
-        _rebuild(editor, node, "Mul", [found[0], editor.constant(value, "factor")])
+        tensor, scale = scaling
+        value = np.array(scale * factor, editor.dtype(node.inputs[index]))
+        _rebuild(editor, node, "Mul", [tensor, editor.constant(value, "factor")])
         return True
     return False
 
@@ -298,12 +299,12 @@ def _even_split(editor: Editor, node: gs.Node) -> bool:
 
 def _piece_sizes(editor: Editor, split: gs.Tensor, length: Dim) -> list[int] | None:
     """The pieces' sizes: ``split`` is a list of them, or the one of all but the last."""
-    given = numbers(editor.dims(split) or ())
-    if not given or not isinstance(length, int) or min(given) < 1:
+    sizes = numbers(editor.dims(split) or ())
+    if not sizes or not isinstance(length, int) or min(sizes) < 1:
         return None
-    if len(given) > 1:
-        return given if sum(given) == length else None
-    return [min(given[0], length - start) for start in range(0, length, given[0])]
+    if len(sizes) > 1:
+        return sizes if sum(sizes) == length else None
+    return [min(sizes[0], length - start) for start in range(0, length, sizes[0])]
 
 
 def _discard(node: gs.Node) -> None:

@@ -1,4 +1,4 @@
-"""What exporters leave is folded and simplified until there is one spelling of everything."""
+"""Exporters' leftovers are folded and simplified until there is one form of everything."""
 
 from __future__ import annotations
 

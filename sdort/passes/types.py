@@ -112,7 +112,7 @@ def _standard(node: gs.Node, editor: Editor, opset: int) -> str | None:
 def _typed(
     node: gs.Node, editor: Editor, opset: int
 ) -> Iterator[tuple[int, gs.Tensor, np.dtype[Any], str, frozenset[str]]]:
-    """Of each input whose type is known: index, tensor, type, the operator's type parameter and what that may be."""
+    """For each input whose type is known: index, tensor, type, the operator's type parameter and what that may be."""
     parameters, variadic = _parameters(node.op, opset) or ((), False)
     for index, tensor in enumerate(node.inputs):
         dtype = editor.dtype(tensor) if tensor.name else None
@@ -126,13 +126,13 @@ def _text(dtype: np.dtype[Any]) -> str:
 
 
 def _microsoft(node: gs.Node, editor: Editor) -> str | None:
-    """Of ONNX Runtime's own operators, as far as sdort makes them: all floats alike but for those that are fp32."""
+    """The problem of a node of ONNX Runtime's own: all floats have to be alike but for those that are fp32."""
     single = float32_inputs(node)
     first: np.dtype[Any] | None = None
     for index, tensor, dtype in _floats(node, editor):
-        wanted = np.dtype(np.float32) if index in single else first
-        if wanted is not None and dtype != wanted:
-            return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, not {wanted}"
+        expected = np.dtype(np.float32) if index in single else first
+        if expected is not None and dtype != expected:
+            return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, not {expected}"
         first = first or (None if index in single else dtype)
     return None
 

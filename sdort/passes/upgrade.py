@@ -21,7 +21,7 @@ from sdort.rewrite.editor import Editor
 from sdort.rewrite.pattern import OPSET
 
 HINT = "Choose another --provider, or report the model."
-"""What to do about an operator that a target does not run."""
+"""The advice where a target does not run an operator."""
 Converter = Callable[[Model, gs.Node, int], None]
 
 
@@ -76,12 +76,12 @@ def _upgrade(model: Model, node: gs.Node, opset: int) -> None:
         )
 
 
-def _restate(node: gs.Node, opset: int, wanted: int) -> bool:
+def _restate(node: gs.Node, opset: int, target: int) -> bool:
     """Whether the node means the same in another opset, by its operator's schemas; it may lose a stated default."""
-    since = _since(node.op, opset), _since(node.op, wanted)
+    since = _since(node.op, opset), _since(node.op, target)
     if None in since or since[0] == since[1]:
         return None not in since
-    before, after = (defs.get_schema(node.op, version) for version in (opset, wanted))
+    before, after = (defs.get_schema(node.op, version) for version in (opset, target))
     if before.deprecated or after.deprecated:
         return False
     stated = {name for name in node.attrs if name not in after.attributes}
@@ -89,8 +89,8 @@ def _restate(node: gs.Node, opset: int, wanted: int) -> bool:
         return False
     if not _alike(*sorted((before, after), key=lambda schema: int(schema.since_version))):
         return False
-    given = max((index + 1 for index, tensor in enumerate(node.inputs) if tensor.name), default=0)
-    if given > after.max_input:
+    last = max((index + 1 for index, tensor in enumerate(node.inputs) if tensor.name), default=0)
+    if last > after.max_input:
         return False
     for name in stated:
         del node.attrs[name]
@@ -105,8 +105,8 @@ def _since(op: str, opset: int) -> int | None:
 
 def _default(schema: defs.OpSchema, name: str) -> object:
     value = schema.attributes[name].default_value
-    found = helper.get_attribute_value(value) if value.type else None
-    return found.decode() if isinstance(found, bytes) else found
+    default = helper.get_attribute_value(value) if value.type else None
+    return default.decode() if isinstance(default, bytes) else default
 
 
 def _alike(old: defs.OpSchema, new: defs.OpSchema) -> bool:

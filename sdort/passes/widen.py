@@ -24,7 +24,7 @@ from sdort.rewrite.editor import Editor
 BEFORE_SOFTMAX = frozenset(
     {"Add", "Cast", "Div", "Expand", "Mul", "Reshape", "Sub", "Transpose", "Unsqueeze", "Squeeze", "Where"}
 )
-"""What stands between the product of queries and keys and its softmax."""
+"""Operators between the product of queries and keys and its softmax."""
 Select = Callable[[onnx.ModelProto], Collection[str]]
 
 
@@ -39,11 +39,7 @@ def widen_file(path: Path, select: Select, component: str) -> onnx.ModelProto | 
     """
     half = tensors_of(path, component, np.dtype(np.float16))
     proto = read_component(path, component).copy()
-    chosen = set(select(proto))
-    if not any(half & {*node.input, *node.output} for node in proto.graph.node if node.output[0] in chosen):
-        return None
-    widen(proto, half, chosen)
-    return proto
+    return proto if widen(proto, half, select(proto)) else None
 
 
 def all_nodes(proto: onnx.ModelProto) -> set[str]:
@@ -55,17 +51,19 @@ def attention_nodes(proto: onnx.ModelProto) -> set[str]:
     """Attentions, fused or not, by their first output: from the product of queries and keys to the softmax."""
     made = {name: node for node in proto.graph.node for name in node.output}
     attentions = of_category(Category.ATTENTION) | {"Attention"}
-    found = {node.output[0] for node in proto.graph.node if node.op_type in attentions}
+    names = {node.output[0] for node in proto.graph.node if node.op_type in attentions}
     stack = [node for node in proto.graph.node if node.op_type == "Softmax"]
     while stack:
         node = stack.pop()
-        if node.output[0] in found:
+        if node.output[0] in names:
             continue
-        found.add(node.output[0])
+        names.add(node.output[0])
         if node.op_type in BEFORE_SOFTMAX or node.op_type == "Softmax":
             before = (made[name] for name in node.input if name in made)
-            stack += [each for each in before if each.op_type in BEFORE_SOFTMAX | {"MatMul", "Gemm", "Einsum"}]
-    return found
+            stack += [
+                producer for producer in before if producer.op_type in BEFORE_SOFTMAX | {"MatMul", "Gemm", "Einsum"}
+            ]
+    return names
 
 
 def tensors_of(path: Path, component: str, dtype: np.dtype[Any]) -> set[str]:
@@ -76,28 +74,33 @@ def tensors_of(path: Path, component: str, dtype: np.dtype[Any]) -> set[str]:
     """
     editor = Editor(load_model(path, component))
     tensors: Iterator[gs.Tensor] = (t for node in editor.graph.nodes for t in (*node.inputs, *node.outputs))
-    tensors = (t for each in (tensors, editor.graph.inputs, editor.graph.outputs) for t in each)
+    tensors = (t for group in (tensors, editor.graph.inputs, editor.graph.outputs) for t in group)
     return {t.name for t in tensors if t.name and (editor.dtype(t) or t.dtype) == dtype}
 
 
-def widen(proto: onnx.ModelProto, half: Collection[str], chosen: Collection[str], *, rounding: bool = False) -> None:
+def widen(proto: onnx.ModelProto, half: Collection[str], chosen: Collection[str], *, rounding: bool = False) -> int:
     """Let the nodes with a first output in ``chosen`` compute in fp32, in place.
 
     Args:
         half: the names of all fp16 tensors.
         rounding: round every result to fp16 nevertheless, as storing it would. ONNX Runtime's CPU provider, which has
             few fp16 kernels, else keeps fp32 between neighbours, so that nothing there overflows that would on a GPU.
+
+    Returns:
+        The number of nodes that read or write fp16 and compute in fp32 now.
     """
-    nodes, widened = list(proto.graph.node), _Widener(proto, set(half), set(chosen), rounding)
+    nodes, widener, changes = list(proto.graph.node), _Widener(proto, set(half), set(chosen), rounding), 0
     del proto.graph.node[:]
     del proto.graph.value_info[:]
     for node in nodes:
-        if node.output[0] in widened.chosen:
-            widened.add_wide(node)
+        if node.output[0] in widener.chosen:
+            changes += not widener.half.isdisjoint((*node.input, *node.output))
+            widener.add_wide(node)
         else:
-            proto.graph.node.extend(widened.narrowed(node.input))
+            proto.graph.node.extend(widener.narrowed(node.input))
             proto.graph.node.append(node)
-    proto.graph.node.extend(widened.narrowed([output.name for output in proto.graph.output]))
+    proto.graph.node.extend(widener.narrowed([output.name for output in proto.graph.output]))
+    return changes
 
 
 class _Widener:

@@ -23,7 +23,7 @@ STAGES = ("restore", "raise", "fuse", "fuse_nhwc", "extend", "lower")
 
 
 class Support(Protocol):
-    """What a target says of one node: None if it runs it, else the reason why not."""
+    """A target's answer for one node: None if it runs it, else the reason why not."""
 
     def unsupported(self, node: gs.Node, editor: Editor) -> str | None: ...
 

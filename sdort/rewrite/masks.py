@@ -1,4 +1,4 @@
-"""What values an attention mask may hold, read from what it is computed from.
+"""The values that an attention mask may hold, read from what it is computed from.
 
 A mask is built of a few constants by operators that move or combine them. No more is asked than decides its form:
 whether it may be minus infinity, which closes whole rows, and whether a constant in it is beyond fp16.
@@ -32,7 +32,7 @@ _SCALES = frozenset({"Mul", "Div"})
 
 @dataclass
 class Extremes:
-    """What a tensor may hold beyond usual numbers."""
+    """Values beyond usual numbers that a tensor may hold."""
 
     infinite: bool = False
     """It may hold minus infinity."""
@@ -41,7 +41,7 @@ class Extremes:
 
 
 def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
-    """What the elements of a floating-point tensor may be; a graph input may be infinite."""
+    """The extremes of a floating-point tensor's elements; a graph input may be infinite."""
     largest, added, infinite = 0.0, False, False
     stack, seen = [(tensor, True)], set[tuple[int, bool]]()
     while stack:

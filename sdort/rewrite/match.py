@@ -61,7 +61,7 @@ class Match:
 
     @property
     def removed(self) -> list[gs.Node]:
-        """What goes when the match is rewritten."""
+        """The nodes that go when the match is rewritten."""
         return [*self.nodes.values(), *self.casts.values()]
 
     def copy(self) -> Match:
@@ -329,7 +329,7 @@ class _Search:
 
 
 def behind_casts(editor: Editor, tensor: gs.Tensor, *, exactly: bool = False) -> tuple[gs.Tensor, list[gs.Node]]:
-    """What Casts between floats were made of, and the Casts; ``exactly``: only of those that round nothing."""
+    """The tensor behind Casts between floats, and the Casts; ``exactly``: only behind those that round nothing."""
     casts: list[gs.Node] = []
     while (node := producer(tensor, "Cast")) is not None:
         before, after = (editor.dtype(t) for t in (node.inputs[0], tensor))
@@ -364,7 +364,7 @@ def _same_values(values: Array, expected: Array) -> bool:
 
 
 FRACTION_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 23}
-"""Of the types that constants come in; a pattern's own numbers are float32."""
+"""Fraction bits of the types that constants come in; a pattern's own numbers are float32."""
 
 
 def _is_rounded(value: float, expected: float, dtype: np.dtype[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What became of which tensor: enough to find an optimized graph's tensors in the original, and who changed them.
+"""The correspondence of tensors: enough to find an optimized graph's tensors in the original, and who changed them.
 
 Passes keep a tensor's name as long as it holds the same values, so most correspondences need no record. What names
 cannot tell is kept by the editor and written into the model's metadata: which tensor a channels-last twin stands for,
@@ -42,7 +42,7 @@ def describe(editor: Editor) -> str:
 
 
 def read_provenance(model: onnx.ModelProto) -> Provenance:
-    """What :func:`describe` wrote into ``model``; nothing if it is not there or not readable.
+    """The provenance that :func:`describe` wrote into ``model``; empty if it is not there or not readable.
 
     It only tells where to look, so a damaged record makes a search poorer and no result wrong.
     """

@@ -32,7 +32,7 @@ class _Unreadable(Exception):
 
 
 def read_names(names: Iterable[str]) -> dict[str, Dim]:
-    """What the names of a graph's input sizes say.
+    """The sizes that the names of a graph's input dims stand for.
 
     All are read together, for a size is at least 1, but what it is made of may be 0: an input of ``past + 1`` tokens
     allows no past. Where nothing says that ``past`` is at least 1, it is written ``'past + 1' - 1``, so that the sizes
@@ -45,10 +45,10 @@ def read_names(names: Iterable[str]) -> dict[str, Dim]:
     def part_size(part: str) -> Dim:
         return symbol(part) if part in positive else _perhaps_none(part)
 
-    found = {name: (_size(tree, part_size), tree) for name, tree in trees.items()}
+    readings = {name: (_size(tree, part_size), tree) for name, tree in trees.items()}
     return {
         name: size if isinstance(size, Expr) and not is_natural(-size) else symbol(_plain(tree, name))
-        for name, (size, tree) in found.items()
+        for name, (size, tree) in readings.items()
     }
 
 
@@ -64,7 +64,7 @@ def _needs(tree: ast.expr | None, part: str) -> bool:
 
 
 def _plain(tree: ast.expr | None, name: str) -> str:
-    """One spelling of a name that is not read: without regard to its spaces."""
+    """The normal form of a name that is not read: without regard to its spaces."""
     return ast.unparse(tree) if tree else name
 
 

@@ -103,9 +103,9 @@ def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> list[gs.Node]:
     Returns:
         The Cast that this took where the two are of different floating-point types.
     """
-    wanted, found = editor.dtype(old), editor.dtype(new)
-    if wanted is not None and found is not None and wanted != found and is_float(wanted) and is_float(found):
-        return [editor.cast(new, wanted, output=old)]
+    before, after = editor.dtype(old), editor.dtype(new)
+    if before is not None and after is not None and before != after and is_float(before) and is_float(after):
+        return [editor.cast(new, before, output=old)]
     (node,) = new.inputs
     old.inputs.clear()
     position = next(i for i, t in enumerate(node.outputs) if t is new)

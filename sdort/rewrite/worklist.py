@@ -35,8 +35,8 @@ def apply_rules(editor: Editor, rules: Sequence[Rule]) -> int:
     """
     work = _Worklist(editor, rules)
     changes = 0
-    while found := work.sweep():
-        changes += found
+    while changed := work.sweep():
+        changes += changed
     editor.finish()
     return changes
 
@@ -78,8 +78,8 @@ class _Worklist:
                 self._spend(rule, node)
                 made = nodes[length:]
                 self._push([node, *readers, *made])
-                for each in made:
-                    self._push(_readers(each.outputs))
+                for new in made:
+                    self._push(_readers(new.outputs))
                 self._remove_dead([node, *(p for t in inputs for p in t.inputs)])
                 for tensor in inputs:
                     self._lost_reader(tensor)

@@ -20,6 +20,7 @@ from sdort import console
 from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
+from sdort.optimizer.pipeline import PIPELINE
 
 RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {
@@ -200,6 +201,10 @@ def test_json_is_the_report(call: Callable[..., Result], source: Path, tmp_path:
     assert (component["nodes_before"], component["nodes_after"]) == (8, 4)
     assert component["operators_before"]["Mul"] == 2
     assert {"load", "tidy", "raise", "fuse", "write"} < set(component["seconds"])
+    made = {step: count for step, count in component["changes"].items() if count}
+    assert (made["raise"], made["lower"]) == (1, 1), "Gelu, and ONNX Runtime's of it"
+    assert {"types", "count", "fuse", "check", "half"} & set(made) == set()
+    assert set(component["changes"]) == {step.name for step in PIPELINE}
     assert (printed["source"], printed["provider"], printed["fp16"]) == (str(source), "cpu", False)
     assert printed["misses"] == []
     assert printed["peak_rss_mb"] > 10
