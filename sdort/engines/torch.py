@@ -129,7 +129,7 @@ class TorchEngine:
             _ = getattr(diffusers, str(self.index.get("_class_name")), None)
 
     def model_hash(self) -> str:
-        from sdort.onnx_io.hashing import hash_files
+        from sdort.onnx_io.model_hash import hash_files
 
         return hash_files(sorted(self.path.glob("*/*.safetensors")))
 

@@ -6,9 +6,7 @@ no proof against someone who forges a file, and one beside the file would be non
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -69,30 +67,3 @@ class FileHash:
 def hash_file(path: Path) -> str:
     """The XXH3 hash, 128 bits in hexadecimal, of a file that fits into memory; ``xxh128sum`` prints the same."""
     return xxhash.xxh3_128_hexdigest(path.read_bytes())
-
-
-_SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
-
-
-def hash_model(path: Path) -> str:
-    """:func:`hash_files` over an ``.onnx`` file and the files beside it whose names start alike: its external data."""
-    return hash_files(sorted(file for file in path.parent.iterdir() if file.name.startswith(path.stem)))
-
-
-def hash_files(paths: Iterable[Path]) -> str:
-    """A hash that differs between models, in milliseconds.
-
-    Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB spread over them, so that an
-    edit between the blocks goes unseen.
-    """
-    digest = hashlib.sha256()
-    for path in paths:
-        if not path.is_file():
-            continue
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
-        with open(path, "rb") as stream:
-            for offset in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
-                stream.seek(offset)
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]

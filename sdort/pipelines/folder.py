@@ -15,7 +15,7 @@ from sdort.errors import BadModelError
 from sdort.model.component_names import DECODER
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
-from sdort.onnx_io.hashing import hash_model
+from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.configs import INDEX, MANIFEST, optional_config, read_config
 from sdort.pipelines.families import Family, family_of
 

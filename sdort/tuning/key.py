@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sdort.onnx_io.hashing import hash_model
+from sdort.onnx_io.model_hash import hash_model
 from sdort.ops.library import AUTO, library_hash, resolve
 from sdort.providers import PROVIDERS
 from sdort.providers.bf16 import with_bf16
@@ -28,7 +28,7 @@ class Key(Machine):
     custom_ops: str | None
     """A hash of sdort's operator library, None where none takes part."""
     model: str
-    """A hash of the graph and its weights (:func:`sdort.onnx_io.hashing.hash_model`)."""
+    """A hash of the graph and its weights (:func:`sdort.onnx_io.model_hash.hash_model`)."""
     component: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Every input's dimensions, sorted by name; empty to look for any."""

@@ -20,7 +20,7 @@ from sdort.generation.schedulers import find_scheduler, load_scheduler, schedule
 from sdort.machine import distributions as flavours
 from sdort.machine.system import System
 from sdort.model.signature import timestep_shape
-from sdort.onnx_io.hashing import hash_model
+from sdort.onnx_io.model_hash import hash_model
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
