@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sdort.model.signature import Array
 from sdort.model.symbolic import Dim, Shape, numbers, unknown
-from sdort.model.weights import Array
 
 MAX_VALUE = 64
 """Integer tensors up to this many elements are followed as values."""

@@ -7,6 +7,7 @@ so that no question costs another pass over it. Its external data is not kept: i
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
@@ -139,7 +141,7 @@ class ComponentFile:
         for tensor in self._tensors():
             check_tensor(tensor, self.component)
             if tensor.data_location == TensorProto.EXTERNAL:
-                external.resolve(tensor)
+                external.locate(tensor)
         external.check_overlaps()
 
     def _tensors(self) -> Iterator[TensorProto]:
@@ -156,7 +158,10 @@ class ComponentFile:
         external = ExternalData(self.path, self.component)
         for tensor in _attribute_tensors(model):
             if tensor.data_location == TensorProto.EXTERNAL:  # ONNX has no external data in attributes
-                tensor.CopyFrom(onnx.numpy_helper.from_array(external.resolve(tensor).load(), tensor.name))
+                file, offset = external.locate(tensor)
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                values = np.fromfile(file, dtype, math.prod(tensor.dims), offset=offset).reshape(tensor.dims)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:
                 if entry.key == "location" and entry.value == OWN_FILE:

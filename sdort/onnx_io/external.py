@@ -10,11 +10,9 @@ import re
 import stat
 from pathlib import Path, PurePosixPath
 
-import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
-from sdort.model.weights import Stored
 from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.onnx_io.wire import OWN_FILE
 
@@ -34,8 +32,8 @@ class ExternalData:
             self._files[OWN_FILE] = path.resolve(), path.stat().st_size
         self._regions: dict[Path, dict[tuple[int, int], str]] = {}
 
-    def resolve(self, tensor: TensorProto) -> Stored:
-        """The tensor's place in its data file.
+    def locate(self, tensor: TensorProto) -> tuple[Path, int]:
+        """The tensor's data file, and the offset in bytes at which its values begin.
 
         Raises:
             BadModelError: the file is missing or lies elsewhere, or its size does not fit the tensor.
@@ -51,8 +49,7 @@ class ExternalData:
             text = f"its data ends at byte {offset + nbytes}, but {file.name} has {size} bytes"
             raise self._bad(tensor, text, _COPY_AGAIN)
         self._regions.setdefault(file, {})[offset, offset + nbytes] = tensor.name
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        return Stored(file, offset, tensor.dims, dtype)
+        return file, offset
 
     def check_overlaps(self) -> None:
         """Refuse tensors that share some of their bytes: a small file could claim to be a huge model.

@@ -109,7 +109,8 @@ class _Reader:
             return Inline(array) if array.nbytes > SMALL_BYTES else np.array(array)
         if self.external is None:
             raise BadModelError("external data of a model without a file", component=self.component, node=tensor.name)
-        return self.external.resolve(tensor)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return Stored(*self.external.locate(tensor), tensor.dims, dtype)
 
     def check(self) -> None:
         """Checks of all tensors together, once each was described."""
