@@ -15,11 +15,8 @@ from sdort.model.fact import broadcast
 from sdort.model.symbolic import Shape
 from sdort.model.weights import Inline, Reshaped, as_weight
 from sdort.rewrite.editor import Editor, array, producer
+from sdort.rewrite.equal_sizes import BROADCASTING
 from sdort.rewrite.worklist import Rule
-
-BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Equal", "Less", "LessOrEqual",
-                          "Greater", "GreaterOrEqual", "Min", "Max"})  # fmt: skip
-"""Operators that repeat the elements of an input where another has more."""
 
 LIMIT = 1 << 18
 """Constants of up to this many elements are looked at: no exporter folds what is larger."""

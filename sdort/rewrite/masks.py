@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 from sdort.model import float16
 from sdort.model.weights import Array
 from sdort.rewrite.editor import Editor, array, producer
+from sdort.rewrite.match import is_float
 
 """The largest finite number of fp16."""
 _LIMIT = 1 << 24
@@ -82,7 +83,7 @@ def cone(editor: Editor, tensor: gs.Tensor) -> list[gs.Node]:
 
 def _floats(editor: Editor, tensor: gs.Tensor) -> bool:
     dtype = editor.dtype(tensor)
-    return dtype is None or dtype.kind == "f" or dtype.name == "bfloat16"
+    return dtype is None or is_float(dtype)
 
 
 def _constant(tensor: gs.Tensor) -> Array | None:
