@@ -107,7 +107,7 @@ def main() -> int:
     if args.update:
         text = args.update.read_text()
         start = text.index(HEADING)
-        args.update.write_text(text[:start] + table(merged(read_table(text[start:]), numbers)))
+        args.update.write_text(text[:start] + table(merged(read_table(text[start:]), numbers, args.kernel)))
     else:
         print("\n" + table(numbers), end="")
     return 0
@@ -151,11 +151,14 @@ def read_table(text: str) -> Numbers:
     return numbers
 
 
-def merged(before: Numbers, built: Numbers) -> Numbers:
-    """What is built, and of the architectures that are not what was there before, if anything was."""
+def merged(before: Numbers, built: Numbers, named: str = "") -> Numbers:
+    """What is built, and of the architectures that are not what was there before, if anything was.
+
+    Kernels whose names do not contain ``named`` stay as they were.
+    """
     here = {architecture for rows in built.values() for architecture in rows}
     others = {architecture for rows in before.values() for architecture in rows} - here
-    result: Numbers = {}
+    result: Numbers = {name: rows for name, rows in before.items() if named not in name}
     for name, rows in built.items():
         kept = {a: before[name][a] for a in others if a in before.get(name, {})}
         new = {} if name in before else dict.fromkeys(others, NOT_MEASURED)

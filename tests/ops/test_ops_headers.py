@@ -62,7 +62,8 @@ def test_every_kernel_has_a_header() -> None:
 def test_formula_shapes_geometry_and_roofline(path: Path) -> None:
     assert re.match(r" \w+[:,].* = .*", comment(path)), "the first line is the formula"
     for name in PARTS:
-        assert len(part(path, name)) > 20, name
+        text = part(path, name)
+        assert len(text) > 20 or (name, text) == ("Measured", "not measured."), name
     roofline = part(path, "Roofline")
     for word in (r"\bbytes\b", r"\bflops\b|exponentials", "-bound|bound by", r"\d"):
         assert re.search(word, roofline, re.I), word

@@ -44,7 +44,7 @@ def _fields(operator: str, body: str) -> list[tuple[str, Any]]:
     fields: list[tuple[str, Any]] = []
     for line in re.sub(r"//.*", "", body).splitlines():
         text = line.strip()
-        if not text or text.startswith("static "):
+        if not text or text.startswith(("static ", "using ")):
             continue
         field = _FIELD.fullmatch(text)
         if not field:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -92,7 +92,7 @@ class RowOperator:
     """For a dtype and lanes of a wave: every variant, and a small case for which it is legal."""
     promise: Callable[[str, bool], Promise] = no_promise
     """Of a variant, on NVIDIA or AMD GPUs."""
-    outputs: Mapping[str, int] | None = None
+    outputs: Mapping[str, int] | None = field(default=None, hash=False)
     """Field of the problem -> which of the node's outputs it is; by default they are numbered."""
     attributes: Callable[[Rows], dict[str, Any]] = lambda case: {}
     as_input: Callable[[Rows, str, Array], Array] = leading_axis
@@ -106,12 +106,16 @@ class RowOperator:
         return self.kernels
 
     def bind(self, case: Rows, inputs: Inputs, outputs: Mapping[str, Guarded]) -> ctypes.Structure:
-        """The problem of tensors that the caller keeps alive; its other fields are the case's of that name."""
+        """The problem of tensors that the caller keeps alive; numbers are attributes, or the case's of that name."""
         tensors = {name: pointer(value) for name, value in inputs.items()}
         tensors |= {name: output.pointer for name, output in outputs.items()}
-        fields = [field[0] for field in problem_type(self.kernels)._fields_]
-        sizes = {name: getattr(case, name) for name in fields if name not in tensors and hasattr(case, name)}
-        return problem(self.kernels, **tensors, **sizes)
+        attributes = self.attributes(case)
+        numbers = {
+            field[0]: attributes[field[0]] if field[0] in attributes else getattr(case, field[0])
+            for field in problem_type(self.kernels)._fields_
+            if field[1] is not ctypes.c_void_p
+        }
+        return problem(self.kernels, **tensors, **numbers)
 
     def node(self, case: Rows) -> tuple[str, dict[str, Array | None], list[str], dict[str, Any]]:
         """Operator, inputs, outputs and attributes of a node for the case; tensors are those of :attr:`inputs`."""
