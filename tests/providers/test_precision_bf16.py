@@ -143,7 +143,7 @@ def opened(path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, str]) ->
     """What sessions are made with by ``open_session``, on a provider that says ``says`` of its options."""
     made: list[RuntimeOptions] = []
 
-    def create(file: str, provider: Provider, options: RuntimeOptions, severity: int) -> Any:
+    def create(file: str, provider: Provider, options: RuntimeOptions, **settings: Any) -> Any:
         made.append(options)
         return SimpleNamespace(
             get_providers=lambda: [provider.ep], get_provider_options=lambda: {provider.ep: says},
