@@ -21,7 +21,7 @@ _WANTS_JSON = "sdort.wants_json"
 
 _EPILOG = """\b
 Examples:
-  sdort export demo model        (a tiny pipeline that draws coloured shapes)
+  sdort export demo model        (a tiny pipeline for images of coloured shapes)
   sdort optimize model fast --fp16 --provider rocm
   sdort run fast --prompt "a red star on navy" -o image.png
   sdort bench fast --baseline model

@@ -18,8 +18,8 @@ Examples:
 """
 )
 @click.argument("pipeline", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--prompt", required=True, metavar="TEXT", help="What to draw.")
-@click.option("--negative-prompt", default="", metavar="TEXT", help="What to keep out.")
+@click.option("--prompt", required=True, metavar="TEXT", help="What the images are to show.")
+@click.option("--negative-prompt", default="", metavar="TEXT", help="What they are not to show.")
 @click.option("--steps", type=click.IntRange(1), default=50, help="Denoising steps.")
 @click.option("--guidance-scale", type=float, default=7.5, help="How closely to follow the prompt; 1 turns it off.")
 @click.option("--height", type=click.IntRange(1), show_default="the model's own", help="Pixels.")
@@ -28,9 +28,9 @@ Examples:
     "--seed",
     type=click.IntRange(0, (1 << 63) - 1),
     show_default="random",
-    help="The same seed draws the same image. The second image of --num-images has the seed + 1, and so on.",
+    help="The same seed gives the same image. The second image of --num-images has the seed + 1, and so on.",
 )
-@click.option("--num-images", type=click.IntRange(1), default=1, help="Images to draw.")
+@click.option("--num-images", type=click.IntRange(1), default=1, help="Number of images.")
 @click.option(
     "--scheduler",
     metavar="NAME",
@@ -74,7 +74,7 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Draw images from text with an ONNX pipeline.
+    """Generate images from text with an ONNX pipeline.
 
     PIPELINE is a folder from sdort export or sdort optimize, from optimum, or from diffusers' conversion script. The
     generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that

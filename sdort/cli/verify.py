@@ -41,8 +41,8 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--semantic",
             is_flag=True,
-            help="Also judge whether what is drawn is what the demo model's prompts ask for. The original draws what "
-            "came out wrong.",
+            help="Also judge whether images show what the demo model's prompts ask for. The original generates again "
+            "what came out wrong.",
         ),
         click.option(
             "--semantic-prompts",
@@ -54,7 +54,7 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--semantic-original",
             is_flag=True,
-            help="With --semantic: the original draws them all, for its score beside; as long again.",
+            help="With --semantic: score the original on all of them too; as long again.",
         ),
     )
     for option in reversed(options):
@@ -83,7 +83,7 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
     "--inputs",
     type=click.Choice(["all", "random", "real"]),
     default="all",
-    help="Random numbers, or what flows between the components while the original draws.",
+    help="Random numbers, or what flows between the components while the original generates.",
 )
 @click.option(
     "--images/--no-images", default=None, show_default="unless --component", help="Also compare images of the pipeline."
@@ -92,7 +92,7 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     show_default="two built in",
-    help="What to draw: one prompt a line.",
+    help="A file with one prompt a line.",
 )
 @click.option("--seeds", type=click.IntRange(1), default=2, help="Images a prompt: the seeds 0, 1, ...")
 @click.option("--steps", type=click.IntRange(1), default=8, help="Denoising steps.")

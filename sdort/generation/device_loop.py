@@ -1,6 +1,6 @@
 """The denoising loop on the device: between two runs of the UNet nothing comes to the host.
 
-Everything that a step needs lies in the provider's memory from the start: what the UNet is told of the prompts, all
+Everything that a step needs lies in the provider's memory from the start: the conditioning of the prompts, all
 timesteps, and a matrix of rows, the first noise, every output of the UNet, the noise added on the way. One small model
 between two runs of the UNet puts its last output into the rows and sums them up to its next input, weighted as
 :mod:`sdort.generation.recurrence` says; guidance is part of the weights. The UNet's own inputs and output stay at their
@@ -29,10 +29,10 @@ from sdort.runtime.session import Session
 
 Array = npt.NDArray[Any]
 
-Told = tuple[tuple[str, tuple[int, ...]], ...]
+InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
-MOST_BYTES = 1 << 30
-"""Of the matrix of rows; what would need more goes step by step through the host."""
+MAX_ROW_BYTES = 1 << 30
+"""Upper bound in bytes for the step-accumulator matrix; larger runs use the host loop."""
 
 
 class Buffer:
@@ -45,14 +45,14 @@ class Buffer:
         self.shape, self.dtype = self._host.shape, self._host.dtype
 
     def write(self, values: Array) -> None:
-        given = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
-        self._session.guard(lambda: self._value.update_inplace(given))
+        content = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
+        self._session.guard(lambda: self._value.update_inplace(content))
 
     def read(self) -> Array:
         return np.array(self._session.download(self._value))  # a copy: on the CPU it would be the memory itself
 
-    def place(self, first: int = 0, shape: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """What an ``IOBinding`` takes: the device, type, shape and address of the part from ``[first]`` on."""
+    def binding_arguments(self, first: int = 0, shape: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """Arguments of an ``IOBinding``: the device, type, shape and address of the part from ``[first]`` on."""
         inner = self.dtype.itemsize * math.prod(self.shape[1:])
         return (
             *self._session.memory,
@@ -64,7 +64,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the UNet runs on at once: ``copies`` prompts (the negative one first) times ``images``."""
+    """Samples that the UNet runs on at once: ``copies`` prompts (the negative one first) times ``images``."""
 
     copies: int
     images: int
@@ -77,12 +77,12 @@ class Batch:
 
     @property
     def elements(self) -> int:
-        """Of all images' latents."""
+        """Number of elements of all images' latents."""
         return self.images * math.prod(self.latent)
 
 
 def batch_slices(session: Session, name: str, total: int) -> list[slice]:
-    """How to run ``total`` samples: at once, or in parts of the batch that a static model has.
+    """Slices of ``total`` samples: one, or parts of the batch that a static model has.
 
     Raises:
         UsageError: the static batch does not divide ``total``.
@@ -96,38 +96,39 @@ def batch_slices(session: Session, name: str, total: int) -> list[slice]:
     return [slice(first, first + size) for first in range(0, total, size)]
 
 
-class Places:
+class BoundBuffers:
     """The UNet's inputs and output for one batch, bound once.
 
     Args:
-        told: the dimensions of one sample of each input that stays the same from step to step.
-        number: of the first graph that may be recorded here; each part of the batch has one of its own.
+        shapes: the shape of one sample of each conditioning input, which stays the same from step to step.
+        number: the number of the first graph that may be recorded here; each part of the batch has one of its own.
     """
 
-    def __init__(self, session: Session, batch: Batch, told: Mapping[str, tuple[int, ...]], number: int) -> None:
+    def __init__(self, session: Session, batch: Batch, shapes: Mapping[str, tuple[int, ...]], number: int) -> None:
         self.session = session
         self.batch = batch
         inputs, output = session.inputs, session.outputs[0]
         channels = static_size(output.shape, 1) or batch.latent[0]
         shape = (batch.samples, *batch.latent)
         self.slices = batch_slices(session, "sample", batch.samples)
-        each = self.slices[0].stop
+        samples = self.slices[0].stop
         self.sample = Buffer(session, np.zeros(shape, inputs["sample"].dtype))
         self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
-        self.timestep = Buffer(session, np.zeros(timestep_shape(inputs, each), inputs["timestep"].dtype))
-        self.others = {
-            name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype)) for name, shape in told.items()
+        self.timestep = Buffer(session, np.zeros(timestep_shape(inputs, samples), inputs["timestep"].dtype))
+        self.conditioning = {
+            name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
+            for name, shape in shapes.items()
         }
         self.graphs = [number + index for index in range(len(self.slices))]
         self._bindings = [self._bind(part) for part in self.slices]
 
     def _bind(self, part: slice) -> Any:
         binding = self.session.ort.io_binding()
-        for name, buffer in {"sample": self.sample, **self.others}.items():
-            binding.bind_input(name, *buffer.place(part.start, (part.stop - part.start, *buffer.shape[1:])))
-        binding.bind_input("timestep", *self.timestep.place())
+        for name, buffer in {"sample": self.sample, **self.conditioning}.items():
+            binding.bind_input(name, *buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:])))
+        binding.bind_input("timestep", *self.timestep.binding_arguments())
         rest = (part.stop - part.start, *self.output.shape[1:])
-        binding.bind_output(self.session.outputs[0].name, *self.output.place(part.start, rest))
+        binding.bind_output(self.session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
         return binding
 
     def run(self) -> None:
@@ -137,14 +138,15 @@ class Places:
 
 
 def repeated(conditions: Sequence[Condition], images: int) -> Condition:
-    """What all samples are told: [conditions * images, ...] by input, every condition for all images in a row."""
+    """The conditioning of all samples: [conditions * images, ...] by input, every condition for all images in a row."""
     return {
-        name: np.concatenate([np.repeat(each[name], images, axis=0) for each in conditions]) for name in conditions[0]
+        name: np.concatenate([np.repeat(condition[name], images, axis=0) for condition in conditions])
+        for name in conditions[0]
     }
 
 
 def condition_width(unet: Session) -> int | None:
-    """How many numbers the guidance scale is embedded in; None if the UNet does not take them."""
+    """Width of the embedding of the guidance scale; None if the UNet does not take one."""
     spec = unet.inputs.get("timestep_cond")
     return (static_size(spec.shape, 1) or 256) if spec else None
 
@@ -192,12 +194,12 @@ class Loop:
     def __init__(self, unet: Session) -> None:
         self.unet = unet
         self._sum: Session | None = None
-        self._places: dict[tuple[Batch, Told], Places] = {}
+        self._bound: dict[tuple[Batch, InputShapes], BoundBuffers] = {}
 
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         """Whether the rows of a run are small enough to be kept."""
         rows = 1 + recurrence.steps * batch.copies + recurrence.noises
-        return rows * batch.elements * 4 <= MOST_BYTES
+        return rows * batch.elements * 4 <= MAX_ROW_BYTES
 
     def denoise(
         self,
@@ -212,7 +214,7 @@ class Loop:
 
         Args:
             conditions: one for each copy.
-            noise: [1 + recurrence.noises, images, channels, height, width]: the first noise, as drawn, and all later.
+            noise: [1 + recurrence.noises, images, channels, height, width]: the first noise and all later.
             guidance: the weight of each copy's output; they sum up to one.
 
         Returns:
@@ -222,29 +224,29 @@ class Loop:
             ParityError: the UNet returned NaN or infinity.
         """
         samples = repeated(conditions, batch.images)
-        places = self._at(batch, samples)
+        buffers = self._at(batch, samples)
         for name, values in samples.items():
-            places.others[name].write(values)
-        # What a run before left there is multiplied by zero at the first sum, but zero times NaN is NaN.
-        places.output.write(np.zeros(places.output.shape, places.output.dtype))
-        history = History(self._summing(), places, recurrence, noise, guidance)
+            buffers.conditioning[name].write(values)
+        # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
+        buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
+        accumulator = StepAccumulator(self._summing(), buffers, recurrence, noise, guidance)
         seconds = []
         for step in range(recurrence.steps):
             started = time.perf_counter()
-            history.prepare(step)
-            places.run()
+            accumulator.prepare(step)
+            buffers.run()
             seconds.append(time.perf_counter() - started)
             on_step(batch.images)
-        history.prepare(recurrence.steps)
-        return history.result(), seconds
+        accumulator.prepare(recurrence.steps)
+        return accumulator.result(), seconds
 
-    def _at(self, batch: Batch, samples: Condition) -> Places:
-        told = tuple((name, values.shape[1:]) for name, values in samples.items())
-        key = (batch, told)
-        if key not in self._places:
-            number = 1 + sum(len(places.graphs) for places in self._places.values())
-            self._places[key] = Places(self.unet, batch, dict(told), number)
-        return self._places[key]
+    def _at(self, batch: Batch, samples: Condition) -> BoundBuffers:
+        shapes = tuple((name, values.shape[1:]) for name, values in samples.items())
+        key = (batch, shapes)
+        if key not in self._bound:
+            number = 1 + sum(len(buffers.graphs) for buffers in self._bound.values())
+            self._bound[key] = BoundBuffers(self.unet, batch, dict(shapes), number)
+        return self._bound[key]
 
     def _summing(self) -> Session:
         if self._sum is None:
@@ -252,16 +254,16 @@ class Loop:
         return self._sum
 
 
-class History:
-    """The rows of one drawing, and the sums over them."""
+class StepAccumulator:
+    """The rows of one batch, from the first noise to the last output, and the weighted sums over them."""
 
     def __init__(
-        self, session: Session, places: Places, recurrence: Recurrence, noise: Array, guidance: Sequence[float]
+        self, session: Session, buffers: BoundBuffers, recurrence: Recurrence, noise: Array, guidance: Sequence[float]
     ) -> None:
         self.session = session
-        self.places = places
+        self.buffers = buffers
         self.recurrence = recurrence
-        batch, steps = places.batch, recurrence.steps
+        batch, steps = buffers.batch, recurrence.steps
         self.weights, self.own = _weights(recurrence, np.asarray(guidance))
         # The UNet's outputs come first, each at its step, then all noise.
         rows = np.zeros((self.weights.shape[2], batch.elements), np.float32)
@@ -270,27 +272,31 @@ class History:
         self._weights = Buffer(session, self.weights.astype(np.float32))
         self._own = Buffer(session, self.own.astype(np.float32))
         clock = recurrence.timesteps
-        times = (np.round(clock) if places.timestep.dtype.kind == "i" else clock).astype(places.timestep.dtype)
-        spread = np.broadcast_to(times.reshape(-1, *[1] * len(places.timestep.shape)), (steps, *places.timestep.shape))
-        self._times = Buffer(session, spread)
+        times = (np.round(clock) if buffers.timestep.dtype.kind == "i" else clock).astype(buffers.timestep.dtype)
+        stacked = np.broadcast_to(
+            times.reshape(-1, *[1] * len(buffers.timestep.shape)), (steps, *buffers.timestep.shape)
+        )
+        self._times = Buffer(session, stacked)
         self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
         self._bindings = [self._bind(step) for step in range(steps + 1)]
 
     def _bind(self, step: int) -> Any:
         """The sum before ``step``, or after the last."""
-        places, copies = self.places, self.places.batch.copies
-        flat = (copies, places.batch.elements)
+        buffers, copies = self.buffers, self.buffers.batch.copies
+        flat = (copies, buffers.batch.elements)
         binding = self.session.ort.io_binding()
-        binding.bind_input("rows", *self._rows.place())
-        binding.bind_input("weights", *self._weights.place(step, self._weights.shape[1:]))
-        binding.bind_input("own", *self._own.place(step, self._own.shape[1:]))
-        binding.bind_input("output", *places.output.place(0, flat))
+        binding.bind_input("rows", *self._rows.binding_arguments())
+        binding.bind_input("weights", *self._weights.binding_arguments(step, self._weights.shape[1:]))
+        binding.bind_input("own", *self._own.binding_arguments(step, self._own.shape[1:]))
+        binding.bind_input("output", *buffers.output.binding_arguments(0, flat))
         # After the last step there is no next time; any will do.
-        binding.bind_input("time", *self._times.place(min(step, self.recurrence.steps - 1), places.timestep.shape))
-        binding.bind_output("kept", *self._rows.place(max(step - 1, 0) * copies, flat))
-        binding.bind_output("sample", *places.sample.place(0, flat))
-        binding.bind_output("total", *self._total.place())
-        binding.bind_output("now", *places.timestep.place())
+        binding.bind_input(
+            "time", *self._times.binding_arguments(min(step, self.recurrence.steps - 1), buffers.timestep.shape)
+        )
+        binding.bind_output("kept", *self._rows.binding_arguments(max(step - 1, 0) * copies, flat))
+        binding.bind_output("sample", *buffers.sample.binding_arguments(0, flat))
+        binding.bind_output("total", *self._total.binding_arguments())
+        binding.bind_output("now", *buffers.timestep.binding_arguments())
         return binding
 
     def prepare(self, step: int) -> None:
@@ -303,7 +309,7 @@ class History:
         Raises:
             ParityError: some output of the UNet was not finite.
         """
-        batch = self.places.batch
+        batch = self.buffers.batch
         latents: Array = self._total.read()[0].reshape(batch.images, *batch.latent)
         if not np.isfinite(latents).all():
             raise ParityError(
@@ -315,11 +321,11 @@ class History:
 
     def _first_bad(self) -> int:
         finite = np.isfinite(self._rows.read()).all(axis=1)
-        return int(np.argmin(finite)) // self.places.batch.copies + 1
+        return int(np.argmin(finite)) // self.buffers.batch.copies + 1
 
 
 def _weights(recurrence: Recurrence, guidance: Array) -> tuple[Array, Array]:
-    """What a step's input sums up: weights [steps + 1, copies, rows] of the rows, [..., copies] of the last output.
+    """Weights of each step's input: [steps + 1, copies, rows] of the rows, [..., copies] of the last output.
 
     The copies of the input are equal. At the sum before step ``i`` the output of step ``i - 1`` is not yet among the
     rows, so its weights stand apart.

@@ -1,6 +1,6 @@
 """The denoising loop of diffusers' StableDiffusionPipeline, step by step through the host.
 
-For schedulers that :mod:`sdort.generation.recurrence` cannot tell in numbers; :mod:`sdort.generation.device_loop`
+For schedulers that :mod:`sdort.generation.recurrence` cannot express in numbers; :mod:`sdort.generation.device_loop`
 has the others.
 """
 
@@ -52,7 +52,7 @@ def denoise(
 
     Args:
         conditions: one for each prompt: the negative one first, when there is guidance.
-        noise: [images, channels, height, width], fp32, as drawn.
+        noise: [images, channels, height, width], fp32, of unit variance.
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
 
@@ -65,13 +65,13 @@ def denoise(
     import torch
 
     extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    told = repeated(conditions, len(noise))
+    conditioning = repeated(conditions, len(noise))
     latents = noise * scheduler.init_noise_sigma
     seconds = []
     for number, timestep in enumerate(scheduler.timesteps, 1):
         started = time.perf_counter()
         sample = scheduler.scale_model_input(torch.cat([latents] * len(conditions)), timestep).numpy()
-        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), told))
+        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), conditioning))
         if not torch.isfinite(output).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number} of {len(scheduler.timesteps)}",
@@ -87,16 +87,16 @@ def denoise(
     return latents.numpy(), seconds
 
 
-def _predict(unet: Session, sample: Array, timestep: Array, told: Condition) -> Array:
+def _predict(unet: Session, sample: Array, timestep: Array, conditioning: Condition) -> Array:
     """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
     rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
     parts = []
     for part in batch_slices(unet, "sample", len(sample)):
-        some = sample[part]
+        samples = sample[part]
         feeds = {
-            "sample": some,
-            "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(some))),
-            **{name: values[part] for name, values in told.items()},
+            "sample": samples,
+            "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(samples))),
+            **{name: values[part] for name, values in conditioning.items()},
         }
         parts.append(unet.run(feeds)[unet.outputs[0].name])
     return np.concatenate(parts).astype(np.float32)

@@ -56,11 +56,11 @@ class TextToImage:
         self.fallback = fallback
         encoders = folder.family.encoders
         self.tokenizers = {each.component: load_tokenizer(folder.path / each.tokenizer) for each in encoders}
-        self.told: dict[str, dict[str, str]] = {}
-        """By text encoder: its outputs, by the UNet's inputs that they go to."""
+        self.conditioning_outputs: dict[str, dict[str, str]] = {}
+        """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there."""
         for each in encoders:
             names = [spec.name for spec in sessions[each.component].outputs]
-            self.told[each.component] = each.outputs(names, folder.config(each.component))
+            self.conditioning_outputs[each.component] = each.outputs(names, folder.config(each.component))
         self.loop = Loop(sessions["unet"])
         self.timings = Timings()
         self.decoded: Plan | None = None
@@ -75,7 +75,7 @@ class TextToImage:
         return static_size(spec.shape, 1) or int(self.folder.vae.get("latent_channels", 4))
 
     def size(self, request: Request) -> tuple[int, int]:
-        """Height and width in pixels of what ``request`` draws: as asked, or as the model was made for.
+        """Height and width in pixels of the images of ``request``: as asked, or as the model was made for.
 
         Raises:
             UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
@@ -89,7 +89,7 @@ class TextToImage:
         )
 
     def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
-        """Draw the images of a request, each given as soon as it is done.
+        """Generate the images of a request, each yielded as soon as it is done.
 
         Args:
             on_step: called after every denoising step with the number of images that it advanced.
@@ -108,10 +108,10 @@ class TextToImage:
         seeds = [request.seed + index for index in range(request.num_images)]
         recurrence = find_recurrence(partial(self._scheduler, request))
         for first in range(0, len(seeds), request.images_at_once):
-            some = seeds[first : first + request.images_at_once]
-            draw = partial(self._draw, request, recurrence, conditions, some, size)
-            latents = self._denoised(draw, on_step)
-            yield from self._decode(latents, request, some)
+            batch_seeds = seeds[first : first + request.images_at_once]
+            denoise_batch = partial(self._denoise_batch, request, recurrence, conditions, batch_seeds, size)
+            latents = self._denoised(denoise_batch, on_step)
+            yield from self._decode(latents, request, batch_seeds)
 
     def _guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
@@ -119,13 +119,15 @@ class TextToImage:
         return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
 
     def _guarded(self, component: str, work: Callable[[], T], arrays: Callable[[T], Iterable[Array]]) -> T:
-        """What ``work`` gives, or gives in a safer precision if one of its ``arrays`` is dead."""
+        """The result of ``work``, in a safer precision if one of its ``arrays`` is dead."""
         if self.guard is None:
             return work()
         return self.guard.run(component, work, lambda result: next(filter(None, map(dead, arrays(result))), None))
 
-    def _denoised(self, draw: Callable[[Callable[[float], None]], Array], on_step: Callable[[float], None]) -> Array:
-        """What ``draw`` gives, which is told ``on_step``; again in a safer precision if an image's latents are dead."""
+    def _denoised(
+        self, denoise_batch: Callable[[Callable[[float], None]], Array], on_step: Callable[[float], None]
+    ) -> Array:
+        """The latents of ``denoise_batch``, computed again in a safer precision if an image's latents are dead."""
         advanced = [0.0]
 
         def advance(amount: float) -> None:
@@ -138,13 +140,13 @@ class TextToImage:
                 advanced[0] = 0.0
             if self.loop.unet is not self.sessions["unet"]:
                 self.loop = Loop(self.sessions["unet"])
-            return list(draw(advance))
+            return list(denoise_batch(advance))
 
         latents = self._guarded("unet", again, list)
         return np.stack(latents)
 
     def _conditions(self, request: Request, size: tuple[int, int]) -> list[Condition]:
-        """What the UNet is told of each prompt, of the negative one first if there is guidance."""
+        """The conditioning of each prompt, that of the negative one first if there is guidance."""
         guided = self._guidance(request) is not None
         silent = guided and not request.negative_prompt and self.folder.empty_is_zero
         prompts = [request.negative_prompt, request.prompt] if guided and not silent else [request.prompt]
@@ -152,23 +154,26 @@ class TextToImage:
             warn_of_cut(self.tokenizers["text_encoder"], prompt)
         parts = [self._encode(encoder, prompts) for encoder in self.folder.family.encoders]
         if silent:
-            parts = [[{name: np.zeros_like(value) for name, value in each[0].items()}, *each] for each in parts]
+            parts = [[{name: np.zeros_like(value) for name, value in part[0].items()}, *part] for part in parts]
         width = condition_width(self.sessions["unet"])
         scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
-        return [self.folder.family.condition(each, size) | scale for each in zip(*parts, strict=True)]
+        return [self.folder.family.condition(prompt_parts, size) | scale for prompt_parts in zip(*parts, strict=True)]
 
     def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Condition]:
-        """What one text encoder tells the UNet of each prompt."""
-        name = encoder.component
-        fed = [{"input_ids": tokenize(self.tokenizers[name], prompt)} for prompt in prompts]
+        """The conditioning of each prompt by one text encoder."""
+        component = encoder.component
+        fed = [{"input_ids": tokenize(self.tokenizers[component], prompt)} for prompt in prompts]
 
         def work() -> list[Condition]:
-            results = map(self.sessions[name].run, fed)
-            return [{told: result[output] for told, output in self.told[name].items()} for result in results]
+            results = map(self.sessions[component].run, fed)
+            return [
+                {name: result[output] for name, output in self.conditioning_outputs[component].items()}
+                for result in results
+            ]
 
-        return self._guarded(name, work, lambda parts: [value for part in parts for value in part.values()])
+        return self._guarded(component, work, lambda parts: [value for part in parts for value in part.values()])
 
-    def _draw(
+    def _denoise_batch(
         self,
         request: Request,
         recurrence: Recurrence | None,
@@ -213,11 +218,11 @@ class TextToImage:
         plan = choose(decoder, size_of(latents), request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
         first = self.sessions[DECODER]
-        for index, (image, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
-            drawn = self._shown(decoder, to_image(image, seed), scaled[index : index + 1], first)
+        for index, (decoded, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
+            image = self._shown(decoder, to_image(decoded, seed), scaled[index : index + 1], first)
             self.timings.decode += time.perf_counter() - started
             self.decoded = decoder.plan_now
-            yield drawn
+            yield image
             started = time.perf_counter()
 
     def _shown(self, decoder: Decoder, image: Generated, latents: Array, used: Session) -> Generated:

@@ -2,8 +2,8 @@
 
 The samplers of diffusion models are linear in what they are given: the latents at any step are a sum of the first
 noise, the UNet's outputs so far and the noise added on the way, weighted by numbers that depend on the timesteps alone.
-Those numbers are found by running diffusers' scheduler once on unit vectors, before anything is drawn. The loop itself
-then needs no scheduler: one small weighted sum between two runs of the UNet, on whatever device the UNet runs.
+Those numbers are found by running diffusers' scheduler once on unit vectors, before anything is generated. The loop
+itself then needs no scheduler: one small weighted sum between two runs of the UNet, on whatever device the UNet runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 TOLERANCE = 1e-3
-"""Of the latents' spread, between the scheduler in fp32 and the weighted sums; one that clips is off by far more."""
+"""Allowed difference between the scheduler in fp32 and the weighted sums, in standard deviations of the latents; a
+scheduler that clips is off by far more."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Recurrence:
     """
 
     timesteps: Array
-    """[steps]: what the UNet is told at each call."""
+    """[steps]: the UNet's timestep at each call."""
     inputs: Array
     """[steps, 1 + steps + noises], float64."""
     result: Array
@@ -82,33 +83,33 @@ def find_recurrence(make: Callable[[], Any]) -> Recurrence | None:
         rows = torch.cat([*inputs, latents], dim=1).reshape(size, steps + 1).double().numpy().T
         if columns > size or not np.isfinite(rows).all() or np.any(rows[:, columns:]):
             return None
-        found = Recurrence(np.asarray(scheduler.timesteps), rows[:-1, :columns].copy(), rows[-1, :columns].copy())
-        return found if _agrees(found, make()) else None
+        recurrence = Recurrence(np.asarray(scheduler.timesteps), rows[:-1, :columns].copy(), rows[-1, :columns].copy())
+        return recurrence if _agrees(recurrence, make()) else None
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
 
 
-def _agrees(found: Recurrence, scheduler: Any) -> bool:
+def _agrees(recurrence: Recurrence, scheduler: Any) -> bool:
     """Whether random latents and outputs come out as the scheduler itself makes them, in fp32."""
     import torch
 
     random = torch.Generator().manual_seed(0)
-    rows = torch.randn(found.inputs.shape[1], 1, 4, 8, 8, generator=random)
+    rows = torch.randn(recurrence.inputs.shape[1], 1, 4, 8, 8, generator=random)
     latents = rows[0] * float(scheduler.init_noise_sigma)
-    draws = iter(rows[1 + found.steps :])
+    draws = iter(rows[1 + recurrence.steps :])
     with _drawing(scheduler, lambda *args, **kwargs: next(draws)):
         for number, timestep in enumerate(scheduler.timesteps):
-            wanted = scheduler.scale_model_input(latents, timestep)
-            if not _close(found.inputs[number], rows, wanted):
+            expected = scheduler.scale_model_input(latents, timestep)
+            if not _close(recurrence.inputs[number], rows, expected):
                 return False
             latents = _step(scheduler, rows[1 + number], timestep, latents)
-    return _close(found.result, rows, latents)
+    return _close(recurrence.result, rows, latents)
 
 
-def _close(weights: Array, rows: Any, wanted: Any) -> bool:
+def _close(weights: Array, rows: Any, expected: Any) -> bool:
     total = np.tensordot(weights, rows.double().numpy(), 1)
-    difference = np.abs(total - wanted.double().numpy()).max()
-    return bool(difference <= TOLERANCE * max(float(wanted.std()), 1.0))
+    difference = np.abs(total - expected.double().numpy()).max()
+    return bool(difference <= TOLERANCE * max(float(expected.std()), 1.0))
 
 
 def _step(scheduler: Any, output: Any, timestep: Any, latents: Any) -> Any:

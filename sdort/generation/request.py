@@ -1,4 +1,4 @@
-"""What a user wants drawn, and the refusals that need no model run."""
+"""Requests for images, and the refusals that need no model run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sdort.workload.cases import IMAGES_AT_ONCE
 
 @dataclass(frozen=True)
 class Request:
-    """What to draw. Image ``i`` of several has the seed ``seed + i``, so that each can be drawn again alone."""
+    """A request for images. Image ``i`` of several has the seed ``seed + i``, so that each can be made again alone."""
 
     prompt: str
     negative_prompt: str = ""
@@ -64,7 +64,7 @@ def check_text_to_image(sessions: Mapping[str, Session], family: Family, latent_
     raise BadModelError(
         f"the UNet takes {channels} channels, not the {latent_channels} of latent noise; it is {kind}",
         component="unet",
-        hint="sdort run draws from text alone: take a text-to-image checkpoint.",
+        hint="sdort run generates from text alone: take a text-to-image checkpoint.",
     )
 
 
@@ -84,12 +84,12 @@ def _check_inputs(unet: Session, family: Family) -> None:
             f"the UNet takes {numbers} numbers as time_ids, not {SIZE_NUMBERS}: it is SDXL's refiner, which works on "
             "an image",
             component="unet",
-            hint="sdort run draws from text alone: take SDXL's base model.",
+            hint="sdort run generates from text alone: take SDXL's base model.",
         )
 
 
 def check_side(name: str, asked: int | None, default: int, fixed: int | None, factor: int) -> int:
-    """The height or width in pixels to draw.
+    """The height or width in pixels of the images.
 
     Args:
         name: ``height`` or ``width``.
