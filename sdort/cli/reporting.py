@@ -41,7 +41,7 @@ def reporting(as_json: bool) -> Iterator[None]:
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
-    """What to tell the user, and the exit code."""
+    """The message to the user, and the exit code."""
     if isinstance(error, SdortError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -33,9 +33,9 @@ TILE = 64
 """Latents along a tile's side: 512 pixels of the usual autoencoder."""
 SMALLEST_TILE = 32
 OVERLAP = 0.25
-"""Of a tile's side, with each neighbour."""
+"""Share of a tile's side that overlaps with each neighbour."""
 SHARE = 0.8
-"""Of the free memory that a decode may plan with: allocators round up, and the estimate is one."""
+"""Share of the free memory that decoding may plan with: allocators round up, and the need is an estimate."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Plan:
         return ", ".join(filter(None, ["image by image" if self.slicing else "", tiles])) or "all at once"
 
     def part(self, size: Size) -> Size:
-        """What of ``size`` is decoded at once."""
+        """The part of ``size`` that is decoded at once."""
         images, height, width = size
         return 1 if self.slicing else images, min(height, self.tile or height), min(width, self.tile or width)
 
@@ -70,7 +70,7 @@ class Planner:
         self.factor = factor
 
     def plan(self, size: Size, tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
-        """What fits.
+        """The plan that fits into memory.
 
         Args:
             tiling, slicing: as asked; None decides by ``free``.
@@ -97,12 +97,12 @@ class Planner:
         return next((each for each in choices if math.prod(self.part(size, each)) < most), None)
 
     def part(self, size: Size, plan: Plan) -> Size:
-        """What the decoder is fed at once: a static model always the batch that it has."""
+        """The size of the decoder's input: the batch of a static model, or the part that is decoded at once."""
         images, height, width = plan.part(size)
         return static_size(self.latents.shape, 0) or images, height, width
 
     def size(self, case: Case) -> Size:
-        """Of the images of a case."""
+        """The size of a case's images in latents."""
         return case.batch, case.height // self.factor, case.width // self.factor
 
     def part_of(self, case: Case, plan: Plan) -> Case:
@@ -198,7 +198,7 @@ def decode_tiles(run: Callable[[Array], Array], latents: Array, tile: int | None
 
 
 def starts(length: int, tile: int) -> list[int]:
-    """Where tiles begin: evenly spread from the start to the end, each over a quarter of the next at least."""
+    """Starts of tiles, at equal distances from the start to the end; each overlaps at least a quarter of the next."""
     if length <= tile:
         return [0]
     count = math.ceil((length - tile) / (tile - int(OVERLAP * tile))) + 1
@@ -225,7 +225,5 @@ def choose(decoder: Decoder, size: Size, tiling: bool | None, slicing: bool | No
     plan = decoder.plan(size, tiling, slicing, free)
     if None in (tiling, slicing):
         needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(size, Plan()), free or 0))
-        detail(
-            f"decoding {plan}: all at once takes about {needed}, {there if free else 'nobody knows how much'} is free"
-        )
+        detail(f"decoding {plan}: all at once takes about {needed}, {there if free else 'an unknown amount'} is free")
     return plan

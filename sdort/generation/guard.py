@@ -1,4 +1,4 @@
-"""What to do when a stage gives NaN or nothing at all: take it again in the next safer precision.
+"""The guard against stages that give NaN or nothing at all: they run again in the next safer precision.
 
 The safer graph is made on the spot from the one that is open (:mod:`sdort.passes.widen`): the fp16 weights on disk
 serve it too. So it needs no other file, no original and no network, it is there for pipelines that others optimized,
@@ -27,7 +27,7 @@ SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
     DECODER: (("all of it", all_nodes),),
 }
-"""What is computed in fp32, by component, the cheapest that may help first."""
+"""Component -> nodes to compute in fp32, the cheapest choice that may help first."""
 
 T = TypeVar("T")
 

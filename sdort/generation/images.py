@@ -68,7 +68,7 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
 
 
 def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) -> list[Path]:
-    """Where the images go: ``output`` itself for one, ``name-1.png``, ``name-2.png`` ... for several.
+    """Paths of the images: ``output`` itself for one, ``name-1.png``, ``name-2.png`` ... for several.
 
     Without ``output`` the first free ``sdort-SEED.png`` in the current folder. Checked before anything is computed.
 

@@ -28,7 +28,7 @@ class OpsLibrary:
     sha256: str
     """The first digits of its hash."""
     cache_bytes: int
-    """Of all builds in the cache."""
+    """The size of all builds in the cache."""
     library: Description
 
 

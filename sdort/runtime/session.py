@@ -234,7 +234,7 @@ def _start(
     except Exception as error:  # its classes share no base but Exception
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
-    tuned.give(ort)
+    tuned.apply(ort)
     return Session(ort, path, component, provider, options)
 
 

@@ -13,9 +13,9 @@ from sdort.errors import SdortError
 from sdort.pipelines.folder import image_channels
 from sdort.runtime.session import Session
 from sdort.tuning.bundle import TUNABLE
-from sdort.tuning.key import Key, Shapes, make_key
+from sdort.tuning.key import InputDims, Key, make_key
 from sdort.tuning.store import Filling, Store
-from sdort.tuning.working_folder import work
+from sdort.tuning.working_folder import working_folder
 from sdort.workload.cases import Case, feed_shapes, make_feeds
 
 
@@ -29,7 +29,7 @@ def keep_case(session: Session, case: Case, factor: int) -> None:
     keep_shapes(session, feed_shapes(feeds))
 
 
-def keep_shapes(session: Session, shapes: Shapes) -> None:
+def keep_shapes(session: Session, shapes: InputDims) -> None:
     """Keep what was tuned on inputs of ``shapes``; nothing without ``--tuning``."""
     if not session.options.tuning or not session.provider.on_gpu:
         return
@@ -48,7 +48,7 @@ def results_of(ort: Any) -> list[dict[str, Any]]:
     return [each for each in ort.get_tuning_results() if each["results"]]
 
 
-def keep(session: Session, shapes: Shapes, store: Store | None = None) -> Path:
+def keep(session: Session, shapes: InputDims, store: Store | None = None) -> Path:
     """Store what was tuned in a session, for inputs of ``shapes``.
 
     Returns:
@@ -65,7 +65,7 @@ def keep(session: Session, shapes: Shapes, store: Store | None = None) -> Path:
     return store.folder / key.name
 
 
-def session_key(session: Session, shapes: Shapes) -> Key:
+def session_key(session: Session, shapes: InputDims) -> Key:
     """The key of what a session finds for inputs of ``shapes``."""
     return make_key(session.path, session.component, session.provider, session.options, shapes)
 
@@ -78,5 +78,5 @@ def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
         if results:
             (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))
         if session.provider.on_gpu:
-            work().give(key.model, made.folder)
+            working_folder().copy_to(key.model, made.folder)
         yield made

@@ -1,1 +1,1 @@
-"""What tuning found, kept: one bundle per machine, model, shapes and options, found again by a later run."""
+"""The tuning cache: one bundle per machine, model, shapes and options, which later runs find again."""

@@ -26,16 +26,16 @@ from sdort.tuning.store import Store
 
 INDEX = "sdort-tuning.json"
 MAX_BYTES, MAX_FILES = 64 << 30, 100_000
-"""What an archive may unpack to: some compiled programs of the largest models."""
+"""Upper bounds of an unpacked archive: some compiled programs of the largest models."""
 
 _CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
-"""What unpacking a file in the place of a folder raises."""
+"""Exceptions of unpacking a file in the place of a folder."""
 _NAME = re.compile(r"[a-z0-9_]+-[0-9a-f]{24}")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import stored: its bundles, and those of them that this machine cannot use."""
+    """Bundles that an import stored, and the names of those that this machine cannot use."""
 
     bundles: list[Bundle]
     elsewhere: list[str]

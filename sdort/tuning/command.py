@@ -28,7 +28,7 @@ class ReadableBundleReport(BundleReport):
     """A bundle whose record can be read."""
 
     key: dict[str, Any]
-    """What it was made for: model, shapes, options, GPU, software."""
+    """The model, shapes, options, GPU and software that it was made for."""
     bytes: int
     files: int
     made: int

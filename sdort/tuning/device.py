@@ -1,4 +1,4 @@
-"""What a tuning result depends on outside the model: the GPU, its toolkit, and ONNX Runtime's execution provider."""
+"""The machine that a tuning result depends on: the GPU, its toolkit, and ONNX Runtime's execution provider."""
 
 from __future__ import annotations
 

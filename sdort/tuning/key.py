@@ -17,7 +17,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, provider_options
 from sdort.tuning.device import Machine, this_machine
 
-Shapes = Mapping[str, Sequence[int]]
+InputDims = Mapping[str, Sequence[int]]
 """The dimensions of every input of a model."""
 
 
@@ -79,7 +79,7 @@ class Key(Machine):
         return self.difference(here)
 
 
-def make_key(path: Path, component: str, provider: Provider, options: RuntimeOptions, shapes: Shapes) -> Key:
+def make_key(path: Path, component: str, provider: Provider, options: RuntimeOptions, shapes: InputDims) -> Key:
     """The key of a model on this machine.
 
     Raises:

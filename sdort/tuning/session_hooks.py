@@ -1,6 +1,6 @@
-"""What a session takes from kept bundles, and what it leaves in one.
+"""Hooks around a session: kept bundles are used before it is made and after.
 
-``prepare`` before the session is made, ``give`` after, ``keep`` when it has run. A run without ``--tuning`` uses what
+``prepare`` runs before the session is made, ``apply`` after. A run without ``--tuning`` uses what
 is kept and writes nothing.
 """
 
@@ -22,18 +22,18 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
 from sdort.tuning.key import Key, make_key
 from sdort.tuning.store import Store
-from sdort.tuning.working_folder import Work, work
+from sdort.tuning.working_folder import WorkingFolder, working_folder
 
 
 @dataclass
-class Tuned:
-    """What a session is made with: ``options`` for ``create_session``, then :meth:`give`."""
+class SessionTuning:
+    """Tuning results for a session: ``options`` for ``create_session``, then :meth:`apply`."""
 
     options: RuntimeOptions
     results: dict[str, bytes] = field(default_factory=dict)
     """TunableOp's, by the bundle's name."""
 
-    def give(self, ort: Any) -> None:
+    def apply(self, ort: Any) -> None:
         """Hand TunableOp's results to an ``InferenceSession``; what it refuses is a warning that says why."""
         for name, text in self.results.items():
             try:
@@ -42,30 +42,30 @@ class Tuned:
                 warn(f"the tuning bundle {name} is not used: {error}")
 
 
-def prepare(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> Tuned:
+def prepare(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> SessionTuning:
     """Look for what is kept of a model on this machine, at any shapes, and lay it out for the session to come."""
     store = Store()
     if not provider.on_gpu or not (options.tuning or store.names()):
-        return Tuned(options)
+        return SessionTuning(options)
     try:
         key = make_key(path, component, provider, options, {})
     except ProviderError as error:
         (warn if options.tuning else detail)(f"tuning results are neither used nor kept: {error.message}")
-        return Tuned(options)
+        return SessionTuning(options)
     if not options.tuning and not any(store.of_model(key)):
-        return Tuned(options)
-    place = work()  # now: to make its folder is to write, which nobody may do while reading
+        return SessionTuning(options)
+    folder = working_folder()  # now: to make its folder is to write, which nobody may do while reading
     try:
         with store.reading():
             bundles = list(_sound(store, key))
             for bundle in bundles:
                 detail(f"{component}: tuned before, {bundle.name}")
-            options = _lay_out(place, bundles, key, provider, options)
+            options = _lay_out(folder, bundles, key, provider, options)
             results = {each.name: (each.folder / TUNABLE).read_bytes() for each in bundles if TUNABLE in each.files}
     except (OSError, sqlite3.Error) as error:
         warn(f"tuning results are not used: {error}")
-        return Tuned(options)
-    return Tuned(options, results)
+        return SessionTuning(options)
+    return SessionTuning(options, results)
 
 
 def _sound(store: Store, key: Key) -> Iterator[Bundle]:
@@ -79,22 +79,22 @@ def _sound(store: Store, key: Key) -> Iterator[Bundle]:
 
 
 def _lay_out(
-    place: Work, bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions
+    folder: WorkingFolder, bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions
 ) -> RuntimeOptions:
     """Point the libraries at a folder with the bundles' files."""
     if provider.uses_miopen and (options.tuning or _have(bundles, MIOPEN)):
-        place.use_miopen()
+        folder.use_miopen()
     for bundle in bundles:
-        place.take(bundle)
+        folder.take(bundle)
     if resolve(options.custom_ops) and (options.tuning or _have(bundles, OPS)):
         entries: list[Entry] = []
         for bundle in bundles:
             entries += read_table(bundle.folder / OPS)
-        place.use_ops(tuning_table(), entries, options.tuning)
+        folder.use_ops(tuning_table(), entries, options.tuning)
     name = provider.programs
     if not name or name in options.provider_options:
         return options
-    return replace(options, provider_options={**options.provider_options, name: str(place.programs(key.model))})
+    return replace(options, provider_options={**options.provider_options, name: str(folder.programs(key.model))})
 
 
 def _have(bundles: Sequence[Bundle], what: str) -> bool:
@@ -124,7 +124,7 @@ def set_results(ort: Any, results: Any) -> None:
 
 
 def _checked(results: Any) -> list[dict[str, Any]]:
-    """What ONNX Runtime's Python layer takes: anything else it would refuse with an error of its insides."""
+    """The results as ONNX Runtime's Python layer takes them; anything else it would refuse with an internal error."""
     sound = isinstance(results, list) and all(
         isinstance(each, dict)
         and isinstance(each.get("ep"), str)

@@ -1,4 +1,4 @@
-"""Where the libraries of this process read and write what they tune.
+"""The working folder of this process: what the libraries tune is read from there and written there.
 
 MIOpen reads its variables once per process, and any session may make it write, so bundles are copied into a folder of
 the process's own and merged there; what lies there after tuning goes into new bundles.
@@ -28,7 +28,7 @@ _PASSING = (".lock", ".tmp", "-journal", "-wal", "-shm")
 """Ends of names of files that only matter while somebody writes."""
 
 
-class Work:
+class WorkingFolder:
     """A folder of this process. What the user's own environment points elsewhere stays where it is."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,12 +46,12 @@ class Work:
 
     def use_ops(self, table: Path, more: list[Entry], tune: bool) -> None:
         """Give sdort's kernels a table: ``table``, what an earlier session found, and ``more``."""
-        given = os.environ.get(OPS_TABLE)
-        ours = given is None or Path(given) == table or Path(given).parent == self.folder
+        current = os.environ.get(OPS_TABLE)
+        ours = current is None or Path(current) == table or Path(current).parent == self.folder
         if tune:
             os.environ[OPS_TUNE] = "1"
         if not ours:
-            detail(f"{OPS_TABLE} is set: what sdort's kernels find stays in {given}")
+            detail(f"{OPS_TABLE} is set: what sdort's kernels find stays in {current}")
             return
         # A name of its own, as the library reads a table again when its name changes.
         self._tables += 1
@@ -61,20 +61,20 @@ class Work:
         os.environ[OPS_TABLE] = str(target)
 
     def ops(self) -> list[Entry]:
-        """What sdort's kernels found and were given here."""
-        given = Path(os.environ.get(OPS_TABLE, ""))
-        return read_table(given) if given.parent == self.folder else []
+        """The table of sdort's kernels: entries that were measured here and those of bundles."""
+        table = Path(os.environ.get(OPS_TABLE, ""))
+        return read_table(table) if table.parent == self.folder else []
 
     def programs(self, model: str) -> Path:
-        """Where MIGraphX keeps a model's compiled programs."""
+        """The folder of a model's programs compiled by MIGraphX."""
         folder = self.folder / PROGRAMS / model
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def contents(self, model: str) -> list[tuple[str, int]]:
         """The files that MIOpen and MIGraphX left here, with their sizes."""
-        found = [path for top in (MIOPEN, f"{PROGRAMS}/{model}") for path in (self.folder / top).rglob("*")]
-        return sorted((str(path), path.stat().st_size) for path in found if path.is_file())
+        paths = [path for top in (MIOPEN, f"{PROGRAMS}/{model}") for path in (self.folder / top).rglob("*")]
+        return sorted((str(path), path.stat().st_size) for path in paths if path.is_file())
 
     def take(self, bundle: Bundle) -> None:
         """Copy and merge the files of a bundle that was checked."""
@@ -85,7 +85,7 @@ class Work:
             elif top == PROGRAMS:
                 link(bundle.folder / name, self.programs(bundle.key.model) / rest)
 
-    def give(self, model: str, stage: Path) -> None:
+    def copy_to(self, model: str, stage: Path) -> None:
         """Copy what lies here into the folder of a bundle that is being filled."""
         for path in sorted((self.folder / MIOPEN).rglob("*")):
             if path.is_file() and not path.name.endswith(_PASSING):
@@ -98,7 +98,7 @@ class Work:
 
 
 @cache
-def work() -> Work:
+def working_folder() -> WorkingFolder:
     """This process's folder: in the cache, or for want of room in the system's folder for temporary files."""
     stack = ExitStack()
     try:
@@ -107,7 +107,7 @@ def work() -> Work:
         detail(str(error))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdort-tuning-")))
     atexit.register(stack.close)
-    return Work(folder)
+    return WorkingFolder(folder)
 
 
 def write_table(path: Path, entries: list[Entry]) -> None:

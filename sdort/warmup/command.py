@@ -24,7 +24,7 @@ from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
-from sdort.tuning.working_folder import work
+from sdort.tuning.working_folder import working_folder
 from sdort.warmup.plan import Item, Target, WarmupOptions, add, describe, plan
 from sdort.workload.cases import Case
 
@@ -298,4 +298,4 @@ def tuning_state(session: Session, model: str) -> Any:
     """The results of tuning up to now, to be compared with a later state."""
     if not session.provider.on_gpu:
         return None
-    return results_of(session.ort), work().contents(model), work().ops()
+    return results_of(session.ort), working_folder().contents(model), working_folder().ops()

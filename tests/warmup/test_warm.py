@@ -33,11 +33,11 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import tuning_results
 from sdort.runtime.session import Session, open_session
 from sdort.tuning import session_hooks as hook
-from sdort.tuning import working_folder as work
 from sdort.tuning.bundle import check_files
 from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
 from sdort.tuning.store import Store
+from sdort.tuning.working_folder import MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE, working_folder
 from sdort.warmup import command as warm
 from sdort.warmup import plan
 from sdort.workload.cases import generation_cases
@@ -61,12 +61,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own, and an environment as it was."""
-    for name in (*work.MIOPEN_FOLDERS, work.OPS_TABLE, work.OPS_TUNE):
+    for name in (*MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path / "cache"
-    work.work.cache_clear()
+    working_folder.cache_clear()
     console.set_verbosity(console.NORMAL)
 
 
@@ -491,9 +491,9 @@ def test_migraphx_finds_its_compiled_programs(a_gpu: Callable[[str], None], tiny
     (place / "abc.mxr").write_bytes(b"compiled")
     key = make_key(path, "unet", MIGRAPHX, asked.options, {"sample": (2, 4, 8, 8)})
     with Store().filling(key) as made:
-        work.work().give(key.model, made.folder)
+        working_folder().copy_to(key.model, made.folder)
     assert list(Store().read(key.name).files) == ["programs/abc.mxr"]
-    work.work.cache_clear()  # another process
+    working_folder.cache_clear()  # another process
     later = hook.prepare(path, "unet", MIGRAPHX, RuntimeOptions("migraphx"))
     found = Path(later.options.provider_options[name])
     assert found != place
@@ -516,23 +516,23 @@ def test_sdorts_own_kernels_get_a_table_of_all_that_is_kept(
     path = tiny.onnx / "unet" / "model.onnx"
 
     def table() -> str:
-        return Path(os.environ[work.OPS_TABLE]).read_text()
+        return Path(os.environ[OPS_TABLE]).read_text()
 
     hook.prepare(path, "unet", CUDA, RuntimeOptions("cuda", tuning=True))
-    assert os.environ[work.OPS_TUNE] == "1"
+    assert os.environ[OPS_TUNE] == "1"
     assert table() == "# architecture\tkey\tvariant\tmicroseconds\n"
-    with open(os.environ[work.OPS_TABLE], "a") as file:  # as the library does
+    with open(os.environ[OPS_TABLE], "a") as file:  # as the library does
         file.write("sm_90\tgroup_norm\twide\t3.5\n")
     key = make_key(path, "unet", CUDA, RuntimeOptions("cuda"), {})
     with Store().filling(key) as made:
-        work.work().give(key.model, made.folder)
+        working_folder().copy_to(key.model, made.folder)
     # The next session of this process, of a model that nothing is kept of, must not lose it.
     hook.prepare(tiny.onnx / "vae_decoder" / "model.onnx", "vae_decoder", CUDA, RuntimeOptions("cuda", tuning=True))
     assert "sm_90\tgroup_norm\twide\t3.5\n" in table()
     # Another process, without --tuning.
-    work.work.cache_clear()
-    monkeypatch.delenv(work.OPS_TABLE)
-    monkeypatch.delenv(work.OPS_TUNE)
+    working_folder.cache_clear()
+    monkeypatch.delenv(OPS_TABLE)
+    monkeypatch.delenv(OPS_TUNE)
     hook.prepare(path, "unet", CUDA, RuntimeOptions("cuda"))
     assert "sm_90\tgroup_norm\twide\t3.5\n" in table()
-    assert work.OPS_TUNE not in os.environ
+    assert OPS_TUNE not in os.environ
