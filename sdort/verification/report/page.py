@@ -102,7 +102,7 @@ def _titled(prompt: str, seed: int, verdict: str, figures: Sequence[str]) -> str
 
 def _semantic(score: SemanticScore) -> str:
     """The counts, and each wrong image beside the original's of the same noise."""
-    table = section("SemanticScore score", KIND_HEADS, kind_cells(score), left=KIND_HEADS[:1], verdicts=_VERDICTS)
+    table = section("Semantic score", KIND_HEADS, kind_cells(score), left=KIND_HEADS[:1], verdicts=_VERDICTS)
     return table + "".join(map(_miss, score.misses))
 
 
