@@ -26,10 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
+import sdort
+
 WARMUP, REPEAT = 5, 30
 
 
 def main() -> int:
+    sdort.set_verbosity(0)
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")

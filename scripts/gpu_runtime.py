@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from gpu_benchmark import make_pipeline, optimized
 
+import sdort
 from sdort.errors import SdortError
 from sdort.generation.decode import Decoder, Plan, size_of
 from sdort.generation.device_loop import Batch, Loop
@@ -39,6 +40,7 @@ VAE = {"block_out_channels": [128, 256, 512, 512], "scaling_factor": 0.18215}
 
 
 def main() -> int:
+    sdort.set_verbosity(0)
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     checkpoint = make_pipeline(args.work / "checkpoint")

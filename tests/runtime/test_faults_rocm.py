@@ -18,6 +18,7 @@ SCRIPT = """
 import os, pathlib, sys
 import click, numpy
 import sdort.runtime.session
+from sdort.console import set_verbosity
 from sdort.cli.reporting import reporting
 from sdort.generation.decode import Decoder, Plan
 from sdort.generation.device_loop import Batch, Loop
@@ -27,6 +28,7 @@ from sdort.generation.recurrence import Recurrence
 
 # What reads the file before ONNX Runtime does is not installed here, and knows no GPU.
 sdort.runtime.session.check_file = lambda path, component: None
+set_verbosity(0)
 rng = numpy.random.default_rng(0)
 
 def now(moment):
