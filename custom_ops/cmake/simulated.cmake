@@ -1,10 +1,14 @@
 # The kernels as CPU code, one library for each kind of wave and matrix unit: what tests run in place of a GPU.
 file(GLOB simulated_sources CONFIGURE_DEPENDS simulated/*.cpp operators/*/simulated.cpp)
-sdort_operator_files(geometries geometry.h)
+sdort_operator_files(with_kernels kernel.h)
 set(simulated_text "#include \"simulated/simulated.h\"\n")
-foreach(geometry ${geometries})
-  string(REGEX REPLACE "operators/(.+)/geometry.h" "\\1" operator ${geometry})
-  string(APPEND simulated_text "#include \"${geometry}\"\nSDORT_SIMULATED_OPERATOR(${operator})\n")
+foreach(kernel ${with_kernels})
+  string(REGEX REPLACE "operators/(.+)/kernel.h" "\\1" operator ${kernel})
+  set(header operators/${operator}/geometry.h)
+  if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+    set(header operators/${operator}/${operator}.h)  # rows/geometry.h has the rest
+  endif()
+  string(APPEND simulated_text "#include \"${header}\"\nSDORT_SIMULATED_OPERATOR(${operator})\n")
 endforeach()
 file(CONFIGURE OUTPUT ${code_folder}/simulated_operators.cpp CONTENT "${simulated_text}" @ONLY)
 list(APPEND simulated_sources ${code_folder}/simulated_operators.cpp)

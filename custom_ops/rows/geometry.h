@@ -1,18 +1,20 @@
-// How kernels of rows are cut into blocks, for host code and tests. Every operator's geometry.h has, in its namespace:
+// How kernels of rows are cut into blocks, for host code and tests. Every operator has, in its namespace (geometry.h):
 //
 //   key(problem, dtype)                           what the tuning table knows a problem by: all that its speed depends on
 //   variants(problem, dtype, device)              names of what computes it on that device, the geometry's own choice first
 //   launches(problem, dtype, device, variant)     the launches of one
 //
 // An operator over rows has a Problem with kName, how its kernels' names begin; rows, their number; width, the elements of
-// an output row. The first of the three, and is_empty, follow from that. The rest is one of two forms, or its own:
+// an output row. The first of the three, and is_empty, follow from that. The others are of one of two forms, or its own:
 //
-//   columns   a thread owns one column of 16 bytes and walks rows: for what needs no other element
-//   held      waves own a row and keep it in registers: for what needs a sum over the row
+//   columns   a thread owns one column of 16 bytes and walks rows: for what needs no other element. All three functions are
+//             here for a Problem whose Args, the kernel's arguments, are what it says and Columns: struct Args : Problem, Columns
+//   held      waves own a row and keep it in registers: for what needs a sum over the row (skip_layer_norm/geometry.h)
 #pragma once
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "driver/error.h"
@@ -60,8 +62,6 @@ inline Columns columns(const OverRows auto& p, Dtype dtype, const Device& device
     return {vectors, static_cast<uint32_t>(row), static_cast<uint32_t>(stride)};
 }
 
-inline int64_t blocks_of(const Columns& columns) { return ceil_div(columns.stride_vectors, kThreads); }
-
 // "w<waves a row>v<vectors a lane>": every form that holds a row, the one with the fewest vectors a lane first, and among
 // those the one with the fewest waves: a short chain of dependent work is worth more than full lanes. "wide" where none
 // does: a wave that reads its row again for every pass.
@@ -85,4 +85,16 @@ inline int64_t held_blocks(const OverRows auto& p, const Device& device, const s
 }
 
 }  // namespace rows
+
+template <class Problem>
+concept InColumns = OverRows<Problem> && std::is_base_of_v<rows::Columns, typename Problem::Args>;
+
+std::vector<std::string> variants(const InColumns auto& p, Dtype dtype, const Device&) { return rows::column_variants(p, dtype); }
+
+template <InColumns Problem>
+std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device& device, const std::string& variant) {
+    const typename Problem::Args args{p, rows::columns(p, dtype, device, variant)};
+    return rows::launches(p, dtype, variant, ceil_div(args.stride_vectors, rows::kThreads), args);
+}
+
 }  // namespace sdort

@@ -1,12 +1,13 @@
 // For tests: an operator's geometry and its kernels' bodies together, as the library would launch them, without a GPU.
 //
-// The build makes a source of SDORT_SIMULATED_OPERATOR(name) for every folder of operators/ that has a geometry.h.
+// The build makes a source of SDORT_SIMULATED_OPERATOR(name) for every folder of operators/ that has a kernel.h.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "driver/launch.h"
+#include "rows/geometry.h"
 
 namespace sdort {
 

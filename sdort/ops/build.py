@@ -26,7 +26,7 @@ _TAIL = 30
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build for. ``hip`` and ``cuda`` are None for "where a compiler is found"."""
+    """Targets and compilers of a build. ``hip`` and ``cuda`` are None for "where a compiler is found"."""
 
     architectures: tuple[str, ...] = ()
     """AMD architectures (``gfx1100``); empty for all that the compiler knows."""
@@ -44,7 +44,7 @@ class Build:
     code: tuple[str, ...]
     """Architectures that it has machine code for."""
     left_out: tuple[str, ...]
-    """What was asked for and no compiler here builds."""
+    """Architectures that were asked for and no compiler here builds."""
     headers: str
     seconds: float
     date: str
@@ -63,14 +63,13 @@ def build(options: BuildOptions, *, force: bool = False) -> tuple[Build, bool]:
     """
     _check(options)
     target = built_library().parent
-    found = None if force else last_build()
-    if found and found.options == options:
-        return found, False
-    made = _made(options, target)
-    return made, True
+    previous = None if force else last_build()
+    if previous and previous.options == options:
+        return previous, False
+    return _build_into(options, target), True
 
 
-def _made(options: BuildOptions, target: Path) -> Build:
+def _build_into(options: BuildOptions, target: Path) -> Build:
     """Build beside ``target``, then move what came out into it; a failure or an interruption leaves it as it was."""
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -87,7 +86,7 @@ def _made(options: BuildOptions, target: Path) -> Build:
 
 
 def last_build() -> Build | None:
-    """What is in the cache for these sources; None if nothing is, or it is damaged."""
+    """The build of these sources in the cache; None if there is none, or it is damaged."""
     folder = built_library().parent
     try:
         stored = json.loads((folder / _RECORD).read_text())
@@ -121,7 +120,7 @@ def _compile(options: BuildOptions, staging: Path) -> Build:
         _run(["cmake", "--build", str(work), "--parallel", str(os.cpu_count() or 1)])
         advance(1)
     os.replace(work / NAME, staging / NAME)
-    code = tuple(each.architecture for each in describe(staging / NAME).code_objects)
+    code = tuple(code.architecture for code in describe(staging / NAME).code_objects)
     return Build(
         path=staging / NAME,
         code=code,
@@ -135,14 +134,14 @@ def _compile(options: BuildOptions, staging: Path) -> Build:
 
 def _definitions(options: BuildOptions) -> list[str]:
     switch = {None: "AUTO", True: "ON", False: "OFF"}
-    found = [f"-DSDORT_HIP={switch[options.hip]}", f"-DSDORT_CUDA={switch[options.cuda]}"]
+    definitions = [f"-DSDORT_HIP={switch[options.hip]}", f"-DSDORT_CUDA={switch[options.cuda]}"]
     if options.architectures:
-        found.append(f"-DSDORT_HIP_ARCHS={';'.join(options.architectures)}")
+        definitions.append(f"-DSDORT_HIP_ARCHS={';'.join(options.architectures)}")
     if options.compiler:
-        found.append(f"-DSDORT_HIP_COMPILER={options.compiler}")
+        definitions.append(f"-DSDORT_HIP_COMPILER={options.compiler}")
     if options.ort_include:
-        found.append(f"-DSDORT_ORT_INCLUDE={options.ort_include}")
-    return found + (["-G", "Ninja"] if shutil.which("ninja") else [])
+        definitions.append(f"-DSDORT_ORT_INCLUDE={options.ort_include}")
+    return definitions + (["-G", "Ninja"] if shutil.which("ninja") else [])
 
 
 def _run(command: Sequence[str]) -> str:
@@ -163,6 +162,6 @@ def _stated(text: str, what: str) -> tuple[str, ...]:
 
 
 def cache_bytes() -> int:
-    """Of all libraries in the cache, those of other sdorts too."""
+    """Size in bytes of all libraries in the cache, those of other versions of sdort too."""
     folder = cache_folder()
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0

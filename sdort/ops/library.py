@@ -1,4 +1,4 @@
-"""Where the library is, and what is in it."""
+"""Paths and contents of the custom operator library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CodeObject:
 
 @dataclass(frozen=True)
 class Description:
-    """What a library holds."""
+    """Contents of a library."""
 
     operators: tuple[Operator, ...]
     code_objects: tuple[CodeObject, ...]
@@ -77,12 +77,12 @@ def cache_folder() -> Path:
 
 
 def built_library() -> Path:
-    """Where the library of these sources is, once it is built."""
+    """Path of the library of these sources, once it is built."""
     return cache_folder() / source_digest() / NAME
 
 
 def tuning_table() -> Path:
-    """What ``sdort ops tune`` measured, and every later run uses."""
+    """Path of the table that ``sdort ops tune`` writes and every later run reads."""
     return cache_folder() / "tuning.tsv"
 
 
@@ -114,7 +114,7 @@ def resolve(setting: str) -> Path | None:
 
 @cache
 def describe(path: Path) -> Description:
-    """What a library holds, by its own account.
+    """Contents of a library, by its own account.
 
     Raises:
         UsageError: it cannot be loaded, or is something else.
@@ -127,10 +127,10 @@ def describe(path: Path) -> Description:
             f"{path} is not a library of sdort's operators: {error}", hint=f"Build one: {_BUILD}"
         ) from error
     function.restype = ctypes.c_char_p
-    found: dict[str, list[dict[str, Any]]] = json.loads(function())
+    contents: dict[str, list[dict[str, Any]]] = json.loads(function())
     return Description(
-        tuple(Operator(**each) for each in found["operators"]),
-        tuple(CodeObject(**each) for each in found["code_objects"]),
+        tuple(Operator(**operator) for operator in contents["operators"]),
+        tuple(CodeObject(**code) for code in contents["code_objects"]),
     )
 
 
@@ -174,7 +174,7 @@ def _narrowed(path: Path, provider: str, left_out: Collection[str]) -> Iterator[
         yield
         return
     named = None if asked in (None, "all") else str(asked).split(",")
-    usual = [each.name for each in describe(path).operators if provider != "cuda" or each.by_default_on_cuda or asked]
+    usual = [op.name for op in describe(path).operators if provider != "cuda" or op.by_default_on_cuda or asked]
     os.environ[_NAMES] = ",".join({*(usual if named is None else named)} - {*left_out}) or "none"
     try:
         yield

@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernel_report import Kernel, amd_metadata, objects_of, read, unit_of
+from kernel_report import (
+    HEADING,
+    NOT_MEASURED,
+    Kernel,
+    amd_metadata,
+    merged,
+    objects_of,
+    read,
+    read_table,
+    table,
+    unit_of,
+)
 from support import native
 from support.machine_code import all_objects, instructions, kernels, machine_of, moves, objects, wide
 from support.rows import Promise, operator_of
@@ -55,6 +66,19 @@ def test_the_report_finds_in_the_library_what_was_compiled() -> None:
 def test_the_list_of_registers_has_every_kernel() -> None:
     listed = set(re.findall(r"^\| `(\w+)`", (native.SOURCE / "REGISTERS.md").read_text(), re.M))
     assert listed == set[str]().union(*(kernel_names(each) for each in ("gfx942", "gfx1100", "gfx1201", "sm_90")))
+
+
+def test_the_list_is_written_anew_without_what_no_compiler_here_builds() -> None:
+    text = (native.SOURCE / "REGISTERS.md").read_text()
+    listed = read_table(text[text.index(HEADING) :])
+    assert table(listed) == text[text.index(HEADING) :]
+    old: dict[str, tuple[str, ...]] = {"gfx942": ("64",), "gfx950": ("72",)}
+    new: dict[str, tuple[str, ...]] = {"gfx942": ("60",)}
+    assert merged({"a": old, "gone": old}, {"a": new, "b": new}) == {
+        "a": {"gfx942": ("60",), "gfx950": ("72",)},
+        "b": {"gfx942": ("60",), "gfx950": NOT_MEASURED},
+    }
+    assert merged({"a": old, "gone": old}, {"b": new}, "b").keys() == {"a", "b", "gone"}
 
 
 def test_no_kernel_spills() -> None:

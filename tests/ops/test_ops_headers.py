@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import ops_benchmark
 import pytest
 from support import native
 
@@ -41,9 +42,9 @@ def measured() -> dict[tuple[str, str], tuple[float, str]]:
     return rows
 
 
-def unmeasured() -> set[str]:
-    """The operators of which MEASURED.md says so."""
-    text = (native.SOURCE / "MEASURED.md").read_text()
+def unmeasured(text: str | None = None) -> set[str]:
+    """The operators of which a table says so, by default that of MEASURED.md."""
+    text = text or (native.SOURCE / "MEASURED.md").read_text()
     return set(re.findall(r"^\| (\w+) \| not measured \|", text, re.M))
 
 
@@ -51,6 +52,13 @@ def test_every_operator_is_in_the_table() -> None:
     """Of those that GPUs have: with a measurement, or without one."""
     operators = {each.name for each in describe(native.library()).operators if each.gpu}
     assert operators == {name for name, _ in measured()} | unmeasured()
+
+
+def test_the_benchmark_tells_what_it_has_not_measured() -> None:
+    operators = {each.name for each in describe(native.library()).operators if each.gpu}
+    missing = ops_benchmark.unmeasured([{"operator": "BiasAdd"}], native.library())
+    assert missing == sorted(operators - {"BiasAdd"})
+    assert unmeasured(ops_benchmark.markdown([], None, missing)) == set(missing)
 
 
 def test_every_kernel_has_a_header() -> None:

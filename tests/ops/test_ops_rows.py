@@ -91,6 +91,15 @@ def test_every_operator_over_rows_is_here() -> None:
     assert all(described[each.domain, each.name].cpu for each in operators())
 
 
+def test_a_problem_of_another_size_is_refused() -> None:
+    """As where a field was added to a header after the build."""
+    given = problem("bias_split_gelu", rows=1, width=1)
+    with pytest.raises(RuntimeError, match="a problem of bias_add has 48 bytes, not 40"):
+        simulate("mfma", "bias_add", given, np.float32)
+    with pytest.raises(TypeError, match="a problem of bias_add has no channels"):
+        problem("bias_add", channels=1)
+
+
 @pytest.mark.parametrize("operator", operators(), ids=str)
 @drawn(64, draw_many_rows)
 def test_any_rows(operator: RowOperator, case: Rows) -> None:

@@ -22,8 +22,11 @@ struct Tensors {
     void* y;
 };
 
+struct Args;
+
 struct Problem : Tensors {
     static constexpr const char* kName = "bias_add";
+    using Args = bias_add::Args;
     int64_t rows;   // N * S
     int64_t width;  // C
 };

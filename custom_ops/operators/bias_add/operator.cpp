@@ -1,5 +1,5 @@
 // com.microsoft::BiasAdd. Inputs: X (N, S, C), bias (C), skip (N, S, C). Output: Y (N, S, C).
-#include "geometry.h"
+#include "bias_add.h"
 #include "rows/operator.h"
 
 namespace sdort {
