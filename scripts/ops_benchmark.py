@@ -393,7 +393,7 @@ def unmeasured(rows: Sequence[dict[str, Any]], library: Path) -> list[str]:
     """The library's operators with kernels for GPUs that no row is of."""
     describe = ctypes.CDLL(str(library)).sdort_ops_describe
     describe.restype = ctypes.c_char_p
-    names = {each["name"] for each in json.loads(describe())["operators"] if each["gpu"]}
+    names = {operator["name"] for operator in json.loads(describe())["operators"] if operator["gpu"]}
     return sorted(names - {row["operator"] for row in rows})
 
 

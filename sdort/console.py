@@ -170,7 +170,7 @@ def to_json(obj: object) -> Any:
     if isinstance(obj, Path):
         return str(obj)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        names = {each.name: each.metadata.get("json", each.name) for each in dataclasses.fields(obj)}
+        names = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(obj)}
         return {key: to_json(getattr(obj, name)) for name, key in names.items() if key is not None}
     if isinstance(obj, Mapping):
         return {str(key): to_json(value) for key, value in obj.items()}

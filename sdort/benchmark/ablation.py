@@ -68,7 +68,7 @@ def optional_fusions() -> list[str]:
     from sdort.optimizer.command import PASSES
     from sdort.rewrite.fusion import load_fusions
 
-    return [*PASSES, *(each.name for each in load_fusions().values() if each.stage in ("fuse", "fuse_nhwc"))]
+    return [*PASSES, *(fusion.name for fusion in load_fusions().values() if fusion.stage in ("fuse", "fuse_nhwc"))]
 
 
 @dataclass

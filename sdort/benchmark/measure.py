@@ -100,9 +100,9 @@ def measure_engines(
 ) -> Measurement:
     """Measure every case on all engines in turn, one component after the other; the engines end closed."""
     measurement = Measurement()
-    for each in engines:
-        each.import_libraries(components)
-    meters = [Meter(each.provider, options.runtime.device_id) for each in engines]
+    for engine in engines:
+        engine.import_libraries(components)
+    meters = [Meter(engine.provider, options.runtime.device_id) for engine in engines]
     calls = options.warmup + 1 + options.repeat
     with progress("measuring", total=len(todo) * len(engines) * calls) as advance:
         for component in components:
@@ -157,14 +157,14 @@ def _measure(
             detail(str(error))
             row.fail(f"{error.message}. {error.hint}" if error.hint else error.message)
     _check(ready, case, reference, options)
-    good = [each for each in ready if not each.row.failed]
+    good = [measured for measured in ready if not measured.row.failed]
     if torch_on_gpu():  # the meters emptied its cache, which the driver fills slowly
-        for each in good:
-            each.runner()
-    times = interleave([each.runner for each in good], options.repeat, advance)
-    for each, milliseconds in zip(good, times, strict=True):
-        _fill_times(each.row, milliseconds, case, options)
-        _check_repeats(each, case)
+        for measured in good:
+            measured.runner()
+    times = interleave([measured.runner for measured in good], options.repeat, advance)
+    for measured, milliseconds in zip(good, times, strict=True):
+        _fill_times(measured.row, milliseconds, case, options)
+        _check_repeats(measured, case)
     _compare(good, times, rows[0])
     measurement.rows += rows
     measurement.images += _image_pairs(ready, case, reference)
@@ -174,16 +174,22 @@ def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Ro
     """Fill in the speedups over the first engine, where both are right."""
     if first.failed or not good:
         return
-    for each, milliseconds in zip(good[1:], times[1:], strict=True):
-        if not each.row.failed:
+    for measured, milliseconds in zip(good[1:], times[1:], strict=True):
+        if not measured.row.failed:
             compared = ratio(times[0], milliseconds)
-            each.row.speedup, each.row.speedup_low, each.row.speedup_high = compared.median, compared.low, compared.high
+            measured.row.speedup, measured.row.speedup_low, measured.row.speedup_high = (
+                compared.median,
+                compared.low,
+                compared.high,
+            )
 
 
 def _image_pairs(ready: Sequence[_Ready], case: Case, reference: Reference | None) -> list[ImagePair]:
     expected = reference.results.get(case) if reference else ready[0].result if len(ready) > 1 else None
     beside = expected[0] if isinstance(expected, list) else None
-    return [ImagePair(each.row, each.result[0], beside) for each in ready if isinstance(each.result, list)]
+    return [
+        ImagePair(measured.row, measured.result[0], beside) for measured in ready if isinstance(measured.result, list)
+    ]
 
 
 def _warm_up(
@@ -232,36 +238,41 @@ def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
 
 def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: BenchOptions) -> None:
     """Compare every engine with the reference, or with the baseline; a row that fails loses its times."""
-    for each in ready:
-        row, first = each.row, ready[0]
-        limits = each.precision
+    for measured in ready:
+        row, first = measured.row, ready[0]
+        limits = measured.precision
         if reference:
-            verdict = reference.check(case, each.result, limits)
-        elif each is first:
-            verdict = check_result(case, each.result, None, "", limits)
+            verdict = reference.check(case, measured.result, limits)
+        elif measured is first:
+            verdict = check_result(case, measured.result, None, "", limits)
         else:
             limits = limits.coarser(first.precision)
-            verdict = check_result(case, each.result, first.result, f"the baseline {first.row.pipeline}", limits)
+            verdict = check_result(case, measured.result, first.result, f"the baseline {first.row.pipeline}", limits)
         if verdict.few:
-            verdict = _check_more(each, reference or first, case, limits, verdict, options)
+            verdict = _check_more(measured, reference or first, case, limits, verdict, options)
         row.checked_against, row.error, row.mean_error = verdict.checked, verdict.error, verdict.mean_error
         row.psnr_db, row.lowest_psnr_db = verdict.psnr, verdict.lowest_psnr
         if verdict.problem:
             row.fail(verdict.problem)
-        _check_repeats(each, case)
+        _check_repeats(measured, case)
 
 
 def _check_more(
-    each: _Ready, against: Reference | _Ready, case: Case, limits: Precision, verdict: Verdict, options: BenchOptions
+    measured: _Ready,
+    against: Reference | _Ready,
+    case: Case,
+    limits: Precision,
+    verdict: Verdict,
+    options: BenchOptions,
 ) -> Verdict:
     """Verdict on enough images, of further seeds, where so few differ that it may be chance.
 
     ``verdict``, which is on the few, stays where no more can be generated.
     """
     more = further_cases(case, ENOUGH)
-    detail(f"{each.row.pipeline}, {case}: {verdict.problem}; generating more")
+    detail(f"{measured.row.pipeline}, {case}: {verdict.problem}; generating more")
     try:
-        more_images = generate_images(each.engine, more, options.steps, options.scheduler)
+        more_images = generate_images(measured.engine, more, options.steps, options.scheduler)
         if isinstance(against, _Ready):
             beside, expected = against.result, generate_images(against.engine, more, options.steps, options.scheduler)
         else:
@@ -269,16 +280,16 @@ def _check_more(
     except SdortError as error:
         detail(error.message)
         return verdict
-    if not (isinstance(each.result, list) and isinstance(beside, list) and len(more_images) == len(expected)):
+    if not (isinstance(measured.result, list) and isinstance(beside, list) and len(more_images) == len(expected)):
         return verdict
-    return check_images([*each.result, *more_images], [*beside, *expected], verdict.checked, limits)
+    return check_images([*measured.result, *more_images], [*beside, *expected], verdict.checked, limits)
 
 
-def _check_repeats(each: _Ready, case: Case) -> None:
+def _check_repeats(measured: _Ready, case: Case) -> None:
     """The last call must have given what the first one gave, which was checked."""
-    again = check_result(case, each.runner.result(), each.result, "the first call", each.precision)
-    if again.problem and not each.row.failed:
-        each.row.fail(f"not repeatable: {again.problem}")
+    again = check_result(case, measured.runner.result(), measured.result, "the first call", measured.precision)
+    if again.problem and not measured.row.failed:
+        measured.row.fail(f"not repeatable: {again.problem}")
 
 
 def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: BenchOptions) -> None:

@@ -45,7 +45,7 @@ def load(path: Path) -> list[Row]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content[KEY] != VERSION:
             raise UsageError(f"{path} was saved in format {content[KEY]}, not {VERSION}", hint="Save it again.")
-        return [_row(each) for each in content["rows"]]
+        return [_row(saved) for saved in content["rows"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         if isinstance(error, TypeError):
@@ -57,7 +57,7 @@ def load(path: Path) -> list[Row]:
 
 
 def _row(saved: Mapping[str, Any]) -> Row:
-    known = {each.name for each in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db", "lowest_psnr_db"}
+    known = {column.name for column in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db", "lowest_psnr_db"}
     row = Row(**{name: value for name, value in saved.items() if name in known})
     row.times_ms = [float(value) for value in saved["times_ms"]]
     if not all(math.isfinite(value) and value > 0 for value in row.times_ms):
@@ -169,8 +169,15 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
     """The comparison's cells."""
     compared = [(row, row.compared) for row in rows if row.compared]
     return [
-        [_what(row), _ms(each.before_ms), _ms(row.median_ms), *_ratio(each), each.verdict, each.reason]
-        for row, each in compared
+        [
+            _what(row),
+            _ms(comparison.before_ms),
+            _ms(row.median_ms),
+            *_ratio(comparison),
+            comparison.verdict,
+            comparison.reason,
+        ]
+        for row, comparison in compared
     ]
 
 
@@ -178,10 +185,10 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _ratio(found: Compared) -> tuple[str, str]:
-    if found.ratio is None:
+def _ratio(comparison: Compared) -> tuple[str, str]:
+    if comparison.ratio is None:
         return "-", "-"
-    return f"{found.ratio:.3f}", f"{found.low:.3f} to {found.high:.3f}"
+    return f"{comparison.ratio:.3f}", f"{comparison.low:.3f} to {comparison.high:.3f}"
 
 
 def as_markdown(rows: Sequence[Row]) -> str:

@@ -92,7 +92,7 @@ def flops(operator: str, inputs: Shapes, outputs: Shapes) -> int | None:
     if operator in ("Conv", "FusedConv"):
         return 2 * math.prod(out) * math.prod(dims[1][1:]) if len(dims) > 1 and len(dims[1]) == 4 else None
     # The profile of ONNX Runtime tells no domain.
-    known = next((each for each in load_operators().values() if each.name == operator), None)
+    known = next((candidate for candidate in load_operators().values() if candidate.name == operator), None)
     operations = known.operations if known else _PER_ELEMENT.get(operator, 1)
     return operations * math.prod(out) if isinstance(operations, int) else operations(dims, [out])
 
@@ -104,16 +104,16 @@ def moved(inputs: Shapes, outputs: Shapes) -> int:
 
 def hot_nodes(events: Iterable[Mapping[str, Any]], ep: str, most: int = HOT) -> list[Point]:
     """The nodes on an execution provider that take the longest; those of one operator and shape are one point."""
-    found: dict[tuple[str, str], list[tuple[float, Shapes, Shapes]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[tuple[float, Shapes, Shapes]]] = defaultdict(list)
     for event in events:
         arguments = event.get("args", {})
         if str(event.get("name", "")).endswith("_kernel_time") and arguments.get("provider") == ep:
             inputs, outputs = (_shapes(arguments.get(f"{kind}_type_shape", ())) for kind in ("input", "output"))
             words = ", ".join("x".join(map(str, shape)) for _, shape in inputs if len(shape) > 1)
-            found[arguments.get("op_name", ""), words].append((event["dur"] / 1e6, inputs, outputs))
+            groups[arguments.get("op_name", ""), words].append((event["dur"] / 1e6, inputs, outputs))
     points = []
-    for (operator, words), nodes in found.items():
-        seconds, inputs, outputs = sum(each[0] for each in nodes) / len(nodes), nodes[0][1], nodes[0][2]
+    for (operator, words), nodes in groups.items():
+        seconds, inputs, outputs = sum(node[0] for node in nodes) / len(nodes), nodes[0][1], nodes[0][2]
         done, size = flops(operator, inputs, outputs), moved(inputs, outputs)
         if done and size and seconds:
             points.append(Point(operator, words, len(nodes), size, done, seconds))
@@ -121,7 +121,7 @@ def hot_nodes(events: Iterable[Mapping[str, Any]], ep: str, most: int = HOT) -> 
 
 
 def _shapes(listed: Iterable[Mapping[str, Sequence[int]]]) -> Shapes:
-    return [(dtype, tuple(shape)) for each in listed for dtype, shape in each.items()]
+    return [(dtype, tuple(shape)) for tensor in listed for dtype, shape in tensor.items()]
 
 
 def measure_roofline(path: Path, case: Case, provider: Provider, options: RuntimeOptions, factor: int) -> Roofline:
@@ -139,7 +139,7 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ProviderError(f"the roofline's process failed: {last}", component=case.component)
     answer = json.loads(done.stdout.splitlines()[-1])
-    points = [Point(**each) for each in answer["points"]]
+    points = [Point(**point) for point in answer["points"]]
     return Roofline(case.component, points, answer["bandwidth"], answer["peak"])
 
 

@@ -89,7 +89,7 @@ def _model(operator: str, shapes: list[tuple[int, ...]]) -> bytes:
 
     half = TensorProto.FLOAT16
     inputs = [helper.make_tensor_value_info(f"x{index}", half, shape) for index, shape in enumerate(shapes)]
-    node = helper.make_node(operator, [each.name for each in inputs], ["y"])
+    node = helper.make_node(operator, [tensor.name for tensor in inputs], ["y"])
     graph = helper.make_graph([node], "roof", inputs, [helper.make_tensor_value_info("y", half, shapes[0])])
     content: bytes = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10

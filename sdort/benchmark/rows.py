@@ -155,7 +155,7 @@ def caption(rows: Sequence[Row]) -> str:
     return f"{devices}; {versions}{steps}{calls}{_apart(rows)}"
 
 
-_ON_PROCESSOR = {name for name, each in PROVIDERS.items() if not each.on_gpu}
+_ON_PROCESSOR = {name for name, provider in PROVIDERS.items() if not provider.on_gpu}
 
 
 def _apart(rows: Sequence[Row]) -> str:

@@ -62,7 +62,7 @@ def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: Be
 
 def _guided(case: Case, engines: Sequence[Engine]) -> Case:
     """A static UNet is exported for guidance, with two samples an image; it takes no other batch."""
-    if case.component == "unet" and all(each.static_batch("unet") == 2 * case.batch for each in engines):
+    if case.component == "unet" and all(engine.static_batch("unet") == 2 * case.batch for engine in engines):
         return replace(case, batch=2 * case.batch)
     return case
 
@@ -137,7 +137,7 @@ def choose_components(engines: Sequence[Engine], chosen: Sequence[str]) -> list[
     Raises:
         UsageError: a chosen component is not there.
     """
-    common = [name for name in engines[-1].components() if all(name in each.components() for each in engines)]
+    common = [name for name in engines[-1].components() if all(name in engine.components() for engine in engines)]
     unknown = [name for name in chosen if name not in common]
     if unknown:
         raise UsageError(

@@ -49,8 +49,8 @@ class CommandGroup(click.Group):
             return None
         if cmd_name not in self.commands:
             command: click.Command = importlib.import_module(f"sdort.cli.{cmd_name}").command
-            for each in (command, *getattr(command, "commands", {}).values()):
-                each.params.extend(_verbosity_options())
+            for subcommand in (command, *getattr(command, "commands", {}).values()):
+                subcommand.params.extend(_verbosity_options())
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
 
@@ -64,8 +64,8 @@ class CommandGroup(click.Group):
             return super().invoke(ctx)
 
 
-def _set_verbosity(ctx: click.Context, option: click.Parameter, given: bool) -> None:
-    if given:
+def _set_verbosity(ctx: click.Context, option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         from sdort import console
 
         console.set_verbosity(console.VERBOSE if option.name == "verbose" else console.QUIET)

@@ -41,10 +41,10 @@ class Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
         if isinstance(value, tuple):
             return value
         sizes = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", part) for part in str(value).split(",")]
-        found = tuple((int(size[1]), int(size[2])) for size in sizes if size)
-        if len(found) < len(sizes):
+        parsed = tuple((int(size[1]), int(size[2])) for size in sizes if size)
+        if len(parsed) < len(sizes):
             self.fail(f"{value!r} is not a list of sizes like 512x512,768x512", param, ctx)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(parsed))
 
 
 class Engines(click.ParamType[tuple[str, ...]]):

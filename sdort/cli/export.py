@@ -92,13 +92,13 @@ def _table(report: ExportReport) -> Table:
     )
     for header in ("component", "nodes", "parameters", "MB", "seconds", "graph"):
         table.add_column(header, justify="left" if header in ("component", "graph") else "right")
-    for each in report.components:
+    for component in report.components:
         table.add_row(
-            each.name,
-            f"{each.nodes:,}",
-            f"{each.parameters:,}",
-            f"{each.bytes / 1e6:,.1f}",
-            f"{each.seconds:.1f}",
-            "traced" if each.traced else "from the cache",
+            component.name,
+            f"{component.nodes:,}",
+            f"{component.parameters:,}",
+            f"{component.bytes / 1e6:,.1f}",
+            f"{component.seconds:.1f}",
+            "traced" if component.traced else "from the cache",
         )
     return table

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from sdort.ops.library import Description
     from sdort.ops.table import Entry
 
-_WITH_KERNELS = [name for name, each in PROVIDERS.items() if each.on_gpu and each.custom_kernels != CPU.custom_kernels]
+_WITH_KERNELS = [
+    name for name, provider in PROVIDERS.items() if provider.on_gpu and provider.custom_kernels != CPU.custom_kernels
+]
 
 
 @click.group(

@@ -48,29 +48,29 @@ def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def show_placement(found: Sequence[Placement], lines: Sequence[str]) -> None:
+def show_placement(placements: Sequence[Placement], lines: Sequence[str]) -> None:
     """Print what :mod:`sdort.inspection.profile` found."""
     from sdort.console import show
     from sdort.inspection.profile import placement_table
 
-    show(placement_table(found))
+    show(placement_table(placements))
     for line in lines:
         show(line)
 
 
 def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE, such as arena_extend_strategy=kSameAsRequested")
-        if found.setdefault(name, text) != text:
-            raise click.BadParameter(f"{name} is given twice, as {found[name]} and as {text}")
-    return found
+        if options.setdefault(name, text) != text:
+            raise click.BadParameter(f"{name} is given twice, as {options[name]} and as {text}")
+    return options
 
 
-_SEARCHED = ", ".join(f"{each.searched} on {name}" for name, each in PROVIDERS.items() if each.tuning)
-_WITH_GRAPHS = ", ".join(name for name, each in PROVIDERS.items() if each.graph)
+_SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
+_WITH_GRAPHS = ", ".join(name for name, provider in PROVIDERS.items() if provider.graph)
 
 _RUNTIME = (
     click.option(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sdort.verification.result import Verification
 
 _LIMITS = "\n".join(
-    f"  {each.measure:24} {each.float32:>8}  {each.float16:>18}  {each.bfloat16:>18}" for each in REASONS
+    f"  {reason.measure:24} {reason.float32:>8}  {reason.float16:>18}  {reason.bfloat16:>18}" for reason in REASONS
 )
 
 _EPILOG = f"""\b

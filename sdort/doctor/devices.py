@@ -21,22 +21,26 @@ _LIBRARIES = {
 """By vendor: products, and the library of each whose version is shown."""
 
 
-def device_findings(system: System, software: Software, wanted: str | None) -> Iterator[Finding]:
+def device_findings(system: System, software: Software, requested: str | None) -> Iterator[Finding]:
     """What there is of each vendor: GPUs, driver, libraries; and what keeps its providers from working."""
     for vendor, providers in _by_vendor().items():
-        needed = [each for each in providers if each.name == wanted or (not wanted and each.name in software.listed)]
+        needed = [
+            provider
+            for provider in providers
+            if provider.name == requested or (not requested and provider.name in software.listed)
+        ]
         gpus, section = gpus_of(vendor, system), vendor.upper()
         if needed or gpus or driver_of(vendor, system):
             yield from _facts(system, vendor, section, gpus)
             yield from _problems(system, software, section, needed)
-        if gpus and not wanted and not needed and not software.error:
+        if gpus and not requested and not needed and not software.error:
             step = f"pip uninstall -y {software.flavours[0].distribution} && pip install {providers[0].install}"
             yield Finding(section, "provider", WARNING, "the installed ONNX Runtime has none for this GPU", step)
 
 
 def _by_vendor() -> dict[str, list[Provider]]:
-    vendors = dict.fromkeys(each.vendor for each in PROVIDERS.values() if each.on_gpu)
-    return {vendor: [each for each in PROVIDERS.values() if each.vendor == vendor] for vendor in vendors}
+    vendors = dict.fromkeys(provider.vendor for provider in PROVIDERS.values() if provider.on_gpu)
+    return {vendor: [provider for provider in PROVIDERS.values() if provider.vendor == vendor] for vendor in vendors}
 
 
 def _facts(system: System, vendor: str, section: str, gpus: list[Gpu]) -> Iterator[Finding]:
@@ -49,7 +53,7 @@ def _facts(system: System, vendor: str, section: str, gpus: list[Gpu]) -> Iterat
 
 
 def _problems(system: System, software: Software, section: str, providers: list[Provider]) -> Iterator[Finding]:
-    lists = (find_problems(each, system, software.libraries.get(each.name)) for each in providers)
+    lists = (find_problems(provider, system, software.libraries.get(provider.name)) for provider in providers)
     # Both AMD providers need the same device.
     for problem in dict.fromkeys(chain.from_iterable(lists)):
         yield from_problem(section, problem, PROBLEM)

@@ -42,7 +42,7 @@ class Software:
 
     def works(self, name: str | None) -> bool:
         """Whether a provider would be used if asked for; without a name, whether any would."""
-        return any(each not in self.refusals for each in self.listed if name in (None, each))
+        return any(provider not in self.refusals for provider in self.listed if name in (None, provider))
 
 
 def installed_software(device_id: int = 0) -> Software:
@@ -95,7 +95,7 @@ def refusal(name: str, device_id: int = 0) -> str | None:
     return answer
 
 
-def software_findings(software: Software, wanted: str | None) -> Iterator[Finding]:
+def software_findings(software: Software, requested: str | None) -> Iterator[Finding]:
     """Versions, and every provider that is listed or wanted."""
     yield Finding(_SECTION, "Python", OK, f"{platform.python_version()}, {sys.executable}")
     yield Finding(_SECTION, "sdort", OK, __version__)
@@ -107,7 +107,7 @@ def software_findings(software: Software, wanted: str | None) -> Iterator[Findin
     for name in PROVIDERS:
         if name in software.listed:
             yield _listed(name, software.refusals.get(name))
-        elif name == wanted:
+        elif name == requested:
             step = f"pip uninstall -y {here.distribution} && pip install {PROVIDERS[name].install}"
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
             yield Finding(_SECTION, name, PROBLEM, message, step)

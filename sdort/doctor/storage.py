@@ -28,8 +28,8 @@ def operator_findings(
         yield Finding(section, check, WARNING, "not built: graphs run on ONNX Runtime's own", "sdort ops build")
         return
     has: dict[str, list[str]] = {}
-    for each in description.code_objects:
-        has.setdefault(each.vendor, []).append(each.architecture)
+    for code in description.code_objects:
+        has.setdefault(code.vendor, []).append(code.architecture)
     for vendor, present in architectures.items():
         for missing in sorted(set(present) - {name.partition(":")[0] for name in has.get(vendor, [])}):
             message = f"{library} has no machine code for {missing}"
@@ -42,8 +42,8 @@ def operator_findings(
 
 def cache_folder(system: System) -> Path:
     """``$XDG_CACHE_HOME/sdort``, by default below ``~/.cache``."""
-    told = system.environ.get("XDG_CACHE_HOME")
-    return (Path(told) if told else Path(system.environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
+    configured = system.environ.get("XDG_CACHE_HOME")
+    return (Path(configured) if configured else Path(system.environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
 
 
 def cache_findings(system: System) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def cache_findings(system: System) -> Iterator[Finding]:
     for place in (*_folders(home / ".cache", "miopen"), *_folders(home / ".config", "miopen")):
         yield Finding("caches", "MIOpen", OK, f"{_size(_bytes(place))} in {place}")
     # Not Path.exists, which raises where a folder above may not be entered.
-    place = next((each for each in (folder, *folder.parents) if os.path.exists(each)), Path("/"))
+    place = next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), Path("/"))
     if not system.access(place, os.W_OK | os.X_OK):
         step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
         yield Finding("caches", "permission", PROBLEM, f"{place} cannot be written", step)
@@ -65,7 +65,7 @@ def cache_findings(system: System) -> Iterator[Finding]:
 def _folders(folder: Path, name: str = "") -> list[Path]:
     """The folders in a folder, or the one of a name; none where it may not be read."""
     try:
-        return sorted(each for each in folder.iterdir() if each.is_dir() and name in ("", each.name))
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and name in ("", entry.name))
     except OSError:
         return []
 
@@ -80,8 +80,8 @@ def _disk(place: Path, free: int) -> Finding:
 
 def memory_finding(system: System) -> Finding:
     """Main memory, or as much of it as this container may use."""
-    told = dict(re.findall(r"^(\w+):\s+(\d+) kB$", system.text("proc/meminfo") or "", re.MULTILINE))
-    total, available = (int(told.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", system.text("proc/meminfo") or "", re.MULTILINE))
+    total, available = (int(fields.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = system.text("sys/fs/cgroup/memory.max") or ""
     if limit.isdecimal() and int(limit) < total:
         total, available = int(limit), min(available, int(limit))

@@ -66,16 +66,16 @@ def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str]) -> onnx.Model
 
 def _round_to_bf16(proto: onnx.ModelProto, floats: Collection[str]) -> None:
     """Round the tensors of ``floats`` in place: results where they are made, weights and inputs where they are read."""
-    nodes, made, given = list(proto.graph.node), set[str](), set[str]()
+    nodes, made, read = list(proto.graph.node), set[str](), set[str]()
     del proto.graph.node[:]
     del proto.graph.value_info[:]
     for node in nodes:
         for index, name in enumerate(node.input):
             # Resize tells an empty constant of scales from one that is computed.
             if name in floats and name not in made and not (node.op_type == "Resize" and index):
-                if name not in given:
+                if name not in read:
                     _add_rounding(proto.graph, name, f"{name}//read")
-                    given.add(name)
+                    read.add(name)
                 node.input[index] = f"{name}//read"
         results = [name for name in node.output if name in floats]
         for index, name in enumerate(node.output):

@@ -41,7 +41,10 @@ def original_of(path: Path) -> Iterator[Path | None]:
             yield demo
         return
     candidates = [Path(source), path.resolve().parent / source] if isinstance(source, str) else []
-    yield next((found for found in candidates if _is_pipeline(found) and found.resolve() != path.resolve()), None)
+    yield next(
+        (candidate for candidate in candidates if _is_pipeline(candidate) and candidate.resolve() != path.resolve()),
+        None,
+    )
 
 
 def _is_pipeline(path: Path) -> bool:

@@ -23,11 +23,11 @@ def concrete_casts(proto: onnx.ModelProto) -> None:
             node.input[index] = same.get(name, name)
         if node.op_type != "CastLike":
             continue
-        wanted = dtypes.get(node.input[1], 0)
-        if wanted and dtypes.get(node.input[0]) == wanted:
+        target = dtypes.get(node.input[1], 0)
+        if target and dtypes.get(node.input[0]) == target:
             same[node.output[0]] = node.input[0]
-        elif wanted:
-            cast = helper.make_node("Cast", [node.input[0]], [node.output[0]], node.name, to=wanted)
+        elif target:
+            cast = helper.make_node("Cast", [node.input[0]], [node.output[0]], node.name, to=target)
             node.CopyFrom(cast)
     outputs = {value.name for value in proto.graph.output}
     kept = [node for node in nodes if node.op_type != "CastLike" or node.output[0] not in same.keys() - outputs]

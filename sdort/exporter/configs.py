@@ -69,7 +69,9 @@ def class_defaults(class_name: str) -> dict[str, Any]:
         import diffusers
 
         parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
-        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        defaults = {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
     # Tuples become lists, as they are in a config.json.
     parsed: dict[str, Any] = json.loads(json.dumps(defaults))
     return parsed

@@ -372,7 +372,7 @@ def _case(folder: PipelineFolder, component: str, request: Request, result: Gene
 
 
 def _values(record: GenerationRecord) -> dict[str, Any]:
-    return {each.name: getattr(record, each.name) for each in fields(record)}
+    return {attribute.name: getattr(record, attribute.name) for attribute in fields(record)}
 
 
 def _refuse_bad(bad: list[Generated]) -> None:

@@ -94,7 +94,7 @@ class Planner:
         tiles = () if static_size(self.latents.shape, 2) else (TILE, SMALLEST_TILE)
         choices = [replace(plan, slicing=True), *(Plan(True, side) for side in tiles)]
         most = math.prod(self.part(size, plan))
-        return next((each for each in choices if math.prod(self.part(size, each)) < most), None)
+        return next((tile for tile in choices if math.prod(self.part(size, tile)) < most), None)
 
     def part(self, size: Size, plan: Plan) -> Size:
         """The size of the decoder's input: the batch of a static model, or the part that is decoded at once."""

@@ -100,7 +100,7 @@ def numbered(path: Path, count: int) -> list[Path]:
 def _free_paths(path: Path, count: int) -> list[Path]:
     attempt = 1
     candidate = path
-    while any(each.exists() for each in numbered(candidate, count)):
+    while any(path.exists() for path in numbered(candidate, count)):
         attempt += 1
         candidate = path.with_name(f"{path.stem}-run{attempt}{path.suffix}")
     return numbered(candidate, count)

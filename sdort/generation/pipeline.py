@@ -55,12 +55,12 @@ class TextToImage:
         self.provider = provider
         self.fallback = fallback
         encoders = folder.family.encoders
-        self.tokenizers = {each.component: load_tokenizer(folder.path / each.tokenizer) for each in encoders}
+        self.tokenizers = {encoder.component: load_tokenizer(folder.path / encoder.tokenizer) for encoder in encoders}
         self.conditioning_outputs: dict[str, dict[str, str]] = {}
         """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there."""
-        for each in encoders:
-            names = [spec.name for spec in sessions[each.component].outputs]
-            self.conditioning_outputs[each.component] = each.outputs(names, folder.config(each.component))
+        for encoder in encoders:
+            names = [spec.name for spec in sessions[encoder.component].outputs]
+            self.conditioning_outputs[encoder.component] = encoder.outputs(names, folder.config(encoder.component))
         self.loop = Loop(sessions["unet"])
         self.timings = Timings()
         self.decoded: Plan | None = None

@@ -126,11 +126,11 @@ def _unit(size: int, index: int) -> Any:
 
 
 @contextmanager
-def _drawing(scheduler: Any, draw: Any) -> Iterator[None]:
+def _drawing(scheduler: Any, source: Any) -> Iterator[None]:
     """Let the scheduler take its noise from ``draw``."""
     module = sys.modules[type(scheduler).__module__]
     if not hasattr(module, "randn_tensor"):
         yield
         return
-    with mock.patch.object(module, "randn_tensor", draw):
+    with mock.patch.object(module, "randn_tensor", source):
         yield

@@ -69,7 +69,7 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
     """
     config = read_config(folder / "scheduler_config.json")
     class_name, additions = find_scheduler(name) if name else (config.get("_class_name"), {})
-    if class_name not in {each for each, _ in SCHEDULERS.values()}:
+    if class_name not in {known for known, _ in SCHEDULERS.values()}:
         # The name comes from a file: only classes that are known to be schedulers are looked up.
         raise BadModelError(
             f"{folder} names the scheduler {class_name!r}, which sdort does not know",

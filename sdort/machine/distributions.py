@@ -61,7 +61,7 @@ def installed_version(distribution: str) -> str | None:
 def installed_flavours() -> list[Flavour]:
     """Every installed distribution of ONNX Runtime, in the order of :data:`DISTRIBUTIONS`."""
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
-    return [Flavour(name, found) for name, found in versions.items() if found is not None]
+    return [Flavour(name, installed) for name, installed in versions.items() if installed is not None]
 
 
 def flavour() -> Flavour:
@@ -70,16 +70,16 @@ def flavour() -> Flavour:
     Raises:
         ProviderError: none or several are installed; the hint has the pip commands that repair it.
     """
-    found = installed_flavours()
-    if not found:
+    flavours = installed_flavours()
+    if not flavours:
         raise ProviderError("ONNX Runtime is not installed", hint=_INSTALL)
-    if len(found) > 1:
-        names = [each.distribution for each in found]
+    if len(flavours) > 1:
+        names = [installed.distribution for installed in flavours]
         raise ProviderError(
-            f"{len(found)} distributions of ONNX Runtime are installed over each other: {', '.join(names)}",
+            f"{len(flavours)} distributions of ONNX Runtime are installed over each other: {', '.join(names)}",
             hint=f"Keep exactly one: pip uninstall -y {' '.join(names)}, then install it again. {_INSTALL}",
         )
-    return found[0]
+    return flavours[0]
 
 
 @cache
@@ -89,15 +89,16 @@ def import_onnxruntime() -> Any:
     Raises:
         ProviderError: none or several are installed, or the installed one does not import.
     """
-    found = flavour()
+    installed = flavour()
     try:
         module = importlib.import_module("onnxruntime")
         # What an uninstalled second distribution leaves behind is an empty namespace package, which imports.
         _ = module.InferenceSession
     except (ImportError, AttributeError, OSError) as error:
         raise ProviderError(
-            f"{found.distribution} {found.version} is installed but does not import: {error}",
-            hint=f"Install it again: pip install --force-reinstall --no-deps {found.distribution}=={found.version}",
+            f"{installed.distribution} {installed.version} is installed but does not import: {error}",
+            hint="Install it again: "
+            f"pip install --force-reinstall --no-deps {installed.distribution}=={installed.version}",
         ) from error
     return module
 

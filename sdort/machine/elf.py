@@ -59,4 +59,4 @@ def code_objects(path: Path) -> set[str]:
         OSError: it cannot be read.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return {found[1].decode() for found in _CODE_OBJECT.finditer(data)}
+        return {match[1].decode() for match in _CODE_OBJECT.finditer(data)}

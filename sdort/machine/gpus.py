@@ -30,11 +30,11 @@ class Gpu:
 def amd_gpus(system: System) -> list[Gpu]:
     """AMD GPUs in the order in which ROCm numbers them: that of the driver's nodes with compute units."""
     names = _marketing_names(system)
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for node, architecture, properties in _amd_nodes(system):
-        name = names[len(found)] if len(found) < len(names) else _product_name(system, properties)
-        found.append(Gpu("amd", name or "AMD GPU", architecture, _memory(system, node, properties)))
-    return found
+        name = names[len(gpus)] if len(gpus) < len(names) else _product_name(system, properties)
+        gpus.append(Gpu("amd", name or "AMD GPU", architecture, _memory(system, node, properties)))
+    return gpus
 
 
 def _amd_nodes(system: System) -> Iterator[tuple[str, str, dict[str, int]]]:
@@ -50,10 +50,10 @@ def amd_memory(system: System) -> list[int]:
     """Free bytes of each GPU's own memory, as the driver counts them, in the order of :func:`amd_gpus`."""
     free = []
     for _, _, properties in _amd_nodes(system):
-        told = [system.text(f"{_device(properties)}/mem_info_vram_{kind}") or "" for kind in ("total", "used")]
-        if not all(text.isdecimal() for text in told):
+        counters = [system.text(f"{_device(properties)}/mem_info_vram_{kind}") or "" for kind in ("total", "used")]
+        if not all(text.isdecimal() for text in counters):
             return []
-        free.append(int(told[0]) - int(told[1]))
+        free.append(int(counters[0]) - int(counters[1]))
     return free
 
 
@@ -97,12 +97,12 @@ def nvidia_gpus(system: System) -> list[Gpu]:
     """NVIDIA GPUs from nvidia-smi, else by name from the driver."""
     query = ("--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in system.tool("nvidia-smi", *query) or []]
-    found = [
+    gpus = [
         Gpu("nvidia", name, f"sm_{version.replace('.', '')}", int(memory) * 2**20 if memory.isdecimal() else 0)
         for name, version, memory in (row for row in rows if len(row) == 3)
     ]
-    if found:
-        return found
+    if gpus:
+        return gpus
     texts = system.texts("proc/driver/nvidia/gpus/*/information")
     models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
     return [Gpu("nvidia", model[1].strip() if model else "NVIDIA GPU", "", 0) for model in models]
@@ -144,14 +144,14 @@ def amd_driver(system: System) -> str | None:
 
 def nvidia_driver(system: System) -> str | None:
     """The NVIDIA driver's version, None where it is not loaded."""
-    told = system.text("sys/module/nvidia/version")
-    if told:
-        return told
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]+)", system.text("proc/driver/nvidia/version") or "")
-    return found[1] if found else None
+    loaded = system.text("sys/module/nvidia/version")
+    if loaded:
+        return loaded
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]+)", system.text("proc/driver/nvidia/version") or "")
+    return match[1] if match else None
 
 
 def rocm_version(system: System) -> str | None:
     """The installed ROCm's version, as its packages write it."""
-    told = system.text("opt/rocm/.info/version")
-    return told or next(iter(system.texts("opt/rocm-*/.info/version")), None)
+    release = system.text("opt/rocm/.info/version")
+    return release or next(iter(system.texts("opt/rocm-*/.info/version")), None)

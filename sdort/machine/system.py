@@ -55,8 +55,8 @@ class System:
 
     def texts(self, pattern: str) -> list[str]:
         """The texts of those that can be read."""
-        found = (self.text(self.name(path)) for path in self.glob(pattern))
-        return [text for text in found if text is not None]
+        texts = (self.text(self.name(path)) for path in self.glob(pattern))
+        return [text for text in texts if text is not None]
 
     def name(self, path: Path) -> str:
         """The reverse of :meth:`path`, with a slash before it."""
@@ -66,19 +66,19 @@ class System:
         """The lines that a vendor's tool prints, None when it is not there or fails."""
         folders = os.pathsep.join(str(self.path(folder)) for folder in _BINARIES)
         inherited = self.environ.get("PATH", "") if self.root == Path("/") else ""
-        found = shutil.which(command[0], path=os.pathsep.join(filter(None, (inherited, folders))))
-        if found is None:
+        program = shutil.which(command[0], path=os.pathsep.join(filter(None, (inherited, folders))))
+        if program is None:
             return None
         try:
-            done = subprocess.run([found, *command[1:]], capture_output=True, text=True, timeout=_TIMEOUT, check=True)
+            done = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=_TIMEOUT, check=True)
         except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
             return None
         return done.stdout.splitlines()
 
     def library_folders(self) -> list[Path]:
         """Where the dynamic linker looks: ``LD_LIBRARY_PATH``, ``/etc/ld.so.conf``, its own folders."""
-        told = [part for part in self.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
-        names = (*told, *self._configured("etc/ld.so.conf"), *_LIBRARIES)
+        inherited = [part for part in self.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+        names = (*inherited, *self._configured("etc/ld.so.conf"), *_LIBRARIES)
         return [self.path(name) for name in dict.fromkeys(names)]
 
     def _configured(self, file: str) -> Iterator[str]:
@@ -107,4 +107,4 @@ class System:
 
 
 def _first(folders: list[Path], pattern: str) -> Path | None:
-    return next((found for folder in folders for found in sorted(folder.glob(pattern))), None)
+    return next((path for folder in folders for path in sorted(folder.glob(pattern))), None)

@@ -41,12 +41,12 @@ def convert(values: Array, dtype: npt.DTypeLike) -> Array:
         An array of the same shape; ``values`` itself if it has that dtype. Values are rounded to nearest, ties to even,
         and overflow to infinity; NaN stays NaN, with any payload.
     """
-    wanted = np.dtype(dtype)
+    target = np.dtype(dtype)
     kernel = None
-    if values.size >= MIN_SIZE and (values.dtype, wanted) in _PAIRS:
+    if values.size >= MIN_SIZE and (values.dtype, target) in _PAIRS:
         with _building:
-            kernel = _kernel(values.dtype, wanted)
-    return kernel(values) if kernel else _numpy(values, wanted)
+            kernel = _kernel(values.dtype, target)
+    return kernel(values) if kernel else _numpy(values, target)
 
 
 def _numpy(values: Array, dtype: np.dtype[Any]) -> Array:

@@ -203,7 +203,9 @@ def standard_call(
 ) -> Call:
     """A call of one of ONNX's operators, whose parameters are called as in its schema; defaults are not filled in."""
     schema = onnx.defs.get_schema(name, opset)
-    input_names, output_names = ([each.name for each in parameters] for parameters in (schema.inputs, schema.outputs))
+    input_names, output_names = (
+        [parameter.name for parameter in parameters] for parameters in (schema.inputs, schema.outputs)
+    )
     return _named(input_names, output_names, inputs, outputs, attributes, stored)
 
 
@@ -213,7 +215,7 @@ def standard_call_of(node: onnx.NodeProto, opset: int, stored: int = onnx.Tensor
 
 
 def _parts(node: onnx.NodeProto) -> tuple[list[Fact | None], list[bool], dict[str, Any]]:
-    attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     return [NOTHING if name else None for name in node.input], [bool(name) for name in node.output], attributes
 
 
@@ -225,9 +227,9 @@ def _named(
     attributes: Mapping[str, Any],
     stored: int,
 ) -> Call:
-    given = {name: fact for name, fact in zip(input_names, inputs, strict=False) if fact is not None}
+    facts = {name: fact for name, fact in zip(input_names, inputs, strict=False) if fact is not None}
     asked = tuple(name for name, there in zip(output_names, outputs, strict=False) if there)
-    return Call(given, asked, attributes, stored)
+    return Call(facts, asked, attributes, stored)
 
 
 # --- what many files state ---

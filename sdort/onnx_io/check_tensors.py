@@ -73,10 +73,12 @@ def check_tensor(tensor: TensorProto, component: str) -> None:
         raise _bad(tensor, component, "external data that is not marked as such")
     if (typed and tensor.HasField("raw_data")) or len(typed) > 1:
         raise _bad(tensor, component, "values given twice")
-    found = _typed_nbytes(tensor, typed[0], component) if typed else raw
-    if found != nbytes:
+    present = _typed_nbytes(tensor, typed[0], component) if typed else raw
+    if present != nbytes:
         name = type_name(tensor.data_type)
-        raise _bad(tensor, component, f"shape {list(tensor.dims)} of {name} needs {nbytes} bytes, the file has {found}")
+        raise _bad(
+            tensor, component, f"shape {list(tensor.dims)} of {name} needs {nbytes} bytes, the file has {present}"
+        )
 
 
 def _typed_nbytes(tensor: TensorProto, field: str, component: str) -> int:

@@ -46,8 +46,8 @@ def _give_defaults(model: onnx.ModelProto, functions: _Functions) -> None:
     for node in (*model.graph.node, *(node for function in functions.values() for node in function.node)):
         called = functions.get((node.domain, node.op_type))
         if called is not None and called.attribute_proto:
-            given = {attribute.name for attribute in node.attribute}
-            node.attribute.extend(default for default in called.attribute_proto if default.name not in given)
+            stated = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(default for default in called.attribute_proto if default.name not in stated)
 
 
 def _expand(model: onnx.ModelProto, chosen: list[_Key], component: str) -> onnx.ModelProto:

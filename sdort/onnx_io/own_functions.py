@@ -68,8 +68,8 @@ def own_function(op: str, form: Form, opset: int) -> onnx.FunctionProto:
 def function_of(operator: Operator, form: Form, opset: int) -> onnx.FunctionProto:
     """The function of an operator in one form; its attributes are those of the call."""
     attributes = {name: Reference(_type_of(default)) for name, default in operator.attributes.items()}
-    given = [NOTHING if name in form else None for name in operator.inputs]
-    body = operator.definition(operator.call(given, [True] * len(operator.outputs), attributes))
+    inputs = [NOTHING if name in form else None for name in operator.inputs]
+    body = operator.definition(operator.call(inputs, [True] * len(operator.outputs), attributes))
     parameters = ", ".join(_parameter(name, default) for name, default in operator.attributes.items())
     return onnx.parser.parse_function(
         f'<domain: "{operator.domain}", opset_import: ["": {opset}, "{MICROSOFT}": 1]>\n'

@@ -36,7 +36,7 @@ def find_operator(domain: str | None, name: str) -> Operator | None:
 
 def of_category(*categories: Category) -> frozenset[str]:
     """The names of the operators of these categories."""
-    return frozenset(each.name for each in load_operators().values() if each.category in categories)
+    return frozenset(operator.name for operator in load_operators().values() if operator.category in categories)
 
 
 def channels_axis(node: onnx.NodeProto) -> int | None:
@@ -47,5 +47,7 @@ def channels_axis(node: onnx.NodeProto) -> int | None:
     operator = find_operator(node.domain, node.op_type)
     if operator is not None:
         return operator.channels_axis(operator.call_of(node)) if operator.channels_axis else None
-    transposed = node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute)
+    transposed = node.op_type == "Gemm" and any(
+        attribute.name == "transB" and attribute.i for attribute in node.attribute
+    )
     return {"Conv": 1, "MatMul": 0, "Gemm": int(transposed)}.get(node.op_type)

@@ -65,16 +65,16 @@ def import_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def unserved(proto: onnx.ModelProto) -> dict[str, str]:
     """The library's operators that have no kernel for a form of theirs in this model -> what it is; each is told."""
-    found: dict[str, str] = {}
-    forms = [(each, *form) for each in load_operators().values() for form in each.unserved.items()]
+    forms_used: dict[str, str] = {}
+    forms = [(operator, *form) for operator in load_operators().values() for form in operator.unserved.items()]
     for node in _nodes(proto):
         for served, name, parameters in forms:
-            given = _given(parameters, node, served) if node.op_type == name else []
-            if given and served.name not in found:
-                found[served.name] = f"{name} {node.name!r} has {', '.join(given)}"
-    for operator, form in found.items():
+            present = _given(parameters, node, served) if node.op_type == name else []
+            if present and served.name not in forms_used:
+                forms_used[served.name] = f"{name} {node.name!r} has {', '.join(present)}"
+    for operator, form in forms_used.items():
         _tell(f"ONNX Runtime's own {operator} runs, sdort's has no kernel for it: {form}")
-    return found
+    return forms_used
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -88,7 +88,7 @@ def _given(parameters: Collection[str], node: onnx.NodeProto, operator: Operator
     inputs, outputs = operator.inputs, operator.outputs
     if node.op_type != operator.name:
         schema = onnx.defs.get_schema(node.op_type)
-        inputs, outputs = (tuple(each.name for each in names) for names in (schema.inputs, schema.outputs))
+        inputs, outputs = (tuple(parameter.name for parameter in names) for names in (schema.inputs, schema.outputs))
     pairs = [*zip(inputs, node.input, strict=False), *zip(outputs, node.output, strict=False)]
     return [tensor for parameter, tensor in pairs if tensor and parameter in parameters]
 

@@ -56,8 +56,8 @@ def add_logits(proto: onnx.ModelProto) -> None:
         signature = f"Logits{len(proto.functions)} ({', '.join(call.inputs)}) => (result)"
         body = f"{signature} {{ {heads} {_BOUND} factor = {factor}\n{_SCALED} }}"
         function, name = _function(proto, body), node.name + LOGITS
-        given = [each for each in node.input if each]
-        proto.graph.node.append(helper.make_node(function.name, given, [name], name, domain=DOMAIN))
+        inputs = [tensor for tensor in node.input if tensor]
+        proto.graph.node.append(helper.make_node(function.name, inputs, [name], name, domain=DOMAIN))
         _output(proto, name, [1])
 
 

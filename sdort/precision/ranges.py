@@ -223,9 +223,9 @@ def _constants(editor: Editor) -> Iterable[tuple[str, Range]]:
             yield name, range_of(as_weight(tensor._values).pieces())
 
 
-def _is_odd(found: Range) -> bool:
+def _is_odd(measured: Range) -> bool:
     # Not a number compares as false.
-    return found.too_large or found.too_small or not found.largest < MEANT
+    return measured.too_large or measured.too_small or not measured.largest < MEANT
 
 
 def _note_extremes(ranges: Ranges, outputs: Mapping[str, Array]) -> None:

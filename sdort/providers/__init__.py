@@ -35,7 +35,7 @@ def _discover() -> Iterator[Provider]:
         yield provider
 
 
-PROVIDERS = {provider.name: provider for provider in sorted(_discover(), key=lambda each: (each.rank, each.name))}
+PROVIDERS = {provider.name: provider for provider in sorted(_discover(), key=lambda entry: (entry.rank, entry.name))}
 """By name, in the order in which ``auto`` tries them."""
 
 NAMES = tuple(PROVIDERS)

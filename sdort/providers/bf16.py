@@ -38,7 +38,7 @@ def refuse_bf16(provider: Provider) -> None:
 
 
 def _with_bf16() -> list[str]:
-    return [name for name, each in PROVIDERS.items() if each.bf16]
+    return [name for name, provider in PROVIDERS.items() if provider.bf16]
 
 
 def with_bf16(
@@ -88,11 +88,12 @@ def check_bf16(ort: Any, component: str, provider: Provider, options: RuntimeOpt
         ProviderError: the provider left the option as it was.
     """
     asked = {name: value for name, value in provider.bf16.items() if options.provider_options.get(name) == value}
-    given: Mapping[str, str] = ort.get_provider_options().get(provider.ep, {}) if asked else {}
+    active: Mapping[str, str] = ort.get_provider_options().get(provider.ep, {}) if asked else {}
     for name in asked:
-        if given.get(name) not in _ON:
+        if active.get(name) not in _ON:
             raise ProviderError(
-                f"{provider.name} was asked for {name}=1 and has {given.get(name, 'no such option')}: this is not bf16",
+                f"{provider.name} was asked for {name}=1 and has {active.get(name, 'no such option')}: "
+                "this is not bf16",
                 component=component,
                 hint="Optimize the model without --bf16 for this release.",
             )

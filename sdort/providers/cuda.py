@@ -67,5 +67,5 @@ PROVIDER = Provider(
         "libcudnn.so.9": "nvidia-cudnn-cu13",
     },
     opened=frozenset({"libcudnn.so.9"}),
-    releases={"1.22": {name: each for name, each in _OPTIONS.items() if name not in _NEWER}, "1.31": _OPTIONS},
+    releases={"1.22": {name: option for name, option in _OPTIONS.items() if name not in _NEWER}, "1.31": _OPTIONS},
 )

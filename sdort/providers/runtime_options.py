@@ -67,7 +67,7 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
     if options.graph and not provider.graph:
         raise UsageError(
             f"--graph is not possible on {provider.name}: {provider.no_graph}",
-            hint=f"Leave it out, or run on {' or '.join(name for name, each in PROVIDERS.items() if each.graph)}.",
+            hint=f"Leave it out, or run on {' or '.join(name for name, known in PROVIDERS.items() if known.graph)}.",
         )
     if not options.provider_options:
         return
@@ -79,7 +79,7 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
 def _check_option(ep: str, known: KnownOptions, name: str, value: str) -> None:
     option = known.get(name)
     if option is None:
-        usable = ", ".join(each for each, found in known.items() if not found.instead) or "none at all"
+        usable = ", ".join(usable_name for usable_name, rule in known.items() if not rule.instead) or "none at all"
         raise UsageError(f"{ep} has no option {name!r}", hint=f"It has: {usable}.")
     if option.instead:
         raise UsageError(f"{name} cannot be set by --provider-option", hint=option.instead)

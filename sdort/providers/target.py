@@ -56,7 +56,7 @@ class Target:
     @cached_property
     def conditions(self) -> Mapping[str, Condition]:
         """All operators, standard ones apart, that it has kernels for, and the forms that these take."""
-        stated = {each.qualified_name: each.kernels.get(self.name) for each in load_operators().values()}
+        stated = {operator.qualified_name: operator.kernels.get(self.name) for operator in load_operators().values()}
         every = {**{name: form for name, form in stated.items() if form is not None}, **self.kernels}
         return {name: form for name, form in every.items() if name not in self.left_out}
 

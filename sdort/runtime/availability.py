@@ -120,8 +120,8 @@ def wanted_libraries(provider: Provider, library: Path | None) -> list[str]:
 
 def libraries(provider: Provider, system: System, library: Path | None) -> Problem | None:
     """Are the libraries there, in the major version that the provider was built for."""
-    wanted = wanted_libraries(provider, library)
-    missing = [name for name in wanted if not (system.find_library(name) or system.find_packaged(name))]
+    libraries = wanted_libraries(provider, library)
+    missing = [name for name in libraries if not (system.find_library(name) or system.find_packaged(name))]
     if not missing:
         return None
     packages = {_stem(name): package for name, package in provider.libraries.items()}
@@ -174,7 +174,7 @@ def architecture(provider: Provider, system: System, library: Path | None, devic
 
 def _compiling(provider: Provider) -> str:
     """What else there is for the vendor's GPUs, which needs no machine code for each."""
-    others = [each for each in PROVIDERS.values() if each.vendor == provider.vendor and not each.architectures]
+    others = [other for other in PROVIDERS.values() if other.vendor == provider.vendor and not other.architectures]
     if not others:
         return provider.needs
     other = others[0]
@@ -193,5 +193,5 @@ def _stem(soname: str) -> str:
 
 
 def _major(soname: str) -> int | None:
-    found = re.search(r"\.so\.(\d+)", soname)
-    return int(found[1]) if found else None
+    match = re.search(r"\.so\.(\d+)", soname)
+    return int(match[1]) if match else None

@@ -20,14 +20,14 @@ _PACKAGES = ("torch", "diffusers", "transformers", "numpy")
 @cache
 def versions() -> dict[str, str]:
     """Versions of sdort, Python, the ONNX Runtime distribution and the packages that take part."""
-    found = {"sdort": __version__, "python": platform.python_version()}
-    found |= {each.distribution: each.version for each in installed_flavours()}
+    versions = {"sdort": __version__, "python": platform.python_version()}
+    versions |= {installed.distribution: installed.version for installed in installed_flavours()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @cache

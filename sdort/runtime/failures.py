@@ -66,8 +66,8 @@ def _lost_error(text: str, component: str, provider: Provider) -> ProviderError:
 def _reason(error: Exception) -> str:
     """What an error says of the device or its memory, without the C++ signature before and the source file after it."""
     text = first_line(str(error))
-    found = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
-    return found[0].strip() if found else text
+    failure = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
+    return failure[0].strip() if failure else text
 
 
 def _out_of_memory(text: str) -> bool:

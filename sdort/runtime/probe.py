@@ -37,11 +37,12 @@ def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
 def _why_not(name: str, device_id: int) -> str | None:
     provider = PROVIDERS[name]
     onnxruntime = import_onnxruntime()
-    found = flavour()
+    installed = flavour()
     if provider.ep not in onnxruntime.get_available_providers():
         return (
-            f"{found.distribution} {found.version} was built without {provider.ep}. Install the other distribution: "
-            f"pip uninstall -y {found.distribution} && pip install {provider.install}"
+            f"{installed.distribution} {installed.version} was built without {provider.ep}. "
+            "Install the other distribution: "
+            f"pip uninstall -y {installed.distribution} && pip install {provider.install}"
         )
     library = installed_library(provider)
     # Code for another GPU than this one loads, and then aborts the process at its first kernel.
@@ -74,10 +75,10 @@ def explain(provider: Provider, reason: str, problems: list[Problem]) -> str:
     # The linker names the first library that is missing, a problem all of them. Where it found what it looked for,
     # in whatever way, none is missing but what the provider opens later, by name.
     opened = any(name.partition(".so")[0].removeprefix("lib") in reason.lower() for name in provider.opened)
-    named = any(each.check == "libraries" and reason.split(":")[0] in each.message for each in problems)
-    problems = [each for each in problems if each.check != "libraries" or named or opened]
-    what = [*([] if named else [reason]), *(each.message for each in problems)]
-    steps = [each.next_step for each in problems] or [provider.needs]
+    named = any(problem.check == "libraries" and reason.split(":")[0] in problem.message for problem in problems)
+    problems = [problem for problem in problems if problem.check != "libraries" or named or opened]
+    what = [*([] if named else [reason]), *(problem.message for problem in problems)]
+    steps = [problem.next_step for problem in problems] or [provider.needs]
     return f"{'; '.join(what)}. {' '.join(steps)}"
 
 
@@ -145,11 +146,11 @@ def choose_provider(options: RuntimeOptions, *, replaceable: bool = True) -> tup
     if options.provider == AUTO:
         provider, reason = _first_that_loads(options)
     else:
-        wanted = find_provider(options.provider)
-        check_options(wanted, options)
-        reason = why_not(wanted, options)
-        provider = CPU if reason else wanted
-        reason = f"{wanted.name} cannot be used: {reason}" if reason else None
+        requested = find_provider(options.provider)
+        check_options(requested, options)
+        reason = why_not(requested, options)
+        provider = CPU if reason else requested
+        reason = f"{requested.name} cannot be used: {reason}" if reason else None
     if reason and options.no_fallback:
         raise ProviderError(reason, hint="Without --no-fallback it would run on the CPU.")
     if reason and not replaceable and options.provider != AUTO:

@@ -45,7 +45,7 @@ def results_of(ort: Any) -> list[dict[str, Any]]:
     """``get_tuning_results()`` without execution providers that found nothing; empty where there is no such call."""
     if not hasattr(ort, "get_tuning_results"):
         return []
-    return [each for each in ort.get_tuning_results() if each["results"]]
+    return [result for result in ort.get_tuning_results() if result["results"]]
 
 
 def keep(session: Session, shapes: InputDims, store: Store | None = None) -> Path:

@@ -111,14 +111,14 @@ def import_bundles(
 def _refusal(bundle: Bundle, any_machine: bool, device_id: int, custom_ops: str) -> bool:
     """Whether a bundle is another machine's, where such are taken."""
     try:
-        found = bundle.key.elsewhere(device_id, custom_ops)
+        difference = bundle.key.elsewhere(device_id, custom_ops)
     except ProviderError:
         if any_machine:
             return True
         raise
-    if found is None or any_machine:
-        return found is not None
-    name, there, here = found
+    if difference is None or any_machine:
+        return difference is not None
+    name, there, here = difference
     library = "If runs here take such a library from elsewhere, name it with --custom-ops PATH. "
     raise ProviderError(
         f"the tuning bundle {bundle.name} was made elsewhere: {name} is {there!r} there and {here!r} here",
@@ -161,10 +161,10 @@ def _read_index(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> list[st
     stream = tar.extractfile(member)
     index: Any = json.loads(stream.read() if stream else b"")
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        found = index.get("format") if isinstance(index, dict) else None
-        raise ValueError(f"its format is {found!r}, this sdort reads {FORMAT}")
+        format_name = index.get("format") if isinstance(index, dict) else None
+        raise ValueError(f"its format is {format_name!r}, this sdort reads {FORMAT}")
     names = index.get("bundles")
-    if not isinstance(names, list) or not all(isinstance(each, str) and _NAME.fullmatch(each) for each in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
         raise ValueError(f"{INDEX} names no bundles")
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{INDEX} names no bundle, or one twice")

@@ -65,7 +65,7 @@ class Bundle:
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.files.values())
+        return sum(file.bytes for file in self.files.values())
 
 
 def seal(folder: Path, key: Key, first_run_s: float | None = None) -> None:
@@ -81,7 +81,7 @@ def seal(folder: Path, key: Key, first_run_s: float | None = None) -> None:
         "made": int(time.time()),
         "first_run_s": first_run_s,
         "key": key.to_json(),
-        "files": {name: asdict(each) for name, each in sorted(files.items())},
+        "files": {name: asdict(file) for name, file in sorted(files.items())},
     }
     text = json.dumps(body | {"sha256": _digest(body)}, indent=1, sort_keys=True)
     (folder / RECORD).write_text(text)
@@ -118,7 +118,7 @@ def _parse(body: Any, folder: Path) -> Bundle:
     files = body.get("files")
     if not isinstance(files, dict) or type(body.get("made")) is not int:
         raise ValueError("it lacks the files or the date")
-    described = {check_name(name): _file(each) for name, each in files.items()}
+    described = {check_name(name): _file(entry) for name, entry in files.items()}
     return Bundle(folder, key, body["made"], described, str(body.get("sdort")), _seconds(body.get("first_run_s")))
 
 
@@ -174,8 +174,8 @@ def check_files(bundle: Bundle) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return sorted(path.relative_to(folder).as_posix() for path in found if path != folder / RECORD)
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / RECORD)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -36,10 +36,15 @@ def this_machine(provider: str, device_id: int = 0) -> Machine:
     Raises:
         ProviderError: the driver does not tell what GPU there is, or no ONNX Runtime is installed.
     """
-    found = flavour()
+    installed = flavour()
     architecture, units, toolkit = _device(provider, device_id)
     return Machine(
-        architecture, units, toolkit, PROVIDERS[provider].ep, found.version, f"{found.distribution} {found.version}"
+        architecture,
+        units,
+        toolkit,
+        PROVIDERS[provider].ep,
+        installed.version,
+        f"{installed.distribution} {installed.version}",
     )
 
 

@@ -44,7 +44,7 @@ class Key(Machine):
     @property
     def provider(self) -> Provider | None:
         """The provider whose key it is, None for one that this sdort does not know."""
-        return next((each for each in PROVIDERS.values() if each.ep == self.ep), None)
+        return next((provider for provider in PROVIDERS.values() if provider.ep == self.ep), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, which :func:`parse_key` takes."""
@@ -101,10 +101,10 @@ def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, st
     """What a run without ``--tuning`` sets too, so that it finds what a run with it has kept; nor does a graph matter,
     which replays what was chosen before.
     """
-    given = provider_options(provider, replace(options, tuning=False, graph=False))
+    effective = provider_options(provider, replace(options, tuning=False, graph=False))
     # The first two name a place in this machine, and change nothing that is found.
     aside = {"device_id", provider.programs, *provider.tuning, *provider.graph, "tunable_op_max_tuning_duration_ms"}
-    return tuple(sorted((name, str(value)) for name, value in given.items() if name not in aside))
+    return tuple(sorted((name, str(value)) for name, value in effective.items() if name not in aside))
 
 
 def parse_key(value: Any) -> Key:
@@ -115,15 +115,15 @@ def parse_key(value: Any) -> Key:
     """
     if not isinstance(value, dict):
         raise ValueError("the key is no object")
-    wanted = {field.name for field in fields(Key)}
-    if set(value) != wanted:
-        raise ValueError(f"the key has other fields: {', '.join(sorted(set(value) ^ wanted))}")
-    text = wanted - {"compute_units", "custom_ops", "shapes", "options"}
+    names = {field.name for field in fields(Key)}
+    if set(value) != names:
+        raise ValueError(f"the key has other fields: {', '.join(sorted(set(value) ^ names))}")
+    text = names - {"compute_units", "custom_ops", "shapes", "options"}
     wrong = [name for name in sorted(text) if not isinstance(value[name], str)]
     wrong += [] if type(value["compute_units"]) is int else ["compute_units"]
     wrong += [] if isinstance(value["custom_ops"], (str, type(None))) else ["custom_ops"]
     wrong += [] if _is_mapping(value["shapes"], _is_dims) else ["shapes"]
-    wrong += [] if _is_mapping(value["options"], lambda each: isinstance(each, str)) else ["options"]
+    wrong += [] if _is_mapping(value["options"], lambda option: isinstance(option, str)) else ["options"]
     if wrong:
         raise ValueError(f"the key's {', '.join(wrong)} cannot be read")
     shapes = tuple(sorted((name, tuple(dims)) for name, dims in value["shapes"].items()))
@@ -131,7 +131,7 @@ def parse_key(value: Any) -> Key:
 
 
 def _is_mapping(value: Any, check: Any) -> bool:
-    return isinstance(value, dict) and all(check(each) for each in value.values())
+    return isinstance(value, dict) and all(check(item) for item in value.values())
 
 
 def _is_dims(value: Any) -> bool:

@@ -61,7 +61,9 @@ def prepare(path: Path, component: str, provider: Provider, options: RuntimeOpti
             for bundle in bundles:
                 detail(f"{component}: tuned before, {bundle.name}")
             options = _lay_out(folder, bundles, key, provider, options)
-            results = {each.name: (each.folder / TUNABLE).read_bytes() for each in bundles if TUNABLE in each.files}
+            results = {
+                bundle.name: (bundle.folder / TUNABLE).read_bytes() for bundle in bundles if TUNABLE in bundle.files
+            }
     except (OSError, sqlite3.Error) as error:
         warn(f"tuning results are not used: {error}")
         return SessionTuning(options)
@@ -109,12 +111,12 @@ def set_results(ort: Any, results: Any) -> None:
     """
     if not hasattr(ort, "set_tuning_results"):
         raise ProviderError("this ONNX Runtime takes no tuning results")
-    here = {each["ep"]: each["validators"] for each in ort.get_tuning_results()}
-    for each in _checked(results):
-        ep = each["ep"]
+    here = {result["ep"]: result["validators"] for result in ort.get_tuning_results()}
+    for result in _checked(results):
+        ep = result["ep"]
         if ep not in here:
             raise ProviderError(f"this session takes no tuning results for {ep}")
-        for name, value in {**dict.fromkeys(here[ep]), **each["validators"]}.items():
+        for name, value in {**dict.fromkeys(here[ep]), **result["validators"]}.items():
             if here[ep].get(name) != value:
                 raise ProviderError(f"{name} is {value!r} there and {here[ep].get(name)!r} here")
     try:
@@ -126,12 +128,12 @@ def set_results(ort: Any, results: Any) -> None:
 def _checked(results: Any) -> list[dict[str, Any]]:
     """The results as ONNX Runtime's Python layer takes them; anything else it would refuse with an internal error."""
     sound = isinstance(results, list) and all(
-        isinstance(each, dict)
-        and isinstance(each.get("ep"), str)
-        and _strings(each.get("validators"), str)
-        and isinstance(each.get("results"), dict)
-        and all(_strings(kernels, int) for kernels in each["results"].values())
-        for each in results
+        isinstance(result, dict)
+        and isinstance(result.get("ep"), str)
+        and _strings(result.get("validators"), str)
+        and isinstance(result.get("results"), dict)
+        and all(_strings(kernels, int) for kernels in result["results"].values())
+        for result in results
     )
     if not sound:
         raise ProviderError(f"{TUNABLE} holds no tuning results")
@@ -139,4 +141,4 @@ def _checked(results: Any) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any, kind: type) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
+    return isinstance(value, dict) and all(isinstance(item, kind) for item in value.values())

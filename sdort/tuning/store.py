@@ -48,7 +48,7 @@ class Store:
     def names(self) -> list[str]:
         """The bundles' names, damaged ones too."""
         try:
-            return sorted(each.name for each in os.scandir(self.folder) if each.is_dir() and each.name[0] != ".")
+            return sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir() and entry.name[0] != ".")
         except OSError:
             return []
 
@@ -72,7 +72,7 @@ class Store:
 
     def of_model(self, key: Key) -> Iterator[Bundle]:
         """Bundles whose keys differ from ``key`` in the shapes alone. Damaged ones are passed over."""
-        wanted = [name for name in key.to_json() if name != "shapes"]
+        fixed = [name for name in key.to_json() if name != "shapes"]
         for name in self.names():
             if not name.startswith(f"{key.component}-"):
                 continue
@@ -80,7 +80,7 @@ class Store:
                 bundle = self.read(name)
             except BundleError:
                 continue
-            if key.difference(bundle.key, wanted) is None:
+            if key.difference(bundle.key, fixed) is None:
                 yield bundle
 
     @contextmanager

@@ -77,7 +77,7 @@ def compare_component(
     Raises:
         SdortError: the candidate does not load or run.
     """
-    feeds = [each.feeds for each in inputs]
+    feeds = [case.feeds for case in inputs]
     actual = run_candidate(candidate, component, place, feeds)
     results: list[Comparison] = []
     missing = []
@@ -87,13 +87,13 @@ def compare_component(
         except SdortError as error:
             missing.append(f"{component} with {against}: {error.message}")
             continue
-        for each, outputs, expected in zip(inputs, actual, expected_outputs, strict=True):
+        for case, outputs, expected in zip(inputs, actual, expected_outputs, strict=True):
             for name, value, reference in pair_outputs(outputs, expected):
                 limit = precision.tolerance(component)
                 measured, problem = judge(value, reference, limit)
                 results.append(
                     Comparison(
-                        component, precision.dtype, each.kind, each.label, against, name, limit, measured, problem, each
+                        component, precision.dtype, case.kind, case.label, against, name, limit, measured, problem, case
                     )
                 )
     return results, missing

@@ -105,9 +105,9 @@ def compare_images(
 def compare_image(prompt: str, image: Generated, expected: Generated, precision: str) -> ImageComparison:
     """Measure one image; ``precision`` is the dtype of the weights."""
     comparison = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=expected.pixels)
-    for what, each in (("the reference", expected), ("the image", image)):
-        if each.problem:
-            return comparison(problem=f"{what} is bad: {each.problem}")
+    for what, measured in (("the reference", expected), ("the image", image)):
+        if measured.problem:
+            return comparison(problem=f"{what} is bad: {measured.problem}")
     if image.pixels.shape != expected.pixels.shape:
         return comparison(problem=f"it is {image.pixels.shape}, the reference {expected.pixels.shape}")
     decibels, pixel = psnr(image.pixels, expected.pixels), largest_pixel(image.pixels, expected.pixels)
@@ -150,14 +150,14 @@ def summarize_images(images: Sequence[ImageComparison]) -> ImageSummary:
     Single images of a right pipeline may be far from their references: see :data:`sdort.verification.limits.PSNR`. One
     that could not be compared is a problem of its own.
     """
-    bad = next((each for each in images if each.problem), None)
-    decibels = sorted(each.psnr for each in images if each.psnr is not None)
+    bad = next((comparison for comparison in images if comparison.problem), None)
+    decibels = sorted(comparison.psnr for comparison in images if comparison.psnr is not None)
     middle, lowest = (median_high(decibels), decibels[0]) if decibels else (None, None)
     if bad or middle is None:
         return ImageSummary(len(decibels), middle, lowest, f"seed {bad.seed}: {bad.problem}" if bad else None)
     precision, many = images[0].precision, len(decibels) > 1
-    alike = [each.ssim for each in images if each.ssim is not None]
-    pixel = median_low(each.largest_pixel or 0 for each in images)
+    alike = [comparison.ssim for comparison in images if comparison.ssim is not None]
+    pixel = median_low(comparison.largest_pixel or 0 for comparison in images)
     problem = exceeded_limits(
         middle, median_high(alike) if alike else None, pixel, precision, "median " if many else ""
     )

@@ -76,7 +76,7 @@ class Verification:
     @property
     def failed(self) -> list[str]:
         """Components, ``images`` and ``semantic score``: what is out of its limits."""
-        names = [each.component for each in self.comparisons if not each.passed]
+        names = [comparison.component for comparison in self.comparisons if not comparison.passed]
         names += ["images"] if self.judged.problem else []
         names += ["semantic score"] if self.semantic and not self.semantic.passed else []
         return list(dict.fromkeys(names))
@@ -99,7 +99,11 @@ class Verification:
             more = f" (and {len(self.missing) - 1} more)" if len(self.missing) > 1 else ""
             parts.append(f"not compared: {self.missing[0]}{more}")
         # The search walks the ONNX original: of what differs from torch alone it finds nothing.
-        there = {each.component for each in self.comparisons if each.against == ONNX and not each.passed}
+        there = {
+            comparison.component
+            for comparison in self.comparisons
+            if comparison.against == ONNX and not comparison.passed
+        }
         left = [name for name in self.failed if name in there and name not in self.searched]
         hint = (
             f"--bisect finds the node: sdort verify {self.candidate} --component {left[0]} --bisect." if left else None

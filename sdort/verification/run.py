@@ -76,7 +76,9 @@ def verify(candidate: Path, options: VerifyOptions) -> Verification:
         result.notes += [note] if note else []
         run = _Run(folder, original, checkpoint, Place(provider, options.runtime), options, result)
         _check_components(run)
-        if provider.is_fallback and {"float16", "bfloat16"} & {each.dtype for each in result.precisions.values()}:
+        if provider.is_fallback and {"float16", "bfloat16"} & {
+            precision.dtype for precision in result.precisions.values()
+        }:
             result.notes.append(ROUNDED)
         recorded = _record(run)
         for component in run.components:
@@ -130,8 +132,8 @@ def _record(run: _Run) -> RecordedRun:
     What cannot be compared without a whole pipeline is recorded as missing.
     """
     options = run.options
-    wanted = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
-    if not wanted:
+    originals = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
+    if not originals:
         return RecordedRun()
     requests = _requests(options)
     total = len(requests) * options.seeds * options.steps
@@ -140,7 +142,7 @@ def _record(run: _Run) -> RecordedRun:
             return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.images)
     except SdortError as error:
         run.result.missing.append(
-            f"{' and '.join(wanted)}: {error.message} (--inputs random --no-images asks for less)"
+            f"{' and '.join(originals)}: {error.message} (--inputs random --no-images asks for less)"
         )
         return RecordedRun()
 
@@ -152,14 +154,14 @@ def _plain(run: _Run) -> Place:
 
 
 def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
-    found: list[Inputs] = []
+    inputs: list[Inputs] = []
     if RANDOM in run.options.inputs:
         reference = run.original or run.folder
         factor = run.folder.vae_factor
         height, width = (side // factor for side in run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
-        found += random_inputs(path, component, factor, (height, width))
-    return [*found, *recorded.inputs.get(component, [])] if REAL in run.options.inputs else found
+        inputs += random_inputs(path, component, factor, (height, width))
+    return [*inputs, *recorded.inputs.get(component, [])] if REAL in run.options.inputs else inputs
 
 
 def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:
@@ -175,35 +177,41 @@ def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:
         inputs = _inputs(run, component, recorded)
         path, limits = run.folder.models[component], result.precisions[component]
         with progress(f"{component}: comparing"):
-            found, missing = compare_component(component, path, references, run.place, inputs, limits)
+            comparisons, missing = compare_component(component, path, references, run.place, inputs, limits)
     except SdortError as error:
         result.missing.append(f"{component}: {error.message}")
         return
-    result.comparisons += found
+    result.comparisons += comparisons
     result.missing += missing
     if run.options.bisect:
-        _bisect(run, found)
+        _bisect(run, comparisons)
 
 
-def _bisect(run: _Run, found: Sequence[Comparison]) -> None:
+def _bisect(run: _Run, comparisons: Sequence[Comparison]) -> None:
     """Search in the first failed comparison of each output with the original's ONNX, the smallest inputs first."""
     outputs: set[str] = set()
-    for each in found:
-        if each.passed or each.against != ONNX or each.output in outputs or run.original is None or each.feeds is None:
+    for comparison in comparisons:
+        if (
+            comparison.passed
+            or comparison.against != ONNX
+            or comparison.output in outputs
+            or run.original is None
+            or comparison.feeds is None
+        ):
             continue
-        outputs.add(each.output)
-        component = each.component
+        outputs.add(comparison.output)
+        component = comparison.component
         original, candidate = run.original.models[component], run.folder.models[component]
-        graphs = GraphPair(component, original, candidate, run.place, each.feeds.feeds)
+        graphs = GraphPair(component, original, candidate, run.place, comparison.feeds.feeds)
         run.result.searched.append(component)
         try:
             with progress(f"{component}: searching for the node"):
-                run.result.findings.append(bisect(graphs, each))
+                run.result.findings.append(bisect(graphs, comparison))
         except SdortError as error:  # the comparisons are worth reporting without it
             run.result.missing.append(f"{component}: --bisect cannot tell: {error.message}")
-    if not outputs and not all(each.passed for each in found):
+    if not outputs and not all(comparison.passed for comparison in comparisons):
         run.result.notes.append(
-            f"{found[0].component}: nothing to bisect, it differs from torch and not from the ONNX original"
+            f"{comparisons[0].component}: nothing to bisect, it differs from torch and not from the ONNX original"
         )
 
 

@@ -73,7 +73,9 @@ def wrong_requests(requests: Sequence[Request], images: Sequence[Generated]) -> 
     """Requests whose images are wrong."""
     scoring = import_module("sdort.demo.score")
     pairs = zip(requests, images, strict=True)
-    return [each for each, image in pairs if not scoring.judge_picture(each.prompt, image.pixels).verdict.right]
+    return [
+        request for request, image in pairs if not scoring.judge_picture(request.prompt, image.pixels).verdict.right
+    ]
 
 
 def score_images(
@@ -86,15 +88,17 @@ def score_images(
         original: by prompt, of the same noise; for any of the prompts. With all of them it gets a score too.
     """
     scoring = import_module("sdort.demo.score")
-    judged = [scoring.judge_picture(each.prompt, image.pixels) for each, image in zip(requests, images, strict=True)]
+    judged = [
+        scoring.judge_picture(request.prompt, image.pixels) for request, image in zip(requests, images, strict=True)
+    ]
     score = scoring.count(judged)
     misses = [
         _miss(request, image, judgement.verdict, original.get(request.prompt))
         for request, image, judgement in zip(requests, images, judged, strict=True)
         if not judgement.verdict.right
     ]
-    whole = all(each.prompt in original for each in requests)
-    beside = scoring.score((each.prompt, original[each.prompt].pixels) for each in requests) if whole else None
+    whole = all(request.prompt in original for request in requests)
+    beside = scoring.score((request.prompt, original[request.prompt].pixels) for request in requests) if whole else None
     bars = {"single": scoring.SINGLE_BAR, "pair": scoring.PAIR_BAR}
     return SemanticScore(vars(score), bars, score.passed, tuple(misses), None if beside is None else vars(beside))
 

@@ -45,8 +45,8 @@ def score_candidate(
 
 def _generate(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:
     pipeline = open_text_to_image(folder, place)
-    with progress(words, total=sum(each.steps for each in requests)) as advance:
-        return [image for each in requests for image in pipeline.generate(each, advance)]
+    with progress(words, total=sum(request.steps for request in requests)) as advance:
+        return [image for request in requests for image in pipeline.generate(request, advance)]
 
 
 def _generate_original(original: Original, requests: Sequence[Request]) -> dict[str, Generated]:
@@ -54,4 +54,4 @@ def _generate_original(original: Original, requests: Sequence[Request]) -> dict[
         with progress("generating for the score with torch"):
             return {prompt: image for (prompt, _), image in generate_in_torch(original, requests).items()}
     images = _generate(*original, requests, "generating for the score with the original")
-    return {each.prompt: image for each, image in zip(requests, images, strict=True)}
+    return {request.prompt: image for request, image in zip(requests, images, strict=True)}

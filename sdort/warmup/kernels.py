@@ -73,9 +73,9 @@ def tune_ops(
 def _tuning_on() -> Iterator[None]:
     table = tuning_table()
     table.parent.mkdir(parents=True, exist_ok=True)
-    wanted = {"SDORT_OPS_TUNE": "1", "SDORT_OPS_TUNING": str(table)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    variables = {"SDORT_OPS_TUNE": "1", "SDORT_OPS_TUNING": str(table)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -43,7 +43,7 @@ def changes(stage: MeasuredStep) -> str:
     if stage.same_as:
         return f"same graphs as {stage.same_as!r}"
     came = sorted(((n, name.rpartition(".")[2]) for name, n in stage.changes.items() if n > 0), reverse=True)
-    fused = [each for each in came if f"com.microsoft.{each[1]}" in stage.changes] or came
+    fused = [change for change in came if f"com.microsoft.{change[1]}" in stage.changes] or came
     return ", ".join(f"+{n} {name}" for n, name in fused[:MOST_CHANGES])
 
 
@@ -57,7 +57,7 @@ def memory(row: Row | None) -> float | None:
         return None
     pairs = ((row.device_first_mib, row.device_later_mib), (row.host_first_mib, row.host_later_mib))
     peaks = next((pair for pair in pairs if pair[0] is not None), None)
-    return max(each for each in peaks if each is not None) if peaks else None
+    return max(peak for peak in peaks if peak is not None) if peaks else None
 
 
 def components(ablation: Ablation) -> list[str]:
@@ -88,7 +88,7 @@ def _line(ablation: Ablation, stage: MeasuredStep, batch: int) -> list[str]:
     first = row_of(ablation.stages[0], batch, whole)
     mine = rows[whole]
     faster = first.median_ms / mine.median_ms if first and mine and first.median_ms and mine.median_ms else None
-    published = [text(each, stage.name, batch) for each in PUBLISHED.values()]
+    published = [text(rows, stage.name, batch) for rows in PUBLISHED.values()]
     return [
         str(batch), stage.name, *times, f"{faster:.2f}x" if faster else "-", _number(memory(mine)),
         verdict(stage, batch), changes(stage), *published,

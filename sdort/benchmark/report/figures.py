@@ -32,12 +32,14 @@ COLOURS = {"text_encoder": SERIES[1], "text_encoder_2": SERIES[4], "unet": SERIE
 
 def label(row: Row, rows: Sequence[Row]) -> str:
     """Label of a row's bar, different from the others'."""
-    each = {
+    values = {
         row.pipeline: {other.pipeline for other in rows},
         row.engine: {other.engine for other in rows},
         dtype_text(row.dtype): {other.dtype for other in rows},
     }
-    parts = [word for word, words in each.items() if len(words) > 1 and not (word[:2] == "fp" and word in row.pipeline)]
+    parts = [
+        word for word, words in values.items() if len(words) > 1 and not (word[:2] == "fp" and word in row.pipeline)
+    ]
     several = len({(other.height, other.width) for other in rows if other.component == PIPELINE}) > 1
     return ", ".join([*parts, f"batch {row.batch_size}", *([f"{row.height}x{row.width}"] if several else [])])
 
@@ -94,17 +96,17 @@ def _legend(figure: Figure, theme: Theme, colours: dict[str, str]) -> None:
     )  # fmt: skip
 
 
-def ablation(found: Ablation, batch: int, theme: Theme) -> Figure:
+def ablation(ablated: Ablation, batch: int, theme: Theme) -> Figure:
     """A bar for each step with its verdict, and beside it the published rows, each on its own scale."""
     published = {device: rows for device, rows in PUBLISHED.items() if any(batch in at for at in rows.values())}
     ratios = (2.6, *(1.0,) * len(published))
-    figure, axes = new_figure(theme, _ROW * len(found.stages) + 1.1, len(ratios), ratios)
-    whole = components(found)[-1]
-    _here(axes[0], found, batch, whole, theme)
-    title(axes[0], theme, f"{found.original} on {found.provider}: {whole}, batch {batch}, ms")
-    for each, (device, rows) in zip(axes[1:], published.items(), strict=True):
-        _beside(each, [stage.name for stage in found.stages], rows, batch, theme)
-        each.set_title(f"published:\n{device}, s", loc="left", color=theme.quiet, fontsize=9)
+    figure, axes = new_figure(theme, _ROW * len(ablated.stages) + 1.1, len(ratios), ratios)
+    whole = components(ablated)[-1]
+    _here(axes[0], ablated, batch, whole, theme)
+    title(axes[0], theme, f"{ablated.original} on {ablated.provider}: {whole}, batch {batch}, ms")
+    for beside, (device, rows) in zip(axes[1:], published.items(), strict=True):
+        _beside(beside, [stage.name for stage in ablated.stages], rows, batch, theme)
+        beside.set_title(f"published:\n{device}, s", loc="left", color=theme.quiet, fontsize=9)
     if published:
         figure.supxlabel(
             "Published: another device and library, SD 1.5, 512x512, 50 steps; for orientation only."
@@ -114,12 +116,12 @@ def ablation(found: Ablation, batch: int, theme: Theme) -> Figure:
     return figure
 
 
-def _here(axes: Axes, found: Ablation, batch: int, component: str, theme: Theme) -> None:
-    rows = [row_of(stage, batch, component) for stage in found.stages]
+def _here(axes: Axes, ablated: Ablation, batch: int, component: str, theme: Theme) -> None:
+    rows = [row_of(stage, batch, component) for stage in ablated.stages]
     times = [(row.median_ms if row else None) or 0.0 for row in rows]
     longest = max(times, default=0) or 1.0
-    _horizontal(axes, theme, [stage.name for stage in found.stages], 2.1 * longest)
-    for index, (stage, milliseconds) in enumerate(zip(found.stages, times, strict=True)):
+    _horizontal(axes, theme, [stage.name for stage in ablated.stages], 2.1 * longest)
+    for index, (stage, milliseconds) in enumerate(zip(ablated.stages, times, strict=True)):
         words, colour = _verdict(stage, batch, theme)
         axes.barh(
             index, milliseconds, _BAR, color=theme.faint if stage.same_as else SKY, alpha=_ALPHA[bool(stage.same_as)]
@@ -140,16 +142,16 @@ def _verdict(stage: MeasuredStep, batch: int, theme: Theme) -> tuple[str, str]:
 
 def _beside(axes: Axes, steps: Sequence[str], rows: PublishedRows, batch: int, theme: Theme) -> None:
     published = [rows.get(step, {}).get(batch) for step in steps]
-    longest = max((each.seconds or 0 for each in published if each), default=0) or 1.0
+    longest = max((cell.seconds or 0 for cell in published if cell), default=0) or 1.0
     _horizontal(axes, theme, [""] * len(steps), _ROOM * longest)
-    for index, each in enumerate(published):
-        if each is not None:
-            axes.barh(index, each.seconds or 0, _BAR, color=theme.faint)
-            axes.text(each.seconds or 0, index, f" {_seconds(each)}", va="center", color=theme.ink, fontsize=8.5)
+    for index, cell in enumerate(published):
+        if cell is not None:
+            axes.barh(index, cell.seconds or 0, _BAR, color=theme.faint)
+            axes.text(cell.seconds or 0, index, f" {_seconds(cell)}", va="center", color=theme.ink, fontsize=8.5)
 
 
-def _seconds(found: Published) -> str:
-    return "OOM" if found.seconds is None else f"{found.seconds:.1f}{'*' if found.suspicious else ''}"
+def _seconds(cell: Published) -> str:
+    return "OOM" if cell.seconds is None else f"{cell.seconds:.1f}{'*' if cell.suspicious else ''}"
 
 
 def memory_use(rows: Sequence[Row], theme: Theme) -> Figure | None:

@@ -78,8 +78,8 @@ class BenchReport:
 def report_of(result: Measurement | Ablation, title: str) -> BenchReport:
     """Report of a measurement or an ablation, with the images of the smallest batch: larger ones begin alike."""
     measured = result.measured if isinstance(result, Ablation) else result
-    smallest = min((each.row.batch_size for each in measured.images), default=0)
-    images = [each for each in measured.images if each.row.batch_size == smallest]
+    smallest = min((pair.row.batch_size for pair in measured.images), default=0)
+    images = [pair for pair in measured.images if pair.row.batch_size == smallest]
     return BenchReport(title, measured.rows, images, result if isinstance(result, Ablation) else None)
 
 

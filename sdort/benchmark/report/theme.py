@@ -40,10 +40,10 @@ def new_figure(
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=theme.paper)
     axes = figure.subplots(1, columns, squeeze=False, width_ratios=ratios or None)[0]
-    for each in axes:
-        each.set_facecolor(theme.paper)
-        each.tick_params(colors=theme.ink, labelsize=9, length=0)
-        each.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    for plot in axes:
+        plot.set_facecolor(theme.paper)
+        plot.tick_params(colors=theme.ink, labelsize=9, length=0)
+        plot.spines[["top", "right", "left", "bottom"]].set_visible(False)
     return figure, list(axes)
 
 

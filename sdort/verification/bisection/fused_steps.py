@@ -157,11 +157,11 @@ def _measure(graphs: GraphPair, sides: _Decomposed, pair: Pair, limit: Tolerance
     """
     model = onnx.ModelProto()
     model.CopyFrom(sides.original)
-    wanted = record_tensors(model, graphs, [pair.original], original=True)[pair.original]
-    found = _candidate_value(graphs, sides, after_casts(sides.candidate.graph.node, pair.candidate))
-    if not same_order(wanted.shape, found.shape):
+    expected = record_tensors(model, graphs, [pair.original], original=True)[pair.original]
+    actual = _candidate_value(graphs, sides, after_casts(sides.candidate.graph.node, pair.candidate))
+    if not same_order(expected.shape, actual.shape):
         return None
-    return tolerance_share(limit, wanted.reshape(found.shape), found), magnitude(wanted)
+    return tolerance_share(limit, expected.reshape(actual.shape), actual), magnitude(expected)
 
 
 def same_order(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -188,9 +188,9 @@ def _origin(graphs: GraphPair, sides: _Decomposed, tensor: str) -> tuple[str, st
     A step of a decomposed attention belongs to that attention.
     """
     original = graphs.graph(graphs.original).graph.node
-    node = next((each for each in original if tensor in each.output), None)
+    node = next((maker for maker in original if tensor in maker.output), None)
     if node is None:
-        made = {name for each in sides.nodes for name in each.output}
-        node = next(each for each in original if each.op_type == "Attention" and each.output[0] in made)
+        made = {name for step in sides.nodes for name in step.output}
+        node = next(step for step in original if step.op_type == "Attention" and step.output[0] in made)
         tensor = node.output[0]
     return node.name, node.op_type, tensor

@@ -42,8 +42,8 @@ NORMALIZATIONS = frozenset({"GroupNormalization", "InstanceNormalization", "Laye
 def detect_steps(nodes: Sequence[onnx.NodeProto]) -> dict[str, str]:
     """Step -> the tensor that holds it, of those that ``nodes`` make."""
     graph = _Subgraph(nodes)
-    found = {**_attention(graph), **_normalization(graph), **_activation(graph)}
-    return {step: found[step] for step in STEP_NAMES if found.get(step) in graph.makers}
+    steps = {**_attention(graph), **_normalization(graph), **_activation(graph)}
+    return {step: steps[step] for step in STEP_NAMES if steps.get(step) in graph.makers}
 
 
 def after_casts(nodes: Sequence[onnx.NodeProto], name: str) -> str:
@@ -64,8 +64,8 @@ class _Subgraph:
 
     def only(self, *operators: str) -> onnx.NodeProto | None:
         """The node of these operators, if there is exactly one."""
-        found = [node for node in self.nodes if node.op_type in operators]
-        return found[0] if len(found) == 1 else None
+        matching = [node for node in self.nodes if node.op_type in operators]
+        return matching[0] if len(matching) == 1 else None
 
     def path_back(self, name: str, through: Collection[str], to: Collection[str]) -> list[str]:
         """The tensors from ``name`` to one that an operator of ``to`` makes, all others made by ``through``.
@@ -79,7 +79,7 @@ class _Subgraph:
             return [name]
         # What arranges values has its indices and shapes beside them.
         sources = maker.input if maker.op_type in SCALING | MASKING else maker.input[:1]
-        paths = (self.path_back(each, through, to) for each in sources) if maker.op_type in through else ()
+        paths = (self.path_back(source, through, to) for source in sources) if maker.op_type in through else ()
         return next(([name, *path] for path in paths if path), [])
 
     def reader(
@@ -90,9 +90,9 @@ class _Subgraph:
             if name in node.input and node.op_type in operators:
                 return node
             if name in node.input and node.op_type in through:
-                found = self.reader(node.output[0], operators, through)
-                if found is not None:
-                    return found
+                reader = self.reader(node.output[0], operators, through)
+                if reader is not None:
+                    return reader
         return None
 
 
@@ -101,16 +101,16 @@ def _attention(graph: _Subgraph) -> dict[str, str]:
     if softmax is None:
         return {}
     path = graph.path_back(softmax.input[0], SCALING | MASKING | PASS_THROUGH, {"MatMul"})
-    found = {"shares": softmax.output[0]}
+    steps = {"shares": softmax.output[0]}
     behind = graph.reader(softmax.output[0], {"MatMul"}, PASS_THROUGH | {"Where"})
     if behind is not None:
-        found["sums"] = behind.output[0]
-        found["value"] = _projection(graph, behind.input[1])
+        steps["sums"] = behind.output[0]
+        steps["value"] = _projection(graph, behind.input[1])
     if path:
         product = graph.makers[path[-1]]
-        found["query"], found["key"] = (_projection(graph, name) for name in product.input)
-        found["scores"] = _scaled(graph, path)
-    return found
+        steps["query"], steps["key"] = (_projection(graph, name) for name in product.input)
+        steps["scores"] = _scaled(graph, path)
+    return steps
 
 
 def _scaled(graph: _Subgraph, path: Sequence[str]) -> str:
@@ -142,13 +142,13 @@ def _normalization(graph: _Subgraph) -> dict[str, str]:
     if whole and whole[0].op_type != "InstanceNormalization":
         return {"normalized": whole[0].input[0], "shifted": whole[0].output[0]}
     node, source = (whole[0], whole[0].input[0]) if whole else (apart[0][0], apart[0][1].input[0])
-    found = {"normalized": _unviewed(graph, source), "normal": node.output[0]}
+    steps = {"normalized": _unviewed(graph, source), "normal": node.output[0]}
     scale = graph.reader(node.output[0], {"Mul"})
     if scale is not None:
-        found["scaled"] = scale.output[0]
+        steps["scaled"] = scale.output[0]
         shift = graph.reader(scale.output[0], {"Add"})
-        found["shifted"] = shift.output[0] if shift is not None else ""
-    return found
+        steps["shifted"] = shift.output[0] if shift is not None else ""
+    return steps
 
 
 def _centered(graph: _Subgraph, node: onnx.NodeProto) -> onnx.NodeProto | None:
@@ -170,14 +170,14 @@ def _unviewed(graph: _Subgraph, name: str) -> str:
 
 
 def _activation(graph: _Subgraph) -> dict[str, str]:
-    found: dict[str, str] = {}
+    steps: dict[str, str] = {}
     gate, erf = graph.only("Sigmoid"), graph.only("Erf")
     if gate is not None:
-        found["gate"] = gate.output[0]
+        steps["gate"] = gate.output[0]
         maker = graph.makers.get(gate.input[0])
-        found["bent"] = gate.input[0] if maker is not None and maker.op_type == "Mul" else ""
+        steps["bent"] = gate.input[0] if maker is not None and maker.op_type == "Mul" else ""
     if erf is not None:
-        found["erf"] = erf.output[0]
+        steps["erf"] = erf.output[0]
         path = graph.path_back(erf.input[0], SCALING | PASS_THROUGH | {"Split", "Slice"}, {"Add"})
-        found["biased"] = path[-1] if path else ""
-    return found
+        steps["biased"] = path[-1] if path else ""
+    return steps

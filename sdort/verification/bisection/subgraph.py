@@ -45,7 +45,9 @@ def extract_subgraph(
     """
     model = graphs.graph(graphs.candidate)
     used = {name for node in nodes for name in node.input}
-    weights = [_load(each, graphs.candidate.parent, wide) for each in model.graph.initializer if each.name in used]
+    weights = [
+        _load(tensor, graphs.candidate.parent, wide) for tensor in model.graph.initializer if tensor.name in used
+    ]
     made = set(outputs_of(onnx.GraphProto(node=nodes)))
     declared = [value for value in model.graph.input if value.name in used - made - set(inputs)]
     del model.graph.node[:], model.graph.initializer[:], model.graph.input[:], model.graph.output[:]

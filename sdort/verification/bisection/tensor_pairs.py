@@ -85,12 +85,12 @@ class GraphPair:
             raise BadModelError(f"the original has no output {output}", component=self.component)
         needed = set(ancestors(candidate.graph, [output]))
         order = {name: index for index, name in enumerate(outputs_of(original.graph))}
-        found: dict[str, str] = {}
+        matching: dict[str, str] = {}
         for name in outputs_of(candidate.graph):
             meant = name if name in order else self.provenance.layouts.get(name)
-            if meant in order and name in needed and (meant == name or meant not in found):
-                found[meant] = name
-        return [Pair(name, found[name]) for name in sorted(found, key=order.__getitem__)]
+            if meant in order and name in needed and (meant == name or meant not in matching):
+                matching[meant] = name
+        return [Pair(name, matching[name]) for name in sorted(matching, key=order.__getitem__)]
 
     def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
         """Values of each pair: (the original's in the candidate's layout, the candidate's)."""
@@ -111,15 +111,15 @@ def outputs_of(graph: onnx.GraphProto) -> Iterator[str]:
 def ancestors(graph: onnx.GraphProto, outputs: Iterable[str], stop: Set[str] = frozenset()) -> list[str]:
     """``outputs`` and the tensors that they are computed from, up to and with those in ``stop`` and the inputs."""
     producers = {name: node for node in graph.node for name in node.output}
-    found = dict.fromkeys(outputs)
-    stack = [name for name in found if name in producers]
+    tensors = dict.fromkeys(outputs)
+    stack = [name for name in tensors if name in producers]
     while stack:
         for source in producers[stack.pop()].input:
-            if source and source not in found:
-                found[source] = None
+            if source and source not in tensors:
+                tensors[source] = None
                 if source in producers and source not in stop:
                     stack.append(source)
-    return list(found)
+    return list(tensors)
 
 
 def record_tensors(model: onnx.ModelProto, graphs: GraphPair, names: Sequence[str], original: bool) -> Outputs:

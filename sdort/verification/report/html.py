@@ -137,7 +137,7 @@ def section(
         verdicts: a cell that is one of these is a :func:`badge`.
         bad: a row with a cell that begins with one of these stands out.
     """
-    kinds = ["" if each not in left else " class='words wrap'" if each in wide else " class='words'" for each in heads]
+    kinds = ["" if head not in left else " class='words wrap'" if head in wide else " class='words'" for head in heads]
     body = []
     for row in rows:
         cells = "".join(

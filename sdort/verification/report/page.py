@@ -41,8 +41,8 @@ def html_report(result: Verification) -> str:
     """The whole report."""
     verdict = badge(PASSED, "everything is within its limits") if result.passed else badge(FAILED, FAILED)
     problems = "".join(f"<li>{escape(line.strip())}</li>" for line in lines(result))
-    components = [summary_cells(each) for each in summarize(result.comparisons)]
-    images = [image_cells(each) for each in result.images]
+    components = [summary_cells(summary) for summary in summarize(result.comparisons)]
+    images = [image_cells(comparison) for comparison in result.images]
     parts = [
         f"<p>{verdict}</p>",
         _facts(result),
@@ -66,7 +66,9 @@ def _facts(result: Verification) -> str:
             "ONNX original": result.against or "none",
             "torch, fp32": result.checkpoint or "not compared",
             "execution provider": result.provider,
-            "limits are those of": ", ".join(f"{name} {each.dtype}" for name, each in result.precisions.items()),
+            "limits are those of": ", ".join(
+                f"{name} {precision.dtype}" for name, precision in result.precisions.items()
+            ),
             "steps": result.steps,
         }
     )
@@ -76,13 +78,14 @@ def _findings(findings: Sequence[BisectionFinding]) -> str:
     if not findings:
         return ""
     items = []
-    for each in findings:
+    for finding in findings:
         nodes = ", ".join(
-            f"<code>{escape(culprit.node)}</code> {escape(culprit.operator)}" for culprit in each.culprits
+            f"<code>{escape(culprit.node)}</code> {escape(culprit.operator)}" for culprit in finding.culprits
         )
-        originals = ", ".join(f"<code>{escape(name)}</code>" for name in each.originals)
+        originals = ", ".join(f"<code>{escape(name)}</code>" for name in finding.originals)
         items.append(
-            f"<li><b>{escape(each.component)}</b>: {escape(each.message)}<br>nodes of the candidate: {nodes or 'none'}"
+            f"<li><b>{escape(finding.component)}</b>: {escape(finding.message)}<br>"
+            f"nodes of the candidate: {nodes or 'none'}"
             f"<br>nodes of the original that they stand for: {originals or 'none'}</li>"
         )
     return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
@@ -115,5 +118,5 @@ def _miss(miss: Miss) -> str:
 
 def _limits() -> str:
     heads = ("measure", "fp32", "fp16", "bf16", "why")
-    rows = [(each.measure, each.float32, each.float16, each.bfloat16, each.why) for each in REASONS]
+    rows = [(reason.measure, reason.float32, reason.float16, reason.bfloat16, reason.why) for reason in REASONS]
     return section("Limits, and why", heads, rows, left=("measure", "why"), wide=("why",))

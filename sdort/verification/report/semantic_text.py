@@ -16,10 +16,10 @@ def semantic_lines(score: SemanticScore) -> list[str]:
     parts = [f"semantic score: {_counted(score.counts)} (wanted: {score.wanted}): {verdict}"]
     if score.original is not None:
         parts.append(f"semantic score of the original: {_counted(score.original)}")
-    originals = [each.original_right for each in score.misses if each.original_right is not None]
+    originals = [miss.original_right for miss in score.misses if miss.original_right is not None]
     if originals:
         parts.append(f"semantic score: {len(originals)} wrong, {originals.count(False)} of them by the original too")
-    parts += [miss_line(each) for each in score.misses[:MOST_LINES]]
+    parts += [miss_line(miss) for miss in score.misses[:MOST_LINES]]
     left = len(score.misses) - MOST_LINES
     return [*parts, *([f"and {left} more wrong images; --json and --report have all"] if left > 0 else [])]
 

@@ -42,25 +42,30 @@ class Summary:
 def summarize(comparisons: Sequence[Comparison]) -> list[Summary]:
     """One summary for each component, kind of inputs and reference, in their order."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
-    for each in comparisons:
-        groups.setdefault((each.component, each.inputs, each.against), []).append(each)
+    for comparison in comparisons:
+        groups.setdefault((comparison.component, comparison.inputs, comparison.against), []).append(comparison)
     return [
-        Summary(*key, len(group), max(group, key=lambda each: (not each.passed, each.share)), _largest(group))
+        Summary(
+            *key,
+            len(group),
+            max(group, key=lambda comparison: (not comparison.passed, comparison.share)),
+            _largest(group),
+        )
         for key, group in groups.items()
     ]
 
 
 def _largest(group: Sequence[Comparison]) -> Errors | None:
-    measured = [each.errors for each in group if each.errors is not None]
+    measured = [comparison.errors for comparison in group if comparison.errors is not None]
     if not measured:
         return None
     return Errors(
-        largest=max(each.largest for each in measured),
-        mean=max(each.mean for each in measured),
-        cosine=min(each.cosine for each in measured),
-        largest_share=max(each.largest_share for each in measured),
-        mean_share=max(each.mean_share for each in measured),
-        largest_relative=max(each.largest_relative for each in measured),
+        largest=max(errors.largest for errors in measured),
+        mean=max(errors.mean for errors in measured),
+        cosine=min(errors.cosine for errors in measured),
+        largest_share=max(errors.largest_share for errors in measured),
+        mean_share=max(errors.mean_share for errors in measured),
+        largest_relative=max(errors.largest_relative for errors in measured),
     )
 
 
@@ -90,21 +95,21 @@ def summary_cells(summary: Summary) -> tuple[str, ...]:
     )
 
 
-def image_cells(each: ImageComparison) -> tuple[str, ...]:
+def image_cells(comparison: ImageComparison) -> tuple[str, ...]:
     """A row under :data:`IMAGE_HEADS`."""
-    decibels = "" if each.psnr is None else f"{each.psnr:.1f}"
-    similarity = "" if each.ssim is None else f"{each.ssim:.4f}"
-    pixel = "" if each.largest_pixel is None else str(each.largest_pixel)
-    return (each.prompt, str(each.seed), decibels, similarity, pixel, image_verdict(each))
+    decibels = "" if comparison.psnr is None else f"{comparison.psnr:.1f}"
+    similarity = "" if comparison.ssim is None else f"{comparison.ssim:.4f}"
+    pixel = "" if comparison.largest_pixel is None else str(comparison.largest_pixel)
+    return (comparison.prompt, str(comparison.seed), decibels, similarity, pixel, image_verdict(comparison))
 
 
 def _short(prompt: str) -> str:
     return prompt if len(prompt) <= PROMPT else f"{prompt[: PROMPT - 3]}..."
 
 
-def image_verdict(each: ImageComparison) -> str:
+def image_verdict(comparison: ImageComparison) -> str:
     """One of :data:`PASSED`, :data:`FAILED` and :data:`DIFFERS`."""
-    return PASSED if each.passed else FAILED if each.problem else DIFFERS
+    return PASSED if comparison.passed else FAILED if comparison.problem else DIFFERS
 
 
 def tables(result: Verification) -> list[Table]:
@@ -130,8 +135,11 @@ def lines(result: Verification) -> list[str]:
     """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
     parts = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
             if not s.worst.passed]  # fmt: skip
-    parts += [f"image, seed {each.seed}, {each.prompt!r}: {each.problem or each.differs}" for each in result.images
-             if not each.passed]  # fmt: skip
+    parts += [
+        f"image, seed {image.seed}, {image.prompt!r}: {image.problem or image.differs}"
+        for image in result.images
+        if not image.passed
+    ]
     parts += images_lines(result)
     for finding in result.findings:
         parts.append(f"{finding.component}: {finding.message}")
@@ -144,11 +152,11 @@ def lines(result: Verification) -> list[str]:
 def images_lines(result: Verification) -> list[str]:
     """Verdict on all images together, where one of them does not pass."""
     judged = result.judged
-    if all(each.passed for each in result.images):
+    if all(comparison.passed for comparison in result.images):
         return []
     parts = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
     if judged.few:
-        seeds = math.ceil(ENOUGH / len({each.prompt for each in result.images}))
+        seeds = math.ceil(ENOUGH / len({comparison.prompt for comparison in result.images}))
         parts.append(f"images: {judged.images} may differ by chance; --seeds {seeds} tells")
     return parts
 

@@ -30,11 +30,16 @@ class Course:
 def courses(comparisons: Sequence[Comparison]) -> list[Course]:
     """Two for each component that was recorded along a run, and each reference; the largest error of all prompts."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
-    for each in comparisons:
-        if each.timestep is not None:
-            groups.setdefault((each.component, each.against), []).append(each)
+    for comparison in comparisons:
+        if comparison.timestep is not None:
+            groups.setdefault((comparison.component, comparison.against), []).append(comparison)
     return [
-        Course(*key, measure, min(getattr(each.limit, name) for each in group), _largest(group, f"{name}_share"))
+        Course(
+            *key,
+            measure,
+            min(getattr(comparison.limit, name) for comparison in group),
+            _largest(group, f"{name}_share"),
+        )
         for key, group in groups.items()
         for measure, name in (("max / std", "largest"), ("mean / std", "mean"))
     ]
@@ -42,9 +47,9 @@ def courses(comparisons: Sequence[Comparison]) -> list[Course]:
 
 def _largest(group: Sequence[Comparison], name: str) -> dict[float, float | None]:
     by_timestep: dict[float, list[float | None]] = {}
-    for each in sorted(group, key=lambda each: -(each.timestep or 0)):
-        value = None if each.errors is None else float(getattr(each.errors, name))
-        by_timestep.setdefault(each.timestep or 0.0, []).append(value)
+    for comparison in sorted(group, key=lambda comparison: -(comparison.timestep or 0)):
+        value = None if comparison.errors is None else float(getattr(comparison.errors, name))
+        by_timestep.setdefault(comparison.timestep or 0.0, []).append(value)
     return {
         timestep: None if None in values else max(value for value in values if value is not None)
         for timestep, values in by_timestep.items()
@@ -54,12 +59,12 @@ def _largest(group: Sequence[Comparison], name: str) -> dict[float, float | None
 def timestep_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The heads, with a column for each timestep, and the rows; they end in a verdict."""
     every = courses(comparisons)
-    timesteps = sorted({timestep for each in every for timestep in each.values}, reverse=True)
+    timesteps = sorted({timestep for course in every for timestep in course.values}, reverse=True)
     heads = (*HEADS, *(f"t {timestep:g}" for timestep in timesteps), "allowed", "")
     rows = [
-        (each.component, each.against, each.measure, *(_number(each, timestep) for timestep in timesteps),
-         f"{each.allowed:.1e}", PASSED if each.passed else FAILED)
-        for each in every
+        (course.component, course.against, course.measure, *(_number(course, timestep) for timestep in timesteps),
+         f"{course.allowed:.1e}", PASSED if course.passed else FAILED)
+        for course in every
     ]  # fmt: skip
     return heads, rows
 
@@ -72,7 +77,7 @@ def _number(course: Course, timestep: float) -> str:
 def timestep_lines(comparisons: Sequence[Comparison]) -> list[str]:
     """The same, a line for each course."""
     return [
-        f"{each.component}, {each.against}, {each.measure} by timestep: "
-        f"{', '.join(f'{t:g} {_number(each, t)}' for t in each.values)} ({each.allowed:.1e} allowed)"
-        for each in courses(comparisons)
+        f"{course.component}, {course.against}, {course.measure} by timestep: "
+        f"{', '.join(f'{t:g} {_number(course, t)}' for t in course.values)} ({course.allowed:.1e} allowed)"
+        for course in courses(comparisons)
     ]
