@@ -16,7 +16,7 @@ from sdort.demo.score import score
 from sdort.pipelines.folder import open_folder
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.verification.runners import Place, open_text_to_image
+from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.verification.semantic import semantic_requests
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     options = RuntimeOptions(args.provider, custom_ops=args.custom_ops)
-    pipeline = open_text_to_image(open_folder(args.pipeline), Place(choose_provider(options)[0], options))
+    pipeline = open_text_to_image(open_folder(args.pipeline), RunConfiguration(choose_provider(options)[0], options))
     every = semantic_requests()
     requests = [every[round(at)] for at in np.linspace(0, len(every) - 1, args.count)]
     images = [(request.prompt, image.pixels) for request in requests for image in pipeline.generate(request)]

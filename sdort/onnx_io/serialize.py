@@ -19,8 +19,8 @@ from sdort.errors import BadModelError
 from sdort.machine.version import __version__
 from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
+from sdort.model.topological_order import topological_order
 from sdort.model.weights import Weight
-from sdort.onnx_io.check_model import topological_order
 from sdort.onnx_io.data_file import Blob, Initializers, weight_of
 from sdort.onnx_io.graph_import import unique_name
 from sdort.onnx_io.own_functions import functions_of

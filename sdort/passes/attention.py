@@ -22,7 +22,7 @@ from onnx import helper
 
 from sdort.errors import BadModelError
 from sdort.model.symbolic import Dim, Shape
-from sdort.passes.shapes_only import is_causal
+from sdort.rewrite.causal_masks import is_causal
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import extremes
 

@@ -8,7 +8,6 @@ costs nothing here. Integer tensors whose elements are known symbolically fold t
 from __future__ import annotations
 
 import math
-import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper
-from onnx.reference import ReferenceEvaluator
 
 from sdort.model.symbolic import numbers
 from sdort.model.weights import (
@@ -31,6 +29,7 @@ from sdort.model.weights import (
     as_weight,
 )
 from sdort.rewrite.editor import Editor, array, producer, scalar, weight
+from sdort.rewrite.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import plain_attributes
 
 LIMIT = 1 << 16
@@ -148,28 +147,6 @@ def _small(tensor: gs.Constant) -> Array | None:
         inline = all(isinstance(leaf, Inline) for leaf in values.leaves())
         return values.load() if inline else None
     return np.asarray(tensor.values)
-
-
-def evaluate_nodes(nodes: list[onnx.NodeProto], feeds: dict[str, Any], opset: int) -> Array | None:
-    """The value of the last node's first output by ONNX's reference implementation; None if it has none."""
-    output = nodes[-1].output[0]
-    graph = helper.make_graph(
-        nodes,
-        "fold",
-        [
-            helper.make_value_info(k, helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), v.shape))
-            for k, v in feeds.items()
-        ],
-        [onnx.ValueInfoProto(name=output)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            values: Any = ReferenceEvaluator(model).run(None, feeds)
-            return np.asarray(values[0])
-    except Exception:  # the reference implementation raises whatever numpy raises; then the node stays
-        return None
 
 
 def _unchanged(editor: Editor, node: gs.Node) -> gs.Tensor | None:

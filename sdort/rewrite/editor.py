@@ -17,8 +17,8 @@ from onnx import helper
 from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.model.symbolic import Dim, Shape
+from sdort.model.topological_order import topological_order
 from sdort.model.weights import Array, Weight
-from sdort.onnx_io.check_model import topological_order
 from sdort.rewrite.inference.facts import Facts
 
 SMALL_ELEMENTS = 1024

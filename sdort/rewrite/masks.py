@@ -16,7 +16,6 @@ from sdort.model.weights import Array
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float
 
-"""The largest finite number of fp16."""
 _LIMIT = 1 << 24
 """Constants of more elements are not looked at, and may hold anything."""
 _HALF_OF_ALL = float(np.finfo(np.float32).max) / 2

@@ -14,7 +14,7 @@ from sdort.model.signature import Array
 from sdort.verification.checks import Precision, pair_outputs
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import Inputs
-from sdort.verification.runners import Place, run_candidate, run_original, run_torch
+from sdort.verification.runners import RunConfiguration, run_candidate, run_original, run_torch
 
 ONNX, TORCH = "ONNX", "torch"
 
@@ -62,7 +62,7 @@ def compare_component(
     component: str,
     candidate: Path,
     references: Mapping[str, Path],
-    place: Place,
+    configuration: RunConfiguration,
     inputs: Sequence[Inputs],
     precision: Precision,
 ) -> tuple[list[Comparison], list[str]]:
@@ -78,7 +78,7 @@ def compare_component(
         SdortError: the candidate does not load or run.
     """
     feeds = [case.feeds for case in inputs]
-    actual = run_candidate(candidate, component, place, feeds)
+    actual = run_candidate(candidate, component, configuration, feeds)
     results: list[Comparison] = []
     missing = []
     for against, path in references.items():

@@ -16,7 +16,7 @@ from sdort.model.component_names import DECODER
 from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
-from sdort.verification.runners import Place, open_text_to_image
+from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 RANDOM, REAL = "random", "real"
@@ -72,7 +72,7 @@ class RecordedRun:
 
 def record_run(
     folder: PipelineFolder,
-    place: Place,
+    configuration: RunConfiguration,
     requests: Sequence[Request],
     on_step: Callable[[float], None],
     *,
@@ -86,7 +86,7 @@ def record_run(
     Raises:
         SdortError: the pipeline does not make images from text, or a run failed.
     """
-    recording = Recording(open_text_to_image(folder, place))
+    recording = Recording(open_text_to_image(folder, configuration))
     run = RecordedRun()
     for number, request in enumerate(requests if images else requests[:RECORDED_PROMPTS], 1):
         generated = recording.generate(request, on_step)

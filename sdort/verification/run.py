@@ -22,7 +22,7 @@ from sdort.verification.components import ONNX, TORCH, Comparison, compare_compo
 from sdort.verification.images import compare_images, failed_images, make_requests
 from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, RecordedRun, random_inputs, record_run
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.runners import Place, open_text_to_image
+from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
 
@@ -42,7 +42,7 @@ class _Run:
     folder: PipelineFolder
     original: PipelineFolder | None
     checkpoint: Path | None
-    place: Place
+    configuration: RunConfiguration
     options: VerifyOptions
     result: Verification
 
@@ -74,7 +74,7 @@ def verify(candidate: Path, options: VerifyOptions) -> Verification:
         original, checkpoint, note = _find_references(candidate, options, stack)
         result = Verification(candidate, original.path if original else None, checkpoint, provider.name, options.steps)
         result.notes += [note] if note else []
-        run = _Run(folder, original, checkpoint, Place(provider, options.runtime), options, result)
+        run = _Run(folder, original, checkpoint, RunConfiguration(provider, options.runtime), options, result)
         _check_components(run)
         if provider.is_fallback and {"float16", "bfloat16"} & {
             precision.dtype for precision in result.precisions.values()
@@ -119,7 +119,7 @@ def _check_components(run: _Run) -> None:
     generated = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
     for name in dict.fromkeys([*run.components, *generated]):
         dtype = stored_dtype(run.folder.file(name).graph)
-        run.result.precisions[name] = precision(dtype, run.place.provider)
+        run.result.precisions[name] = precision(dtype, run.configuration.provider)
 
 
 def _requests(options: VerifyOptions) -> list[Request]:
@@ -147,10 +147,10 @@ def _record(run: _Run) -> RecordedRun:
         return RecordedRun()
 
 
-def _plain(run: _Run) -> Place:
+def _plain(run: _Run) -> RunConfiguration:
     """Provider and options of the original: the candidate's without what is there for speed."""
     options = replace(run.options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
-    return Place(run.place.provider, options)
+    return RunConfiguration(run.configuration.provider, options)
 
 
 def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
@@ -177,7 +177,7 @@ def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:
         inputs = _inputs(run, component, recorded)
         path, limits = run.folder.models[component], result.precisions[component]
         with progress(f"{component}: comparing"):
-            comparisons, missing = compare_component(component, path, references, run.place, inputs, limits)
+            comparisons, missing = compare_component(component, path, references, run.configuration, inputs, limits)
     except SdortError as error:
         result.missing.append(f"{component}: {error.message}")
         return
@@ -202,7 +202,7 @@ def _bisect(run: _Run, comparisons: Sequence[Comparison]) -> None:
         outputs.add(comparison.output)
         component = comparison.component
         original, candidate = run.original.models[component], run.folder.models[component]
-        graphs = GraphPair(component, original, candidate, run.place, comparison.feeds.feeds)
+        graphs = GraphPair(component, original, candidate, run.configuration, comparison.feeds.feeds)
         run.result.searched.append(component)
         try:
             with progress(f"{component}: searching for the node"):
@@ -227,7 +227,7 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
         references = generate_in_torch(run.checkpoint, requests)
     total = len(requests) * run.options.seeds * run.options.steps
     try:
-        pipeline = open_text_to_image(run.folder, run.place)
+        pipeline = open_text_to_image(run.folder, run.configuration)
     except SdortError as error:
         run.result.missing.append(f"images: {error.message}")
         return
@@ -244,4 +244,4 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
 
 def _score(run: _Run) -> None:
     original = (run.original, _plain(run)) if run.original else run.checkpoint
-    score_candidate(run.folder, run.place, original, run.options, run.result)
+    score_candidate(run.folder, run.configuration, original, run.options, run.result)

@@ -27,18 +27,18 @@ Outputs = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a candidate runs."""
+class RunConfiguration:
+    """Where and how a component runs: an execution provider, and the options of its session."""
 
     provider: Provider
     options: RuntimeOptions
 
 
-REFERENCE = Place(CPU, RuntimeOptions(CPU.name, custom_ops=OFF))
+REFERENCE = RunConfiguration(CPU, RuntimeOptions(CPU.name, custom_ops=OFF))
 """Where references run: ONNX Runtime's CPU provider and its kernels alone."""
 
 
-def open_component(path: Path, component: str, place: Place) -> Session:
+def open_component(path: Path, component: str, configuration: RunConfiguration) -> Session:
     """Open a component on a provider.
 
     On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.emulation.standard`), one in fp16
@@ -48,36 +48,38 @@ def open_component(path: Path, component: str, place: Place) -> Session:
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
     """
-    if not place.provider.is_fallback:
-        return open_session(path, component, place.provider, place.options)
+    if not configuration.provider.is_fallback:
+        return open_session(path, component, configuration.provider, configuration.options)
     file = read_component(path, component)
     file.check()
-    model, options = file.copy(), place.options
-    if is_emulated(model, place):
+    model, options = file.copy(), configuration.options
+    if is_emulated(model, configuration):
         model, options = emulate(path, component), replace(options, custom_ops=OFF)
-    return open_model(model, path, component, Place(place.provider, options))
+    return open_model(model, path, component, RunConfiguration(configuration.provider, options))
 
 
-def open_model(model: onnx.ModelProto, path: Path, component: str, place: Place | None = None) -> Session:
+def open_model(
+    model: onnx.ModelProto, path: Path, component: str, configuration: RunConfiguration | None = None
+) -> Session:
     """Open a graph in memory on a provider.
 
     Args:
         model: belongs to this function now, which expands what the CPU provider lacks without a library.
         path: the file that it was made from, whose folder has the weights.
-        place: where; None is the CPU provider without ONNX Runtime's own fusions, for references.
+        configuration: None is the CPU provider without ONNX Runtime's own fusions, for references.
 
     Raises:
         BadModelError, ProviderError: as :func:`sdort.runtime.session.open_graph`.
     """
-    where = place or REFERENCE
-    if where.provider.is_fallback and resolve(where.options.custom_ops) is None:
+    used = configuration or REFERENCE
+    if used.provider.is_fallback and resolve(used.options.custom_ops) is None:
         expand(model)
-    return open_graph(model, path, component, where.provider, where.options, ALL if place else BASIC)
+    return open_graph(model, path, component, used.provider, used.options, ALL if configuration else BASIC)
 
 
-def is_emulated(model: onnx.ModelProto, place: Place) -> bool:
+def is_emulated(model: onnx.ModelProto, configuration: RunConfiguration) -> bool:
     """Whether :func:`open_component` runs a candidate with every result rounded as a GPU stores it."""
-    if not place.provider.is_fallback or place.options.custom_ops not in (AUTO, OFF):
+    if not configuration.provider.is_fallback or configuration.options.custom_ops not in (AUTO, OFF):
         return False
     dtype = stored_dtype(model)
     return dtype == "bfloat16" or (dtype == "float16" and is_for_gpu(model))
@@ -88,7 +90,7 @@ def is_for_gpu(model: onnx.ModelProto) -> bool:
     return any(needs_expansion(node) for node in model.graph.node)
 
 
-def open_text_to_image(folder: PipelineFolder, place: Place) -> TextToImage:
+def open_text_to_image(folder: PipelineFolder, configuration: RunConfiguration) -> TextToImage:
     """A pipeline from text to images.
 
     Raises:
@@ -97,13 +99,13 @@ def open_text_to_image(folder: PipelineFolder, place: Place) -> TextToImage:
     missing = [name for name in folder.needed if name not in folder.models]
     if missing:
         raise BadModelError(f"{folder.path} has no {', '.join(missing)}")
-    sessions = {name: open_component(folder.models[name], name, place) for name in folder.needed}
-    return assemble(folder, sessions, place.provider, None)
+    sessions = {name: open_component(folder.models[name], name, configuration) for name in folder.needed}
+    return assemble(folder, sessions, configuration.provider, None)
 
 
-def run_candidate(path: Path, component: str, place: Place, feeds: Sequence[Feeds]) -> list[Outputs]:
+def run_candidate(path: Path, component: str, configuration: RunConfiguration, feeds: Sequence[Feeds]) -> list[Outputs]:
     """The candidate's outputs for every feed."""
-    session = open_component(path, component, place)
+    session = open_component(path, component, configuration)
     return [session.run(feed) for feed in feeds]
 
 

@@ -11,16 +11,20 @@ from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.runners import Place, open_text_to_image
+from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.verification.semantic import score_images, semantic_requests, wrong_requests
 from sdort.verification.torch_images import generate_in_torch
 
-Original = tuple[PipelineFolder, Place] | Path
+Original = tuple[PipelineFolder, RunConfiguration] | Path
 """An ONNX pipeline and where it runs, or a diffusers checkpoint."""
 
 
 def score_candidate(
-    folder: PipelineFolder, place: Place, original: Original | None, options: VerifyOptions, result: Verification
+    folder: PipelineFolder,
+    configuration: RunConfiguration,
+    original: Original | None,
+    options: VerifyOptions,
+    result: Verification,
 ) -> None:
     """Fill ``result.semantic``.
 
@@ -29,7 +33,7 @@ def score_candidate(
     """
     requests = semantic_requests(options.semantic_prompts)
     try:
-        images = _generate(folder, place, requests, "generating for the score")
+        images = _generate(folder, configuration, requests, "generating for the score")
     except SdortError as error:
         result.missing.append(f"semantic score: {error.message}")
         return
@@ -43,8 +47,10 @@ def score_candidate(
     result.semantic = score_images(requests, images, originals)
 
 
-def _generate(folder: PipelineFolder, place: Place, requests: Sequence[Request], words: str) -> list[Generated]:
-    pipeline = open_text_to_image(folder, place)
+def _generate(
+    folder: PipelineFolder, configuration: RunConfiguration, requests: Sequence[Request], words: str
+) -> list[Generated]:
+    pipeline = open_text_to_image(folder, configuration)
     with progress(words, total=sum(request.steps for request in requests)) as advance:
         return [image for request in requests for image in pipeline.generate(request, advance)]
 

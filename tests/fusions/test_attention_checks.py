@@ -17,9 +17,9 @@ from sdort.model.symbolic import symbol
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
 from sdort.passes import attention as attention_pass
-from sdort.passes.shapes_only import is_causal
 from sdort.providers import NAMES, load_target
 from sdort.rewrite.apply import Outcome, apply_stage
+from sdort.rewrite.causal_masks import is_causal
 from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.masks import Extremes, extremes
 

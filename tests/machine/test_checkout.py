@@ -22,6 +22,7 @@ def test_another_checkout_is_told(
     """As with PYTHONPATH on one clone and another one's import hook: the modules are the other one's."""
     assert Path(import_part(name).__path__[0]).name == name
     other = tmp_path / "clone" / name
+    load_fusions.cache_clear()
     source_folder.cache_clear()
     monkeypatch.setattr(import_part(name), "__path__", [str(other)])
     with pytest.raises(UsageError, match="two checkouts are mixed") as caught:

@@ -32,7 +32,7 @@ from sdort.runtime.session import open_session
 from sdort.tuning import key as key_module
 from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
-from sdort.verification.runners import Place, open_component
+from sdort.verification.runners import RunConfiguration, open_component
 
 ENABLED = {"migraphx_bf16_enable": "1"}
 CHAIN = "g (float[B, 4] x) => (float[B, 4] y) { s = Add (x, w)  y = Mul (s, s) }"
@@ -184,7 +184,7 @@ def test_emulated_results_are_those_of_bf16(path: Path) -> None:
 
 def test_verify_emulates_it_on_the_cpu(path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
-    found = open_component(path, "unet", Place(CPU, RuntimeOptions("cpu"))).run({"x": x})["y"]
+    found = open_component(path, "unet", RunConfiguration(CPU, RuntimeOptions("cpu"))).run({"x": x})["y"]
     np.testing.assert_array_equal(found, narrow(found))
 
 

@@ -20,10 +20,10 @@ from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import Precision
 from sdort.verification.components import ONNX, Comparison, compare_component
 from sdort.verification.recorded_inputs import RANDOM, Inputs
-from sdort.verification.runners import Place
+from sdort.verification.runners import RunConfiguration
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
-PLACE = Place(CPU, RuntimeOptions(CPU.name, custom_ops="off"))
+CONFIGURATION = RunConfiguration(CPU, RuntimeOptions(CPU.name, custom_ops="off"))
 
 
 def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = False) -> GraphPair:
@@ -34,13 +34,13 @@ def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = 
     save_model(model, folder / "model.onnx")
     inputs = declared_inputs(onnx.load(source, load_external_data=False), component)
     feeds = make_inputs(inputs, Sample(2, 8, 16, 7), component, seed=1)
-    return GraphPair(component, source, folder / "model.onnx", PLACE, feeds)
+    return GraphPair(component, source, folder / "model.onnx", CONFIGURATION, feeds)
 
 
 def compare(graphs: GraphPair, precision: str = "float32") -> list[Comparison]:
     inputs = [Inputs(RANDOM, "", graphs.feeds)]
     found, missing = compare_component(
-        graphs.component, graphs.candidate, {ONNX: graphs.original}, PLACE, inputs, Precision(precision)
+        graphs.component, graphs.candidate, {ONNX: graphs.original}, CONFIGURATION, inputs, Precision(precision)
     )
     assert not missing
     return found

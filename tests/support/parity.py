@@ -23,7 +23,7 @@ from sdort.onnx_io.component_file import read_component
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.limits import TOLERANCES, Tolerance
-from sdort.verification.runners import Place, open_model
+from sdort.verification.runners import RunConfiguration, open_model
 from sdort.workload.samples import Sample, declared_inputs, fixed_batch, make_inputs
 
 DEFAULT_SAMPLES = (Sample(1, 64, 64), Sample(2, 40, 56))
@@ -111,9 +111,9 @@ def compare(
     dtype = stored_dtype(candidate)
     feeds = _feeds(reference, candidate, samples, component, seed)
     # One after the other: only one of the two models is in memory.
-    place = Place(PROVIDERS[provider], RuntimeOptions(provider, custom_ops=custom_ops))
+    configuration = RunConfiguration(PROVIDERS[provider], RuntimeOptions(provider, custom_ops=custom_ops))
     wanted = _run(reference, original, list(feeds.values()), component, None)
-    actual = _run(candidate, optimized, list(feeds.values()), component, place)
+    actual = _run(candidate, optimized, list(feeds.values()), component, configuration)
     outputs = [
         _measure(name, sample, actual_outputs, expected, component)
         for sample, actual_outputs, expected_outputs in zip(feeds, actual, wanted, strict=True)
@@ -148,9 +148,13 @@ def _feeds(
 
 
 def _run(
-    model: onnx.ModelProto, path: Path, feeds: list[dict[str, Array]], component: str, place: Place | None
+    model: onnx.ModelProto,
+    path: Path,
+    feeds: list[dict[str, Array]],
+    component: str,
+    configuration: RunConfiguration | None,
 ) -> list[dict[str, Array]]:
-    session = open_model(model, path, component, place)
+    session = open_model(model, path, component, configuration)
     return [session.run(feed) for feed in feeds]
 
 
@@ -159,8 +163,8 @@ def open_raw(
 ) -> Any:
     """An ``InferenceSession`` on a graph whose weights lie in ``folder``; without a provider, as a reference."""
     options = RuntimeOptions(provider or CPU.name, custom_ops=str(library) if library else "off")
-    place = Place(PROVIDERS[provider], options) if provider else None
-    return open_model(model, folder / "model.onnx", component, place).ort
+    configuration = RunConfiguration(PROVIDERS[provider], options) if provider else None
+    return open_model(model, folder / "model.onnx", component, configuration).ort
 
 
 def _measure(name: str, sample: Sample, actual: dict[str, Array], expected: Array, component: str) -> OutputParity:

@@ -24,7 +24,7 @@ from sdort.runtime import session as session_module
 from sdort.runtime.opener import ALL, BASIC
 from sdort.verification.bisection.subgraph import extract_subgraph
 from sdort.verification.bisection.tensor_pairs import GraphPair, run_graph
-from sdort.verification.runners import Place, open_component
+from sdort.verification.runners import RunConfiguration, open_component
 
 TEXT = "g (float[B, 4] x) => (float[B, 4] y) { t = Add (x, w)  y = Mul (t, x) }"
 SOURCES = Path(sdort.__path__[0])
@@ -63,9 +63,9 @@ ASKED = RuntimeOptions("cuda", device_id=1, tuning=True, provider_options={"use_
 def test_a_part_runs_in_the_configuration_that_failed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, cuda = Opened(monkeypatch), PROVIDERS["cuda"]
     feeds = {"x": np.zeros((1, 4), np.float32)}
-    graphs = GraphPair("unet", path, path, Place(cuda, ASKED), feeds)
+    graphs = GraphPair("unet", path, path, RunConfiguration(cuda, ASKED), feeds)
     run_graph(graphs.graph(path), graphs, feeds, original=False)
-    open_component(path, "unet", graphs.place)
+    open_component(path, "unet", graphs.configuration)
     part, whole = opened.calls
     assert (part.provider, part.options, part.optimization) == (cuda, ASKED, ALL)
     assert (whole.provider, whole.options, whole.optimization) == (cuda, ASKED, ALL)
@@ -85,7 +85,9 @@ def test_a_part_of_a_model_for_bf16_runs_in_bf16_unless_it_is_to_be_in_fp32(
     opened, migraphx = Opened(monkeypatch), PROVIDERS["migraphx"]
     monkeypatch.setattr("sdort.providers.bf16.flavour", lambda: distributions.Flavour("onnxruntime-migraphx", "1.27.1"))
     feeds = {"x": np.zeros((1, 4), np.float32)}
-    graphs = GraphPair("unet", path, path, Place(migraphx, RuntimeOptions("migraphx", custom_ops="off")), feeds)
+    graphs = GraphPair(
+        "unet", path, path, RunConfiguration(migraphx, RuntimeOptions("migraphx", custom_ops="off")), feeds
+    )
     for wide in (False, True):
         part = extract_subgraph(graphs, graphs.graph(path).graph.node, "y", {}, wide)
         run_graph(part, graphs, feeds, original=False, exact=wide)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support.bisected import PLACE, compare, found_in, optimized, scaled
+from support.bisected import CONFIGURATION, compare, found_in, optimized, scaled
 from support.exports import Case
 
 from sdort.errors import BadModelError
@@ -245,7 +245,7 @@ def test_an_overflow_in_fp16_is_blamed_on_the_cast(exported: Exported, tmp_path:
 
 def test_a_changed_weight_is_no_fusions_fault(exported: Exported, tmp_path: Path) -> None:
     graphs = optimized(scaled(exported(DECODER), tmp_path, "decoder.conv_in.weight", 1.01), DECODER, tmp_path, "cpu")
-    finding = found_in(GraphPair(graphs.component, exported(DECODER), graphs.candidate, PLACE, graphs.feeds))
+    finding = found_in(GraphPair(graphs.component, exported(DECODER), graphs.candidate, CONFIGURATION, graphs.feeds))
     assert (finding.kind, finding.blamed) == (NODE, ())
     assert finding.node == reader_of(exported(DECODER), "decoder.conv_in.weight").name
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, inliner, numpy_helper
 from support.attention_block import SIZE, WIDTH, write_block
-from support.bisected import PLACE, compare, found_in, optimized, scaled
+from support.bisected import CONFIGURATION, compare, found_in, optimized, scaled
 from support.exports import Case
 
 from sdort.emulation.standard import MINIMUM_OPSET
@@ -241,7 +241,7 @@ def optimized_block(folder: Path, target: str = "rocm", constant: float = 0.0, f
     optimize_model(model, OptimizeOptions(load_target(target), fp16))
     save_model(model, folder / "model.onnx")
     feeds = {"sample": np.random.default_rng(5).standard_normal((2, 9, WIDTH), np.float32)}
-    return GraphPair("unet", source, folder / "model.onnx", PLACE, feeds)
+    return GraphPair("unet", source, folder / "model.onnx", CONFIGURATION, feeds)
 
 
 @pytest.mark.parametrize(("target", "right"), [("rocm", ("the value", "the query", "the key")), ("cpu", ())])

@@ -26,14 +26,14 @@ from sdort.verification.report.json_report import report_of
 from sdort.verification.report.page import html_report
 from sdort.verification.report.text import lines
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.runners import Place
+from sdort.verification.runners import RunConfiguration
 from sdort.verification.semantic import semantic_requests
 from sdort.verification.semantic_score import score_candidate
 
 PLACES = {"left of": (16, 32), "right of": (48, 32), "above": (32, 16), "below": (32, 48)}
 RADII = {"small": 8, "large": 14, None: 10}
 CENTRES = {place: (16 + 16 * (n % 3), 16 + 16 * (n // 3)) for n, place in enumerate(POSITIONS)}
-PLACE = Place(CPU, RuntimeOptions("cpu"))
+CONFIGURATION = RunConfiguration(CPU, RuntimeOptions("cpu"))
 
 
 def right_picture(prompt: str) -> Any:
@@ -68,11 +68,11 @@ EVERY = held_out()
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verification]:
-    monkeypatch.setattr(semantic_score, "open_text_to_image", lambda painter, place: painter)
+    monkeypatch.setattr(semantic_score, "open_text_to_image", lambda painter, configuration: painter)
 
     def call(candidate: Any, original: Any, **asked: Any) -> Verification:
         result = Verification(Path("fast"), None, None, "cpu", 8)
-        score_candidate(candidate, PLACE, original, VerifyOptions(**asked), result)
+        score_candidate(candidate, CONFIGURATION, original, VerifyOptions(**asked), result)
         return result
 
     return call
@@ -100,7 +100,7 @@ def test_the_pictures_of_this_file_are_right() -> None:
 def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[..., Verification]) -> None:
     single, pair = changed_by_swapping_channels()
     candidate, original = Painter((single, pair)), Painter((pair,))
-    result = judge(candidate, (original, PLACE), semantic=True)
+    result = judge(candidate, (original, CONFIGURATION), semantic=True)
     assert candidate.asked == EVERY
     assert original.asked == [single, pair]
     found = result.semantic
@@ -124,7 +124,7 @@ def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[...,
 def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., Verification]) -> None:
     wrong = tuple(p for p in EVERY if any(t.colour in ("red", "blue") for t in parse(p).shapes))
     assert len(wrong) > 20
-    result = judge(Painter(wrong), (Painter(), PLACE), semantic=True)
+    result = judge(Painter(wrong), (Painter(), CONFIGURATION), semantic=True)
     assert result.failed == ["semantic score"]
     kept = json.loads(json.dumps(to_json(report_of(result))["semantic"]))
     assert [miss["prompt"] for miss in kept["misses"]] == list(wrong)
@@ -138,7 +138,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
 def test_the_original_gets_a_score_where_that_is_asked_for(judge: Callable[..., Verification]) -> None:
     single, pair = changed_by_swapping_channels()
     original = Painter((pair,))
-    result = judge(Painter((single,)), (original, PLACE), semantic=True, semantic_original=True)
+    result = judge(Painter((single,)), (original, CONFIGURATION), semantic=True, semantic_original=True)
     assert original.asked == EVERY
     assert result.semantic is not None
     assert result.semantic.original is not None
@@ -151,13 +151,13 @@ def test_an_original_that_draws_nothing_is_told_and_is_missing_only_if_asked_for
     judge: Callable[..., Verification],
 ) -> None:
     single, _ = changed_by_swapping_channels()
-    result = judge(Painter((single,)), (Broken(), PLACE), semantic=True)
+    result = judge(Painter((single,)), (Broken(), CONFIGURATION), semantic=True)
     assert (result.notes, result.missing) == (["semantic score of the original: it has a hole"], [])
     assert result.semantic is not None
     assert result.semantic.misses[0].original is None
-    result = judge(Painter((single,)), (Broken(), PLACE), semantic=True, semantic_original=True)
+    result = judge(Painter((single,)), (Broken(), CONFIGURATION), semantic=True, semantic_original=True)
     assert result.missing == ["semantic score of the original: it has a hole"]
-    result = judge(Broken(), (Painter(), PLACE), semantic=True)
+    result = judge(Broken(), (Painter(), CONFIGURATION), semantic=True)
     assert (result.semantic, result.missing) == (None, ["semantic score: it has a hole"])
 
 

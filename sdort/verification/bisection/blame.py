@@ -84,10 +84,10 @@ def bisect(graphs: GraphPair, failed: Comparison) -> BisectionFinding:
             "Runtime's own fusions, which extra outputs prevent"
         )
         return BisectionFinding(graphs.component, failed.output, RUNTIME, message)
-    return diagnose(graphs, failed.output, divergence, failed.limit)
+    return find_cause(graphs, failed.output, divergence, failed.limit)
 
 
-def diagnose(graphs: GraphPair, output: str, divergence: Divergence, limit: Tolerance) -> BisectionFinding:
+def find_cause(graphs: GraphPair, output: str, divergence: Divergence, limit: Tolerance) -> BisectionFinding:
     """Name the nodes between the agreeing tensors and the wrong one, and what is wrong with them."""
     original, candidate = graphs.graph(graphs.original).graph, graphs.graph(graphs.candidate).graph
     sources = list(divergence.sources)

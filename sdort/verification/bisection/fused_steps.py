@@ -115,7 +115,7 @@ def _score_type(graphs: GraphPair) -> int:
     if says_bf16(model):
         return TensorProto.BFLOAT16
     # ONNX Runtime's CPU provider computes in fp32 between the casts that it puts around a node.
-    narrow = stored_dtype(model) == "float16" and (not graphs.place.provider.is_fallback or is_for_gpu(model))
+    narrow = stored_dtype(model) == "float16" and (not graphs.configuration.provider.is_fallback or is_for_gpu(model))
     return TensorProto.FLOAT16 if narrow else TensorProto.FLOAT
 
 

@@ -26,7 +26,7 @@ from sdort.ops.library import OFF
 from sdort.rewrite.provenance import Provenance, read_provenance
 from sdort.runtime.session import Session
 from sdort.verification.limits import Tolerance
-from sdort.verification.runners import Outputs, Place, is_emulated, open_model
+from sdort.verification.runners import Outputs, RunConfiguration, is_emulated, open_model
 
 TENSORS_PER_SESSION = 16
 """Tensors that are recorded in one session."""
@@ -49,7 +49,7 @@ class GraphPair:
     component: str
     original: Path
     candidate: Path
-    place: Place
+    configuration: RunConfiguration
     feeds: Feeds
 
     @cached_property
@@ -65,7 +65,7 @@ class GraphPair:
     @cached_property
     def emulated(self) -> bool:
         """Whether the candidate runs with every result rounded as a GPU stores it, as it did when it failed."""
-        return is_emulated(self.graph(self.candidate), self.place)
+        return is_emulated(self.graph(self.candidate), self.configuration)
 
     def graph(self, path: Path) -> onnx.ModelProto:
         """A fresh copy: sessions change what they get."""
@@ -147,11 +147,11 @@ def run_graph(
     """
     if original:
         return run_session(open_model(graph, graphs.original, graphs.component), feeds)
-    place = graphs.place
+    configuration = graphs.configuration
     if graphs.emulated:
         graph = graph if exact else emulate_graph(graph, graphs.narrow)
-        place = Place(place.provider, replace(place.options, custom_ops=OFF))
-    return run_session(open_model(graph, graphs.candidate, graphs.component, place), feeds)
+        configuration = RunConfiguration(configuration.provider, replace(configuration.options, custom_ops=OFF))
+    return run_session(open_model(graph, graphs.candidate, graphs.component, configuration), feeds)
 
 
 def run_session(session: Session, feeds: Feeds) -> Outputs:

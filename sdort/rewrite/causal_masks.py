@@ -1,7 +1,7 @@
-"""Tensors that depend on nothing but the inputs' shapes, evaluated for several sizes.
+"""Causal attention masks, recognized by their values at several sequence lengths.
 
-An attention mask is built by a dozen operators that differ from exporter to exporter. What it *is* needs no pattern:
-where it is computed from shapes alone, its values for a few sequence lengths tell.
+An attention mask is built by a dozen operators that differ from exporter to exporter, so that no pattern describes it.
+Where it is computed from shapes alone, its values for a few sequence lengths do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from onnx import helper
 
 from sdort.model.symbolic import Dim, Expr, symbols
 from sdort.model.weights import Array
-from sdort.passes.fold import evaluate_nodes
 from sdort.rewrite.editor import Editor, producer
+from sdort.rewrite.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import plain_attributes
 
 LENGTHS = (1, 2, 7, 77)
