@@ -165,7 +165,7 @@ def _explain(fusion: Fusion, editor: Editor, anchor: gs.Node, refusal: Refusal |
     nearest, size = Progress(), 0
     for before, _ in fusion.variants:
         for root in _downstream(anchor, len(before.nodes)):
-            progress = Progress()
+            progress = Progress(anchor=anchor)
             find(editor, before, root, progress, through_casts=fusion.through_casts)
             if progress.reached > nearest.reached:
                 nearest, size = progress, len(before.nodes)

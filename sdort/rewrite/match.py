@@ -114,16 +114,21 @@ class Progress:
     reason: str = ""
     tensors: int = 0
     """How many tensors were bound: of two attempts that matched as many nodes, it tells which came further."""
+    anchor: gs.Node | None = None
+    """The node that is to be explained; of two attempts that matched as many nodes, one of its own says why."""
+    at_anchor: bool = False
+    """Whether the attempt matched the anchor, or stopped at it."""
 
     @property
-    def reached(self) -> tuple[int, int]:
-        """Nodes, then tensors: of two attempts the larger came further."""
-        return self.matched, self.tensors
+    def reached(self) -> tuple[int, bool, int]:
+        """Nodes, then whether the anchor is among them, then tensors: of two attempts the larger came further."""
+        return self.matched, self.at_anchor, self.tensors
 
     def note(self, match: Match, tensor: gs.Tensor | gs.Node, reason: str) -> None:
-        reached = len(match.nodes), len(match.tensors)
+        at_anchor = any(node is self.anchor for node in (tensor, *match.nodes.values()))
+        reached = len(match.nodes), at_anchor, len(match.tensors)
         if reached > self.reached:
-            self.matched, self.tensors = reached
+            self.matched, self.at_anchor, self.tensors = reached
             self.node, self.reason = tensor.name, reason
 
 

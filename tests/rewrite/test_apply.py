@@ -188,6 +188,19 @@ def test_of_several_variants_the_nearest_says_why() -> None:
         assert (outcome.misses[0].matched, outcome.misses[0].of) == (1, 3)
 
 
+def test_a_place_that_is_left_is_explained_by_itself() -> None:
+    """The second Where, which reads the first, binds more tensors: that says nothing of the first."""
+    pattern = "g (float[] x, float[] u) => (float[] y) <bool[] k> { n = Neg (x)  y = Where (k, u, n) }"
+    text = """g (float[2] t, bool[2] b) => (float[2] r) <bool[2] c = {1, 0}> {
+        first = Where (b, t, t)  r = Where (c, first, t)
+    }"""
+    (outcome,) = apply_stage([fusion("chosen", pattern, QUICK, "Where")], edit(text), explain=True)
+    assert [(place.node, place.reason) for place in outcome.left] == [
+        ("Where.0", "'k' has to be a constant, 'b' is computed at 'b'"),
+        ("Where.1", "expected Neg -> 'n', found a graph input 't' at 't'"),
+    ]
+
+
 SHORT = "g (float[] x) => (float[] y) { n = Neg (x)  y = Exp (n) }"
 LONG = "g (float[] x) => (float[] y) { n = Neg (x)  e = Exp (n)  y = Sqrt (e) }"
 SIN, COS = (f"g (float[] x) => (float[] y) {{ y = {op} (x) }}" for op in ("Sin", "Cos"))
