@@ -20,6 +20,8 @@ from sdort.optimizer.command import optimize
 from sdort.verification.limits import TOLERANCES
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
+pytestmark = pytest.mark.long
+
 STATIC = StaticSize(2, 64, 96)
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")
 # Half of the targets in fp16 where sizes are dynamic, the others where they are static.

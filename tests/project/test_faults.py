@@ -19,6 +19,8 @@ from PIL import Image
 from support import forked, pipelines, tiny_pipeline
 from support.moments import KILLED, spread
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 14
 """Kills of each command, spread over all that it does."""
 RUN = ("--height", "64", "--width", "64", "--provider", "cpu", "--seed", "1", "-o", "out/image.png")

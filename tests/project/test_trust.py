@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.script_modules import SCRIPTS, load_script
 
+pytestmark = pytest.mark.long
+
 SCRIPT = SCRIPTS / "trust.py"
 
 
