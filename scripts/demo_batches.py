@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sdort.demo.prompts import AND, BACKGROUND, POSITIONS, RELATIONS
-from sdort.demo.scenes import BACKGROUNDS, COLOURS, COLUMNS, ROWS, SHAPES, SIDE, SIZES, coverage
+from sdort.demo.prompts import AND, BACKGROUND, POSITIONS, RELATION_PHRASES
+from sdort.demo.scenes import BACKGROUNDS, COLUMNS, IMAGE_SIDE, RGB, ROWS, SHAPES, SIZES, coverage
 
 Tensor = Any
 
@@ -68,13 +68,13 @@ class Sampler:
         self.random = torch.Generator(device).manual_seed(seed)
         self._vocabulary = vocabulary
         self._bank = self._masks()
-        self._colours, self._backgrounds = self._palette(COLOURS), self._palette(BACKGROUNDS)
+        self._colours, self._backgrounds = self._palette(RGB), self._palette(BACKGROUNDS)
         self._articles = self._phrases(["a", "an"])
         self._sizes = self._phrases(["", *SIZES])
-        self._names = self._phrases([*COLOURS]), self._phrases([*SHAPES])
+        self._names = self._phrases([*RGB]), self._phrases([*SHAPES])
         cells = [POSITIONS[row, column] for row in ROWS for column in COLUMNS]
         self._positions = self._phrases([phrase for cell in cells for phrase in cell])
-        self._relations = self._phrases([*(phrase for phrases in RELATIONS.values() for phrase in phrases), AND])
+        self._relations = self._phrases([*(phrase for phrases in RELATION_PHRASES.values() for phrase in phrases), AND])
         self._grounds = self._phrases([form.format(name) for name in BACKGROUNDS for form in BACKGROUND])
 
     def scenes(self, count: int) -> Scenes:
@@ -89,7 +89,7 @@ class Sampler:
         x, y = self._places(radius, pair, cell, relation)
         made = Scenes(
             pair,
-            self._below(len(COLOURS), shape),
+            self._below(len(RGB), shape),
             self._below(len(SHAPES), shape),
             size,
             radius,
@@ -103,11 +103,11 @@ class Sampler:
 
     def images(self, scenes: Scenes) -> Tensor:
         """[count, 3, 64, 64], fp32 from -1 to 1, rounded to 256 levels as the judge's scenes are."""
-        line = torch.arange(SIDE, device=self.device)
+        line = torch.arange(IMAGE_SIDE, device=self.device)
         images = self._backgrounds[scenes.background][:, :, None, None]
         for thing in range(2):
-            rows = SIDE - 1 - scenes.y[:, thing, None] + line
-            columns = SIDE - 1 - scenes.x[:, thing, None] + line
+            rows = IMAGE_SIDE - 1 - scenes.y[:, thing, None] + line
+            columns = IMAGE_SIDE - 1 - scenes.x[:, thing, None] + line
             which = (scenes.shape[:, thing, None, None], scenes.radius[:, thing, None, None] - _RADII[0])
             alpha = self._bank[(*which, rows[:, :, None], columns[:, None, :])][:, None]
             if thing:
@@ -151,7 +151,7 @@ class Sampler:
     def _thing(self, scenes: Scenes, index: int) -> list[Tensor]:
         size, colour = scenes.size[:, index], scenes.colour[:, index]
         sized = self._chance(0.6, len(size)) & (size != list(SIZES).index("medium"))
-        an = (~sized & (colour == list(COLOURS).index("orange"))).long()
+        an = (~sized & (colour == list(RGB).index("orange"))).long()
         sizes = self._sizes[torch.where(sized, size + 1, 0)]
         return [self._articles[an], sizes, self._names[0][colour], self._names[1][scenes.shape[:, index]]]
 
@@ -172,14 +172,14 @@ class Sampler:
         first = radius[:, 0]
         near = self._between((first + 1).clamp(min=10), torch.full_like(first, 21), 2)
         middle = self._between(torch.full_like(first, 29), torch.full_like(first, 34), 2)
-        thirds = torch.stack([near, middle, SIDE - 1 - near])
+        thirds = torch.stack([near, middle, IMAGE_SIDE - 1 - near])
         index = torch.arange(len(first), device=self.device)
         x, y = thirds[cell % 3, index, 0], thirds[cell // 3, index, 1]
         alone = torch.stack([x, torch.zeros_like(x)], 1), torch.stack([y, torch.zeros_like(y)], 1)
         # Two: apart along one axis, side by side along the other.
         along = self._between(radius, (29 - radius).clamp(min=radius))
         before = (relation % 2 == 0)[:, None] ^ torch.tensor([False, True], device=self.device)
-        along = torch.where(before, along, SIDE - 1 - along)
+        along = torch.where(before, along, IMAGE_SIDE - 1 - along)
         across = self._between(torch.full_like(radius, 25), torch.full_like(radius, 38))
         level = (relation < 2)[:, None]
         both = torch.where(level, along, across), torch.where(level, across, along)
@@ -209,6 +209,8 @@ class Sampler:
 
     def _masks(self) -> Tensor:
         """Coverage of every shape and radius, [shapes, radii, 127, 127], centred: a scene is a window of it."""
-        side = 2 * SIDE - 1
-        masks = [[coverage(shape, radius, side, (SIDE - 1, SIDE - 1)) for radius in _RADII] for shape in SHAPES]
+        side = 2 * IMAGE_SIDE - 1
+        masks = [
+            [coverage(shape, radius, side, (IMAGE_SIDE - 1, IMAGE_SIDE - 1)) for radius in _RADII] for shape in SHAPES
+        ]
         return torch.from_numpy(np.stack([np.stack(sizes) for sizes in masks])).to(self.device)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from sdort.demo.prompts import AND, BACKGROUND, POSITIONS, RELATIONS
-from sdort.demo.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES
+from sdort.demo.prompts import AND, BACKGROUND, POSITIONS, RELATION_PHRASES
+from sdort.demo.scenes import BACKGROUNDS, RGB, SHAPES, SIZES
 
 
 def caption_words() -> list[str]:
     """Every word of every caption, sorted."""
-    phrases = [phrase for phrases in (*POSITIONS.values(), *RELATIONS.values()) for phrase in phrases]
-    names = [*SHAPES, *COLOURS, *BACKGROUNDS, *SIZES, AND, "a", "an"]
+    phrases = [phrase for phrases in (*POSITIONS.values(), *RELATION_PHRASES.values()) for phrase in phrases]
+    names = [*SHAPES, *RGB, *BACKGROUNDS, *SIZES, AND, "a", "an"]
     grounds = [form.format("") for form in BACKGROUND]
     return sorted({word for phrase in (*phrases, *names, *grounds) for word in phrase.split()})
 

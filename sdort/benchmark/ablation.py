@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.benchmark.failures import failures, listed
-from sdort.benchmark.measure import Measurement, measure_engines, prepare
+from sdort.benchmark.measure import Measurement, measure_engines, prepare_benchmark
 from sdort.benchmark.published import PUBLISHED, PublishedRows
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, plan_cases
@@ -25,7 +25,7 @@ from sdort.errors import ParityError, SdortError, UsageError
 from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
 from sdort.verification.references import Reference
-from sdort.workload.cases import PIPELINE, Case
+from sdort.workload.cases import WHOLE_PIPELINE, Case
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ STEPS: tuple[AblationStep, ...] = (
 REST = "+ the rest"
 
 
-def steps() -> list[AblationStep]:
+def ablation_steps() -> list[AblationStep]:
     """:data:`STEPS`, then every other fusion: the last one is what ``sdort optimize --fp16`` makes."""
     named = {name for step in STEPS for name in step.adds}
     return [*STEPS, AblationStep(REST, tuple(name for name in optional_fusions() if name not in named))]
@@ -144,7 +144,7 @@ def ablate(path: Path, options: BenchOptions) -> Ablation:
         UsageError: the original is not known or is not on this machine.
         SdortError: nothing can be measured.
     """
-    provider = prepare(options)
+    provider = prepare_benchmark(options)
     with _original(path) as original:
         engine = OnnxEngine(original, provider, options.runtime)
         components = choose_components([engine], options.components)
@@ -154,7 +154,7 @@ def ablate(path: Path, options: BenchOptions) -> Ablation:
         plan = _Plan(original, provider, components, todo, reference, options)
         ablation = Ablation(original.resolve().name, provider.name)
         before: OperatorCounts = {}
-        all_steps = steps()
+        all_steps = ablation_steps()
         for index, step in enumerate(all_steps):
             say(f"{step.name} ({index + 1} of {len(all_steps)})")
             before = _add_stage(ablation, plan, all_steps[: index + 1], before)
@@ -232,7 +232,7 @@ def make_variant(
         out,
         provider=provider,
         fp16=so_far[-1].fp16,
-        components=() if PIPELINE in components else components,
+        components=() if WHOLE_PIPELINE in components else components,
         disable=[name for name in optional_fusions() if name not in added],
         allow_misses=True,
     )

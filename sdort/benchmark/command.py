@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sdort.benchmark import regression, rows
 from sdort.benchmark.ablation import Ablation, ablate
-from sdort.benchmark.measure import Measurement, measure
-from sdort.benchmark.regression import as_saved, load
+from sdort.benchmark.measure import Measurement, measure_pipeline
+from sdort.benchmark.regression import as_saved, load_rows
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
 from sdort.benchmark.setup import BenchOptions, apply_preset
@@ -173,10 +173,10 @@ def bench(
         options = apply_preset(preset, path, options)
     files = Files(form, _path(output), _path(save), _path(report), _path(plots))
     files.check()
-    saved = load(Path(compare)) if compare else None
-    result = ablate(path, options) if ablation else measure(path, options)
+    saved = load_rows(Path(compare)) if compare else None
+    result = ablate(path, options) if ablation else measure_pipeline(path, options)
     if saved is not None:
-        regression.compare(result.rows, saved, (MARGIN if margin is None else margin) / 100, across)
+        regression.compare_with_saved(result.rows, saved, (MARGIN if margin is None else margin) / 100, across)
     _write(result, files)
     if on_measured:
         on_measured(result)
@@ -226,7 +226,7 @@ def _draw(result: Measurement | Ablation, files: Files, path: Path, options: Ben
     """Plots and report; of an ablation without rooflines, as its variants are gone by now."""
     if not (files.report or files.plots):
         return
-    from sdort.benchmark.report.page import add_rooflines, html_report, report_of, write_plots
+    from sdort.benchmark.report.page import add_rooflines, benchmark_page, report_of, write_plots
 
     if isinstance(result, Ablation):
         page = report_of(result, f"sdort bench --ablation {result.original}")
@@ -236,5 +236,5 @@ def _draw(result: Measurement | Ablation, files: Files, path: Path, options: Ben
     if files.plots:
         write_plots(page, files.plots)
     if files.report:
-        write_atomically(files.report, html_report(page))
+        write_atomically(files.report, benchmark_page(page))
         say(f"wrote {files.report}")

@@ -27,7 +27,7 @@ from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
 from sdort.verification.references import CaseResult, Reference, check_result, generate_images
-from sdort.workload.cases import PIPELINE, Case, further_cases
+from sdort.workload.cases import WHOLE_PIPELINE, Case, further_cases
 
 _MIB = 1 << 20
 
@@ -59,7 +59,7 @@ class Measurement:
         refuse_slower(self.rows)
 
 
-def measure(path: Path, options: BenchOptions) -> Measurement:
+def measure_pipeline(path: Path, options: BenchOptions) -> Measurement:
     """Measure a pipeline, and a baseline or other engines beside it.
 
     Every case is checked before it is timed: its outputs are finite, not constant, repeatable, and equal those of the
@@ -72,7 +72,7 @@ def measure(path: Path, options: BenchOptions) -> Measurement:
     Raises:
         SdortError: nothing could be measured at all.
     """
-    provider = prepare(options)
+    provider = prepare_benchmark(options)
     with open_engines(path, options, provider) as engines:
         components = choose_components(engines, options.components)
         todo = plan_cases(components, engines, options)
@@ -83,7 +83,7 @@ def measure(path: Path, options: BenchOptions) -> Measurement:
     return measurement
 
 
-def prepare(options: BenchOptions) -> Provider:
+def prepare_benchmark(options: BenchOptions) -> Provider:
     """Check what can be checked before anything is opened, and choose the provider."""
     if options.scheduler:
         find_scheduler(options.scheduler)
@@ -119,7 +119,7 @@ def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
     """In sessions of their own, when all is timed: a profile costs time."""
     for index, row in enumerate(rows):
         engine = engines[index % len(engines)]  # a case has one row for each engine
-        if isinstance(engine, OnnxEngine) and row.component != PIPELINE and not row.failed:
+        if isinstance(engine, OnnxEngine) and row.component != WHOLE_PIPELINE and not row.failed:
             case = Case(row.component, row.batch_size, row.height, row.width)
             [row.placement] = measure_cases(
                 engine.folder.models, [case], engine.provider, engine.options, engine.factor
@@ -221,7 +221,7 @@ def _row(engine: Engine, case: Case, options: BenchOptions) -> Row:
         batch_size=case.batch,
         height=case.height,
         width=case.width,
-        steps=options.steps if case.component == PIPELINE else None,
+        steps=options.steps if case.component == WHOLE_PIPELINE else None,
         dtype=engine.dtype(case.component),
         model_hash=engine.model_hash(),
         versions=versions(),
@@ -297,5 +297,5 @@ def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: Be
     row.times_ms = list(milliseconds)
     row.median_ms, row.mean_ms, row.p90_ms, row.min_ms = numbers.median, numbers.mean, numbers.p90, numbers.minimum
     row.repeat, row.warmup = numbers.repeat, options.warmup
-    if case.component == PIPELINE:
+    if case.component == WHOLE_PIPELINE:
         row.images_per_s = case.batch / (numbers.median / 1e3)

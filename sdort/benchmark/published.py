@@ -53,7 +53,7 @@ CAPTION = (
 )
 
 
-def text(rows: PublishedRows, step: str, batch: int) -> str:
+def published_text(rows: PublishedRows, step: str, batch: int) -> str:
     """``25.6 s, 10,667 MiB``; empty where nothing was published."""
     published = rows.get(step, {}).get(batch)
     if published is None:

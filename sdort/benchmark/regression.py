@@ -19,8 +19,8 @@ from sdort.errors import RegressionError, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-KEY = "sdort_bench"
-VERSION = 1
+FORMAT_KEY = "sdort_bench"
+FORMAT_VERSION = 1
 ACROSS = ("device", "versions", "model")
 """Properties of a row that make two rows not comparable where they differ."""
 LEAST = 5
@@ -31,11 +31,11 @@ SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparab
 
 
 def as_saved(rows: Sequence[Row]) -> str:
-    """The text of a file that :func:`load` reads."""
-    return json.dumps(to_json({KEY: VERSION, "rows": rows}), indent=1) + "\n"
+    """The text of a file that :func:`load_rows` reads."""
+    return json.dumps(to_json({FORMAT_KEY: FORMAT_VERSION, "rows": rows}), indent=1) + "\n"
 
 
-def load(path: Path) -> list[Row]:
+def load_rows(path: Path) -> list[Row]:
     """The rows of a saved benchmark.
 
     Raises:
@@ -43,8 +43,10 @@ def load(path: Path) -> list[Row]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content[KEY] != VERSION:
-            raise UsageError(f"{path} was saved in format {content[KEY]}, not {VERSION}", hint="Save it again.")
+        if content[FORMAT_KEY] != FORMAT_VERSION:
+            raise UsageError(
+                f"{path} was saved in format {content[FORMAT_KEY]}, not {FORMAT_VERSION}", hint="Save it again."
+            )
         return [_row(saved) for saved in content["rows"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
@@ -65,7 +67,7 @@ def _row(saved: Mapping[str, Any]) -> Row:
     return row
 
 
-def compare(rows: Sequence[Row], saved: Sequence[Row], margin: float, across: Collection[str] = ()) -> None:
+def compare_with_saved(rows: Sequence[Row], saved: Sequence[Row], margin: float, across: Collection[str] = ()) -> None:
     """Give every row its :class:`Compared`.
 
     Args:
@@ -87,7 +89,7 @@ def _keyed(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], Row]]:
 
 
 def compare_rows(before: Row | None, now: Row, margin: float, across: Collection[str] = ()) -> Compared:
-    """Compare one row; arguments as for :func:`compare`."""
+    """Compare one row; arguments as for :func:`compare_with_saved`."""
     if before is None:
         return Compared(NOT_COMPARABLE, reason="it was not measured then")
     problem = _obstacle(before, now, across)

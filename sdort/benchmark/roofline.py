@@ -41,9 +41,9 @@ _PER_ELEMENT = {"LayerNormalization": 8, "InstanceNormalization": 8, "Softmax": 
 Rounded: these are bound by memory, so that their height on the plot does not depend on it.
 """
 
-SIDE = 4096
+MATRIX_SIDE = 4096
 """Rows and columns of the fp16 matrices whose product is the roof of arithmetic."""
-COPIED = 256 << 20
+COPIED_BYTES = 256 << 20
 """Bytes that the roof of memory reads, and writes: more than any cache holds."""
 
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
@@ -132,7 +132,7 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
     """
     plain = replace(options, graph=False, tuning=False, no_fallback=False, profile="")
     task = {"path": path, "case": case, "factor": factor, "provider": provider.name, "options": plain}
-    task |= {"side": SIDE, "copied": COPIED}
+    task |= {"side": MATRIX_SIDE, "copied": COPIED_BYTES}
     command = [sys.executable, "-m", "sdort.benchmark.roofline_worker", json.dumps(to_json(task))]
     done = subprocess.run(command, env={**os.environ, **SERIAL}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -148,7 +148,7 @@ def parse_task(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]
     return Case(**task["case"]), find_provider(task["provider"]), RuntimeOptions(**task["options"])
 
 
-COMPONENTS = ("unet", DECODER)
+PLOTTED = ("unet", DECODER)
 """Components whose time counts."""
 
 
@@ -158,11 +158,11 @@ def measure_rooflines(path: Path, rows: Sequence[Row], options: RuntimeOptions) 
     if not provider.on_gpu:
         return [], ["No roofline: it is for GPUs, and this ran on the CPU."]
     mine = {row.component: row for row in reversed(rows) if row.engine == OnnxEngine.name and not row.failed}
-    if not holds_onnx(path) or not set(COMPONENTS) & set(mine):
-        return [], [f"No roofline: it needs {' or '.join(COMPONENTS)}, measured in onnxruntime."]
+    if not holds_onnx(path) or not set(PLOTTED) & set(mine):
+        return [], [f"No roofline: it needs {' or '.join(PLOTTED)}, measured in onnxruntime."]
     engine = OnnxEngine(path, provider, options)
     rooflines, remarks = [], []
-    for name in COMPONENTS:
+    for name in PLOTTED:
         if name in mine:
             row = mine[name]
             case = Case(name, row.batch_size, row.height, row.width)

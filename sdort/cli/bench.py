@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sdort.benchmark.measure import Measurement
 
 
-class Numbers(click.ParamType[tuple[int, ...]]):
+class NumberList(click.ParamType[tuple[int, ...]]):
     """``1,2,4``."""
 
     name = "N,N,..."
@@ -30,7 +30,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return tuple(dict.fromkeys(int(number) for number in str(value).split(",")))
 
 
-class Sizes(click.ParamType[tuple[tuple[int, int], ...]]):
+class SizeList(click.ParamType[tuple[tuple[int, int], ...]]):
     """``512x512,768x512``: height x width in pixels."""
 
     name = "HxW,..."
@@ -133,11 +133,11 @@ Examples:
 @click.option(
     "--batch-size",
     "batch_sizes",
-    type=Numbers(),
+    type=NumberList(),
     show_default="1; 1,8 with --ablation",
     help="Samples of a component, images of the pipeline.",
 )
-@click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
+@click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--steps", type=click.IntRange(1), default=20, help="Denoising steps of the pipeline.")
 @click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
 @click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +26,7 @@ Examples:
 )
 @click.option(
     "--provider",
-    type=click.Choice(NAMES),
+    type=click.Choice(PROVIDER_NAMES),
     show_default="any",
     help="Look at what this execution provider needs.",
 )

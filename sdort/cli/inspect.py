@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,7 @@ Examples:
     "--provider",
     "providers",
     multiple=True,
-    type=click.Choice(NAMES),
+    type=click.Choice(PROVIDER_NAMES),
     help="Show what this execution provider has no kernel for (repeatable); all of them unless given.",
 )
 @click.option(
@@ -64,7 +64,7 @@ def _inspect(path: Path, providers: tuple[str, ...], as_json: bool) -> None:
     from sdort.console import emit_json, show
     from sdort.inspection.command import inspect
 
-    inspection = inspect(path, providers=providers or NAMES)
+    inspection = inspect(path, providers=providers or PROVIDER_NAMES)
     if as_json:
         emit_json(inspection)
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.bench import Numbers, Sizes
+from sdort.cli.bench import NumberList, SizeList
 from sdort.providers import AUTO, CPU, PROVIDERS
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _operators(library: Description) -> Table:
     default="auto",
     help="Execution provider.",
 )
-@click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
-@click.option("--batch-size", "batch_sizes", type=Numbers(), default="1", help="Batch sizes.")
+@click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
+@click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Batch sizes.")
 @click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
 @click.option("--show", "show_only", is_flag=True, help="Only show what was tuned before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

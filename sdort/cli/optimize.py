@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +26,7 @@ Examples:
   sdort optimize model fast --explain --allow-misses   why something did not fuse
   sdort optimize cut.onnx out --any-graph --explain    a graph that is no diffusion component
 """
-SHOWN = 4
+MOST_KINDS = 4
 """Kinds of fp32 nodes that are named without --explain."""
 
 
@@ -66,7 +66,7 @@ def _with_explicit_fp16(args: list[str]) -> list[str]:
 @click.command(cls=_Command, epilog=_EPILOG)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--provider", type=click.Choice(NAMES), default="rocm", help="Optimize for this one.")
+@click.option("--provider", type=click.Choice(PROVIDER_NAMES), default="rocm", help="Optimize for this one.")
 @click.option(
     "--fp16",
     type=click.Choice([PLAIN, AUTO]),
@@ -205,7 +205,7 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
     yield f"in fp32: {report.nodes} nodes ({report.share_of_nodes:.1%}), {taken}{report.bytes / 1e6:.1f} MB more"
     if report.without:
         yield f"  in fp16 alone {report.without}; like this {report.within}"
-    shown = report.rules if explain else report.rules[:SHOWN]
+    shown = report.rules if explain else report.rules[:MOST_KINDS]
     for rule in shown:
         yield f"  {rule.where}: {rule.why}"
     if len(shown) < len(report.rules):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sdort.providers import AUTO, NAMES, PROVIDERS
+from sdort.providers import AUTO, PROVIDER_NAMES, PROVIDERS
 
 if TYPE_CHECKING:
     from sdort.inspection.profile import Placement
@@ -75,7 +75,7 @@ _WITH_GRAPHS = ", ".join(name for name, provider in PROVIDERS.items() if provide
 _RUNTIME = (
     click.option(
         "--provider",
-        type=click.Choice([AUTO, *NAMES]),
+        type=click.Choice([AUTO, *PROVIDER_NAMES]),
         default=AUTO,
         help="Execution provider; auto takes the best that really loads, and says which.",
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.bench import Numbers, Sizes
+from sdort.cli.bench import NumberList, SizeList
 from sdort.cli.options import decoding_options, runtime_options
 from sdort.cli.tuning import Duration
 
@@ -26,8 +26,8 @@ Examples:
 """
 )
 @click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
-@click.option("--size", "sizes", type=Sizes(), show_default="the model's own", help="Image sizes in pixels.")
-@click.option("--batch-size", "batch_sizes", type=Numbers(), default="1", help="Images that are generated at once.")
+@click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
+@click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Images that are generated at once.")
 @click.option(
     "--component",
     "components",

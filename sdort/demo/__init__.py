@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODEL = Path(__file__).parent / "model"
+DEMO_FOLDER = Path(__file__).parent / "model"
 CARD = "README.md"
 
 DEMO = "demo"
-RANDOM = "demo-random"
-NAMES = (DEMO, RANDOM)
+RANDOM_DEMO = "demo-random"
+DEMO_NAMES = (DEMO, RANDOM_DEMO)
 """Names that ``sdort export`` takes in place of a folder: the trained pipeline, and a random one made on the spot."""
 
 
 def write_demo(name: str, folder: Path) -> None:
     """Write the pipeline of that name as a diffusers directory into ``folder``, which exists."""
-    if name == RANDOM:
+    if name == RANDOM_DEMO:
         from sdort.demo.random_pipeline import make_demo
 
         make_demo(folder)
     else:
         import shutil
 
-        shutil.copytree(MODEL, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
+        shutil.copytree(DEMO_FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.demo.prompts import ExpectedScene
-from sdort.demo.scenes import BACKGROUNDS, COLOURS, COLUMNS, ROWS, SHAPES, SIDE, coverage
+from sdort.demo.scenes import BACKGROUNDS, COLUMNS, IMAGE_SIDE, RGB, ROWS, SHAPES, coverage
 
 Array = npt.NDArray[Any]
 Colour = tuple[int, int, int]
@@ -61,7 +61,7 @@ class PromptVerdict:
         return self.shapes and self.colours and self.relation is not False
 
 
-def judge(image: Array, expected: ExpectedScene) -> PromptVerdict:
+def judge_scene(image: Array, expected: ExpectedScene) -> PromptVerdict:
     """Compare an image [height, width, 3], uint8, with the scene that its prompt asks for."""
     background, seen = detect_shapes(image)
     order = _match(expected, seen)
@@ -85,7 +85,7 @@ def wrong(verdict: PromptVerdict) -> list[str]:
     return [word for word, right in words.items() if not right]
 
 
-def describe(image: Array) -> str:
+def describe_image(image: Array) -> str:
     """The content of an image [height, width, 3], uint8, in the words of a prompt, the largest shape first."""
     background, seen = detect_shapes(image)
     shapes = [f"{it.size} {it.colour or 'oddly coloured'} {it.shape or 'unknown shape'}" for it in seen]
@@ -137,7 +137,7 @@ def detect_shapes(image: Array) -> tuple[str | None, list[DetectedShape]]:
     distance = np.linalg.norm(pixels - background, axis=-1)
     labels, count = connected_parts(distance > _DIFFERENT)
     masks = [labels == label for label in range(1, count + 1)]
-    speck = _SPECK * image.shape[0] * image.shape[1] / SIDE**2
+    speck = _SPECK * image.shape[0] * image.shape[1] / IMAGE_SIDE**2
     parts = sorted((mask for mask in masks if mask.sum() >= speck), key=np.sum, reverse=True)
     return _name(background, BACKGROUNDS), [_see(pixels, distance, mask) for mask in parts]
 
@@ -165,11 +165,11 @@ def _see(pixels: Array, distance: Array, mask: Array) -> DetectedShape:
     colour = np.median(pixels[solid], axis=0)
     height, width = mask.shape
     shape, radius = _outline(np.where(mask, distance / max(float(np.median(distance[solid])), 1.0), 0).clip(0, 1))
-    radius *= SIDE / np.sqrt(height * width)
+    radius *= IMAGE_SIDE / np.sqrt(height * width)
     size = "small" if radius < _SMALL else "large" if radius > _LARGE else "medium"
     y, x = np.nonzero(mask)
     middle = (float(x.min() + x.max() + 1) / 2 / width, float(y.min() + y.max() + 1) / 2 / height)
-    return DetectedShape(shape, _name(colour, COLOURS), size, *middle)
+    return DetectedShape(shape, _name(colour, RGB), size, *middle)
 
 
 def _name(colour: Array, names: Mapping[str, Colour]) -> str | None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.demo.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES
+from sdort.demo.scenes import BACKGROUNDS, RGB, SHAPES, SIZES
 from sdort.errors import UsageError
 
 HELD_OUT = Path(__file__).parent / "prompts.txt"
@@ -25,7 +25,7 @@ POSITIONS = {
         ("bottom", "right"): ("at the bottom right", "in the bottom right corner"),
     }.items()
 }
-RELATIONS = {
+RELATION_PHRASES = {
     "left of": ("left of", "to the left of"),
     "right of": ("right of", "to the right of"),
     "above": ("above", "over"),
@@ -60,9 +60,9 @@ def _one_of(words: object) -> str:
     return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
 
 
-_SHAPE = rf"an? (?:({_one_of(w for w in SIZES if w != 'medium')}) )?({_one_of(COLOURS)}) ({_one_of(SHAPES)})"
+_SHAPE = rf"an? (?:({_one_of(w for w in SIZES if w != 'medium')}) )?({_one_of(RGB)}) ({_one_of(SHAPES)})"
 _PLACES = {phrase: place for place, phrases in POSITIONS.items() for phrase in phrases}
-_WORDS = {phrase: relation for relation, phrases in RELATIONS.items() for phrase in phrases}
+_WORDS = {phrase: relation for relation, phrases in RELATION_PHRASES.items() for phrase in phrases}
 _PROMPT = re.compile(
     rf"{_SHAPE}(?: ({_one_of(_PLACES)})| ({_one_of([*_WORDS, AND])}) {_SHAPE})?"
     rf"(?: on (?:a )?({_one_of(BACKGROUNDS)})(?: background)?)?"

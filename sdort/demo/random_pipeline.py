@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sdort.console import quiet_libraries
 from sdort.demo.tokenizer import LENGTH, write_tokenizer
 
-SEED = 15
+WEIGHT_SEED = 15
 
 # Stable Diffusion 1.5's configs, narrowed: the same levels and blocks, one layer a block instead of two, and head
 # sizes of 16 and 32 instead of 40 to 160. GPU kernels of GroupNorm want an even number of channels in each of the 32
@@ -58,7 +58,7 @@ def make_demo(folder: Path) -> None:
     text = {**_TEXT, "vocab_size": size, "bos_token_id": size - 2, "eos_token_id": size - 1, "pad_token_id": size - 1}
     # Forked, so that a caller's own random numbers are not disturbed.
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(WEIGHT_SEED)
         diffusers.StableDiffusionPipeline(
             vae=diffusers.AutoencoderKL(**_VAE),
             text_encoder=transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),

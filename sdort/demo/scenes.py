@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-SIDE = 64
+IMAGE_SIDE = 64
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring", "star")
-COLOURS = {
+RGB = {
     "red": (220, 30, 30),
     "orange": (255, 140, 0),
     "yellow": (250, 220, 40),
@@ -59,10 +59,10 @@ class Scene:
 
 def render(scene: Scene) -> Array:
     """The scene as an image [64, 64, 3], uint8, with soft edges."""
-    image = np.broadcast_to(np.array(BACKGROUNDS[scene.background], np.float32), (SIDE, SIDE, 3))
+    image = np.broadcast_to(np.array(BACKGROUNDS[scene.background], np.float32), (IMAGE_SIDE, IMAGE_SIDE, 3))
     for shape in scene.shapes:
-        alpha = coverage(shape.shape, shape.radius, SIDE, (shape.x, shape.y))[..., None]
-        image = image * (1 - alpha) + np.array(COLOURS[shape.colour], np.float32) * alpha
+        alpha = coverage(shape.shape, shape.radius, IMAGE_SIDE, (shape.x, shape.y))[..., None]
+        image = image * (1 - alpha) + np.array(RGB[shape.colour], np.float32) * alpha
     return np.round(image).astype(np.uint8)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from sdort.demo.judge import PromptVerdict, judge
+from sdort.demo.judge import PromptVerdict, judge_scene
 from sdort.demo.prompts import parse
 
 # The shares of right images that the demo model was trained to reach, with guidance 5 and 30 steps.
@@ -57,7 +57,7 @@ def score(pictures: Iterable[tuple[str, npt.NDArray[Any]]]) -> Score:
 def judge_picture(prompt: str, image: npt.NDArray[Any]) -> JudgedImage:
     """Judge one image; arguments and errors as for :func:`score`."""
     expected = parse(prompt)
-    return JudgedImage(prompt, len(expected.shapes), judge(image, expected))
+    return JudgedImage(prompt, len(expected.shapes), judge_scene(image, expected))
 
 
 def count(judged: Sequence[JudgedImage]) -> Score:

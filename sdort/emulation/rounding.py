@@ -21,9 +21,9 @@ from sdort.emulation.standard import call_function, expand, parse_function
 from sdort.onnx_io.bf16 import says_bf16
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import find_operator
-from sdort.passes.widen import all_nodes, tensors_of, widen
+from sdort.passes.widen import all_nodes, names_of_dtype, widen
 
-DOMAIN = "sdort.emulated"
+EMULATED_DOMAIN = "sdort.emulated"
 
 
 def write_emulated(path: Path, out: Path, component: str) -> None:
@@ -47,7 +47,7 @@ def emulate(path: Path, component: str) -> onnx.ModelProto:
 def narrow_tensors(path: Path, component: str) -> set[str]:
     """The names of the tensors of such a model that are stored in fp16 or bf16, weights and inputs too."""
     bf16 = says_bf16(read_component(path, component).proto)
-    return tensors_of(path, component, np.dtype(np.float32 if bf16 else np.float16))
+    return names_of_dtype(path, component, np.dtype(np.float32 if bf16 else np.float16))
 
 
 def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str]) -> onnx.ModelProto:
@@ -103,8 +103,8 @@ def _store_intermediates(proto: onnx.ModelProto, node: onnx.NodeProto, stored: i
         return
     # Of the model's opset: functions of several are not inlined together with own operators'.
     opset = next(entry.version for entry in proto.opset_import if not entry.domain)
-    function = parse_function(DOMAIN, f"{operator.name}{len(proto.functions)}", call.signature, body, opset)
+    function = parse_function(EMULATED_DOMAIN, f"{operator.name}{len(proto.functions)}", call.signature, body, opset)
     proto.functions.append(function)
-    if all(entry.domain != DOMAIN for entry in proto.opset_import):
-        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if all(entry.domain != EMULATED_DOMAIN for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(EMULATED_DOMAIN, 1))
     call_function(node, function)

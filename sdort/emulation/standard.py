@@ -2,7 +2,7 @@
 
 ONNX Runtime's CPU provider has no GroupNorm, SkipGroupNorm, NhwcConv, BiasSplitGelu, BiasAdd and no packed
 MultiHeadAttention. A function body for an operator of its own ``com.microsoft`` domain is ignored, so every such
-node is pointed at a function in :data:`DOMAIN`, whose body is the operator's (:mod:`sdort.operators`).
+node is pointed at a function in :data:`REFERENCE_DOMAIN`, whose body is the operator's (:mod:`sdort.operators`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sdort.model.domains import MICROSOFT
 from sdort.onnx_io.own_functions import expand_own_functions
 from sdort.operators import find_operator
 
-DOMAIN = "sdort.reference"
+REFERENCE_DOMAIN = "sdort.reference"
 MINIMUM_OPSET = 18
 """The bodies use CastLike and Split's num_outputs; optimized models are at 18 or later."""
 
@@ -44,7 +44,7 @@ def expand(model: onnx.ModelProto) -> int:
         call_function(node, function)
     if nodes:
         model.functions.extend(functions.values())
-        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+        model.opset_import.append(onnx.helper.make_opsetid(REFERENCE_DOMAIN, 1))
     return len(nodes)
 
 
@@ -68,7 +68,7 @@ def make_function(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     if body is None:
         raise BadModelError(f"{node.op_type} has a form that the reference does not know", node=node.name)
     digest = hashlib.sha256(f"{call.signature}{body}".encode()).hexdigest()[:8]
-    return parse_function(DOMAIN, f"{node.op_type}_{digest}", call.signature, body, opset)
+    return parse_function(REFERENCE_DOMAIN, f"{node.op_type}_{digest}", call.signature, body, opset)
 
 
 def parse_function(domain: str, name: str, signature: str, body: str, opset: int) -> onnx.FunctionProto:

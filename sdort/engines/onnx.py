@@ -19,7 +19,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import keep_case
-from sdort.workload.cases import PIPELINE, Case, make_feeds
+from sdort.workload.cases import WHOLE_PIPELINE, Case, make_feeds
 
 
 class OnnxEngine:
@@ -36,7 +36,7 @@ class OnnxEngine:
 
     def components(self) -> list[str]:
         names = [name for name in self.folder.models if name != "safety_checker"]
-        return [*names, *([PIPELINE] if self.folder.generates and self._from_noise() else [])]
+        return [*names, *([WHOLE_PIPELINE] if self.folder.generates and self._from_noise() else [])]
 
     def _from_noise(self) -> bool:
         """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
@@ -58,7 +58,7 @@ class OnnxEngine:
         return height, width
 
     def dtype(self, component: str) -> str:
-        name = "unet" if component == PIPELINE else component
+        name = "unet" if component == WHOLE_PIPELINE else component
         file = self.folder.file(name)
         return "bfloat16" if self.provider.bf16 and made_for_bf16(file.path) else file.dtype
 
@@ -75,7 +75,7 @@ class OnnxEngine:
         return self.folder.model_hash
 
     def import_libraries(self, components: Sequence[str]) -> None:
-        if PIPELINE in components:
+        if WHOLE_PIPELINE in components:
             from sdort.generation.prompts import load_tokenizer
             from sdort.generation.schedulers import load_scheduler, set_steps
 
@@ -92,7 +92,7 @@ class OnnxEngine:
         return self._sessions[component]
 
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
-        if case.component == PIPELINE:
+        if case.component == WHOLE_PIPELINE:
             return _OnnxPipeline(self, case_request(case, steps, scheduler))
         if case.component not in self.folder.models:
             raise UsageError(f"{self.path} has no {case.component}")

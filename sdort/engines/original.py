@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sdort.demo import NAMES, write_demo
+from sdort.demo import DEMO_NAMES, write_demo
 from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine
@@ -33,7 +33,7 @@ def original_of(path: Path) -> Iterator[Path | None]:
     manifest = optional_config(path / MANIFEST)
     optimized = manifest.get("optimized")
     source = optimized.get("from") if isinstance(optimized, dict) else manifest.get("source")
-    if source in NAMES and not isinstance(optimized, dict):
+    if source in DEMO_NAMES and not isinstance(optimized, dict):
         with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder:
             demo = Path(folder) / source
             demo.mkdir()

@@ -15,7 +15,7 @@ from sdort.generation.schedulers import load_scheduler
 from sdort.model.signature import Array, TensorSpec
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.providers.provider import Provider
-from sdort.workload.cases import PIPELINE, TOKENS, Case, make_feeds
+from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
 
 # component: (attribute of the diffusers pipeline, its method)
 _MODULES = {
@@ -62,7 +62,7 @@ class TorchEngine:
 
     def pipeline(self, component: str) -> Any:
         """A diffusers pipeline on the device; only the part that ``component`` needs, or all of it."""
-        needed = _PARTS if component == PIPELINE else {_MODULES[component][0]}
+        needed = _PARTS if component == WHOLE_PIPELINE else {_MODULES[component][0]}
         if self._pipeline is None or not needed <= self._loaded:
             self._pipeline, self._loaded = self._load(needed), set(needed)
         return self._pipeline
@@ -98,7 +98,7 @@ class TorchEngine:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
         whole = self._parts() | {"text_encoder_2"} == _PARTS
         generates = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
-        return [*names, *([PIPELINE] if generates else [])]
+        return [*names, *([WHOLE_PIPELINE] if generates else [])]
 
     def config(self, part: str) -> dict[str, Any]:
         """A part's ``config.json``."""
@@ -134,8 +134,8 @@ class TorchEngine:
         return hash_files(sorted(self.path.glob("*/*.safetensors")))
 
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
-        if case.component == PIPELINE:
-            pipeline = self.pipeline(PIPELINE)
+        if case.component == WHOLE_PIPELINE:
+            pipeline = self.pipeline(WHOLE_PIPELINE)
             pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
             return PipelineRunner(pipeline, case_request(case, steps, scheduler), (case.height, case.width), self.guard)
         if case.component not in self.components():

@@ -12,7 +12,7 @@ from sdort.generation.request import Request
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import Array
 
-Guard = Callable[[Callable[[], Any]], Any]
+RunGuard = Callable[[Callable[[], Any]], Any]
 """Runs a call, waits for the device, and turns torch's errors into ours."""
 
 _TEXT_OUTPUTS = ("text_embeds", "last_hidden_state", "pooler_output")
@@ -34,7 +34,7 @@ class ComponentRunner:
         feeds: Mapping[str, Array],
         device: str,
         dtype: str,
-        guard: Guard,
+        guard: RunGuard,
     ) -> None:
         import torch
 
@@ -79,7 +79,7 @@ class ComponentRunner:
 class PipelineRunner:
     """A diffusers pipeline with one request to generate."""
 
-    def __init__(self, pipeline: Any, request: Request, size: tuple[int, int], guard: Guard) -> None:
+    def __init__(self, pipeline: Any, request: Request, size: tuple[int, int], guard: RunGuard) -> None:
         self.pipeline = pipeline
         self.request = request
         self.size = size

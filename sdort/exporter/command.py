@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import detail, progress
-from sdort.demo import NAMES
+from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
 from sdort.exporter.bind import bind
 from sdort.exporter.cache import TraceCache, default_folder
@@ -122,7 +122,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
     start = time.perf_counter()
     cache = TraceCache(options.cache_dir)
     # A folder that is called demo is not the demo.
-    reads = [Path(model)] if Path(model).is_dir() and model not in NAMES else []
+    reads = [Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else []
     with (
         # First, so that an existing OUT is an error before a long download.
         staged_directory(out, overwrite, reads) as stage,
@@ -202,7 +202,7 @@ def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int, 
         from sdort.exporter import torch_modules as architecture
         from sdort.exporter.trace import trace
 
-        module = architecture.build(component)
+        module = architecture.build_module(component)
         # Weights that do not fit are noticed here, before the minutes that the trace takes.
         bind(tensors, architecture.parameters(module), component.name)
         return make_template(trace(component, module, opset), component.name, data_name)

@@ -30,7 +30,7 @@ LIBRARIES = {
 }
 """The architectures that can be exported, and where their code is."""
 
-Dim = int | str
+GraphDim = int | str
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GraphTensor:
 
     name: str
     dtype: str
-    dims: tuple[Dim, ...]
+    dims: tuple[GraphDim, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ComponentSpec:
 GraphSignature = tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]
 
 
-def describe(
+def describe_component(
     name: str,
     class_name: str,
     config: Mapping[str, Any],
@@ -110,7 +110,7 @@ def _fixed(spec: GraphTensor, sizes: Mapping[str, int]) -> GraphTensor:
     return replace(spec, dims=tuple(_evaluate(dim, sizes) for dim in spec.dims))
 
 
-def _evaluate(dim: Dim, sizes: Mapping[str, int]) -> Dim:
+def _evaluate(dim: GraphDim, sizes: Mapping[str, int]) -> GraphDim:
     """``latent_height * 8`` at a known latent_height; a dim that is not in ``sizes`` stays."""
     if isinstance(dim, int):
         return dim

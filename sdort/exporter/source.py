@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import progress
-from sdort.demo import NAMES, write_demo
+from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.cache import TraceCache
 from sdort.exporter.configs import COPY_AGAIN, class_defaults, normalise
-from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe
+from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.pipelines.configs import INDEX, read_config
 
 # Folders of a pipeline that are copied as they are.
@@ -43,7 +43,7 @@ def open_source(model: str, *, variant: str | None = None, allow_pickle: bool = 
         BadModelError: it is no diffusers pipeline.
         SdortError: a hub id cannot be downloaded.
     """
-    if model in NAMES:
+    if model in DEMO_NAMES:
         with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder, progress("making the demo pipeline"):
             write_demo(model, Path(folder))
             yield read_source(Path(folder), model)
@@ -109,7 +109,7 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
     configs = {name: component_config(source, name, cache) for name in classes}
     second = configs.get("text_encoder_2", {})
     return [
-        describe(
+        describe_component(
             name,
             class_name,
             normalise(class_name, configs[name], cache.defaults(class_name, class_defaults)),

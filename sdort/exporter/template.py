@@ -19,7 +19,7 @@ from sdort.model.weights import Absent, Cast, Concatenated, Inline, Reshaped, Sc
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.serialize import Serialized, serialize
 
-Shape = tuple[int, ...]
+StaticShape = tuple[int, ...]
 Expression = dict[str, Any]
 """A weight as JSON."""
 
@@ -33,7 +33,7 @@ class Trace:
     """
 
     proto: onnx.ModelProto
-    parameters: Mapping[str, Shape]
+    parameters: Mapping[str, StaticShape]
 
 
 class TemplateBlob(NamedTuple):
@@ -50,7 +50,7 @@ class Template:
 
     proto: onnx.ModelProto
     """The model; its initializers of ``small`` have no values."""
-    parameters: Mapping[str, Shape]
+    parameters: Mapping[str, StaticShape]
     """As of :class:`Trace`."""
     data_bytes: int
     blobs: tuple[TemplateBlob, ...]
@@ -112,7 +112,7 @@ def fill(template: Template, weights: Mapping[str, Weight]) -> Serialized:
     return Serialized(proto.SerializeToString(deterministic=True), blobs, template.data_bytes, {})
 
 
-def _absent(tensor: onnx.TensorProto, parameters: Mapping[str, Shape]) -> Weight | None:
+def _absent(tensor: onnx.TensorProto, parameters: Mapping[str, StaticShape]) -> Weight | None:
     return Absent(tensor.name, parameters[tensor.name], np.float32) if tensor.name in parameters else None
 
 

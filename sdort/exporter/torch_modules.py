@@ -13,7 +13,7 @@ from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec
 
 PREFIX = "model."
-"""Stands before every parameter's name in the modules that :func:`build` returns."""
+"""Stands before every parameter's name in the modules that :func:`build_module` returns."""
 
 
 class _TextEncoder(torch.nn.Module):  # type: ignore[misc]
@@ -58,7 +58,7 @@ class _VaeDecoder(torch.nn.Module):  # type: ignore[misc]
         return self.model.decode(latent_sample, return_dict=False)[0]
 
 
-def build(component: ComponentSpec) -> Any:
+def build_module(component: ComponentSpec) -> Any:
     """The component as a module of positional tensors, with parameters on the meta device.
 
     Raises:

@@ -18,7 +18,7 @@ from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
-from sdort.exporter.signatures import ComponentSpec, Dim, GraphTensor, vae_scale
+from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, vae_scale
 from sdort.exporter.template import Trace
 from sdort.machine.version import __version__
 
@@ -43,7 +43,7 @@ _DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 def trace(component: ComponentSpec, module: Any, opset: int) -> Trace:
-    """Trace a module from :func:`architecture.build`.
+    """Trace a module from :func:`architecture.build_module`.
 
     Raises:
         SdortError: torch cannot trace it.
@@ -145,7 +145,7 @@ def _finish(proto: onnx.ModelProto, component: ComponentSpec) -> None:
 def _check_signature(infos: Any, specs: tuple[GraphTensor, ...], component: str) -> None:
     """A dim that torch specialised would only show when somebody feeds another size."""
     for info, spec in zip(infos, specs, strict=True):
-        dims: list[Dim] = [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        dims: list[GraphDim] = [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
         if info.name != spec.name or tuple(dims) != spec.dims:
             raise BadModelError(
                 f"torch traced input {spec.name} {list(spec.dims)} as {info.name} {dims}", component=component

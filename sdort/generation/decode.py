@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 Size = tuple[int, int, int]
 """Images, and the latents along their height and their width."""
 
-TILE = 64
+TILE_LATENTS = 64
 """Latents along a tile's side: 512 pixels of the usual autoencoder."""
 SMALLEST_TILE = 32
 OVERLAP = 0.25
@@ -77,7 +77,7 @@ class Planner:
             free: bytes of free memory where the decoder runs, None if nothing tells.
         """
         fixed = static_size(self.latents.shape, 2)
-        tile = fixed or TILE
+        tile = fixed or TILE_LATENTS
         asked = Plan(bool(slicing), tile if tiling and max(size[1:]) > tile else None)
         if free is None:
             return asked
@@ -85,13 +85,15 @@ class Planner:
         if slicing is None and size[0] > 1:
             choices.append(replace(asked, slicing=True))
         if tiling is None and not fixed:
-            choices += [replace(choices[-1], tile=side) for side in (TILE, SMALLEST_TILE) if max(size[1:]) > side]
+            choices += [
+                replace(choices[-1], tile=side) for side in (TILE_LATENTS, SMALLEST_TILE) if max(size[1:]) > side
+            ]
         fitting = (plan for plan in choices if self.bytes_for(size, plan) <= SHARE * free)
         return next(fitting, choices[-1])
 
     def smaller(self, size: Size, plan: Plan) -> Plan | None:
         """How to go on where ``plan`` ran out of memory; None if nothing takes less at once."""
-        tiles = () if static_size(self.latents.shape, 2) else (TILE, SMALLEST_TILE)
+        tiles = () if static_size(self.latents.shape, 2) else (TILE_LATENTS, SMALLEST_TILE)
         choices = [replace(plan, slicing=True), *(Plan(True, side) for side in tiles)]
         most = math.prod(self.part(size, plan))
         return next((tile for tile in choices if math.prod(self.part(size, tile)) < most), None)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sdort.errors import ParityError, UsageError
 from sdort.generation.recurrence import Recurrence
 from sdort.model.signature import static_size, timestep_shape
-from sdort.pipelines.families import Condition
+from sdort.pipelines.families import Conditioning
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 
@@ -137,7 +137,7 @@ class BoundBuffers:
             self.session.run_bound(binding, graph)
 
 
-def repeated(conditions: Sequence[Condition], images: int) -> Condition:
+def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:
     """The conditioning of all samples: [conditions * images, ...] by input, every condition for all images in a row."""
     return {
         name: np.concatenate([np.repeat(condition[name], images, axis=0) for condition in conditions])
@@ -205,7 +205,7 @@ class Loop:
         self,
         recurrence: Recurrence,
         batch: Batch,
-        conditions: Sequence[Condition],
+        conditions: Sequence[Conditioning],
         noise: Array,
         guidance: Sequence[float],
         on_step: Callable[[float], None],
@@ -240,7 +240,7 @@ class Loop:
         accumulator.prepare(recurrence.steps)
         return accumulator.result(), seconds
 
-    def _at(self, batch: Batch, samples: Condition) -> BoundBuffers:
+    def _at(self, batch: Batch, samples: Conditioning) -> BoundBuffers:
         shapes = tuple((name, values.shape[1:]) for name, values in samples.items())
         key = (batch, shapes)
         if key not in self._bound:

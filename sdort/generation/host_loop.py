@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sdort.errors import ParityError
 from sdort.generation.device_loop import batch_slices, repeated
 from sdort.model.signature import timestep_shape
-from sdort.pipelines.families import Condition
+from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
 
 Array = npt.NDArray[Any]
@@ -42,7 +42,7 @@ def embed_guidance(guidance_scale: float, width: int) -> Array:
 def denoise(
     unet: Session,
     scheduler: Any,
-    conditions: Sequence[Condition],
+    conditions: Sequence[Conditioning],
     noise: Any,
     generators: list[Any],
     guidance_scale: float | None,
@@ -87,7 +87,7 @@ def denoise(
     return latents.numpy(), seconds
 
 
-def _predict(unet: Session, sample: Array, timestep: Array, conditioning: Condition) -> Array:
+def _predict(unet: Session, sample: Array, timestep: Array, conditioning: Conditioning) -> Array:
     """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
     rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
     parts = []

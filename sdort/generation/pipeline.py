@@ -24,7 +24,7 @@ from sdort.generation.request import Request, check_request, check_side, check_t
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
 from sdort.model.signature import static_size
-from sdort.pipelines.families import Condition, Encoder
+from sdort.pipelines.families import Conditioning, Encoder
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -145,7 +145,7 @@ class TextToImage:
         latents = self._guarded("unet", again, list)
         return np.stack(latents)
 
-    def _conditions(self, request: Request, size: tuple[int, int]) -> list[Condition]:
+    def _conditions(self, request: Request, size: tuple[int, int]) -> list[Conditioning]:
         """The conditioning of each prompt, that of the negative one first if there is guidance."""
         guided = self._guidance(request) is not None
         silent = guided and not request.negative_prompt and self.folder.empty_is_zero
@@ -159,12 +159,12 @@ class TextToImage:
         scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
         return [self.folder.family.condition(prompt_parts, size) | scale for prompt_parts in zip(*parts, strict=True)]
 
-    def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Condition]:
+    def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Conditioning]:
         """The conditioning of each prompt by one text encoder."""
         component = encoder.component
         fed = [{"input_ids": tokenize(self.tokenizers[component], prompt)} for prompt in prompts]
 
-        def work() -> list[Condition]:
+        def work() -> list[Conditioning]:
             results = map(self.sessions[component].run, fed)
             return [
                 {name: result[output] for name, output in self.conditioning_outputs[component].items()}
@@ -177,7 +177,7 @@ class TextToImage:
         self,
         request: Request,
         recurrence: Recurrence | None,
-        conditions: list[Condition],
+        conditions: list[Conditioning],
         seeds: list[int],
         size: tuple[int, int],
         on_step: Callable[[float], None],

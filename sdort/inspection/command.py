@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sdort.errors import ProviderError
 from sdort.inspection.description import Change, Component, inspect_path
-from sdort.inspection.description import compare as compare_components
+from sdort.inspection.description import compare_components as compare_components
 from sdort.inspection.profile import Placement, measure_placement, remarks
 from sdort.onnx_io.components import find_models
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
@@ -40,7 +40,7 @@ class Placements:
     remarks: list[str] = field(metadata={"json": None})
 
 
-def inspect(path: str | Path, *, providers: Sequence[str] = NAMES) -> Inspection:
+def inspect(path: str | Path, *, providers: Sequence[str] = PROVIDER_NAMES) -> Inspection:
     """Describe the operators, inputs, outputs and weights of a model. Weights are not read.
 
     Args:

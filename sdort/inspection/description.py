@@ -18,10 +18,10 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.model import Model
-from sdort.onnx_io.bf16 import KEY
+from sdort.onnx_io.bf16 import PRECISION_KEY
 from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 
 if TYPE_CHECKING:
     from sdort.providers.target import Target
@@ -35,7 +35,7 @@ FUSED_DOMAINS = frozenset({MICROSOFT, OWN_DOMAIN})
 
 
 @dataclass(frozen=True)
-class Value:
+class DeclaredTensor:
     """A graph input or output: its dtype's name and its shape, where a str is a symbolic and None an unknown dim."""
 
     name: str
@@ -68,8 +68,8 @@ class Component:
     producer: str
     ir_version: int | None
     opsets: dict[str, int]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[DeclaredTensor, ...]
+    outputs: tuple[DeclaredTensor, ...]
     nodes: int
     operators: dict[str, int]
     """Count per operator, as ``Conv`` or ``com.microsoft.GroupNorm``, the most frequent first."""
@@ -96,16 +96,16 @@ class Change:
     after: Any
 
 
-def inspect_path(path: Path, providers: Sequence[str] = NAMES) -> list[Component]:
+def inspect_path(path: Path, providers: Sequence[str] = PROVIDER_NAMES) -> list[Component]:
     """Describe one ``.onnx`` file, or every model of a folder, diffusion component or not.
 
     Raises:
         BadModelError: ``path`` holds no model, or a broken or unsafe one.
     """
-    return [describe(load_model(file, name), providers) for name, file in find_models(path).items()]
+    return [describe_model(load_model(file, name), providers) for name, file in find_models(path).items()]
 
 
-def describe(model: Model, providers: Sequence[str] = NAMES) -> Component:
+def describe_model(model: Model, providers: Sequence[str] = PROVIDER_NAMES) -> Component:
     """Collect the facts about a model in memory, without computing any weight."""
     graph = model.graph
     nodes = list(graph.nodes)
@@ -127,7 +127,7 @@ def describe(model: Model, providers: Sequence[str] = NAMES) -> Component:
         operators=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
         parameters=sum(math.prod(c.shape) for c in constants if _is_float(c.dtype)),
         weight_bytes=dict(weight_bytes.most_common()),
-        computed_in=model.metadata.get(KEY, ""),
+        computed_in=model.metadata.get(PRECISION_KEY, ""),
         providers=_rewrites(model, nodes, providers),
     )
 
@@ -142,7 +142,7 @@ def is_fused(operator: str) -> bool:
     return operator.rpartition(".")[0] in FUSED_DOMAINS
 
 
-def compare(before: Sequence[Component], after: Sequence[Component]) -> dict[str, list[Change]]:
+def compare_components(before: Sequence[Component], after: Sequence[Component]) -> dict[str, list[Change]]:
     """Changes from ``before`` to ``after``: for each component, in order, its differing facts.
 
     A component that only one side has is one change, of the component itself. Two single models are compared whatever
@@ -220,12 +220,12 @@ def _other_domains(graph: gs.Graph) -> list[onnx.OperatorSetIdProto]:
     return [domain for domain in graph.import_domains or () if domain.domain not in ("", "ai.onnx")]
 
 
-def _value(tensor: gs.Tensor) -> Value:
+def _value(tensor: gs.Tensor) -> DeclaredTensor:
     dtype = None if tensor.dtype is None else _dtype_name(tensor.dtype)
     shape = (
         None if tensor.shape is None else tuple(dim if isinstance(dim, (int, str)) else None for dim in tensor.shape)
     )
-    return Value(str(tensor.name), dtype, shape)
+    return DeclaredTensor(str(tensor.name), dtype, shape)
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -79,7 +79,7 @@ def measure_placement(
         plain = replace(options, graph=False, no_fallback=False, tuning=False, profile=profile)
         # A session that logs its placement also logs its end.
         (log, events), _ = run_logged(lambda: _open_and_run(path, component, provider, plain, feeds))
-    return summarize(component, provider, parse_placement(log), events)
+    return summarize_placement(component, provider, parse_placement(log), events)
 
 
 def _open_and_run(
@@ -122,7 +122,7 @@ def profile_run(session: Session, feeds: Mapping[str, Array]) -> list[dict[str, 
     return [event for event in events if runs and event.get("ts", 0) >= max(runs)]
 
 
-def summarize(
+def summarize_placement(
     component: str, provider: Provider, placed: Mapping[str, Counter[str]], events: Sequence[Mapping[str, Any]]
 ) -> Placement:
     """Put the log's counts and the profile's times together.

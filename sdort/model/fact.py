@@ -14,7 +14,7 @@ from sdort.model.symbolic import Dim, Shape, numbers, unknown
 MAX_VALUE = 64
 """Integer tensors up to this many elements are followed as values."""
 
-Value = tuple[Dim, ...]
+Elements = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Fact:
 
     dtype: np.dtype[Any] | None = None
     shape: Shape | None = None
-    value: Value | None = None
+    value: Elements | None = None
 
     @property
     def rank(self) -> int | None:

@@ -36,7 +36,7 @@ REQUIRED = Required()
 
 
 @dataclass(frozen=True)
-class Reference:
+class AttributeReference:
     """Stands for an attribute's value in the function that a model carries: the call's own attribute."""
 
     type: str
@@ -85,7 +85,7 @@ class Call:
 
 
 def _setting(name: str, value: Any) -> str:
-    if isinstance(value, Reference):
+    if isinstance(value, AttributeReference):
         return f"{name}: {value.type} = @{name}"
     if isinstance(value, (bytes, str)):
         return f'{name} = "{value.decode() if isinstance(value, bytes) else value}"'

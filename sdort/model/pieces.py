@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 PIECE = 2**19
 """Elements of a piece. Smaller ones spend their time in Python, larger ones are evicted to memory between two steps."""
 
-TILE = 256
+TRANSPOSE_TILE = 256
 """Rows and columns of a tile whose source and target lines stay in the cache while it is turned."""
 
 
@@ -45,7 +45,7 @@ def contiguous(view: Array) -> Array:
     if view.ndim != 2 or view.strides[0] >= view.strides[1]:
         return np.asarray(view, order="C")
     out = np.empty(view.shape, view.dtype)
-    for i in range(0, view.shape[0], TILE):
-        for j in range(0, view.shape[1], TILE):
-            out[i : i + TILE, j : j + TILE] = view[i : i + TILE, j : j + TILE]
+    for i in range(0, view.shape[0], TRANSPOSE_TILE):
+        for j in range(0, view.shape[1], TRANSPOSE_TILE):
+            out[i : i + TRANSPOSE_TILE, j : j + TRANSPOSE_TILE] = view[i : i + TRANSPOSE_TILE, j : j + TRANSPOSE_TILE]
     return out

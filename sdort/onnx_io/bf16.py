@@ -13,20 +13,20 @@ import onnx
 from sdort.errors import BadModelError
 from sdort.onnx_io.component_file import read_component
 
-KEY = "sdort.precision"
+PRECISION_KEY = "sdort.precision"
 """In the model's ``metadata_props``, with the value :data:`BF16`."""
 BF16 = "bf16"
 
 
 def says_bf16(model: onnx.ModelProto) -> bool:
     """Whether a model was made for bf16."""
-    return any(entry.key == KEY and entry.value == BF16 for entry in model.metadata_props)
+    return any(entry.key == PRECISION_KEY and entry.value == BF16 for entry in model.metadata_props)
 
 
 def made_for_bf16(path: Path) -> bool:
     """:func:`says_bf16` of a file; what cannot be read was made for nothing, and who opens it says why."""
     try:
-        return read_component(path).metadata.get(KEY) == BF16
+        return read_component(path).metadata.get(PRECISION_KEY) == BF16
     except BadModelError:
         return False
 

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from sdort.errors import BadModelError
 from sdort.model.topological_order import topological_order
-from sdort.onnx_io.check_nodes import check_nodes, default_domain, label
+from sdort.onnx_io.check_nodes import check_nodes, default_domain, node_label
 from sdort.onnx_io.check_tensors import ITEMSIZE, MAX_RANK, type_name
 
 MIN_OPSET = 11
@@ -128,7 +128,7 @@ def _order(graph: onnx.GraphProto, known: set[str], component: str) -> list[int]
     needs = [{producer[name] for name in node.input if name in producer} for node in graph.node]
     order, cyclic = topological_order(needs)
     if cyclic is not None:
-        raise BadModelError("the graph has a cycle", component=component, node=label(graph.node[cyclic]))
+        raise BadModelError("the graph has a cycle", component=component, node=node_label(graph.node[cyclic]))
     return order
 
 

@@ -75,7 +75,7 @@ def default_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def label(node: onnx.NodeProto) -> str:
+def node_label(node: onnx.NodeProto) -> str:
     """The name of a node in messages."""
     return node.name or f"{node.op_type} -> {', '.join(node.output)}"
 
@@ -97,7 +97,7 @@ def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: 
         raise BadModelError(
             f"unknown operator {name} (opset {opsets[domain]})",
             component=component,
-            node=label(node),
+            node=node_label(node),
             hint="sdort reads standard ONNX operators and ONNX Runtime's com.microsoft domain.",
         )
 
@@ -130,7 +130,7 @@ def _check_attribute(node: onnx.NodeProto, attribute: AttributeProto, component:
         raise BadModelError(
             f"{where} is a subgraph; control flow is not supported",
             component=component,
-            node=label(node),
+            node=node_label(node),
             hint="Diffusion models need no If, Loop or Scan; export the model without data-dependent branches.",
         )
     if attribute.type not in _ATTRIBUTE_TYPES:
@@ -191,4 +191,4 @@ def _without_tensor_values(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _bad(node: onnx.NodeProto, component: str, message: str) -> BadModelError:
-    return BadModelError(message, component=component, node=label(node))
+    return BadModelError(message, component=component, node=node_label(node))

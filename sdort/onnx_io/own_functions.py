@@ -19,10 +19,10 @@ import onnx_graphsurgeon as gs
 from sdort.errors import BadModelError
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.fact import NOTHING
-from sdort.model.operator import REQUIRED, Operator, Reference
+from sdort.model.operator import REQUIRED, AttributeReference, Operator
 from sdort.operators import find_operator
 
-Form = frozenset[str]
+OptionalInputs = frozenset[str]
 """Names of the inputs that are given."""
 _TYPES = {int: "int", float: "float", str: "string"}
 
@@ -36,7 +36,7 @@ def functions_of(nodes: Iterable[gs.Node], opset: int, component: str) -> list[o
     Raises:
         BadModelError: two nodes use one operator in different forms.
     """
-    forms: dict[str, Form] = {}
+    forms: dict[str, OptionalInputs] = {}
     for node in nodes:
         operator = find_operator(node.domain, node.op)
         if node.domain != OWN_DOMAIN or operator is None:
@@ -51,7 +51,7 @@ def functions_of(nodes: Iterable[gs.Node], opset: int, component: str) -> list[o
     return [own_function(op, form, opset) for op, form in sorted(forms.items())]
 
 
-def own_function(op: str, form: Form, opset: int) -> onnx.FunctionProto:
+def own_function(op: str, form: OptionalInputs, opset: int) -> onnx.FunctionProto:
     """The function of one of sdort's own operators in one form.
 
     The parameters keep their positions, absent ones too: a call leaves them empty.
@@ -65,9 +65,9 @@ def own_function(op: str, form: Form, opset: int) -> onnx.FunctionProto:
     return function_of(operator, form, opset)
 
 
-def function_of(operator: Operator, form: Form, opset: int) -> onnx.FunctionProto:
+def function_of(operator: Operator, form: OptionalInputs, opset: int) -> onnx.FunctionProto:
     """The function of an operator in one form; its attributes are those of the call."""
-    attributes = {name: Reference(_type_of(default)) for name, default in operator.attributes.items()}
+    attributes = {name: AttributeReference(_type_of(default)) for name, default in operator.attributes.items()}
     inputs = [NOTHING if name in form else None for name in operator.inputs]
     body = operator.definition(operator.call(inputs, [True] * len(operator.outputs), attributes))
     parameters = ", ".join(_parameter(name, default) for name, default in operator.attributes.items())

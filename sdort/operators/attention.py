@@ -16,7 +16,7 @@ from sdort.model.operator import (
     runs_itself,
 )
 from sdort.model.symbolic import divide, unknown
-from sdort.operators.multi_head_attention import MERGE, masking, steps
+from sdort.operators.multi_head_attention import MERGE, attention_steps, masking
 
 
 def infer(call: Call) -> list[Fact]:
@@ -46,7 +46,7 @@ def definition(call: Call) -> str | None:
     if apart is None or call.has("mask_index", "past", "past_sequence_length", "present"):
         return None
     mask = masking("attention_bias" if call.has("attention_bias") else None, bool(call.attributes["unidirectional"]))
-    return apart + steps(call, mask) + MERGE + "output = Identity (merged)"
+    return apart + attention_steps(call, mask) + MERGE + "output = Identity (merged)"
 
 
 def operations(inputs: Sizes, outputs: Sizes) -> int | None:

@@ -44,10 +44,10 @@ def definition(call: Call) -> str | None:
     if apart is None or call.has("key_padding_mask", *PAST, *PRESENT):
         return None
     mask = masking("attention_bias" if call.has("attention_bias") else None, bool(call.attributes["unidirectional"]))
-    return apart + steps(call, mask) + MERGE + "output = Identity (merged)"
+    return apart + attention_steps(call, mask) + MERGE + "output = Identity (merged)"
 
 
-def steps(call: Call, mask: str) -> str:
+def attention_steps(call: Call, mask: str) -> str:
     """From q4, k4 and v4 [batch, rows, heads, size] to sums [batch, heads, rows, size]; all is computed in float32."""
     scale = call.attributes.get("scale")
     return f"""

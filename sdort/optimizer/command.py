@@ -13,7 +13,7 @@ from sdort.console import detail, progress
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
-from sdort.onnx_io.bf16 import BF16, KEY
+from sdort.onnx_io.bf16 import BF16, PRECISION_KEY
 from sdort.onnx_io.components import survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
@@ -236,7 +236,7 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if request.bf16:
-        model.metadata[KEY] = BF16
+        model.metadata[PRECISION_KEY] = BF16
     with progress(f"{model.component}: writing", total=float(_weight_bytes(model))) as advance:
         written = save_model(model, path, advance=advance)
     if written.overflowed:

@@ -19,7 +19,7 @@ from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
 from sdort.optimizer.architecture import Config, architecture
 from sdort.optimizer.report import ComponentReport
-from sdort.passes.expand import NAME as EXPAND
+from sdort.passes.expand import STEP_NAME as EXPAND
 from sdort.pipelines.configs import read_config
 from sdort.providers import load_target
 from sdort.providers.target import Target
@@ -57,7 +57,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Form:
+class ExpectedForm:
     """The operators that stand for the sum of some architecture ``keys`` on a target."""
 
     keys: tuple[str, ...]
@@ -67,15 +67,15 @@ class Form:
 
 
 NORMS = {
-    "layer_norm": Form(("layer_norm",), ("LayerNormalization", "SkipLayerNormalization")),
-    "skip_layer_norm": Form(("skip_layer_norm",), ("SkipLayerNormalization",), at_least=True),
+    "layer_norm": ExpectedForm(("layer_norm",), ("LayerNormalization", "SkipLayerNormalization")),
+    "skip_layer_norm": ExpectedForm(("skip_layer_norm",), ("SkipLayerNormalization",), at_least=True),
 }
 RAISED = {
-    "attention": Form(("attention_self", "attention_cross"), ("Attention",)),
-    "group_norm": Form(("group_norm",), ("GroupNormalization",)),
-    "conv": Form(("conv",), ("Conv",)),
-    "layer_norm": Form(("layer_norm",), ("LayerNormalization",)),
-    "gelu": Form(("geglu", "gelu"), ("Gelu",)),
+    "attention": ExpectedForm(("attention_self", "attention_cross"), ("Attention",)),
+    "group_norm": ExpectedForm(("group_norm",), ("GroupNormalization",)),
+    "conv": ExpectedForm(("conv",), ("Conv",)),
+    "layer_norm": ExpectedForm(("layer_norm",), ("LayerNormalization",)),
+    "gelu": ExpectedForm(("geglu", "gelu"), ("Gelu",)),
 }
 """The architecture's counts in the graph before a target's fusions."""
 
@@ -83,25 +83,28 @@ RAISED_GRAPH = "raised"
 """The name that stands for the graph before a target's fusions."""
 
 
-def fused_forms(target: Target) -> dict[str, Form]:
+def fused_forms(target: Target) -> dict[str, ExpectedForm]:
     """The architecture's counts in the graph that is optimized for a target, which follow from its kernels."""
     kernels = {name.removeprefix(f"{MICROSOFT}.") for name in target.conditions}
     attention = "Attention" if "Attention" in kernels else "Softmax"  # in standard operators, where it is not fused
     gelu = ("Gelu" if "Gelu" in kernels else "Erf", "BiasGelu", "FastGelu")
-    forms = {"attention": Form(("attention_self", "attention_cross"), ("MultiHeadAttention", attention)), **NORMS}
-    forms["quick_gelu"] = Form(("quick_gelu",), ("QuickGelu",))
-    forms["conv"] = Form(("conv",), ("NhwcConv" if "NhwcConv" in kernels else "Conv",))
+    forms = {
+        "attention": ExpectedForm(("attention_self", "attention_cross"), ("MultiHeadAttention", attention)),
+        **NORMS,
+    }
+    forms["quick_gelu"] = ExpectedForm(("quick_gelu",), ("QuickGelu",))
+    forms["conv"] = ExpectedForm(("conv",), ("NhwcConv" if "NhwcConv" in kernels else "Conv",))
     if "GroupNorm" in kernels:
         norms = ("GroupNorm", "SkipGroupNorm")
-        forms["group_norm"] = Form(("group_norm",), norms)
-        forms["group_norm_silu"] = Form(("group_norm_silu",), norms, attributes=(("activation", 1),))
+        forms["group_norm"] = ExpectedForm(("group_norm",), norms)
+        forms["group_norm_silu"] = ExpectedForm(("group_norm_silu",), norms, attributes=(("activation", 1),))
     else:  # group normalization of ONNX is a function that ONNX Runtime inlines; this is the kernel it has
-        forms["group_norm"] = Form(("group_norm",), ("InstanceNormalization",))
+        forms["group_norm"] = ExpectedForm(("group_norm",), ("InstanceNormalization",))
     if "BiasSplitGelu" in kernels:
-        forms["geglu"] = Form(("geglu",), ("BiasSplitGelu",))
-        forms["gelu"] = Form(("gelu",), gelu)
+        forms["geglu"] = ExpectedForm(("geglu",), ("BiasSplitGelu",))
+        forms["gelu"] = ExpectedForm(("gelu",), gelu)
     else:
-        forms["geglu"] = Form(("geglu", "gelu"), gelu)
+        forms["geglu"] = ExpectedForm(("geglu", "gelu"), gelu)
     return forms
 
 

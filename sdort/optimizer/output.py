@@ -16,9 +16,9 @@ from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.request import OptimizeRequest
 from sdort.pipelines.configs import MANIFEST, optional_config
 
-SHOWN = 5
+MOST_FILES = 5
 """Files that are named where there are many."""
-COPIED = (".json", ".txt", ".jinja", ".model")
+COPIED_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 """Configs, tokenizers and schedulers: everything of a pipeline folder that is no weight."""
 
 
@@ -49,14 +49,14 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
     left = []
     for path in files:
         place = path.relative_to(request.source)
-        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED:
-            left += [str(place)] if path.suffix in COPIED or path.parent not in with_models else []
+        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED_SUFFIXES:
+            left += [str(place)] if path.suffix in COPIED_SUFFIXES or path.parent not in with_models else []
             continue
         (stage / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, stage / place)
     if left:
-        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-        say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:SHOWN])}{more}")
+        more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
+        say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:MOST_FILES])}{more}")
 
 
 def write_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path) -> None:

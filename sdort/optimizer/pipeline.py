@@ -34,7 +34,7 @@ from sdort.providers.target import Target
 from sdort.rewrite.apply import apply_stage
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
-from sdort.rewrite.provenance import KEY, describe
+from sdort.rewrite.provenance import PROVENANCE_KEY, provenance_json
 
 
 @dataclass
@@ -92,7 +92,7 @@ def optimize_model(model: Model, options: OptimizeOptions, report: ComponentRepo
     for step in PIPELINE:
         _run_step(run, step)
     report.nodes_after, report.operators = len(model.graph.nodes), count_operators(model)
-    model.metadata[KEY] = describe(run.editor)
+    model.metadata[PROVENANCE_KEY] = provenance_json(run.editor)
     return report
 
 
@@ -142,7 +142,7 @@ def _check_types(run: PipelineRun) -> int:
 
 
 def _refuse(run: PipelineRun) -> int:
-    types.refuse(run.editor)
+    types.refuse_types(run.editor)
     return 0
 
 

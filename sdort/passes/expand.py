@@ -20,7 +20,7 @@ from sdort.rewrite.apply import Outcome
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.inference.facts import plain_attributes
 
-NAME = "expand"
+STEP_NAME = "expand"
 Lacks = Callable[[gs.Node], "str | None"]
 """Says why the target does not run a node; None if it does."""
 
@@ -64,7 +64,7 @@ def run(editor: Editor, lacks: Lacks, expansions: list[Expansion] | None = None)
 def outcome(expansions: Sequence[Expansion]) -> Outcome:
     """The expansions as those of a fusion, with the target's reasons as ``declined``."""
     count = len(expansions)
-    return Outcome(NAME, count, count, dict(Counter(expansion.reason for expansion in expansions)))
+    return Outcome(STEP_NAME, count, count, dict(Counter(expansion.reason for expansion in expansions)))
 
 
 def _body(editor: Editor, node: gs.Node) -> gs.Graph | None:
@@ -125,7 +125,7 @@ def _put(editor: Editor, node: gs.Node, body: gs.Graph) -> list[gs.Node]:
         read = [_operand(editor, tensor, tensors) for tensor in part.inputs]
         written = [ends[t.name] if t.name in ends else _fresh(editor, t, hint) for t in part.outputs]
         new = editor.node(part.op, read, dict(part.attrs), outputs=written, hint=hint)
-        editor.origins[new.name] = (*editor.origins.get(node.name, ()), NAME)
+        editor.origins[new.name] = (*editor.origins.get(node.name, ()), STEP_NAME)
         tensors.update({t.name: w for t, w in zip(part.outputs, written, strict=True) if t.name})
         made.append(new)
     return made

@@ -32,12 +32,12 @@ from sdort.rewrite.editor import Editor, array, producer, scalar, weight
 from sdort.rewrite.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import plain_attributes
 
-LIMIT = 1 << 16
+LARGEST_FOLDED = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
 GROWING = frozenset({"Expand", "ConstantOfShape", "Tile", "Range", "Resize", "Pad", "OneHot", "EyeLike", "Upsample"})
 """Their result may be far larger than their inputs."""
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
-RANDOM = frozenset(
+RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
 
@@ -102,7 +102,7 @@ def _dequantized(node: gs.Node, operand: Weight) -> Weight | None:
 
 def _evaluate(editor: Editor, node: gs.Node) -> Array | None:
     """Run one node on its constant inputs, if they and the result are small."""
-    if node.op in RANDOM or not defs.has(node.op, editor.graph.opset):
+    if node.op in RANDOM_OPERATORS or not defs.has(node.op, editor.graph.opset):
         return None
     if not _short(editor, node):
         return None
@@ -132,14 +132,14 @@ def _short(editor: Editor, node: gs.Node) -> bool:
         start, limit, step = (scalar(t) for t in node.inputs)
         if start is None or limit is None or not step:
             return False
-        return abs((limit - start) / step) <= LIMIT
+        return abs((limit - start) / step) <= LARGEST_FOLDED
     shape = editor.shape(node.outputs[0])
     sizes = None if shape is None else numbers(shape)
-    return node.op not in GROWING if sizes is None else math.prod(sizes) <= LIMIT
+    return node.op not in GROWING if sizes is None else math.prod(sizes) <= LARGEST_FOLDED
 
 
 def _small(tensor: gs.Constant) -> Array | None:
-    if math.prod(tensor.shape) > LIMIT:
+    if math.prod(tensor.shape) > LARGEST_FOLDED:
         return None
     values = tensor._values
     if isinstance(values, Weight):

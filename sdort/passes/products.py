@@ -16,9 +16,9 @@ from sdort.model.symbolic import Shape
 from sdort.model.weights import Inline, Reshaped, as_weight
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.equal_sizes import BROADCASTING
-from sdort.rewrite.worklist import Rule
+from sdort.rewrite.worklist import RewriteRule
 
-LIMIT = 1 << 18
+LARGEST_CONSTANT = 1 << 18
 """Constants of up to this many elements are looked at: no exporter folds what is larger."""
 
 
@@ -132,7 +132,7 @@ def _repeats(tensor: gs.Constant) -> bool:
     """Whether a stack of matrices is one matrix again and again: exporters fold an Expand of small weights."""
     if math.prod(tensor.shape[:-2]) == 1:
         return True
-    values = array(tensor, LIMIT)
+    values = array(tensor, LARGEST_CONSTANT)
     if values is None:
         return False
     matrices = values.reshape(-1, *tensor.shape[-2:])
@@ -182,10 +182,10 @@ def _element(editor: Editor, tensor: gs.Tensor) -> gs.Constant | None:
     """The element of a large constant that holds nothing else: exporters fold an Expand to the scores' size."""
     if not isinstance(tensor, gs.Constant) or len(tensor.shape) < 3 or math.prod(tensor.shape) < 2:
         return None
-    values = array(tensor, LIMIT)
+    values = array(tensor, LARGEST_CONSTANT)
     if values is None or not (values == values.reshape(-1)[0]).all():
         return None
     return editor.constant(values.reshape(-1)[:1].reshape(()).copy(), "element")
 
 
-RULES: tuple[Rule, ...] = (_rows_apart, _batches_apart, _plain_operand, _plain_addend)
+RULES: tuple[RewriteRule, ...] = (_rows_apart, _batches_apart, _plain_operand, _plain_addend)

@@ -10,12 +10,12 @@ from onnx import helper
 
 from sdort.model.symbolic import Dim, Shape, numbers
 from sdort.model.weights import Weight
-from sdort.passes.fold import RANDOM
+from sdort.passes.fold import RANDOM_OPERATORS
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.inference.facts import plain_attributes
-from sdort.rewrite.worklist import Rule
+from sdort.rewrite.worklist import RewriteRule
 
-APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM
+APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM_OPERATORS
 
 
 def _last_axis(editor: Editor, node: gs.Node) -> bool:
@@ -313,7 +313,7 @@ def _discard(node: gs.Node) -> None:
     node.outputs.clear()
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[RewriteRule, ...] = (
     _last_axis,
     _allow_zero,
     _plain_resize,

@@ -42,7 +42,7 @@ QUANTIZED = re.compile(r"[Qq]uantize|^Q[A-Z]|Integer|^MatMul(NBits|Bnb4|FpQ4)")
 """Operators that make, or compute with, numbers in a quantized form: ONNX's and ONNX Runtime's."""
 
 
-def refuse(editor: Editor) -> None:
+def refuse_types(editor: Editor) -> None:
     """Refuse what sdort does not compute in: bfloat16, and quantized numbers.
 
     Weights that are only stored in such a form are not meant: their DequantizeLinear or Cast is folded before.

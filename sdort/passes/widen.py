@@ -37,7 +37,7 @@ def widen_file(path: Path, select: Select, component: str) -> onnx.ModelProto | 
     Raises:
         BadModelError: the file is unsafe or broken.
     """
-    half = tensors_of(path, component, np.dtype(np.float16))
+    half = names_of_dtype(path, component, np.dtype(np.float16))
     proto = read_component(path, component).copy()
     return proto if widen(proto, half, select(proto)) else None
 
@@ -66,7 +66,7 @@ def attention_nodes(proto: onnx.ModelProto) -> set[str]:
     return names
 
 
-def tensors_of(path: Path, component: str, dtype: np.dtype[Any]) -> set[str]:
+def names_of_dtype(path: Path, component: str, dtype: np.dtype[Any]) -> set[str]:
     """The names of all tensors of ``dtype`` of a model, weights and inputs too.
 
     Raises:

@@ -16,7 +16,7 @@ from sdort.errors import BadModelError
 
 Array = npt.NDArray[Any]
 
-Condition = dict[str, Array]
+Conditioning = dict[str, Array]
 """Conditioning inputs of the UNet by name, arrays [1, ...]: all it takes beside latents and timestep."""
 
 LAST, PENULTIMATE = "last_hidden_state", "hidden_states of the last layer but one"
@@ -91,14 +91,14 @@ class Family:
         conditioning = {name for encoder in self.encoders for name in encoder.conditioning}
         return _LATENTS_AND_TIME | conditioning | ({"time_ids"} if self.size_conditioning else set())
 
-    def condition(self, parts: Sequence[Condition], size: tuple[int, int]) -> Condition:
+    def condition(self, parts: Sequence[Conditioning], size: tuple[int, int]) -> Conditioning:
         """The conditioning of the UNet by one prompt.
 
         Args:
             parts: each encoder's, by the UNet's inputs.
             size: height and width of the image in pixels.
         """
-        condition: Condition = {}
+        condition: Conditioning = {}
         for part in parts:
             for name, value in part.items():
                 condition[name] = np.concatenate([condition[name], value], -1) if name in condition else value

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
-from sdort.precision.ranges import MODEL, Array, inlined, open_inlined, run_plain
+from sdort.precision.ranges import GRAPH_FILE, Array, inlined, open_inlined, run_plain
 
 
 def timed_run(
@@ -35,7 +35,7 @@ def timed_run(
     expanded = inlined(proto)
     owners = name_by_owner(nodes, expanded.graph.node)
     with TemporaryDirectory(dir=folder) as place:
-        session = open_inlined(expanded, folder / MODEL, component, profile=str(Path(place) / "profile"))
+        session = open_inlined(expanded, folder / GRAPH_FILE, component, profile=str(Path(place) / "profile"))
         outputs = run_plain(session, feed)
         events = json.loads(Path(session.ort.end_profiling()).read_text())
     times: Counter[str] = Counter()

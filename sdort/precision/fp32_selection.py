@@ -15,9 +15,9 @@ from sdort.model.signature import Feeds
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import inputs_for, recorded_inputs
-from sdort.precision.plan import PLAN, Rule, make_rules, select, write_plan
+from sdort.precision.plan import PLAN, PlanRule, make_rules, select, write_plan
 from sdort.precision.positions import Position, find_positions, with_views
-from sdort.precision.ranges import measure, written
+from sdort.precision.ranges import measure_ranges, written
 from sdort.precision.risks import find_risks
 from sdort.precision.trial import run_trial
 from sdort.rewrite.editor import Editor
@@ -54,7 +54,7 @@ class Fp32Report:
 class Fp32Selection:
     """The nodes that stay in fp32 in one component."""
 
-    rules: list[Rule]
+    rules: list[PlanRule]
     nodes: set[str]
     """Their names."""
     node_share: float
@@ -96,7 +96,7 @@ class Fp32Selector:
         selections: by component, of those that :meth:`select_nodes` was called for.
     """
 
-    def __init__(self, source: Path, scratch: Path, plan: dict[str, list[Rule]] | None = None) -> None:
+    def __init__(self, source: Path, scratch: Path, plan: dict[str, list[PlanRule]] | None = None) -> None:
         self.source = source
         self.scratch = scratch
         self.plan = plan
@@ -128,7 +128,7 @@ class Fp32Selector:
     def _measured(self, editor: Editor, positions: Mapping[str, Position], path: Path, folder: Path) -> Fp32Selection:
         component = editor.model.component
         feeds, source = inputs_for(component, path, self._inputs())
-        risks = find_risks(editor, measure(editor, feeds, folder))
+        risks = find_risks(editor, measure_ranges(editor, feeds, folder))
         # A node without a position computes no floats, or is converted as a part of what it stands between.
         reasons = {name: risk.reason for name, risk in risks.items() if name in positions}
         selection = _selection(editor, make_rules(positions, reasons), set(reasons), len(positions))
@@ -159,7 +159,7 @@ class Fp32Selector:
         return self._recorded
 
 
-def _selection(editor: Editor, rules: list[Rule], chosen: set[str], count: int) -> Fp32Selection:
+def _selection(editor: Editor, rules: list[PlanRule], chosen: set[str], count: int) -> Fp32Selection:
     nodes = with_views(editor, chosen)
     return Fp32Selection(rules, nodes, len(chosen) / max(count, 1), _extra_bytes(editor, nodes))
 

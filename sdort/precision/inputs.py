@@ -22,12 +22,12 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import open_session
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
-PROMPT = "a photograph of a lighthouse on a cliff above the sea at dusk"
+RECORDED_PROMPT = "a photograph of a lighthouse on a cliff above the sea at dusk"
 NEGATIVE = "blurry, text"
-STEPS = 6
+RECORDED_STEPS = 6
 KEPT = 3
 """Recorded runs of a component that are kept: the first, the last and others evenly between."""
-LARGEST_SIDE = 512
+LARGEST_PIXEL_SIDE = 512
 """Pixels: larger models are measured at this size; the ranges hardly depend on it."""
 SEEDS = 3
 """Random inputs for a component that has no recorded ones."""
@@ -77,8 +77,8 @@ def _record(source: Path) -> dict[str, list[Feeds]]:
     options = RuntimeOptions("cpu", custom_ops="off")
     sessions = {name: open_session(folder.models[name], name, CPU, options) for name in folder.needed}
     recording = Recording(assemble(folder, sessions, CPU, None))
-    request = Request(PROMPT, NEGATIVE, steps=STEPS)
-    height, width = (min(side, LARGEST_SIDE) for side in recording.pipeline.size(request))
+    request = Request(RECORDED_PROMPT, NEGATIVE, steps=RECORDED_STEPS)
+    height, width = (min(side, LARGEST_PIXEL_SIDE) for side in recording.pipeline.size(request))
     [image] = recording.generate(replace(request, height=height, width=width))
     return {**recording.fed, ENCODER: [{"sample": encoder_input(image)}]}
 

@@ -18,12 +18,12 @@ from sdort.precision.positions import EVERYWHERE, NodeKind, Position
 
 PLAN = "fp16-plan.json"
 """The file's name beside the components that were made by it."""
-VERSION = 1
+PLAN_VERSION = 1
 EVERY = "every"
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlanRule:
     """Nodes of one kind that stay in fp32.
 
     ``blocks`` maps a block to the numbers there, or to :data:`EVERY`; None means all nodes of the kind.
@@ -56,7 +56,7 @@ class Rule:
         return "in " + ", ".join(parts)
 
 
-def make_rules(positions: Mapping[str, Position], reasons: Mapping[str, str]) -> list[Rule]:
+def make_rules(positions: Mapping[str, Position], reasons: Mapping[str, str]) -> list[PlanRule]:
     """Rules that hold for exactly the nodes of ``reasons``, as general as they can be.
 
     Args:
@@ -75,11 +75,11 @@ def make_rules(positions: Mapping[str, Position], reasons: Mapping[str, str]) ->
         }
         every = all(some.get(position.block) == EVERY for position in alike)
         reason = next(reasons[name] for name in positions if positions[name].kind == kind and name in reasons)
-        rules.append(Rule(kind, None if every else some, reason))
+        rules.append(PlanRule(kind, None if every else some, reason))
     return rules
 
 
-def select(rules: Sequence[Rule], positions: Mapping[str, Position], component: str) -> dict[str, str]:
+def select(rules: Sequence[PlanRule], positions: Mapping[str, Position], component: str) -> dict[str, str]:
     """The nodes for which a rule holds, by name, with the rule's reason.
 
     Raises:
@@ -98,21 +98,21 @@ def select(rules: Sequence[Rule], positions: Mapping[str, Position], component: 
     return chosen
 
 
-def write_plan(path: Path, components: Mapping[str, Sequence[Rule]], provider: str) -> None:
+def write_plan(path: Path, components: Mapping[str, Sequence[PlanRule]], provider: str) -> None:
     """Write a plan as JSON.
 
     Raises:
         OSError: it cannot be written.
     """
     content = {
-        "fp16-plan": VERSION,
+        "fp16-plan": PLAN_VERSION,
         "provider": provider,
         "components": {name: [_to_json(rule) for rule in rules] for name, rules in components.items()},
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def read_plan(path: Path) -> dict[str, list[Rule]]:
+def read_plan(path: Path) -> dict[str, list[PlanRule]]:
     """A plan's rules by component.
 
     Raises:
@@ -120,7 +120,7 @@ def read_plan(path: Path) -> dict[str, list[Rule]]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["fp16-plan"] != VERSION:
+        if content["fp16-plan"] != PLAN_VERSION:
             raise UsageError(f"{path} is a plan of another version, {content['fp16-plan']}")
         return {str(name): [_from_json(rule) for rule in rules] for name, rules in content["components"].items()}
     except OSError as error:
@@ -131,7 +131,7 @@ def read_plan(path: Path) -> dict[str, list[Rule]]:
         ) from None
 
 
-def _to_json(rule: Rule) -> dict[str, Any]:
+def _to_json(rule: PlanRule) -> dict[str, Any]:
     return {
         "operator": rule.kind.operator,
         "reads": rule.kind.reads,
@@ -141,10 +141,10 @@ def _to_json(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _from_json(content: dict[str, Any]) -> Rule:
+def _from_json(content: dict[str, Any]) -> PlanRule:
     kind = NodeKind(str(content["operator"]), tuple(map(str, content["reads"])), tuple(map(str, content["feeds"])))
     blocks = content["blocks"]
     if blocks == EVERY:
-        return Rule(kind, None, str(content.get("reason", "")))
+        return PlanRule(kind, None, str(content.get("reason", "")))
     numbers = {str(k): v if v == EVERY else [int(number) for number in v] for k, v in blocks.items()}
-    return Rule(kind, numbers, str(content.get("reason", "")))
+    return PlanRule(kind, numbers, str(content.get("reason", "")))

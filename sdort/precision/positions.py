@@ -17,17 +17,17 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.operator import Category
 from sdort.operators import of_category
-from sdort.precision.ranges import VIEWS
+from sdort.precision.ranges import MOVES
 from sdort.rewrite.editor import Editor, producer
 
-PASSED = VIEWS | {"Cast"}
+PASSED = MOVES | {"Cast"}
 DEPTH_OPERATORS = frozenset(
     {"Conv", "MatMul", "Gemm", "Softmax", "Attention", "LayerNormalization", "InstanceNormalization"}
 )  # fmt: skip
 """Standard operators that depth is counted in: what every export of a model has, unlike the small change between."""
 DEPTH_CATEGORIES = (Category.CONVOLUTION, Category.PRODUCT, Category.ATTENTION, Category.NORMALIZATION)
 """Likewise of other operators."""
-COMMUTATIVE = ("Add", "Mul", "Sum")
+UNORDERED = ("Add", "Mul", "Sum")
 ALIKE = {"GatherND": "Gather"}
 """Two spellings of exporters for one thing: CLIP's pooled token."""
 EVERYWHERE = "all"
@@ -72,7 +72,7 @@ def with_views(editor: Editor, names: set[str]) -> set[str]:
     """``names`` and what only shows tensors between two of them, or casts there."""
     between: set[str] = set()
     for node in editor.graph.nodes:
-        if node.op in VIEWS and _is_float(editor, node.outputs[0]):
+        if node.op in MOVES and _is_float(editor, node.outputs[0]):
             made, read = source(node.outputs[0]), {reader.name for reader, _ in _readers(node.outputs[0])}
             if made is not None and made.name in names and read & names:
                 between.add(node.name)
@@ -106,12 +106,12 @@ def _reads(editor: Editor, node: gs.Node) -> tuple[str, ...]:
             continue
         made = source(tensor)
         sources.append("weight" if isinstance(tensor, gs.Constant) else _name(made) if made is not None else "input")
-    return tuple(sorted(sources) if node.op in COMMUTATIVE else sources)
+    return tuple(sorted(sources) if node.op in UNORDERED else sources)
 
 
 def _feeds(node: gs.Node) -> tuple[str, ...]:
     readers = {
-        reader.op if reader.op in COMMUTATIVE else f"{_name(reader)}.{index}"
+        reader.op if reader.op in UNORDERED else f"{_name(reader)}.{index}"
         for tensor in node.outputs
         for reader, index in _readers(tensor)
         if reader.op != "Shape"

@@ -16,7 +16,7 @@ from sdort.operators import find_operator
 
 MEANT = 1e37
 """From here on a number stands for infinity, as in attention masks, and infinity is what fp16 makes of it."""
-DOMAIN = "sdort.probes"
+PROBE_DOMAIN = "sdort.probes"
 HIGHEST, LOWEST, SHARES, LOGITS = "//highest", "//lowest", "//shares", "//logits"
 """Suffixes of the names of outputs, behind the name of the tensor or node that is measured."""
 
@@ -37,7 +37,7 @@ def add_shares(proto: onnx.ModelProto, tensors: Collection[str]) -> None:
     function = _function(proto, _SHARES)
 
     def probe(name: str) -> Iterator[onnx.NodeProto]:
-        yield helper.make_node(function.name, [name], [name + SHARES], name + SHARES, domain=DOMAIN)
+        yield helper.make_node(function.name, [name], [name + SHARES], name + SHARES, domain=PROBE_DOMAIN)
         _output(proto, name + SHARES, [3])
 
     _behind(proto, tensors, probe)
@@ -57,7 +57,7 @@ def add_logits(proto: onnx.ModelProto) -> None:
         body = f"{signature} {{ {heads} {_BOUND} factor = {factor}\n{_SCALED} }}"
         function, name = _function(proto, body), node.name + LOGITS
         inputs = [tensor for tensor in node.input if tensor]
-        proto.graph.node.append(helper.make_node(function.name, inputs, [name], name, domain=DOMAIN))
+        proto.graph.node.append(helper.make_node(function.name, inputs, [name], name, domain=PROBE_DOMAIN))
         _output(proto, name, [1])
 
 
@@ -115,10 +115,10 @@ def _behind(proto: onnx.ModelProto, tensors: Collection[str], probe: Callable[[s
 
 def _function(proto: onnx.ModelProto, text: str) -> onnx.FunctionProto:
     opset = next(entry.version for entry in proto.opset_import if entry.domain == "")
-    function = parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["": {opset}]>\n{text.strip()}')
+    function = parser.parse_function(f'<domain: "{PROBE_DOMAIN}", opset_import: ["": {opset}]>\n{text.strip()}')
     proto.functions.append(function)
-    if all(entry.domain != DOMAIN for entry in proto.opset_import):
-        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if all(entry.domain != PROBE_DOMAIN for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(PROBE_DOMAIN, 1))
     return function
 
 

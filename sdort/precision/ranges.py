@@ -43,7 +43,7 @@ HEADROOM = 4.0
 """What the largest number seen may grow by under another prompt, seed or size before fp16 overflows."""
 CLOSER = 32
 """Tensors that are looked at closely in one run."""
-VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Expand"})
+MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Expand"})
 """What only moves numbers; its output has its input's range."""
 
 
@@ -72,7 +72,7 @@ class Range:
         )
 
 
-NOTHING = Range()
+NO_RANGE = Range()
 
 
 @dataclass
@@ -83,14 +83,14 @@ class Ranges:
     logits: dict[str, Range] = field(default_factory=dict)
 
     def of(self, tensor: gs.Tensor) -> Range:
-        return self.tensors.get(tensor.name, NOTHING)
+        return self.tensors.get(tensor.name, NO_RANGE)
 
 
-MODEL = "model.onnx"
+GRAPH_FILE = "model.onnx"
 """The file that :func:`written` writes."""
 
 
-def measure(editor: Editor, feeds: Sequence[Feeds], scratch: Path) -> Ranges:
+def measure_ranges(editor: Editor, feeds: Sequence[Feeds], scratch: Path) -> Ranges:
     """Run the graph of ``editor`` in fp32 on the CPU, on each of ``feeds``.
 
     Args:
@@ -111,7 +111,7 @@ def measure(editor: Editor, feeds: Sequence[Feeds], scratch: Path) -> Ranges:
     for outputs in _run_all(probed, scratch, feeds, component):
         _refuse_infinite({name: outputs[name] for name in results}, component)
         _note_extremes(ranges, outputs)
-    odd = [name for name in _computed(editor) if _is_odd(ranges.tensors.get(name, NOTHING))]
+    odd = [name for name in _computed(editor) if _is_odd(ranges.tensors.get(name, NO_RANGE))]
     for first in range(0, len(odd), CLOSER):
         probed = copied(proto)
         probes.add_shares(probed, odd[first : first + CLOSER])
@@ -125,8 +125,8 @@ def measure(editor: Editor, feeds: Sequence[Feeds], scratch: Path) -> Ranges:
 
 def written(model: Model, folder: Path) -> onnx.ModelProto:
     """The model as it is written to ``folder``, without the weights, which stay there."""
-    save_model(model, folder / MODEL)
-    return read_component(folder / MODEL, model.component).copy()
+    save_model(model, folder / GRAPH_FILE)
+    return read_component(folder / GRAPH_FILE, model.component).copy()
 
 
 def open_plain(proto: onnx.ModelProto, path: Path, component: str) -> Session:
@@ -195,7 +195,7 @@ def range_of(pieces: Iterable[Array]) -> Range:
 def _run_all(
     proto: onnx.ModelProto, folder: Path, feeds: Sequence[Feeds], component: str
 ) -> Iterable[dict[str, Array]]:
-    session = open_plain(proto, folder / MODEL, component)
+    session = open_plain(proto, folder / GRAPH_FILE, component)
     return (run_plain(session, feed) for feed in feeds)
 
 
@@ -211,7 +211,7 @@ def _refuse_infinite(outputs: Mapping[str, Array], component: str) -> None:
 
 def _computed(editor: Editor) -> list[str]:
     """The fp32 tensors that are no weights, without those that only show another one."""
-    made = [t for node in editor.graph.nodes if node.op not in VIEWS for t in node.outputs]
+    made = [t for node in editor.graph.nodes if node.op not in MOVES for t in node.outputs]
     tensors = (t for t in [*editor.graph.inputs, *made] if t.name and editor.dtype(t) == np.float32)
     return list({tensor.name: None for tensor in tensors})
 
@@ -232,20 +232,20 @@ def _note_extremes(ranges: Ranges, outputs: Mapping[str, Array]) -> None:
     for name, value in outputs.items():
         tensor, _, what = name.rpartition("//")
         if f"//{what}" in (probes.HIGHEST, probes.LOWEST):
-            ranges.tensors[tensor] = ranges.tensors.get(tensor, NOTHING).joined(Range(abs(float(value))))
+            ranges.tensors[tensor] = ranges.tensors.get(tensor, NO_RANGE).joined(Range(abs(float(value))))
         elif f"//{what}" == probes.LOGITS:
-            ranges.logits[tensor] = ranges.logits.get(tensor, NOTHING).joined(Range(float(value[0])))
+            ranges.logits[tensor] = ranges.logits.get(tensor, NO_RANGE).joined(Range(float(value[0])))
 
 
 def _note_shares(ranges: Ranges, outputs: Mapping[str, Array]) -> None:
     for name, value in outputs.items():
         if name.endswith(probes.SHARES):
             tensor = name.removesuffix(probes.SHARES)
-            ranges.tensors[tensor] = ranges.tensors.get(tensor, NOTHING).joined(Range(*map(float, value)))
+            ranges.tensors[tensor] = ranges.tensors.get(tensor, NO_RANGE).joined(Range(*map(float, value)))
 
 
 def _fill_views(editor: Editor, ranges: Ranges) -> None:
     """Nodes are in topological order."""
     for node in editor.graph.nodes:
-        if node.op in VIEWS and not node.domain and node.inputs[0].name in ranges.tensors:
+        if node.op in MOVES and not node.domain and node.inputs[0].name in ranges.tensors:
             ranges.tensors[node.outputs[0].name] = ranges.tensors[node.inputs[0].name]

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.float16 import LARGEST
 from sdort.operators import find_operator
-from sdort.precision.ranges import NOTHING, VIEWS, Range, Ranges
+from sdort.precision.ranges import MOVES, NO_RANGE, Range, Ranges
 from sdort.rewrite.editor import Editor
 
 ADDITIVE = frozenset({"Add", "Sub", "Sum", "Concat"})
@@ -50,7 +50,7 @@ def find_risks(editor: Editor, ranges: Ranges) -> dict[str, Risk]:
     """The nodes at risk by name, each with its worst; those that only show other tensors are left out."""
     risks = {}
     for node in editor.graph.nodes:
-        if node.op in VIEWS or not any(editor.dtype(t) == np.float32 for t in node.outputs if t.name):
+        if node.op in MOVES or not any(editor.dtype(t) == np.float32 for t in node.outputs if t.name):
             continue
         of_node = list(_risks(node, ranges))
         if of_node:
@@ -68,7 +68,7 @@ def _risks(node: gs.Node, ranges: Ranges) -> Iterator[Risk]:
         measured = ranges.of(tensor)
         if measured.too_large or (measured.too_small and any(not _adds(reader) for reader in _readers(tensor))):
             yield Risk(f"its output {tensor.name}", measured)
-    logits = ranges.logits.get(node.name, NOTHING)
+    logits = ranges.logits.get(node.name, NO_RANGE)
     if logits.too_large:
         yield Risk("the bound on its scores", logits)
 
@@ -91,7 +91,7 @@ def _factors(node: gs.Node) -> tuple[int, ...]:
 def _readers(tensor: gs.Tensor) -> Iterator[gs.Node]:
     """The nodes that compute with a tensor, through those that only show it."""
     for node in tensor.outputs:
-        if node.op in VIEWS:
+        if node.op in MOVES:
             yield from _readers(node.outputs[0])
         else:
             yield node

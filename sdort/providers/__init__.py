@@ -38,7 +38,7 @@ def _discover() -> Iterator[Provider]:
 PROVIDERS = {provider.name: provider for provider in sorted(_discover(), key=lambda entry: (entry.rank, entry.name))}
 """By name, in the order in which ``auto`` tries them."""
 
-NAMES = tuple(PROVIDERS)
+PROVIDER_NAMES = tuple(PROVIDERS)
 """What ``--provider`` takes."""
 
 CPU = PROVIDERS["cpu"]

@@ -22,7 +22,7 @@ from sdort.rewrite.inference.facts import plain_attributes
 
 LENGTHS = (1, 2, 7, 77)
 """Sequence lengths for which a mask is evaluated, beside those around the numbers that it is computed with."""
-LONGEST = 4096
+LARGEST_NUMBER = 4096
 """A mask that is computed with a larger number is not evaluated: what it does there would not be seen."""
 CLOSED = -1e4
 """A score at or below this is masked: exp(-10000) is 0 in every float type."""
@@ -70,9 +70,9 @@ def _lengths(nodes: list[gs.Node]) -> list[int] | None:
         if math.prod(tensor.shape) > 8 or tensor.values.dtype.kind not in "iuf":
             continue
         for value in np.asarray(tensor.values, np.float64).reshape(-1).tolist():
-            if 2 < abs(value) <= LONGEST:
+            if 2 < abs(value) <= LARGEST_NUMBER:
                 lengths |= {int(abs(value)) + step for step in (-1, 0, 1, 2)}
-            elif LONGEST < value < 2**31 - 1:  # beyond are the ends of slices that take all
+            elif LARGEST_NUMBER < value < 2**31 - 1:  # beyond are the ends of slices that take all
                 return None
     return sorted(lengths)
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.symbolic import Dim, Shape, is_natural
 
-Pair = tuple[Dim, Dim]
+EqualDims = tuple[Dim, Dim]
 BROADCASTING = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "And", "Or", "Xor", "Equal",
      "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
@@ -22,7 +22,7 @@ BROADCASTING = frozenset(
 """Operators that repeat an input along the axes in which it has one element."""
 
 
-def equal_sizes(node: gs.Node, shapes: Sequence[Shape | None]) -> Iterator[Pair]:
+def equal_sizes(node: gs.Node, shapes: Sequence[Shape | None]) -> Iterator[EqualDims]:
     """Pairs of sizes that are equal whenever ``node`` runs.
 
     Args:
@@ -41,7 +41,7 @@ def equal_sizes(node: gs.Node, shapes: Sequence[Shape | None]) -> Iterator[Pair]
         yield from _of_broadcast(shapes)
 
 
-def _of_concat(node: gs.Node, shapes: Sequence[Shape | None]) -> Iterator[Pair]:
+def _of_concat(node: gs.Node, shapes: Sequence[Shape | None]) -> Iterator[EqualDims]:
     """The inputs agree along the axes that are not joined."""
     known = [shape for shape in shapes if shape is not None]
     if len(known) != len(shapes) or len({len(shape) for shape in known}) != 1:
@@ -51,7 +51,7 @@ def _of_concat(node: gs.Node, shapes: Sequence[Shape | None]) -> Iterator[Pair]:
         yield from ((known[0][axis], shape[axis]) for shape in known[1:])
 
 
-def _of_matmul(shapes: Sequence[Shape | None]) -> Iterator[Pair]:
+def _of_matmul(shapes: Sequence[Shape | None]) -> Iterator[EqualDims]:
     """Columns meet rows; the matrices' batches broadcast."""
     left, right = shapes
     if not left or not right:
@@ -60,7 +60,7 @@ def _of_matmul(shapes: Sequence[Shape | None]) -> Iterator[Pair]:
     yield from _of_broadcast([left[:-2], right[:-2]])
 
 
-def _of_attention(shapes: Sequence[Shape | None]) -> Iterator[Pair]:
+def _of_attention(shapes: Sequence[Shape | None]) -> Iterator[EqualDims]:
     """One batch, as many keys as values, key heads as wide as query heads; nothing of it broadcasts.
 
     Three axes hold [batch, rows, heads * size], four [batch, heads, rows, size]
@@ -76,7 +76,7 @@ def _of_attention(shapes: Sequence[Shape | None]) -> Iterator[Pair]:
         yield query[3], key[3]
 
 
-def _of_broadcast(shapes: Sequence[Shape | None]) -> Iterator[Pair]:
+def _of_broadcast(shapes: Sequence[Shape | None]) -> Iterator[EqualDims]:
     """Sizes of one axis, counted from the last, that are both larger than 1."""
     known = [shape for shape in shapes if shape is not None]
     for first, second in combinations(known, 2):

@@ -15,7 +15,7 @@ import onnx
 
 from sdort.rewrite.editor import Editor
 
-KEY = "sdort.provenance"
+PROVENANCE_KEY = "sdort.provenance"
 """In the model's ``metadata_props``. Some 60 bytes a node: 100 KB for a UNet of Stable Diffusion."""
 
 
@@ -29,7 +29,7 @@ class Provenance:
     """Channels-last tensor -> the channels-first tensor of the original that it stands for."""
 
 
-def describe(editor: Editor) -> str:
+def provenance_json(editor: Editor) -> str:
     """The provenance of an editor's graph as JSON; what the graph no longer has is left out."""
     makers: dict[str, list[str]] = {}
     tensors: set[str] = set()
@@ -42,11 +42,11 @@ def describe(editor: Editor) -> str:
 
 
 def read_provenance(model: onnx.ModelProto) -> Provenance:
-    """The provenance that :func:`describe` wrote into ``model``; empty if it is not there or not readable.
+    """The provenance that :func:`provenance_json` wrote into ``model``; empty if it is not there or not readable.
 
     It only tells where to look, so a damaged record makes a search poorer and no result wrong.
     """
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "{}")
+    text = next((entry.value for entry in model.metadata_props if entry.key == PROVENANCE_KEY), "{}")
     try:
         record = json.loads(text)
         makers = {str(node): tuple(key.split(",")) for key, nodes in record["makers"].items() for node in nodes}

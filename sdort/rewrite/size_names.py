@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from sdort.model.symbolic import Dim, Expr, divide, is_natural, symbol
 
-LONGEST = 200
+LONGEST_NAME = 200
 """Longer names are not read: nobody writes them, and reading takes time and stack."""
 MOST_TERMS = 64
 """A product of more terms is left a name: the powers of a sum grow without end."""
@@ -22,9 +22,9 @@ _READABLE = re.compile(r"[\w\s+*/(),-]*", re.ASCII)
 _LABEL = re.compile(r"\w-\w|\b\d+[A-Za-z_]", re.ASCII)
 """``sequence-length`` is a name, ``length - 1`` a difference; ``0x1`` and ``1e5`` are no numbers here."""
 
-Ratio: TypeAlias = tuple[Dim, int]
+Fraction: TypeAlias = tuple[Dim, int]
 """A numerator and a positive denominator."""
-Sizes: TypeAlias = Callable[[str], Dim]
+SizeOf: TypeAlias = Callable[[str], Dim]
 
 
 class _Unreadable(Exception):
@@ -69,7 +69,7 @@ def _plain(tree: ast.expr | None, name: str) -> str:
 
 
 def _parse(name: str) -> ast.expr | None:
-    if len(name) > LONGEST or not _READABLE.fullmatch(name) or _LABEL.search(name):
+    if len(name) > LONGEST_NAME or not _READABLE.fullmatch(name) or _LABEL.search(name):
         return None
     try:
         return ast.parse(name.strip(), mode="eval").body
@@ -77,7 +77,7 @@ def _parse(name: str) -> ast.expr | None:
         return None
 
 
-def _size(tree: ast.expr | None, sizes: Sizes) -> Dim | None:
+def _size(tree: ast.expr | None, sizes: SizeOf) -> Dim | None:
     """The size that a tree spells, with its parts' sizes put in; a size is whole, so what is left of it is cut off."""
     if tree is None:
         return None
@@ -88,7 +88,7 @@ def _size(tree: ast.expr | None, sizes: Sizes) -> Dim | None:
     return numerator // denominator
 
 
-def _read(node: ast.expr, sizes: Sizes) -> Ratio:
+def _read(node: ast.expr, sizes: SizeOf) -> Fraction:
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool) and number < 2**31:
             return number, 1
@@ -113,19 +113,19 @@ def _product(a: Dim, b: Dim) -> Dim:
     return a * b
 
 
-def _times(a: Ratio, b: Ratio) -> Ratio:
+def _times(a: Fraction, b: Fraction) -> Fraction:
     return _product(a[0], b[0]), a[1] * b[1]
 
 
-def _plus(a: Ratio, b: Ratio) -> Ratio:
+def _plus(a: Fraction, b: Fraction) -> Fraction:
     return a[0] * b[1] + b[0] * a[1], a[1] * b[1]
 
 
-def _minus(a: Ratio, b: Ratio) -> Ratio:
+def _minus(a: Fraction, b: Fraction) -> Fraction:
     return _plus(a, _times(b, (-1, 1)))
 
 
-def _over(a: Ratio, b: Ratio) -> Ratio:
+def _over(a: Fraction, b: Fraction) -> Fraction:
     """By a positive number, or by a size where that is exact."""
     numerator, denominator = a[0] * b[1], b[0]
     if isinstance(denominator, int) and denominator > 0:
@@ -136,18 +136,18 @@ def _over(a: Ratio, b: Ratio) -> Ratio:
     return exact, a[1]
 
 
-def _floor(a: Ratio) -> Ratio:
+def _floor(a: Fraction) -> Fraction:
     return a[0] // a[1], 1
 
 
-def _power(base: Ratio, exponent: int) -> Ratio:
+def _power(base: Fraction, exponent: int) -> Fraction:
     total = base
     for _ in range(exponent - 1):
         total = _times(total, base)
     return total
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[Ratio, Ratio], Ratio]] = {
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: _plus,
     ast.Sub: _minus,
     ast.Mult: _times,

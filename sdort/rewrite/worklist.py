@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor
 
-Rule = Callable[[Editor, gs.Node], bool]
+RewriteRule = Callable[[Editor, gs.Node], bool]
 """Changes the graph at a node of the standard domain whose facts are up to date; returns whether it did."""
 
 PER_NODE = 64
@@ -24,7 +24,7 @@ SHAPE_ONLY = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"})
 """Rules look through chains of these."""
 
 
-def apply_rules(editor: Editor, rules: Sequence[Rule]) -> int:
+def apply_rules(editor: Editor, rules: Sequence[RewriteRule]) -> int:
     """Apply ``rules`` at every node until a sweep over all of them changes nothing.
 
     Returns:
@@ -42,7 +42,7 @@ def apply_rules(editor: Editor, rules: Sequence[Rule]) -> int:
 
 
 class _Worklist:
-    def __init__(self, editor: Editor, rules: Sequence[Rule]) -> None:
+    def __init__(self, editor: Editor, rules: Sequence[RewriteRule]) -> None:
         self.editor = editor
         self.rules = rules
         self._heap: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ class _Worklist:
                 return True
         return False
 
-    def _spend(self, rule: Rule, node: gs.Node) -> None:
+    def _spend(self, rule: RewriteRule, node: gs.Node) -> None:
         self._left -= 1
         if self._left < 0:
             name = getattr(rule, "__name__", str(rule)).strip("_")

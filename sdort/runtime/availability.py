@@ -47,7 +47,7 @@ def find_problems(provider: Provider, system: System, library: Path | None, devi
         problems = [amd_device(system), amd_permission(system)]
     elif provider.vendor == "nvidia":
         problems = [nvidia_device(system), nvidia_driver_age(provider, system, library)]
-    problems += [libraries(provider, system, library), architecture(provider, system, library, device_id)]
+    problems += [libraries(provider, system, library), architecture_problem(provider, system, library, device_id)]
     return [problem for problem in problems if problem]
 
 
@@ -149,7 +149,9 @@ def _other_major(system: System, missing: list[str]) -> str | None:
     return None
 
 
-def architecture(provider: Provider, system: System, library: Path | None, device_id: int = 0) -> Problem | None:
+def architecture_problem(
+    provider: Provider, system: System, library: Path | None, device_id: int = 0
+) -> Problem | None:
     """Does the provider have machine code for the GPU."""
     gpus = amd_gpus(system) if provider.architectures and not system.environ.get(OVERRIDE) else []
     if not gpus:

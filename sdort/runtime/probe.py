@@ -21,7 +21,7 @@ from sdort.machine.system import System
 from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, check_options
-from sdort.runtime.availability import Problem, architecture, find_problems
+from sdort.runtime.availability import Problem, architecture_problem, find_problems
 from sdort.runtime.failures import first_line
 from sdort.runtime.opener import NotLoadedError, create_session
 
@@ -46,12 +46,16 @@ def _why_not(name: str, device_id: int) -> str | None:
         )
     library = installed_library(provider)
     # Code for another GPU than this one loads, and then aborts the process at its first kernel.
-    foreign = architecture(provider, System(), library, device_id)
+    foreign = architecture_problem(provider, System(), library, device_id)
     if foreign:
         return f"{foreign.message}. {foreign.next_step}"
     _preload(onnxruntime, provider)
     reason = _session_error(provider, device_id)
-    return None if reason is None else explain(provider, reason, find_problems(provider, System(), library, device_id))
+    return (
+        None
+        if reason is None
+        else explain_refusal(provider, reason, find_problems(provider, System(), library, device_id))
+    )
 
 
 def _session_error(provider: Provider, device_id: int) -> str | None:
@@ -70,7 +74,7 @@ def _session_error(provider: Provider, device_id: int) -> str | None:
     return None
 
 
-def explain(provider: Provider, reason: str, problems: list[Problem]) -> str:
+def explain_refusal(provider: Provider, reason: str, problems: list[Problem]) -> str:
     """``reason``, what is wrong with the machine where files tell it, and what to do about all that."""
     # The linker names the first library that is missing, a problem all of them. Where it found what it looked for,
     # in whatever way, none is missing but what the provider opens later, by name.

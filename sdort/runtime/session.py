@@ -20,7 +20,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
-from sdort.tuning.session_hooks import prepare
+from sdort.tuning.session_hooks import prepare_tuning
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -223,7 +223,7 @@ def _start(
 ) -> Session:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
-    tuned = prepare(path, component, provider, options)
+    tuned = prepare_tuning(path, component, provider, options)
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
         ort = create_session(

@@ -24,7 +24,7 @@ from sdort.staging import staged_output
 from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
 from sdort.tuning.store import Store
 
-INDEX = "sdort-tuning.json"
+ARCHIVE_INDEX = "sdort-tuning.json"
 MAX_BYTES, MAX_FILES = 64 << 30, 100_000
 """Upper bounds of an unpacked archive: some compiled programs of the largest models."""
 
@@ -62,7 +62,7 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
             check_files(bundle)
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
             index = json.dumps({"format": FORMAT, "bundles": [bundle.name for bundle in bundles]}, indent=1)
-            _add(archive, INDEX, io.BytesIO(index.encode()), len(index))
+            _add(archive, ARCHIVE_INDEX, io.BytesIO(index.encode()), len(index))
             for bundle in bundles:
                 for name in (RECORD, *sorted(bundle.files)):
                     with open(bundle.folder / name, "rb") as source:
@@ -156,8 +156,8 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
 
 
 def _read_index(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> list[str]:
-    if member is None or member.name != INDEX or not member.isreg() or member.size > MAX_RECORD:
-        raise ValueError(f"it does not begin with {INDEX}")
+    if member is None or member.name != ARCHIVE_INDEX or not member.isreg() or member.size > MAX_RECORD:
+        raise ValueError(f"it does not begin with {ARCHIVE_INDEX}")
     stream = tar.extractfile(member)
     index: Any = json.loads(stream.read() if stream else b"")
     if not isinstance(index, dict) or index.get("format") != FORMAT:
@@ -165,9 +165,9 @@ def _read_index(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> list[st
         raise ValueError(f"its format is {format_name!r}, this sdort reads {FORMAT}")
     names = index.get("bundles")
     if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        raise ValueError(f"{INDEX} names no bundles")
+        raise ValueError(f"{ARCHIVE_INDEX} names no bundles")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"{INDEX} names no bundle, or one twice")
+        raise ValueError(f"{ARCHIVE_INDEX} names no bundle, or one twice")
     return names
 
 

@@ -42,7 +42,7 @@ class SessionTuning:
                 warn(f"the tuning bundle {name} is not used: {error}")
 
 
-def prepare(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> SessionTuning:
+def prepare_tuning(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> SessionTuning:
     """Look for what is kept of a model on this machine, at any shapes, and lay it out for the session to come."""
     store = Store()
     if not provider.on_gpu or not (options.tuning or store.names()):

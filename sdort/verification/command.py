@@ -13,9 +13,9 @@ from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import write_atomically
 from sdort.verification.images import read_prompts
-from sdort.verification.report.page import html_report
+from sdort.verification.report.page import verification_page
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.run import verify as verify_with
+from sdort.verification.run import verify_pipeline as verify_with
 
 
 def verify(
@@ -114,6 +114,6 @@ def verify(
     )
     result = verify_with(Path(candidate), options)
     if page:
-        write_atomically(page, html_report(result))
+        write_atomically(page, verification_page(result))
         say(f"wrote {page}")
     return result

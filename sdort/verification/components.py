@@ -90,7 +90,7 @@ def compare_component(
         for case, outputs, expected in zip(inputs, actual, expected_outputs, strict=True):
             for name, value, reference in pair_outputs(outputs, expected):
                 limit = precision.tolerance(component)
-                measured, problem = judge(value, reference, limit)
+                measured, problem = judge_output(value, reference, limit)
                 results.append(
                     Comparison(
                         component, precision.dtype, case.kind, case.label, against, name, limit, measured, problem, case
@@ -99,7 +99,7 @@ def compare_component(
     return results, missing
 
 
-def judge(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | None, str | None]:
+def judge_output(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | None, str | None]:
     """The errors of one output, and what is wrong with it if it is not within its limit."""
     if value.shape != reference.shape:
         return None, f"has the shape {value.shape}, the reference {reference.shape}"

@@ -22,7 +22,7 @@ from sdort.workload.samples import Sample, declared_inputs, make_inputs
 RANDOM, REAL = "random", "real"
 RECORDED_TIMESTEPS = 4
 """Timesteps of a denoising run whose inputs are inputs: the first, the last and two between."""
-LARGEST_SIDE = 64
+LARGEST_LATENT_SIDE = 64
 """Latent sides of random inputs are not longer: attention without fusions takes memory with their fourth power."""
 RECORDED_PROMPTS = 2
 """Prompts whose run is recorded; their inputs differ less than a run's timesteps do."""
@@ -40,7 +40,7 @@ class Inputs:
 
 
 def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0) -> list[Inputs]:
-    """Batches of one and two: the model's own size, up to :data:`LARGEST_SIDE`, and one that is not square.
+    """Batches of one and two: the model's own size, up to :data:`LARGEST_LATENT_SIDE`, and one that is not square.
 
     A static model has one.
 
@@ -50,7 +50,7 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
     """
     inputs = declared_inputs(read_component(path, component).graph, component)
     scale = factor if component == "vae_encoder" else 1
-    first = (min(size[0], LARGEST_SIDE), min(size[1], LARGEST_SIDE))
+    first = (min(size[0], LARGEST_LATENT_SIDE), min(size[1], LARGEST_LATENT_SIDE))
     sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
     by_shapes: dict[tuple[Any, ...], Inputs] = {}
     for batch, (height, width) in enumerate(sides, 1):

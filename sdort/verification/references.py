@@ -16,7 +16,7 @@ from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.checks import Precision, Verdict, check_images, check_outputs
-from sdort.workload.cases import PIPELINE, Case
+from sdort.workload.cases import WHOLE_PIPELINE, Case
 
 CaseResult = dict[str, Array] | list[Generated]
 
@@ -57,7 +57,7 @@ def compute_reference(
     """
     results: dict[Case, CaseResult] = {}
     for where in dict.fromkeys((CPU, provider)):
-        mine = [case for case in cases if (provider if case.component == PIPELINE else CPU) is where]
+        mine = [case for case in cases if (provider if case.component == WHOLE_PIPELINE else CPU) is where]
         if not mine:
             continue
         engine = open_reference(path, where, options)

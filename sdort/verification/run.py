@@ -51,7 +51,7 @@ class _Run:
         return list(self.options.components) or [name for name in self.folder.models if name not in SKIPPED]
 
 
-def verify(candidate: Path, options: VerifyOptions) -> Verification:
+def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
     """Compare a pipeline, or one component, with what it was made from.
 
     Args:

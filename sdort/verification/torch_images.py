@@ -11,7 +11,7 @@ from sdort.engines.torch_runners import PipelineRunner
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.providers import CPU
-from sdort.workload.cases import PIPELINE
+from sdort.workload.cases import WHOLE_PIPELINE
 
 
 def generate_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tuple[str, int], Generated]:
@@ -21,7 +21,7 @@ def generate_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tup
         BadModelError: diffusers does not load the checkpoint.
     """
     engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
-    pipeline, size = engine.pipeline(PIPELINE), engine.default_size()
+    pipeline, size = engine.pipeline(WHOLE_PIPELINE), engine.default_size()
     images = {}
     for request in requests:
         for seed in range(request.seed, request.seed + request.num_images):

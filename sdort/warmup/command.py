@@ -25,7 +25,7 @@ from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
-from sdort.warmup.plan import Item, Target, WarmupOptions, add, describe, plan
+from sdort.warmup.plan import Item, WarmupOptions, WarmupTarget, add, describe_item, plan
 from sdort.workload.cases import Case
 
 _RUNS = 5
@@ -57,7 +57,7 @@ class Warmed:
     problem: str | None = None
 
     def __str__(self) -> str:
-        return describe(Case(self.component, self.batch, self.height, self.width), self.decodes)
+        return describe_item(Case(self.component, self.batch, self.height, self.width), self.decodes)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _warm(path: Path, options: WarmupOptions) -> Warmup:
         say(f"there is nothing to tune on {provider.name}: every shape is run once, to see that it runs")
     # A graph cannot be recorded while kernels are tried, and is not part of the key.
     runtime = replace(options.runtime, tuning=tunes, graph=False)
-    target = Target(open_folder(path, ()), provider, runtime)
+    target = WarmupTarget(open_folder(path, ()), provider, runtime)
     items = plan(target, options)
     with store.hidden():  # a cache that cannot be written is known before hours of work
         pass
@@ -165,7 +165,7 @@ def _warm(path: Path, options: WarmupOptions) -> Warmup:
 class _Warmer:
     """Takes items one by one and learns how long each component's take."""
 
-    def __init__(self, store: Store, target: Target, budget: float | None) -> None:
+    def __init__(self, store: Store, target: WarmupTarget, budget: float | None) -> None:
         self.store = store
         self.target = target
         self.runtime = target.runtime

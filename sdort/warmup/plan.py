@@ -61,16 +61,16 @@ class Item:
     """The images that the decoder decodes with these shapes; empty for other components."""
 
     def __str__(self) -> str:
-        return describe(self.case, self.decodes)
+        return describe_item(self.case, self.decodes)
 
 
-def describe(case: Case, decodes: Sequence[object]) -> str:
+def describe_item(case: Case, decodes: Sequence[object]) -> str:
     """An item in words, the decoder's with what it decodes."""
     return f"{case} ({'; '.join(map(str, decodes))})" if decodes else str(case)
 
 
 @dataclass(frozen=True)
-class Target:
+class WarmupTarget:
     """A pipeline and what it is warmed up on."""
 
     folder: PipelineFolder
@@ -110,7 +110,7 @@ def add(items: dict[str, Item], item: Item) -> None:
     there.decodes.extend(decode for decode in item.decodes if decode not in there.decodes)
 
 
-def plan(target: Target, options: WarmupOptions) -> list[Item]:
+def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
     """Every item once; all components at the first size first, so that the time of each is known early.
 
     Raises:
@@ -145,7 +145,7 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
                 yield from generation_cases(name, specs, images, (height, width), guided=True)
 
 
-def _free_beside(target: Target, components: Sequence[str]) -> int | None:
+def _free_beside(target: WarmupTarget, components: Sequence[str]) -> int | None:
     """Bytes that a run has left to decode in, with all components loaded; None where nothing tells."""
     free = free_memory(target.provider.vendor, target.runtime.device_id)
     folders = [target.folder.models[name].parent for name in components]

@@ -13,7 +13,7 @@ from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
 from sdort.workload.samples import Input, Sample, fill_inputs, sample_sizes
 
-PIPELINE = "pipeline"
+WHOLE_PIPELINE = "pipeline"
 TOKENS = 77
 IMAGES_AT_ONCE = 4
 SEED = 1234

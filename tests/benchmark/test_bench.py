@@ -24,7 +24,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 from sdort import console
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import timing
-from sdort.benchmark.measure import measure
+from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.memory import Peak
 from sdort.benchmark.rows import Row, as_text, caption, cells
 from sdort.benchmark.setup import BenchOptions
@@ -305,7 +305,7 @@ def test_a_decoder_with_open_channels_is_measured(copy: Path) -> None:
     config = path.parent / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "latent_channels": 8}))
     options = BenchOptions(**{**QUICK, "reference": copy}, components=("vae_decoder",), placement=True)
-    [found] = measure(copy, options).rows
+    [found] = measure_pipeline(copy, options).rows
     assert found.status == "ok"
     assert found.placement is not None
 
@@ -416,7 +416,7 @@ def test_a_baseline_is_held_to_the_coarser_of_two_precisions(dtypes: tuple[str, 
 
 
 def test_a_pipeline_against_the_checkpoint_it_came_from(tiny: Tiny) -> None:
-    rows = measure(
+    rows = measure_pipeline(
         tiny.onnx, BenchOptions(**QUICK, reference=tiny.diffusers, batch_sizes=(1, 2), sizes=((32, 48),))
     ).rows
     assert [(each.component, each.batch_size) for each in rows] == [
@@ -443,7 +443,7 @@ def test_a_pipeline_against_the_checkpoint_it_came_from(tiny: Tiny) -> None:
 
 
 def test_a_baseline_is_measured_beside_and_gives_ratios(tiny: Tiny, copy: Path) -> None:
-    rows = measure(copy, BenchOptions(**QUICK, baseline=tiny.onnx, components=("unet", "pipeline"))).rows
+    rows = measure_pipeline(copy, BenchOptions(**QUICK, baseline=tiny.onnx, components=("unet", "pipeline"))).rows
     assert [(each.pipeline, each.component) for each in rows] == [
         (name, component) for component in ("unet", "pipeline") for name in ("onnx", "copy")
     ]
@@ -457,7 +457,7 @@ def test_a_baseline_is_measured_beside_and_gives_ratios(tiny: Tiny, copy: Path) 
 
 
 def test_a_checkpoint_as_baseline_runs_in_torch(tiny: Tiny) -> None:
-    rows = measure(
+    rows = measure_pipeline(
         tiny.onnx, BenchOptions(**QUICK, baseline=tiny.diffusers, components=("text_encoder", "vae_decoder"))
     ).rows
     assert [each.engine for each in rows] == ["torch", "onnxruntime"] * 2
@@ -485,10 +485,10 @@ def test_a_wrong_pipeline_is_called_so_after_eight_images_of_its_reference(tiny:
     optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
     edit_weights(tmp_path / "fast" / "unet" / "model.onnx", shift(0.5), "conv_in.weight")
     options = BenchOptions(**QUICK, reference=tiny.onnx, components=("pipeline",), batch_sizes=(3,))
-    [row] = measure(tmp_path / "fast", options).rows
+    [row] = measure_pipeline(tmp_path / "fast", options).rows
     assert row.status.startswith("is not like onnx (ONNX): median PSNR")
     assert row.status.endswith("(9 images)")
-    [right] = measure(tiny.onnx, options).rows
+    [right] = measure_pipeline(tiny.onnx, options).rows
     assert (right.status, right.psnr_db) == ("ok", math.inf)
 
 
@@ -522,7 +522,7 @@ def test_every_row_that_failed_is_named_at_the_end(copy: Path, sdort: Callable[.
 
 def test_nan_is_found_without_any_reference(copy: Path) -> None:
     edit_weights(copy / "vae_decoder" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
-    rows = measure(copy, BenchOptions(**QUICK, components=("vae_decoder", "pipeline", "text_encoder"))).rows
+    rows = measure_pipeline(copy, BenchOptions(**QUICK, components=("vae_decoder", "pipeline", "text_encoder"))).rows
     assert "NaN" in rows[0].status
     assert "NaN" in rows[1].status
     assert rows[2].status == "ok"
@@ -532,7 +532,7 @@ def test_nan_is_found_without_any_reference(copy: Path) -> None:
 
 def test_a_reference_that_is_broken_approves_of_nothing(tiny: Tiny, copy: Path) -> None:
     edit_weights(copy / "unet" / "model.onnx", lambda array, _: array * np.nan, "conv_out.bias")
-    rows = measure(tiny.onnx, BenchOptions(**QUICK, reference=copy, components=("unet",))).rows
+    rows = measure_pipeline(tiny.onnx, BenchOptions(**QUICK, reference=copy, components=("unet",))).rows
     assert "copy (ONNX) itself gives NaN" in rows[0].status
     assert rows[0].median_ms is None
 
@@ -545,7 +545,7 @@ def test_outputs_that_do_not_repeat_have_no_timing(tiny: Tiny, monkeypatch: pyte
         return {"y": np.arange(5.0) * len(calls)}
 
     monkeypatch.setattr(engines._OnnxComponent, "result", drifting)
-    rows = measure(tiny.onnx, BenchOptions(**QUICK, components=("unet",))).rows
+    rows = measure_pipeline(tiny.onnx, BenchOptions(**QUICK, components=("unet",))).rows
     assert "not repeatable" in rows[0].status
     assert rows[0].median_ms is None
 
@@ -571,7 +571,7 @@ def test_an_output_that_changes_later_has_no_timing_either(
     monkeypatch.setattr(engines._OnnxComponent, "__call__", counted)
     monkeypatch.setattr(engines._OnnxComponent, "result", drifting)
     monkeypatch.setattr(bench_module, "find_reference", lambda *_: None)
-    [row] = measure(tiny.onnx, BenchOptions(**QUICK, components=("text_encoder",))).rows
+    [row] = measure_pipeline(tiny.onnx, BenchOptions(**QUICK, components=("text_encoder",))).rows
     assert "not repeatable: " in row.status
     assert "differs from the first call" in row.status
     assert len(calls) == (4 if timed else 2)
@@ -603,7 +603,7 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
     options = BenchOptions(
         runtime=RuntimeOptions("cpu"), components=("text_encoder",), reference=tiny.onnx, warmup=1, repeat=1
     )
-    [row] = measure(tiny.onnx, options).rows
+    [row] = measure_pipeline(tiny.onnx, options).rows
     assert row.status == "ok"
     assert row.host_later_mib is not None
     # The reference's, the first, the warm-up's, and the one that fills the cache.
@@ -612,7 +612,7 @@ def test_a_cache_that_was_emptied_is_filled_before_anything_is_timed(
 
 def test_without_warm_up_nothing_is_told_of_later_calls(tiny: Tiny) -> None:
     options = BenchOptions(runtime=RuntimeOptions("cpu"), components=("text_encoder",), warmup=0, repeat=3)
-    [row] = measure(tiny.onnx, options).rows
+    [row] = measure_pipeline(tiny.onnx, options).rows
     assert (row.status, row.warmup, row.repeat, len(row.times_ms)) == ("ok", 0, 3, 3)
     assert row.host_first_mib is not None
     assert row.host_later_mib is None
@@ -628,19 +628,19 @@ def test_one_size_that_fails_does_not_lose_the_others(tiny: Tiny, monkeypatch: p
         return prepare(self, case, *rest)
 
     monkeypatch.setattr(OnnxEngine, "prepare", fail_at_two)
-    rows = measure(tiny.onnx, BenchOptions(**QUICK, components=("unet",), batch_sizes=(1, 2, 3))).rows
+    rows = measure_pipeline(tiny.onnx, BenchOptions(**QUICK, components=("unet",), batch_sizes=(1, 2, 3))).rows
     assert [each.status for each in rows] == ["ok", "cpu ran out of memory. Take fewer images at once.", "ok"]
     assert [each.median_ms is None for each in rows] == [False, True, False]
 
 
 def test_a_static_unet_is_fed_the_batch_it_was_exported_for(tiny: Tiny, tmp_path: Path) -> None:
     tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2)
-    rows = measure(tmp_path / "static", BenchOptions(**QUICK, components=("unet", "vae_decoder"))).rows
+    rows = measure_pipeline(tmp_path / "static", BenchOptions(**QUICK, components=("unet", "vae_decoder"))).rows
     assert [(each.batch_size, each.status) for each in rows] == [(2, "ok"), (1, "ok")]
 
 
 def test_torch_runs_the_checkpoint(tiny: Tiny) -> None:
-    rows = measure(tiny.diffusers, BenchOptions(**QUICK, engine="torch", components=("unet", "pipeline"))).rows
+    rows = measure_pipeline(tiny.diffusers, BenchOptions(**QUICK, engine="torch", components=("unet", "pipeline"))).rows
     assert [(each.engine, each.status, each.dtype) for each in rows] == [("torch", "ok", "float32")] * 2
     assert all(each.checked_against == "diffusers (torch)" for each in rows)
 
@@ -656,7 +656,7 @@ def test_torch_compile_compiles_the_unet_and_the_decoder(tiny: Tiny, monkeypatch
 
     monkeypatch.setattr(torch, "compile", record)
     options = BenchOptions(**QUICK, engine="torch-compile", checkpoint=tiny.diffusers, components=("pipeline",))
-    rows = measure(tiny.onnx, options).rows
+    rows = measure_pipeline(tiny.onnx, options).rows
     assert rows[0].engine == "torch-compile"
     assert rows[0].status == "ok"
     assert compiled == ["UNet2DConditionModel", "method"]
@@ -673,7 +673,7 @@ def test_a_compiler_that_fails_is_a_row_and_no_traceback(tiny: Tiny, monkeypatch
 
     monkeypatch.setattr(torch, "compile", broken)
     options = BenchOptions(**QUICK, engine="torch-compile", components=("vae_decoder",))
-    rows = measure(tiny.diffusers, options).rows
+    rows = measure_pipeline(tiny.diffusers, options).rows
     assert rows[0].status == "torch-compile on cpu failed: no C++ compiler"
 
 
@@ -684,7 +684,7 @@ def test_torch_on_a_gpu_that_torch_does_not_have_is_an_error(tiny: Tiny, monkeyp
     monkeypatch.setattr(bench_module, "choose_provider", lambda options: (ROCM, None))
     monkeypatch.setattr(bench_module, "announce", lambda options: None)
     with pytest.raises(ProviderError, match="has no GPU"):
-        measure(tiny.diffusers, BenchOptions(engine="torch"))
+        measure_pipeline(tiny.diffusers, BenchOptions(engine="torch"))
 
 
 # Where originals are
@@ -694,7 +694,7 @@ def test_an_optimized_pipeline_is_compared_with_what_its_manifest_names(tiny: Ti
     (copy / "sdort.json").write_text(json.dumps({"source": "x", "optimized": {"from": str(tiny.onnx)}}))
     with original_of(copy) as original:
         assert original == tiny.onnx
-    rows = measure(copy, BenchOptions(**QUICK, components=("unet",))).rows
+    rows = measure_pipeline(copy, BenchOptions(**QUICK, components=("unet",))).rows
     assert rows[0].checked_against == "onnx (ONNX)"
     assert rows[0].error == 0
 
@@ -728,7 +728,7 @@ def test_an_inpainting_pipeline_has_components_and_draws_nothing(tiny: Tiny, cop
     tiny_pipeline.export_onnx(pipeline, copy, only="unet")
     assert OnnxEngine(tiny.onnx, CPU, RuntimeOptions()).components()[-1] == "pipeline"
     assert OnnxEngine(copy, CPU, RuntimeOptions()).components() == ["text_encoder", "unet", "vae_decoder"]
-    rows = measure(copy, BenchOptions(**QUICK, sizes=((32, 48),), reference=tmp_path / "inpaint")).rows
+    rows = measure_pipeline(copy, BenchOptions(**QUICK, sizes=((32, 48),), reference=tmp_path / "inpaint")).rows
     assert [(each.component, each.status) for each in rows] == [
         (name, "ok") for name in ("text_encoder", "unet", "vae_decoder")
     ]

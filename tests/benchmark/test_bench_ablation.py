@@ -24,11 +24,11 @@ from sdort.benchmark.ablation import (
     AblationStep,
     OperatorCounts,
     ablate,
+    ablation_steps,
     make_variant,
     optional_fusions,
-    steps,
 )
-from sdort.benchmark.published import MI250X, PUBLISHED, RTX_3060, text
+from sdort.benchmark.published import MI250X, PUBLISHED, RTX_3060, published_text
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
@@ -39,7 +39,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 QUICK: dict[str, Any] = {"runtime": RuntimeOptions("cpu"), "steps": 1, "warmup": 0, "repeat": 2}
-EVERY = steps()
+EVERY = ablation_steps()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def number_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only raw fp32, fp16 and + FMHA."""
-    monkeypatch.setattr(ablation, "steps", lambda: EVERY[:3])
+    monkeypatch.setattr(ablation, "ablation_steps", lambda: EVERY[:3])
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,10 @@ def test_steps_stand_in_the_published_order_and_name_everything_once() -> None:
 
 
 def test_published_rows_are_told_with_their_doubts() -> None:
-    assert text(RTX_3060, "raw fp32", 1) == "25.6 s, 10,667 MiB"
-    assert text(RTX_3060, "raw fp32", 8) == "OOM"
-    assert text(MI250X, "fp16", 8) == "24.0 s*, 34,493 MiB"
-    assert text(MI250X, "+ packed QKV", 1) == text(RTX_3060, "raw fp32", 2) == ""
+    assert published_text(RTX_3060, "raw fp32", 1) == "25.6 s, 10,667 MiB"
+    assert published_text(RTX_3060, "raw fp32", 8) == "OOM"
+    assert published_text(MI250X, "fp16", 8) == "24.0 s*, 34,493 MiB"
+    assert published_text(MI250X, "+ packed QKV", 1) == published_text(RTX_3060, "raw fp32", 2) == ""
 
 
 def variants(tiny: Tiny, folder: Path, provider: str) -> dict[str, dict[str, int]]:

@@ -17,7 +17,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import setup as plan
-from sdort.benchmark.measure import measure
+from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.rows import caption, cells
 from sdort.benchmark.setup import BenchOptions, apply_preset
 from sdort.cli import cli
@@ -54,7 +54,7 @@ def options(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> BenchOptions:
 
 
 def test_engines_draw_the_same_images_and_are_compared_with_the_first(tiny: Tiny, options: BenchOptions) -> None:
-    rows = measure(tiny.onnx, options).rows
+    rows = measure_pipeline(tiny.onnx, options).rows
     assert [(row.engine, row.component) for row in rows] == [
         (engine, component) for component in ("unet", "pipeline") for engine in ENGINES
     ]
@@ -70,7 +70,7 @@ def test_torch_computes_in_fp32_on_the_cpu_beside_fp16_and_says_so(
 ) -> None:
     """As ONNX Runtime does there between its casts; torch's own fp16 takes a hundred times as long."""
     optimize(tiny.onnx, tmp_path / "fast", provider="cpu", fp16=True)
-    rows = measure(tmp_path / "fast", replace(options, components=("unet",))).rows
+    rows = measure_pipeline(tmp_path / "fast", replace(options, components=("unet",))).rows
     assert [(row.engine, row.dtype, row.status) for row in rows] == [
         ("onnxruntime", "float16", "ok"), ("torch", "float32", "ok"), ("torch-compile", "float32", "ok"),
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_on_a_gpu_torch_has_the_precision_of_what_it_stands_beside(tiny: Tiny, t
 def test_a_wrong_first_engine_gives_no_ratio(tiny: Tiny, options: BenchOptions, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(tiny.onnx, tmp_path / "broken"))
     edit_weights(broken / "unet" / "model.onnx", lambda array, _: array * 3, "conv_out.weight")
-    rows = measure(broken, options).rows
+    rows = measure_pipeline(broken, options).rows
     assert [row.failed for row in rows] == [True, False, False] * 2
     assert [row.speedup for row in rows] == [None] * 6
     assert [row.median_ms for row in rows[:3]] == [None, 10.0, 20.0]
@@ -108,7 +108,7 @@ def test_the_checkpoint_is_looked_for_once(tiny: Tiny, options: BenchOptions, mo
         yield tiny.diffusers
 
     monkeypatch.setattr(plan, "checkpoint_of", find)
-    rows = measure(tiny.onnx, replace(options, checkpoint=None, components=("text_encoder",))).rows
+    rows = measure_pipeline(tiny.onnx, replace(options, checkpoint=None, components=("text_encoder",))).rows
     assert [row.engine for row in rows] == list(ENGINES)
     assert looked == [tiny.onnx]
 

@@ -15,7 +15,15 @@ from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
 from sdort.benchmark import measure as bench_module
-from sdort.benchmark.regression import as_markdown, as_saved, compare, compare_rows, interval, load, refuse_slower
+from sdort.benchmark.regression import (
+    as_markdown,
+    as_saved,
+    compare_rows,
+    compare_with_saved,
+    interval,
+    load_rows,
+    refuse_slower,
+)
 from sdort.benchmark.rows import Compared, Row
 from sdort.cli import cli
 from sdort.errors import RegressionError, UsageError
@@ -132,7 +140,7 @@ def test_what_differs_is_named(change: dict[str, Any], words: str) -> None:
 def test_rows_are_found_by_what_they_measure() -> None:
     saved = [row(), row(times_scaled(2)), row(component="pipeline", steps=20), row(batch_size=2)]
     now = [row(batch_size=2), row(), row(times_scaled(2)), row(component="pipeline", steps=4)]
-    compare(now, saved, 0.1)
+    compare_with_saved(now, saved, 0.1)
     assert [each.compared.verdict if each.compared else None for each in now] == ["same"] * 3 + ["not comparable"]
     assert now[3].compared == Compared("not comparable", reason="it was not measured then")
 
@@ -141,7 +149,7 @@ def test_rows_are_found_by_what_they_measure() -> None:
 def test_rows_of_other_things_are_not_compared(change: dict[str, Any]) -> None:
     saved = [row(), row(times_scaled(2), **change)]
     now = [row(times_scaled(2), **change), row()]
-    compare(now, saved, 0.1)
+    compare_with_saved(now, saved, 0.1)
     assert [each.compared.ratio if each.compared else None for each in now] == [1, 1]
 
 
@@ -151,9 +159,9 @@ def test_a_row_that_failed_when_it_was_saved_is_said_to_have() -> None:
 
 def test_only_a_slowdown_is_an_error() -> None:
     now = [row(times_scaled(0.5)), row(device="other", times=times_scaled(9)), row(times_scaled(1.5), batch_size=4)]
-    compare(now[:2], [row(), row()], 0.1)
+    compare_with_saved(now[:2], [row(), row()], 0.1)
     refuse_slower(now[:2])
-    compare(now, [row(), row(), row(batch_size=4)], 0.1)
+    compare_with_saved(now, [row(), row(), row(batch_size=4)], 0.1)
     with pytest.raises(RegressionError, match=r"unet, batch 4, 64x64, onnxruntime takes 1\.50 times as long"):
         refuse_slower(now)
     text = as_markdown(now).splitlines()
@@ -167,7 +175,7 @@ def test_only_a_slowdown_is_an_error() -> None:
 def test_a_saved_benchmark_comes_back(tmp_path: Path) -> None:
     rows = [row(psnr_db=float("inf"), lowest_psnr_db=float("inf")), row(times=[], status="it is wrong")]
     (tmp_path / "saved.json").write_text(as_saved(rows))
-    assert load(tmp_path / "saved.json") == [replace(rows[0], psnr_db=None, lowest_psnr_db=None), rows[1]]
+    assert load_rows(tmp_path / "saved.json") == [replace(rows[0], psnr_db=None, lowest_psnr_db=None), rows[1]]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +194,7 @@ def test_a_saved_benchmark_comes_back(tmp_path: Path) -> None:
 def test_another_file_is_a_usage_error(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "saved.json").write_text(text)
     with pytest.raises(UsageError, match=words):
-        load(tmp_path / "saved.json")
+        load_rows(tmp_path / "saved.json")
 
 
 # The command

@@ -18,11 +18,11 @@ from support import tiny_pipeline
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import roofline, roofline_worker
-from sdort.benchmark.ablation import Ablation, MeasuredStep, steps
+from sdort.benchmark.ablation import Ablation, MeasuredStep, ablation_steps
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import figures, image_maps
 from sdort.benchmark.report.image_maps import similarity
-from sdort.benchmark.report.page import BenchReport, add_rooflines, html_report, report_of, write_plots
+from sdort.benchmark.report.page import BenchReport, add_rooflines, benchmark_page, report_of, write_plots
 from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
 from sdort.benchmark.report.theme import SERIES, text_on
@@ -71,7 +71,7 @@ def measurement() -> Measurement:
 
 def ablation() -> Ablation:
     found = Ablation("demo", "cpu")
-    for index, step in enumerate(steps()):
+    for index, step in enumerate(ablation_steps()):
         stage = MeasuredStep(step.name, [row(name, pipeline=f"demo {step.name}", batch_size=8) for name in TIMES])
         if index == 3:
             stage = MeasuredStep(step.name, found.stages[-1].rows, same_as="+ FMHA")
@@ -118,7 +118,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_loads_nothing_and_shows_everything() -> None:
-    text = html_report(report_of(measurement(), "bench of <demo>"))
+    text = benchmark_page(report_of(measurement(), "bench of <demo>"))
     page = Page(text)
     assert page.loaded
     assert all(re.match(r"data:image/(svg\+xml|png);base64,", each) for each in page.loaded)
@@ -133,7 +133,7 @@ def test_the_page_loads_nothing_and_shows_everything() -> None:
 
 def test_the_page_of_an_ablation_has_its_table() -> None:
     found = ablation()
-    page = Page(html_report(report_of(found, "ablation")))
+    page = Page(benchmark_page(report_of(found, "ablation")))
     assert page.tags.count("tr") == 1 + len(found.stages)
     assert "same graphs as '+ FMHA'" in page.text
     assert "6.1 s" not in page.text  # batch 8 alone was measured
@@ -143,7 +143,7 @@ def test_the_page_of_an_ablation_has_its_table() -> None:
 
 def test_the_same_results_give_the_same_page() -> None:
     report = BenchReport("x", [row("unet")])
-    assert html_report(report) == html_report(report)
+    assert benchmark_page(report) == benchmark_page(report)
 
 
 # Plots
@@ -223,7 +223,7 @@ def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
 
 def test_small_numbers_do_not_break_at_their_hyphen() -> None:
     rows = [row("unet", checked_against="it-self", error=1.5e-03)]
-    assert "<span class='whole'>1.5e-03</span> vs it-self" in html_report(BenchReport("", rows))
+    assert "<span class='whole'>1.5e-03</span> vs it-self" in benchmark_page(BenchReport("", rows))
 
 
 # Differences
@@ -232,7 +232,7 @@ def test_small_numbers_do_not_break_at_their_hyphen() -> None:
 def test_a_difference_map_is_scaled_as_verify_does_and_says_so() -> None:
     image, reference = images()
     said = "times 36, at most 7 of 255"
-    assert f"difference: {said}" in html_report(
+    assert f"difference: {said}" in benchmark_page(
         BenchReport("", [row("pipeline")], [ImagePair(row("pipeline"), image, reference)])
     )
     figure = image_maps.image_figure([ImagePair(row("pipeline"), image, reference)], ["it"], LIGHT)
@@ -301,8 +301,8 @@ def test_the_roof_is_the_lower_of_two() -> None:
 
 def test_the_process_measures_nodes_and_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = tiny_pipeline.build(tmp_path / "tiny")
-    monkeypatch.setattr(roofline, "SIDE", 64)
-    monkeypatch.setattr(roofline, "COPIED", 1 << 16)
+    monkeypatch.setattr(roofline, "MATRIX_SIDE", 64)
+    monkeypatch.setattr(roofline, "COPIED_BYTES", 1 << 16)
     case = Case("unet", 2, 64, 64)
     found = measure_roofline(tiny.onnx / "unet" / "model.onnx", case, CPU, RuntimeOptions("cpu"), 4)
     assert len(found.points) == roofline.HOT
@@ -325,7 +325,7 @@ def test_on_the_cpu_a_sentence_stands_for_the_roofline() -> None:
     report = BenchReport("x", [row("unet")])
     add_rooflines(report, Path("nowhere"), BenchOptions(RuntimeOptions("cpu")))
     assert report.remarks == ["No roofline: it is for GPUs, and this ran on the CPU."]
-    assert report.remarks[0] in Page(html_report(report)).text
+    assert report.remarks[0] in Page(benchmark_page(report)).text
 
 
 # The command
@@ -343,7 +343,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
 def test_the_command_writes_report_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sdort.benchmark import command
 
-    monkeypatch.setattr(command, "measure", lambda path, options: measurement())
+    monkeypatch.setattr(command, "measure_pipeline", lambda path, options: measurement())
     places = ["--report", str(tmp_path / "x.html"), "--plots", str(tmp_path / "plots"), "--provider", "cpu"]
     result = CliRunner().invoke(cli, ["bench", str(tmp_path), *places, "--format", "csv"])
     assert result.exit_code == 5, result.output  # a row failed, and all is delivered first

@@ -23,7 +23,7 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort import console
 from sdort.cli import COMMANDS, cli
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python-api.md").read_text()
@@ -63,7 +63,7 @@ NO_PARAMETER = {
 }
 """Command (empty for all) and option -> what takes the place of a parameter of the same name."""
 
-NO_DEFAULT = {"providers": NAMES}
+NO_DEFAULT = {"providers": PROVIDER_NAMES}
 """Option without a default -> what its parameter is where it is not given."""
 
 FUNCTIONS = sorted({name for names in CALLS.values() for name in names} | {"load"})

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.demo.judge import connected_parts, detect_shapes, judge
+from sdort.demo.judge import connected_parts, detect_shapes, judge_scene
 from sdort.demo.judge import wrong as words_for
-from sdort.demo.prompts import POSITIONS, RELATIONS, held_out, parse
-from sdort.demo.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene, SceneShape, render
+from sdort.demo.prompts import POSITIONS, RELATION_PHRASES, held_out, parse
+from sdort.demo.scenes import BACKGROUNDS, RGB, SHAPES, SIZES, Scene, SceneShape, render
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, Score, score
 from sdort.errors import UsageError
 
@@ -42,7 +42,7 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_every_shape_is_seen_at_every_size_in_every_colour(shape: str, size: str) -> None:
     random = np.random.default_rng([SHAPES.index(shape), list(SIZES).index(size)])
     for background, paint in BACKGROUNDS.items():
-        for colour in random.permutation([name for name in COLOURS if COLOURS[name] != paint])[:4]:
+        for colour in random.permutation([name for name in RGB if RGB[name] != paint])[:4]:
             radius = int(random.choice(SIZES[size]))
             x, y = random.integers(radius + 1, 63 - radius, 2)
             image = render(Scene(background, (SceneShape(shape, str(colour), int(x), int(y), radius),)))
@@ -57,7 +57,7 @@ def test_training_pictures_show_what_their_captions_say(sampler: Any) -> None:
     scenes = sampler.scenes(300)
     pictures = ((sampler.images(scenes) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
     for prompt, picture in zip(_texts(sampler, sampler.captions(scenes)), pictures, strict=True):
-        verdict = judge(picture, parse(prompt))
+        verdict = judge_scene(picture, parse(prompt))
         assert verdict.right, prompt
         assert False not in (verdict.position, verdict.size, verdict.background), prompt
 
@@ -87,7 +87,7 @@ def _texts(sampler: Any, ids: Any) -> list[str]:
 
 
 def test_a_pair_is_right() -> None:
-    verdict = judge(render(PAIR), parse(PAIR_PROMPT))
+    verdict = judge_scene(render(PAIR), parse(PAIR_PROMPT))
     assert verdict.right
     assert (verdict.relation, verdict.position, verdict.size, verdict.background) == (True, None, True, True)
 
@@ -108,7 +108,7 @@ def test_a_pair_is_right() -> None:
     ],
 )
 def test_what_is_wrong_is_named(changed: Scene, wrong: str) -> None:
-    verdict = judge(render(changed), parse(PAIR_PROMPT))
+    verdict = judge_scene(render(changed), parse(PAIR_PROMPT))
     assert getattr(verdict, wrong) is False
     assert verdict.right == (wrong in ("size", "background"))
     assert (wrong in words_for(verdict)) == (not verdict.right)
@@ -123,20 +123,20 @@ def test_a_place_is_right_where_it_is_and_nowhere_else(row: int, column: int) ->
         phrase
         for phrases in POSITIONS.values()
         for phrase in phrases
-        if judge(image, parse(f"a cyan ring {phrase}")).position
+        if judge_scene(image, parse(f"a cyan ring {phrase}")).position
     ]
     assert right == list(list(POSITIONS.values())[3 * row + column])
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("relation", RELATION_PHRASES)
 def test_a_relation_is_right_as_it_is_and_not_otherwise(relation: str) -> None:
     centres = {"left of": (14, 30), "right of": (50, 34), "above": (34, 14), "below": (30, 50)}
     x, y = centres[relation]
     image = render(
         Scene("beige", (SceneShape("cross", "pink", x, y, 8), SceneShape("cross", "black", 63 - x, 63 - y, 8)))
     )
-    for other in RELATIONS:
-        assert judge(image, parse(f"a pink cross {other} a black cross")).right == (other == relation)
+    for other in RELATION_PHRASES:
+        assert judge_scene(image, parse(f"a pink cross {other} a black cross")).right == (other == relation)
 
 
 @pytest.mark.parametrize("kind", ["blank", "noise", "stripes", "smear"])
@@ -146,12 +146,12 @@ def test_a_picture_of_nothing_is_wrong(kind: str) -> None:
     if kind == "noise":
         image = random.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     elif kind == "stripes":
-        image[:, ::4] = COLOURS["red"]
+        image[:, ::4] = RGB["red"]
     elif kind == "smear":
-        image[20:40, 20:40] = np.linspace(COLOURS["red"], (120, 200, 120), 20)[None].astype(np.uint8)
+        image[20:40, 20:40] = np.linspace(RGB["red"], (120, 200, 120), 20)[None].astype(np.uint8)
         image[30:40, 30:40] = 255
     for shape in SHAPES:
-        assert not judge(image, parse(f"a red {shape} on white")).right
+        assert not judge_scene(image, parse(f"a red {shape} on white")).right
 
 
 def test_a_colour_without_a_name_is_none() -> None:
@@ -159,14 +159,14 @@ def test_a_colour_without_a_name_is_none() -> None:
     swapped = np.where((image == 255).all(-1, keepdims=True), image, np.array([120, 90, 60], np.uint8))
     (seen,) = detect_shapes(swapped)[1]
     assert (seen.shape, seen.colour) == ("circle", None)
-    assert not judge(swapped, parse("a red circle")).colours
+    assert not judge_scene(swapped, parse("a red circle")).colours
     assert detect_shapes(np.full((64, 64, 3), (200, 60, 140), np.uint8)) == (None, [])
 
 
 def test_specks_do_not_count_and_touching_corners_are_one() -> None:
     image = render(PAIR)
     image[2:5, 2:5] = 0
-    assert judge(image, parse(PAIR_PROMPT)).right
+    assert judge_scene(image, parse(PAIR_PROMPT)).right
     labels, count = connected_parts(np.eye(4, dtype=bool))
     assert count == 1
     assert labels.tolist() == np.eye(4).tolist()
@@ -202,7 +202,7 @@ def test_the_held_out_list_is_sixty_of_each_kind() -> None:
 def test_training_never_shows_what_a_held_out_prompt_describes(sampler: Any) -> None:
     scenes = sampler.scenes(40_000)
     shown: set[Any] = set()
-    names, shapes, relations = list(COLOURS), list(SHAPES), list(RELATIONS)
+    names, shapes, relations = list(RGB), list(SHAPES), list(RELATION_PHRASES)
     columns = (scenes.pair, scenes.colour, scenes.shape, scenes.background, scenes.relation)
     for pair, colour, shape, background, relation in zip(*(each.tolist() for each in columns), strict=True):
         things = [(names[c], shapes[s]) for c, s in zip(colour, shape, strict=True)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdort.demo import CARD, MODEL, NAMES, write_demo
+from sdort.demo import CARD, DEMO_FOLDER, DEMO_NAMES, write_demo
 from sdort.demo.prompts import held_out, parse
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, score
 
@@ -25,32 +25,32 @@ PROMPTS = (
 def test_the_weights_are_half_precision_and_small() -> None:
     from sdort.exporter.safetensors import read_tensors
 
-    files = sorted(MODEL.rglob("*.safetensors"))
+    files = sorted(DEMO_FOLDER.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "unet", "vae"]
     assert {tensor.dtype for file in files for tensor in read_tensors(file).values()} == {np.dtype(np.float16)}
     assert all(name.startswith("text_model.") for name in read_tensors(files[0]))
-    assert sum(file.stat().st_size for file in MODEL.rglob("*") if file.is_file()) <= 12e6
+    assert sum(file.stat().st_size for file in DEMO_FOLDER.rglob("*") if file.is_file()) <= 12e6
 
 
 def test_every_weight_is_finite() -> None:
     from sdort.exporter.safetensors import read_tensors
 
-    for file in MODEL.rglob("*.safetensors"):
+    for file in DEMO_FOLDER.rglob("*.safetensors"):
         for name, tensor in read_tensors(file).items():
             assert np.isfinite(tensor.load()).all(), name
 
 
 def test_the_architecture_is_one_that_the_kernels_know() -> None:
-    unet = json.loads((MODEL / "unet" / "config.json").read_text())
+    unet = json.loads((DEMO_FOLDER / "unet" / "config.json").read_text())
     widths, heads = unet["block_out_channels"], unet["attention_head_dim"]
     assert [width // heads for width in widths] == [32, 64]
     assert all(width % 32 == 0 for width in widths)
     assert unet["norm_num_groups"] == 32
-    assert json.loads((MODEL / "vae" / "config.json").read_text())["scaling_factor"] == 0.18215
+    assert json.loads((DEMO_FOLDER / "vae" / "config.json").read_text())["scaling_factor"] == 0.18215
 
 
 def test_nothing_in_it_names_another_place() -> None:
-    for file in MODEL.rglob("*.json"):
+    for file in DEMO_FOLDER.rglob("*.json"):
         assert "_name_or_path" not in file.read_text()
 
 
@@ -67,19 +67,19 @@ def test_the_card_counts_the_parameters() -> None:
     from sdort.exporter.safetensors import read_tensors
 
     for part, words in (("text_encoder", "text encoder"), ("unet", "UNet"), ("vae", "autoencoder")):
-        tensors = read_tensors(next((MODEL / part).glob("*.safetensors")))
+        tensors = read_tensors(next((DEMO_FOLDER / part).glob("*.safetensors")))
         count = sum(int(np.prod(tensor.shape)) for tensor in tensors.values())
         assert f"{words} {count:,}" in _card()
 
 
 def _card() -> str:
-    return (MODEL / CARD).read_text(encoding="utf-8")
+    return (DEMO_FOLDER / CARD).read_text(encoding="utf-8")
 
 
 def test_the_tokenizer_has_a_token_for_every_word() -> None:
     from transformers import CLIPTokenizer
 
-    tokenizer = CLIPTokenizer.from_pretrained(MODEL / "tokenizer")
+    tokenizer = CLIPTokenizer.from_pretrained(DEMO_FOLDER / "tokenizer")
     for prompt in held_out():
         assert len(tokenizer.tokenize(prompt)) == len(prompt.split()), prompt
 
@@ -91,11 +91,11 @@ def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
 
     write_tokenizer(tmp_path, learn_merges(caption_words()))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
-        file.name: file.read_bytes() for file in (MODEL / "tokenizer").iterdir()
+        file.name: file.read_bytes() for file in (DEMO_FOLDER / "tokenizer").iterdir()
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DEMO_NAMES)
 def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
     from sdort.exporter.source import open_source
 

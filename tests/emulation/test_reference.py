@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from sdort.emulation.standard import DOMAIN, expand
+from sdort.emulation.standard import REFERENCE_DOMAIN, expand
 from sdort.errors import BadModelError
 
 Array = npt.NDArray[Any]
@@ -227,7 +227,7 @@ def test_nodes_of_one_form_share_a_function_and_weights_stay() -> None:
     external.external_data.add(key="location", value="missing.data")
     assert expand(model) == 2
     assert len(model.functions) == 1
-    assert {node.domain for node in model.graph.node} == {DOMAIN}
+    assert {node.domain for node in model.graph.node} == {REFERENCE_DOMAIN}
     assert model.graph.initializer[0] == external
 
 

@@ -20,7 +20,7 @@ from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.command import export
 from sdort.exporter.safetensors import read_tensors
-from sdort.exporter.signatures import describe
+from sdort.exporter.signatures import describe_component
 from sdort.model.weights import Inline, Weight
 
 WEIGHTS = "model.safetensors"
@@ -455,7 +455,7 @@ def test_the_refiners_five_time_ids() -> None:
     }
     for projection, ids in ((2816, 6), (2560, 5)):
         config["projection_class_embeddings_input_dim"] = projection
-        unet = describe("unet", "UNet2DConditionModel", config, text_embeds=1280)
+        unet = describe_component("unet", "UNet2DConditionModel", config, text_embeds=1280)
         dims = {spec.name: spec.dims for spec in unet.inputs}
         assert (dims["text_embeds"], dims["time_ids"]) == (("batch_size", 1280), ("batch_size", ids))
 

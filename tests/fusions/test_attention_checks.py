@@ -17,7 +17,7 @@ from sdort.model.symbolic import symbol
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
 from sdort.passes import attention as attention_pass
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import Outcome, apply_stage
 from sdort.rewrite.causal_masks import is_causal
 from sdort.rewrite.fusion import load_fusions
@@ -184,7 +184,7 @@ def attention(**settings: Any) -> str:
     return ATTENTION.format(**given)
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize(("settings", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_contradicts_itself_is_refused_in_words(settings: dict[str, Any], reason: str, target: str) -> None:
     with pytest.raises(BadModelError) as error:
@@ -225,12 +225,12 @@ FUSED = {
     "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, set()),
     "softcap": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softcap = 2.0"}, set()),
     "softmax in float64": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 11"}, set()),
-    "softmax in float32": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 1"}, set(NAMES)),
+    "softmax in float32": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 1"}, set(PROVIDER_NAMES)),
     "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, set()),
 }
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize(("settings", "targets"), FUSED.values(), ids=FUSED)
 def test_kernels_get_what_they_take(settings: dict[str, Any], targets: set[str], target: str) -> None:
     proto, report = optimized(attention(**settings), target)
@@ -251,7 +251,7 @@ def test_a_kernel_gets_no_mask_that_fp16_cannot_hold(low: float, fused: bool) ->
     assert bool(outcome.declined) is not fused
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 def test_doubles_have_no_kernel(target: str) -> None:
     proto, _ = optimized(attention().replace("float[", "double["), target)
     assert {node.op_type for node in proto.graph.node} >= {"Softmax"}
@@ -291,7 +291,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("fp16", [False, True])
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize(("lines", "low", "guarded"), MASKS.values(), ids=MASKS)
 def test_rows_without_an_open_key(lines: str, low: float, guarded: bool, target: str, fp16: bool) -> None:
     """Infinities close them, and their result is 0; of equal finite numbers it is the mean of all values."""
@@ -314,7 +314,7 @@ def test_rows_without_an_open_key(lines: str, low: float, guarded: bool, target:
     np.testing.assert_allclose(found[:, 3], _shorter(feeds, 4)[:, 3], rtol=0, atol=5e-3 if fp16 else 1e-5)
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 def test_a_row_of_low_numbers_and_infinities_has_an_open_key_in_fp16_too(target: str) -> None:
     text = """
     g (float[2, 5, 12] q, float[2, 7, 12] k, float[2, 7, 12] v, bool[1, 1, 5, 7] a, bool[7] b) => (float[2, 5, 12] y)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from support.small_graphs import check_step, edit, operators
 
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
@@ -93,6 +93,6 @@ def test_argmax_over_integers_becomes_top_k_on_gpus(dtype: str, last: int, lower
         y = ArgMax <axis = -1, keepdims = 0, select_last_index = {last}> (x)
         z = ArgMax <axis = 0, select_last_index = {last}> (x)
     }}"""
-    found = {name: check_step(text, partial(lower, target=name), SIZES) for name in NAMES}
+    found = {name: check_step(text, partial(lower, target=name), SIZES) for name in PROVIDER_NAMES}
     gpu = {"TopK": 2, "Squeeze": 1} if lowered else {"ArgMax": 2}
     assert found == {"rocm": gpu, "cuda": gpu, "migraphx": {"ArgMax": 2}, "cpu": {"ArgMax": 2}}

@@ -16,7 +16,14 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.cli import cli
-from sdort.inspection.description import Change, Value, compare, describe, inspect_path, is_fused
+from sdort.inspection.description import (
+    Change,
+    DeclaredTensor,
+    compare_components,
+    describe_model,
+    inspect_path,
+    is_fused,
+)
 from sdort.model.model import Model
 from sdort.model.weights import Absent
 
@@ -71,8 +78,8 @@ def test_the_facts_of_a_component(fused: Path) -> None:
     assert component.path == fused / "vae_decoder" / "model.onnx"
     assert (component.producer, component.ir_version) == ("a-tool 7", 9)
     assert component.opsets == {"ai.onnx": 20, "com.microsoft": 1}
-    assert component.inputs == (Value("latent", "float32", ("batch", 4, "height", "width")),)
-    assert component.outputs == (Value("image", "float32", ("batch", 3, "height", "width")),)
+    assert component.inputs == (DeclaredTensor("latent", "float32", ("batch", 4, "height", "width")),)
+    assert component.outputs == (DeclaredTensor("image", "float32", ("batch", 3, "height", "width")),)
     assert component.nodes == 3
     assert component.operators == {"Conv": 1, "Reshape": 1, "com.microsoft.QuickGelu": 1}
     assert component.parameters == 3 * 4 * 3 * 3 + 3
@@ -107,7 +114,7 @@ def test_the_form_of_a_node_decides_too() -> None:
     packed = gs.Variable("qkv", np.float16, ["batch", 64, 8, 3, 40])
     y = gs.Variable("y", np.float16, ["batch", 64, 320])
     node = gs.Node("MultiHeadAttention", inputs=[packed], outputs=[y], attrs={"num_heads": 8}, domain="com.microsoft")
-    component = describe(Model(gs.Graph([node], [packed], [y], opset=18), "unet"), ["cpu", "cuda"])
+    component = describe_model(Model(gs.Graph([node], [packed], [y], opset=18), "unet"), ["cpu", "cuda"])
     assert [rewrite.operator for rewrite in component.providers["cpu"]] == ["com.microsoft.MultiHeadAttention"]
     assert component.providers["cuda"] == ()
 
@@ -126,7 +133,7 @@ def test_weights_are_not_read() -> None:
     x = gs.Variable("x", np.float16, ["b", 4, None, None])
     y = gs.Variable("y", np.float16)
     graph = gs.Graph([gs.Node("Conv", inputs=[x, weight], outputs=[y])], [x], [y], opset=20)
-    component = describe(Model(graph, "unet"))
+    component = describe_model(Model(graph, "unet"))
     assert component.parameters == 320 * 4 * 3 * 3
     assert component.weight_bytes == {"float16": 2 * 320 * 4 * 3 * 3}
     assert [str(value) for value in (*component.inputs, *component.outputs)] == ["float16[b, 4, ?, ?]", "float16?"]
@@ -136,13 +143,13 @@ def test_a_shared_weight_counts_once() -> None:
     weight = gs.Constant("weight", np.ones((8, 8), np.float32))
     x, y, z = (gs.Variable(name, np.float32, [8, 8]) for name in "xyz")
     nodes = [gs.Node("MatMul", inputs=[x, weight], outputs=[y]), gs.Node("MatMul", inputs=[y, weight], outputs=[z])]
-    component = describe(Model(gs.Graph(nodes, [x], [z], opset=18), "unet"))
+    component = describe_model(Model(gs.Graph(nodes, [x], [z], opset=18), "unet"))
     assert component.parameters == 64
     assert component.weight_bytes == {"float32": 256}
 
 
 def test_compare(plain: Path, fused: Path) -> None:
-    changes = compare(inspect_path(plain), inspect_path(fused))
+    changes = compare_components(inspect_path(plain), inspect_path(fused))
     assert changes == {
         "vae_decoder": [
             Change("count", "nodes", 4, 3),
@@ -162,7 +169,7 @@ def test_compare_sees_inputs_outputs_and_opsets(plain: Path) -> None:
     proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
     proto.opset_import[0].version = 21
     (after,) = inspect_path(save(proto, plain / "other"))
-    assert compare([before], [after])["vae_decoder"] == [
+    assert compare_components([before], [after])["vae_decoder"] == [
         Change("version", "opset ai.onnx", 20, 21),
         Change("input", "latent", "float32[batch, 4, height, width]", None),
         Change("input", "z", None, "float32[batch, 4, height, width]"),
@@ -171,8 +178,8 @@ def test_compare_sees_inputs_outputs_and_opsets(plain: Path) -> None:
 
 
 def test_compare_tells_a_component_that_only_one_side_has(plain: Path, fused: Path) -> None:
-    encoder = describe(Model(gs.Graph(opset=20), "vae_encoder"))
-    changes = compare([encoder, *inspect_path(plain)], inspect_path(plain))
+    encoder = describe_model(Model(gs.Graph(opset=20), "vae_encoder"))
+    changes = compare_components([encoder, *inspect_path(plain)], inspect_path(plain))
     assert changes == {"vae_encoder": [Change("component", "vae_encoder", "present", None)], "vae_decoder": []}
 
 
@@ -231,7 +238,7 @@ def test_two_files_are_compared_whatever_they_are(plain: Path, fused: Path) -> N
     encoder.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(4, np.float32), "bias"))
     (before,), (after,) = inspect_path(save(encoder, plain.parent / "e")), inspect_path(plain)
     assert (before.component, after.component) == ("vae_encoder", "vae_decoder")
-    kinds = [(change.kind, change.name) for change in compare([before], [after])["vae_decoder"]]
+    kinds = [(change.kind, change.name) for change in compare_components([before], [after])["vae_decoder"]]
     assert kinds == [("count", "parameters"), ("bytes", "float32"), ("input", "latent"), ("output", "image")]
 
 

@@ -13,12 +13,12 @@ from PIL import Image
 from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
-from sdort.benchmark.measure import measure
+from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.rows import as_text
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.errors import MemoryShortageError
-from sdort.inspection.profile import Placement, Share, measure_placement, placement_table, remarks, summarize
+from sdort.inspection.profile import Placement, Share, measure_placement, placement_table, remarks, summarize_placement
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.report import count_operators
 from sdort.pipelines.folder import open_folder
@@ -58,7 +58,7 @@ HOST = [
 
 
 def test_times_of_the_host_where_the_provider_has_no_profiler() -> None:
-    found = summarize("unet", ROCM, PLACED, HOST)
+    found = summarize_placement("unet", ROCM, PLACED, HOST)
     assert not found.kernel_times
     assert found.shares == (
         Share(ROCM_EP, "MatMul", 1, 0.06),
@@ -76,7 +76,9 @@ def test_times_of_the_host_where_the_provider_has_no_profiler() -> None:
 
 
 def test_times_of_kernels_where_it_has_one() -> None:
-    found = summarize("unet", ROCM, PLACED, [*HOST, kernel("NhwcConv", 400), kernel("NhwcConv", 100), kernel("", 7)])
+    found = summarize_placement(
+        "unet", ROCM, PLACED, [*HOST, kernel("NhwcConv", 400), kernel("NhwcConv", 100), kernel("", 7)]
+    )
     assert found.kernel_times
     times = {(share.provider, share.operator): share.milliseconds for share in found.shares}
     assert times[ROCM_EP, "NhwcConv"] == 0.5
@@ -85,9 +87,9 @@ def test_times_of_kernels_where_it_has_one() -> None:
 
 
 def test_one_provider_with_all_nodes_is_counted_by_its_profile() -> None:
-    found = summarize("unet", ROCM, {ROCM_EP: Counter({"": 7})}, HOST)
+    found = summarize_placement("unet", ROCM, {ROCM_EP: Counter({"": 7})}, HOST)
     assert {share.operator: share.nodes for share in found.shares} == {"NhwcConv": 2, "MatMul": 1}
-    silent = summarize("unet", ROCM, {ROCM_EP: Counter({"": 7})}, [])
+    silent = summarize_placement("unet", ROCM, {ROCM_EP: Counter({"": 7})}, [])
     assert silent.shares == (Share(ROCM_EP, "", 7, None),)
     assert remarks([silent], ROCM) == [
         "unet: nothing but arithmetic on sizes on the CPU, no copies between host and device"
@@ -105,7 +107,7 @@ def test_every_node_of_a_model_is_seen(tiny: Tiny, capfd: pytest.CaptureFixture[
 
 def test_bench_shows_it(tiny: Tiny) -> None:
     options = BenchOptions(runtime=RuntimeOptions("cpu"), components=("unet",), warmup=0, repeat=1, placement=True)
-    [row] = measure(tiny.onnx, options).rows
+    [row] = measure_pipeline(tiny.onnx, options).rows
     assert isinstance(row.placement, Placement)
     nodes, milliseconds = row.placement.total(CPU_EP)
     assert nodes == sum(share.nodes for share in row.placement.shares)
@@ -158,7 +160,7 @@ def test_the_decoder_is_measured_as_it_decoded_in_the_end(
         return []
 
     monkeypatch.setattr(Session, "run", short)
-    monkeypatch.setattr(module, "measure_cases", measure)
+    monkeypatch.setattr(module, "measure_cases", measure_pipeline)
     factor = open_folder(tiny.onnx).vae_factor
     place = tmp_path / "x.png"
     drawn = invoke(
@@ -186,8 +188,8 @@ def test_the_decoder_is_measured_in_the_parts_that_were_decoded(
         asked.extend(todo)
         return []
 
-    monkeypatch.setattr(module, "measure_cases", measure)
-    monkeypatch.setattr(decode, "TILE", 8)
+    monkeypatch.setattr(module, "measure_cases", measure_pipeline)
+    monkeypatch.setattr(decode, "TILE_LATENTS", 8)
     drawn = invoke(
         "run", str(tiny.onnx), "--provider", "cpu", "--prompt", "x", "--steps", "1", "--height", "96", "--width", "64",
         "--num-images", "2", "--vae-tiling", "--vae-slicing", "--placement", "-o", str(tmp_path / "x.png"),

@@ -81,7 +81,7 @@ def test_pieces_are_the_values_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("piece", [100, 301, 1000, 2**18])
 def test_matrices_are_turned_across_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     monkeypatch.setattr(sdort.model.pieces, "PIECE", piece)
-    monkeypatch.setattr(sdort.model.pieces, "TILE", 64)
+    monkeypatch.setattr(sdort.model.pieces, "TRANSPOSE_TILE", 64)
     weight = Transposed(stored(tmp_path, MATRIX), (1, 0))
     np.testing.assert_array_equal(weight.load(), MATRIX.T)
     np.testing.assert_array_equal(np.concatenate(list(weight.pieces())), MATRIX.T.reshape(-1))

@@ -34,7 +34,7 @@ from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import function_of, own_function
 from sdort.onnx_io.save import save_model
 from sdort.operators import find_operator, load_operators
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Fusion, load_fusions
@@ -82,7 +82,7 @@ def missing(operator: Operator) -> list[str]:
         lacks.append("heads: an attention has them")
     for name in {*operator.float32_inputs, *operator.factors} - {*operator.inputs}:
         lacks.append(f"float32_inputs, factors: there is no input {name}")
-    for name in {*operator.kernels} - {*NAMES}:
+    for name in {*operator.kernels} - {*PROVIDER_NAMES}:
         lacks.append(f"kernels: there is no provider {name}")
     for name in {*operator.unserved.get(operator.name, ())} - {*operator.inputs, *operator.outputs}:
         lacks.append(f"unserved: there is no input or output {name}")
@@ -328,7 +328,7 @@ def test_all_that_fusions_and_passes_make_has_a_file() -> None:
     assert made() - {*load_operators()} == set(), "these have no file in sdort/operators"
 
 
-@pytest.mark.parametrize("provider", NAMES)
+@pytest.mark.parametrize("provider", PROVIDER_NAMES)
 def test_a_provider_s_kernels_are_stated_once_and_of_known_operators(provider: str) -> None:
     target = load_target(provider)
     stated = {each.qualified_name for each in OPERATORS if provider in each.kernels}

@@ -59,7 +59,7 @@ def test_the_body_of_every_form_is_the_definition(form: set[str], flat: bool) ->
     model = make_model(EXTENDED, feeds, ("Y", "S"), groups=3, activation=1, epsilon=1e-3, channels_last=1)
     model.functions.append(own_function("GroupNorm", frozenset(feeds), 18))
     reference.expand(model)
-    assert {node.domain for node in model.graph.node} == {"", reference.DOMAIN}
+    assert {node.domain for node in model.graph.node} == {"", reference.REFERENCE_DOMAIN}
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     y, s = session.run(None, feeds)
     expected_sum = total(feeds)

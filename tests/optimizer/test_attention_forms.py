@@ -12,7 +12,7 @@ from support.small_graphs import run, to_proto
 from sdort.onnx_io.load import from_proto
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 
 MASKS = ("float", "bool", "infinite")
 SINGLE = (
@@ -74,7 +74,7 @@ def test_the_expectation_is_onnx_s(form: Form) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("form", SINGLE, ids=str)
 def test_every_form_on_every_target(form: Form, target: str, precision: str) -> None:
     check(form, target, precision)
@@ -84,5 +84,5 @@ def test_every_form_on_every_target(form: Form, target: str, precision: str) -> 
 def test_drawn_forms(index: int) -> None:
     """Any properties together; the targets and precisions take turns."""
     form = drawn(index)
-    for number, target in enumerate(NAMES):
+    for number, target in enumerate(PROVIDER_NAMES):
         check(form, target, ("fp32", "fp16", "half")[(index + number) % 3], index)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from support.backend_nodes import PLAIN, NodeTest, Refused, Variant, Wrong, is_image, judge, node_tests
 
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 
 MODULES = (
     "attention",
@@ -27,7 +27,7 @@ MODULES = (
     "rotaryembedding",
 )
 OTHERS = tuple(module for module in MODULES if module != "attention")
-ALL = frozenset(NAMES)
+ALL = frozenset(PROVIDER_NAMES)
 
 
 class Refusal(NamedTuple):
@@ -70,9 +70,9 @@ def failures(module: str, target: str, folder: Path, variant: Variant = PLAIN) -
 
 
 VARIANTS = {
-    "as it is": (Variant(), MODULES, NAMES),
+    "as it is": (Variant(), MODULES, PROVIDER_NAMES),
     # As weights are: the lowerings of norms and convolutions ask for constants.
-    "weights in the model": (Variant(constants=True), OTHERS, NAMES),
+    "weights in the model": (Variant(constants=True), OTHERS, PROVIDER_NAMES),
     "inside a channels-last region": (Variant(convolved=True), OTHERS, ("rocm", "cuda")),
     "of unknown sizes": (Variant(constants=True, dynamic=True), OTHERS, ("rocm", "cpu")),
     "in half precision": (Variant(constants=True, fp16=True), OTHERS, ("rocm",)),

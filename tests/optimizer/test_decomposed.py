@@ -16,7 +16,7 @@ from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.workload.samples import Sample
 
 SAMPLES = [Sample(1, 16, 24, 7), Sample(3, 8, 16, 5)]
@@ -41,7 +41,7 @@ CASES = [("unet", "de18", True), ("unet", "de18raw", True), ("text_encoder", "de
          ("vae_decoder", "de18", False), ("vae_decoder", "de18raw", False)]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize(("kind", "exporter", "dynamic"), CASES, ids=str)
 def test_a_decomposed_program_is_the_model_that_it_was(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, exporter: str, dynamic: bool, target: str
@@ -57,7 +57,7 @@ def test_a_decomposed_program_is_the_model_that_it_was(
     assert found == wanted
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("kind", ["unet_merged", "vae_decoder_merged"])
 def test_merged_projections_are_packed_where_the_target_packs(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, target: str

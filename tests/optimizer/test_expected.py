@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from sdort.errors import BadModelError
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import Expectation, expected_operators
-from sdort.providers import NAMES
+from sdort.providers import PROVIDER_NAMES
 
 functional = torch.nn.functional
 
@@ -224,7 +224,7 @@ def test_the_raised_graph_has_the_standard_operators() -> None:
     assert expected["conv"].difference(97) == "conv: expected 98 Conv, found 97"
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 def test_every_target_accounts_for_the_whole_architecture(target: str) -> None:
     config = build_full("sd15").config
     expected = {item.name: item for item in expected_operators(config, "unet", target)}

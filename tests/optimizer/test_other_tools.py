@@ -25,7 +25,7 @@ from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.workload.samples import Sample
 
@@ -80,7 +80,7 @@ def preoptimized(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -
     return paths
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("family", COMPONENTS)
 def test_what_onnx_runtime_fused_fuses_as_if_it_had_not(
     exported: Exported, preoptimized: dict[str, Path], tmp_path: Path, family: str, target: str
@@ -111,7 +111,7 @@ RESTORED = {
 }
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("name", RESTORED)
 def test_operators_of_onnx_runtime_are_restored(name: str, target: str) -> None:
     body, wanted = RESTORED[name]
@@ -156,7 +156,7 @@ NORM_HEADER = """g (float[2, S, 8] x) => (float[a, b, c] y) <int64[1] last = {-1
 float two = {2.0}, float three = {3.0}, float eps = {0.00001}>"""
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("name", NO_LAYER_NORM)
 def test_other_means_are_no_missed_layer_normalization(name: str, target: str) -> None:
     body = NO_LAYER_NORM[name]
@@ -215,7 +215,7 @@ def quantize_weights(source: Path, path: Path, per_channel: bool) -> Path:
     return path
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_weights_that_are_stored_in_8_bits(exported: Exported, tmp_path: Path, per_channel: bool, target: str) -> None:
     source = exported(Case("vae_decoder", "ts17"))
@@ -238,7 +238,7 @@ QUANTIZED = {
 }
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("fp16", [False, True])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_arithmetic_is_refused_in_words(name: str, fp16: bool, target: str) -> None:
@@ -270,7 +270,7 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("name", PADDED)
 def test_automatic_padding(name: str, static: bool, target: str) -> None:
@@ -324,7 +324,7 @@ def test_what_follows_a_convolution_runs_with_the_library(tmp_path: Path, name: 
     assert np.abs(session.run(None, feeds)[0] - wanted).max() <= 2e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 def test_a_tiny_autoencoder(tmp_path: Path, target: str) -> None:
     """AutoencoderTiny: a Relu behind nearly every convolution, and no norms."""
     from diffusers import AutoencoderTiny

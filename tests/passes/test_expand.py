@@ -11,7 +11,7 @@ from support.small_graphs import Array, edit, feeds_for, load, operators, parse,
 from sdort.errors import BadModelError
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.passes import expand
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.match import refuse
 
@@ -24,7 +24,7 @@ def rms(x: Array, w: Array) -> Array:
     return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.001) * w)
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 def test_an_operator_that_a_target_lacks_is_expanded_and_told(target: str) -> None:
     model = load(RMS)
     report = optimize_model(model, OptimizeOptions(load_target(target)))

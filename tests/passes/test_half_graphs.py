@@ -24,7 +24,7 @@ from sdort.onnx_io.save import save_model
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
 from sdort.passes import narrow, types
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
@@ -82,7 +82,12 @@ def check_parity(original: Path, target: str, model: Model, folder: Path) -> Non
 COMBINATIONS = [
     ("sd1", "rocm", False),
     ("sd1", "migraphx", True),
-    *((family, target, fp16) for family in ("vae_decoder", "openclip") for target in NAMES for fp16 in (False, True)),
+    *(
+        (family, target, fp16)
+        for family in ("vae_decoder", "openclip")
+        for target in PROVIDER_NAMES
+        for fp16 in (False, True)
+    ),
 ]
 
 
@@ -120,7 +125,7 @@ CONVERSIONS: dict[str, tuple[half_exports.Convert, str, bool, Collection[str]]] 
 }
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_converted_graphs(exported: Exported, tmp_path: Path, name: str, target: str) -> None:
     convert, family, keep_io, block = CONVERSIONS[name]
@@ -255,7 +260,7 @@ CHAIN_VALUES = {
 }
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_with_casts_are_one_operator(name: str, target: str) -> None:
     operator, body = CHAINS[name]
@@ -364,7 +369,7 @@ def test_a_group_norm_with_weights_in_half_is_never_handed_out(inputs: str) -> N
         types.check(editor, 18, "")
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", PROVIDER_NAMES)
 @pytest.mark.parametrize("fp16", [False, True])
 def test_bfloat16_is_refused_in_words(target: str, fp16: bool) -> None:
     text = "g (bfloat16[B, 8] x) => (bfloat16[B, 8] y) { y = Sigmoid (x) }"

@@ -13,7 +13,7 @@ from support.small_graphs import Array, parse
 from support.small_models import evaluate, write
 
 from sdort.emulation.rounding import emulate_graph, write_emulated
-from sdort.passes.widen import all_nodes, attention_nodes, tensors_of, widen_file
+from sdort.passes.widen import all_nodes, attention_nodes, names_of_dtype, widen_file
 
 RNG = np.random.default_rng(0)
 HALF = np.dtype(np.float16)
@@ -75,7 +75,7 @@ def test_types_in_attributes(tmp_path: Path) -> None:
 
 def test_a_graph_in_fp32_has_nothing_to_widen(tmp_path: Path) -> None:
     path = write(tmp_path, CHAIN.replace("float16", "float"), {k: v.astype(np.float32) for k, v in LOUD.items()})
-    assert tensors_of(path, "test", np.dtype(np.float16)) == set()
+    assert names_of_dtype(path, "test", np.dtype(np.float16)) == set()
     assert widen_file(path, all_nodes, "test") is None
 
 

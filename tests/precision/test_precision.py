@@ -35,7 +35,7 @@ from sdort.precision.cost import name_by_owner, share, timed_run
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
 from sdort.precision.positions import find_positions, source, with_views
 from sdort.precision.trial import describe_result
-from sdort.providers import NAMES, load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.workload.samples import Sample
 
@@ -316,7 +316,7 @@ def test_json_tells_the_islands(one: str, tmp_path: Path) -> None:
     assert all("reaches" in island["why"] for island in precision["islands"])
 
 
-@pytest.mark.parametrize("provider", [name for name in NAMES if name != "migraphx"])
+@pytest.mark.parametrize("provider", [name for name in PROVIDER_NAMES if name != "migraphx"])
 def test_bf16_is_refused_with_a_reason(one: str, tmp_path: Path, provider: str) -> None:
     result = CliRunner().invoke(cli, ["optimize", one, str(tmp_path / "out"), "--bf16", "--provider", provider])
     assert result.exit_code == UsageError.exit_code, result.output

@@ -15,7 +15,7 @@ from support.small_graphs import Array, edit, parse
 from sdort.errors import BadModelError, ParityError
 from sdort.precision import probes, ranges
 from sdort.precision.inputs import inputs_for, recorded_inputs
-from sdort.precision.ranges import Range, Ranges, measure, range_of
+from sdort.precision.ranges import Range, Ranges, measure_ranges, range_of
 from sdort.precision.risks import find_risks
 from sdort.rewrite.editor import Editor
 
@@ -26,7 +26,7 @@ def measured(
     text: str, tmp_path: Path, feeds: list[Mapping[str, Any]], weights: Mapping[str, Array] | None = None
 ) -> tuple[Editor, Ranges]:
     editor = edit(text, weights)
-    return editor, measure(editor, feeds, tmp_path)
+    return editor, measure_ranges(editor, feeds, tmp_path)
 
 
 def risky(editor: Editor, found: Ranges) -> dict[str, str]:
@@ -193,7 +193,7 @@ def test_memory_is_that_of_a_run(tmp_path: Path) -> None:
     probes.add_extremes(proto, [f"t{i}" for i in range(40)])
     names = [node.op_type for node in proto.graph.node]
     assert names[:6] == ["Neg", "ReduceMax", "ReduceMin"] * 2
-    session = ranges.open_plain(proto, tmp_path / ranges.MODEL, "test")
+    session = ranges.open_plain(proto, tmp_path / ranges.GRAPH_FILE, "test")
     size = 1 << 20
     before = _peak()
     ranges.run_plain(session, {"x": np.ones(size, np.float32)})

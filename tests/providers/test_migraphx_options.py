@@ -14,7 +14,7 @@ from support import rocm_stub, wheels
 
 from sdort.errors import ProviderError, UsageError
 from sdort.machine.elf import needed
-from sdort.onnx_io.bf16 import BF16, KEY
+from sdort.onnx_io.bf16 import BF16, PRECISION_KEY
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.runtime_options import RuntimeOptions, provider_options
@@ -80,7 +80,7 @@ def test_options_that_we_set_arrive(machine: tuple[Path, Path]) -> None:
 
 def test_a_model_made_for_bf16_gets_it(machine: tuple[Path, Path], tmp_path: Path) -> None:
     model = onnx.parser.parse_model(MODEL)
-    model.metadata_props.add(key=KEY, value=BF16)
+    model.metadata_props.add(key=PRECISION_KEY, value=BF16)
     onnx.save(model, tmp_path / "model.onnx")
     asked = with_bf16(tmp_path / "model.onnx", "unet", MIGRAPHX, RuntimeOptions("migraphx"))
     given = told(machine, provider_options(MIGRAPHX, asked))

@@ -19,7 +19,7 @@ from support.small_models import evaluate, write
 from sdort.cli import cli
 from sdort.emulation.rounding import emulate
 from sdort.errors import ProviderError, UsageError
-from sdort.onnx_io.bf16 import BF16, KEY, made_for_bf16, stored_dtype
+from sdort.onnx_io.bf16 import BF16, PRECISION_KEY, made_for_bf16, stored_dtype
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, refuse_bf16, with_bf16
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
     """A small fp32 model that was made for bf16."""
     made = write(tmp_path, CHAIN, {"w": WEIGHT})
     proto = onnx.load(made, load_external_data=False)
-    proto.metadata_props.add(key=KEY, value=BF16)
+    proto.metadata_props.add(key=PRECISION_KEY, value=BF16)
     onnx.save(proto, made)
     return made
 
@@ -108,7 +108,7 @@ def test_a_model_tells_what_it_was_made_for_before_or_behind_its_graph(path: Pat
     """What cannot be read was made for nothing; who opens it says why."""
     metadata = onnx.ModelProto()
     metadata.metadata_props.add(key="other", value="x" * 2000)
-    metadata.metadata_props.add(key=KEY, value=BF16)
+    metadata.metadata_props.add(key=PRECISION_KEY, value=BF16)
     graph = onnx.ModelProto(graph=onnx.GraphProto(doc_string="d" * 2**21)).SerializeToString()
     file = tmp_path / "some.onnx"
     told = metadata.SerializeToString()

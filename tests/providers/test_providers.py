@@ -13,7 +13,7 @@ import sdort.providers
 from sdort.cli import cli
 from sdort.machine.distributions import FALLBACK
 from sdort.machine.gpus import driver_of, gpus_of
-from sdort.providers import AUTO, NAMES, PROVIDERS, load_target
+from sdort.providers import AUTO, PROVIDER_NAMES, PROVIDERS, load_target
 
 FILE = """
 from sdort.providers.provider import Provider
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_in_the_folder_is_a_provider(folder: Path) -> None:
     (folder / "made_up.py").write_text(FILE.format(name="made_up"))
     discovered = {each.name: each for each in sdort.providers._discover()}
-    assert set(discovered) == {*NAMES, "made_up"}
+    assert set(discovered) == {*PROVIDER_NAMES, "made_up"}
     assert discovered["made_up"].ep == "MadeUpExecutionProvider"
 
 
@@ -64,7 +64,7 @@ def test_auto_tries_each_at_a_place_of_its_own_and_the_processor_last() -> None:
     assert PROVIDERS["cpu"].ep == FALLBACK
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PROVIDER_NAMES)
 def test_what_a_provider_says_of_itself_is_whole(name: str) -> None:
     provider = PROVIDERS[name]
     assert load_target(name) is provider.target
@@ -86,7 +86,7 @@ def test_the_command_line_offers_every_provider(command: str) -> None:
     assert parsed is not None
     option = next(each for each in parsed.params if "--provider" in each.opts)
     assert isinstance(option.type, click.Choice)
-    assert tuple(name for name in option.type.choices if name != AUTO) == NAMES
+    assert tuple(name for name in option.type.choices if name != AUTO) == PROVIDER_NAMES
 
 
 def test_ops_tune_offers_those_with_kernels_of_the_library() -> None:

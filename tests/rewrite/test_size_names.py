@@ -13,7 +13,7 @@ from support.small_graphs import evaluate, parse
 from sdort.model.symbolic import Dim, Shape, atoms, is_known, is_natural, symbol
 from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.size_names import HIGHEST_POWER, LONGEST, read_names
+from sdort.rewrite.size_names import HIGHEST_POWER, LONGEST_NAME, read_names
 
 B, H, W = (symbol(name) for name in "bhw")
 PARTS = ["b", "h", "w"]
@@ -122,9 +122,9 @@ NAMES = [
     "(b + h + w + 1)**8",
     "9**8**8*h",
     "99999999999*h",
-    "(" * LONGEST + "h" + ")" * LONGEST,
-    "h" + " + h" * LONGEST,
-    "-" * (LONGEST - 1) + "h*w//b",
+    "(" * LONGEST_NAME + "h" + ")" * LONGEST_NAME,
+    "h" + " + h" * LONGEST_NAME,
+    "-" * (LONGEST_NAME - 1) + "h*w//b",
 ]
 
 

@@ -30,7 +30,7 @@ from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import archive as archives
 from sdort.tuning import store as stores
-from sdort.tuning.archive import INDEX, export_bundles, import_bundles
+from sdort.tuning.archive import ARCHIVE_INDEX, export_bundles, import_bundles
 from sdort.tuning.bundle import FORMAT, RECORD, Bundle, BundleError, check_files, read_bundle, seal
 from sdort.tuning.key import Key, make_key, parse_key
 from sdort.tuning.maintenance import BROKEN, FOREIGN, STALE, USED, prune, statuses
@@ -292,7 +292,7 @@ EVIL: dict[str, tuple[Callable[[list[Any]], None], str]] = {
     "unknown bundle": (add("unet-000000000000000000000000/tunable.json"), "belongs to no bundle"),
     "unknown file": (add("BUNDLE/run.sh"), "is no place in a bundle"),
     "symbolic link": (add("BUNDLE/programs/x", tarfile.SYMTYPE, "/etc/passwd"), "a link, a device"),
-    "hard link": (add("BUNDLE/programs/x", tarfile.LNKTYPE, INDEX), "a link, a device"),
+    "hard link": (add("BUNDLE/programs/x", tarfile.LNKTYPE, ARCHIVE_INDEX), "a link, a device"),
     "device": (add("BUNDLE/programs/x", tarfile.CHRTYPE), "a link, a device"),
     "folder": (add("BUNDLE/programs/x", tarfile.DIRTYPE), "a link, a device"),
     "pipe": (add("BUNDLE/programs/x", tarfile.FIFOTYPE), "a link, a device"),

@@ -47,9 +47,9 @@ if not path.exists():
     path.write_bytes(model.SerializeToString())
 set_verbosity(1)
 options = RuntimeOptions("rocm", asked["tuning"], tuning_ms=1, custom_ops=asked.get("custom_ops", "auto"))
-tuned = session_hooks.prepare(path, "unet", ROCM, options)
+tuned = session_hooks.prepare_tuning(path, "unet", ROCM, options)
 ort = create_session(str(path), ROCM, tuned.options)
-tuned.give(ort)
+tuned.apply(ort)
 told = {"given": ort.get_tuning_results(), "environment": {n: os.environ.get(n) for n in MIOPEN_FOLDERS}}
 told["found"] = {
     name: {str(p.relative_to(place)): p.read_text() for p in Path(place).rglob("*") if p.is_file()}
@@ -175,7 +175,7 @@ def test_results_that_are_none_are_refused(results: str, session: Ask, cache: Pa
 def test_onnx_runtimes_own_refusal_is_a_sentence(session: Ask, cache: Path, packages: Path, tmp_path: Path) -> None:
     session(tuning=True)
     script = (
-        SCRIPT.split("tuned.give")[0]
+        SCRIPT.split("tuned.apply")[0]
         + """
 from sdort.errors import ProviderError
 here = ort.get_tuning_results()

@@ -16,7 +16,7 @@ from support.small_models import write
 import sdort
 from sdort.cli import cli
 from sdort.machine import distributions
-from sdort.onnx_io.bf16 import BF16, KEY
+from sdort.onnx_io.bf16 import BF16, PRECISION_KEY
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -41,7 +41,7 @@ class Opened:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[SimpleNamespace] = []
         monkeypatch.setattr(session_module, "create_session", self.create)
-        monkeypatch.setattr(session_module, "prepare", lambda path, component, provider, options: self.tuned(options))
+        monkeypatch.setattr(session_module, "prepare_tuning", lambda path, component, provider, options: self.tuned(options))
 
     def tuned(self, options: RuntimeOptions) -> Any:
         return SimpleNamespace(options=options, give=lambda ort: self.calls[-1].__dict__.update(tuned=True))
@@ -80,7 +80,7 @@ def test_a_part_of_a_model_for_bf16_runs_in_bf16_unless_it_is_to_be_in_fp32(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = onnx.load(path)
-    model.metadata_props.add(key=KEY, value=BF16)
+    model.metadata_props.add(key=PRECISION_KEY, value=BF16)
     onnx.save(model, path)
     opened, migraphx = Opened(monkeypatch), PROVIDERS["migraphx"]
     monkeypatch.setattr("sdort.providers.bf16.flavour", lambda: distributions.Flavour("onnxruntime-migraphx", "1.27.1"))

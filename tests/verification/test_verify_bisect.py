@@ -16,11 +16,11 @@ from support.exports import Case
 from sdort.errors import BadModelError
 from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.pattern import parse_pattern
-from sdort.rewrite.provenance import KEY, Provenance, read_provenance
+from sdort.rewrite.provenance import PROVENANCE_KEY, Provenance, read_provenance
 from sdort.verification.bisection import search as bisect_module
 from sdort.verification.bisection.blame import CAST, FUSION, NODE, SUM, bisect
 from sdort.verification.bisection.search import find_divergence, search
-from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, GraphPair, Pair, difference
+from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, GraphPair, TensorPair, difference
 from sdort.verification.components import ONNX, Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import RANDOM
@@ -50,7 +50,7 @@ def test_tensors_that_correspond_hold_the_same_values(
     output = graphs.graph(graphs.candidate).graph.output[0].name
     pairs = graphs.pairs(output)
     assert len(pairs) > share * len(graphs.graph(graphs.candidate).graph.node)
-    assert pairs[-1] == Pair(output, output)
+    assert pairs[-1] == TensorPair(output, output)
     values = graphs.values(pairs)
     apart = {pair: difference(*values[pair]) for pair in pairs}
     assert max(largest for largest, _ in apart.values()) < 1e-4, max(apart.items(), key=lambda item: item[1])
@@ -75,7 +75,7 @@ def test_provenance_is_read_back_and_a_damaged_one_is_none(exported: Exported, t
     merged = [makers[name] for name, node in nodes.items() if node.op_type == "SkipGroupNorm"]
     assert any("group_norm_silu" in names[:-1] for names in merged)
     for text in ("no json", "[]", '{"makers": 3, "layouts": {}}', '{"layouts": {}}'):
-        model.metadata_props[0].CopyFrom(onnx.StringStringEntryProto(key=KEY, value=text))
+        model.metadata_props[0].CopyFrom(onnx.StringStringEntryProto(key=PROVENANCE_KEY, value=text))
         assert read_provenance(model) == Provenance()
 
 
@@ -270,7 +270,7 @@ def test_right_graphs_do_not_part_and_sessions_stay_bounded(
     sizes: list[int] = []
     values = GraphPair.values
 
-    def counted(self: GraphPair, pairs: Sequence[Pair]) -> object:
+    def counted(self: GraphPair, pairs: Sequence[TensorPair]) -> object:
         sizes.append(len(pairs))
         return values(self, pairs)
 

@@ -33,11 +33,11 @@ from sdort.verification.components import Comparison
 from sdort.verification.images import ImageComparison
 from sdort.verification.report.difference import MOST_GAIN, difference_map
 from sdort.verification.report.json_report import report_of
-from sdort.verification.report.page import html_report
+from sdort.verification.report.page import verification_page
 from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_table
 from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.run import verify
+from sdort.verification.run import verify_pipeline
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
 OPTIONS = VerifyOptions(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)
@@ -59,7 +59,7 @@ def fast(tiny: Tiny) -> Path:
 
 @pytest.fixture(scope="module")
 def right(tiny: Tiny, fast: Path) -> Verification:
-    return verify(fast, replace(OPTIONS, checkpoint=tiny.diffusers))
+    return verify_pipeline(fast, replace(OPTIONS, checkpoint=tiny.diffusers))
 
 
 def sdort(*args: object) -> Result:
@@ -167,7 +167,7 @@ def test_a_search_that_fails_leaves_what_was_compared(
 
 def test_an_export_is_compared_with_torch(tiny: Tiny, tmp_path: Path) -> None:
     options = replace(OPTIONS, against=tiny.diffusers, prompts=("a",))
-    result = verify(tiny.onnx, options)
+    result = verify_pipeline(tiny.onnx, options)
     assert result.passed, (result.failed, result.missing)
     assert {each.against for each in result.comparisons} == {"torch"}
     assert {each.precision for each in result.comparisons} == {"float32"}
@@ -231,7 +231,7 @@ def test_an_unknown_original_is_a_usage_error(tiny: Tiny) -> None:
 def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(fast, tmp_path / "broken"))
     (copy / "unet" / "model.onnx.data").write_bytes(b"")
-    result = verify(copy, replace(OPTIONS, torch=False))
+    result = verify_pipeline(copy, replace(OPTIONS, torch=False))
     assert not result.passed
     assert [what.partition(":")[0] for what in result.missing] == ["unet", "images"]
     assert {each.component for each in result.comparisons} == {"text_encoder", "vae_decoder"}
@@ -247,7 +247,7 @@ def test_a_checkpoint_that_was_made_for_the_while_is_told_by_its_name(
 
     monkeypatch.setattr(verification, "checkpoint_of", made)
     asked = replace(OPTIONS, checkpoint=None, torch=True, components=["text_encoder"], images=False)
-    result = verify(fast, asked)
+    result = verify_pipeline(fast, asked)
     assert {each.against for each in result.comparisons} == {"ONNX", "torch"}
     assert result.checkpoint == Path("demo")
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_does_not_load_leaves_the_other_comparison(tiny: Tiny,
     checkpoint = Path(shutil.copytree(tiny.diffusers, tmp_path / "checkpoint"))
     for path in (checkpoint / "vae").glob("*.safetensors"):
         path.write_bytes(b"")
-    result = verify(fast, replace(OPTIONS, checkpoint=checkpoint, components=["vae_decoder"], images=False))
+    result = verify_pipeline(fast, replace(OPTIONS, checkpoint=checkpoint, components=["vae_decoder"], images=False))
     assert {(each.against, each.passed) for each in result.comparisons} == {("ONNX", True)}
     assert len(result.missing) == 1
     assert result.missing[0].startswith("vae_decoder with torch: diffusers cannot load")
@@ -297,7 +297,7 @@ def parse(text: str) -> Page:
 
 
 def test_the_page_is_whole_and_needs_nothing_else(right: Verification) -> None:
-    text = html_report(right)
+    text = verification_page(right)
     page = parse(text)
     assert not page.links
     assert not re.findall(r"https?://|url\(|@import", text)
@@ -313,7 +313,7 @@ def test_the_page_is_whole_and_needs_nothing_else(right: Verification) -> None:
 
 def test_every_colour_of_the_page_is_stated_for_light_and_dark(right: Verification) -> None:
     """A colour that only one scheme states would be read on the other's paper."""
-    style = html_report(right).partition("<style>")[2].partition("</style>")[0]
+    style = verification_page(right).partition("<style>")[2].partition("</style>")[0]
     light, dark = re.findall(r":root \{(.+?)\}", style, re.DOTALL)
     assert set(re.findall(r"(--[\w-]+):", light)) == set(re.findall(r"(--[\w-]+):", dark))
     rules = style.replace(light, "").replace(dark, "")
@@ -343,7 +343,7 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     assert found.passed
     assert "image, seed 1, 'a': PSNR 30.0 dB, at least 40 wanted" in lines(found)
     assert "images: the median is within the limits, so those that differ may" in lines(found)
-    assert "<span class='verdict differs'>differs</span>" in html_report(found)
+    assert "<span class='verdict differs'>differs</span>" in verification_page(found)
     assert to_json(report_of(found))["images_together"]["lowest"] == 30
     found.images = [other]
     assert found.failed == ["images"]
@@ -382,7 +382,7 @@ def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny:
             assert len(both) == 2  # prompts
             assert cell == f"{max(both):.1e}"
         assert row[-1] == "ok"
-    assert "<h2>Errors by timestep</h2>" in html_report(right)
+    assert "<h2>Errors by timestep</h2>" in verification_page(right)
     broken = replace(kept_comparison(right), errors=None, problem="has NaN")
     _, rows = timestep_table([*right.comparisons, broken])
     assert [row[-1] for row in rows] == ["FAILED"] * 2 + ["ok"] * 2
@@ -406,7 +406,7 @@ def test_verbose_tells_errors_by_timestep(fast: Path) -> None:
 def test_the_page_has_whole_prompts_and_the_terminal_short_ones(right: Verification) -> None:
     image = replace(right.images[0], prompt="a red circle " * 9)
     found = replace(right, images=[image])
-    assert f"<td class='words wrap'>{image.prompt}</td>" in html_report(found)
+    assert f"<td class='words wrap'>{image.prompt}</td>" in verification_page(found)
     shown = list(next(t for t in tables(found) if t.columns[0].header == "prompt").columns[0].cells)
     assert shown == [f"{image.prompt[:45]}..."]
 
@@ -414,7 +414,7 @@ def test_the_page_has_whole_prompts_and_the_terminal_short_ones(right: Verificat
 def test_prompts_are_text_on_the_page_not_markup(right: Verification) -> None:
     image = right.images[0]
     nasty = ImageComparison("<script>alert('x')</script>", 0, image.precision, problem="<b>bad</b>")
-    page = html_report(replace(right, images=[nasty]))
+    page = verification_page(replace(right, images=[nasty]))
     parse(page)
     assert "<script" not in page
     assert "<b>bad" not in page

@@ -9,9 +9,9 @@ import pytest
 
 from sdort.generation.images import Generated
 from sdort.model.signature import Array
-from sdort.verification.bisection.tensor_pairs import Pair, difference, in_layout_of
+from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in_layout_of
 from sdort.verification.checks import pair_outputs
-from sdort.verification.components import judge
+from sdort.verification.components import judge_output
 from sdort.verification.images import (
     PROMPTS,
     ImageComparison,
@@ -71,17 +71,17 @@ def test_pixel_differences_do_not_wrap_around() -> None:
 
 def test_a_rounded_output_passes_and_three_kinds_of_wrong_ones_do_not() -> None:
     wanted = RNG.standard_normal(4000)
-    assert judge(wanted + RNG.normal(0, 5e-4, 4000), wanted, LIMIT)[1] is None
+    assert judge_output(wanted + RNG.normal(0, 5e-4, 4000), wanted, LIMIT)[1] is None
     corner = wanted.copy()
     corner[7] += 0.1
-    assert "largest error" in str(judge(corner, wanted, LIMIT)[1])
-    assert "mean error" not in str(judge(corner, wanted, LIMIT)[1])
-    everywhere = str(judge(wanted + 2e-3, wanted, LIMIT)[1])
+    assert "largest error" in str(judge_output(corner, wanted, LIMIT)[1])
+    assert "mean error" not in str(judge_output(corner, wanted, LIMIT)[1])
+    everywhere = str(judge_output(wanted + 2e-3, wanted, LIMIT)[1])
     assert "mean error" in everywhere
     assert "largest" not in everywhere
     # Outliers make the standard deviation large, so that only the angle tells.
     spiky = np.where(np.arange(4000) < 4, 100.0, 0.0)
-    turned = str(judge(spiky + np.where(np.arange(4000) == 5, 2.0, 0.0), spiky, Tolerance(1, 1e-3))[1])
+    turned = str(judge_output(spiky + np.where(np.arange(4000) == 5, 2.0, 0.0), spiky, Tolerance(1, 1e-3))[1])
     assert turned.startswith("1 - cosine")
 
 
@@ -89,9 +89,9 @@ def test_what_is_not_finite_or_of_another_shape_is_said() -> None:
     wanted = np.ones((2, 3))
     broken = wanted.copy()
     broken[0] = np.nan
-    assert judge(broken, wanted, LIMIT) == (None, "50% of it is NaN or infinite")
-    assert judge(wanted, broken, LIMIT) == (None, "the reference itself has NaN or infinite values")
-    assert judge(wanted[:1], wanted, LIMIT)[1] == "has the shape (1, 3), the reference (2, 3)"
+    assert judge_output(broken, wanted, LIMIT) == (None, "50% of it is NaN or infinite")
+    assert judge_output(wanted, broken, LIMIT) == (None, "the reference itself has NaN or infinite values")
+    assert judge_output(wanted[:1], wanted, LIMIT)[1] == "has the shape (1, 3), the reference (2, 3)"
 
 
 def test_outputs_are_paired_by_name_else_by_order() -> None:
@@ -238,7 +238,7 @@ def test_every_component_has_a_limit_in_every_precision_and_fewer_bits_have_wide
 
 
 def test_layouts_are_seen_through() -> None:
-    same, twin = Pair("a", "a"), Pair("a", "b")
+    same, twin = TensorPair("a", "a"), TensorPair("a", "b")
     image = RNG.standard_normal((1, 3, 4, 5))
     last = image.transpose(0, 2, 3, 1)
     assert (in_layout_of(twin, image, last) == last).all()

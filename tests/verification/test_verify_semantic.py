@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sdort.cli import cli
 from sdort.console import to_json
-from sdort.demo.judge import describe
+from sdort.demo.judge import describe_image
 from sdort.demo.prompts import POSITIONS, held_out, parse
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import BadModelError
@@ -23,7 +23,7 @@ from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score
 from sdort.verification.report.json_report import report_of
-from sdort.verification.report.page import html_report
+from sdort.verification.report.page import verification_page
 from sdort.verification.report.text import lines
 from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.runners import RunConfiguration
@@ -85,14 +85,14 @@ def changed_by_swapping_channels() -> tuple[str, str]:
 
 
 def test_what_is_seen_is_told_as_a_prompt_would() -> None:
-    assert describe(right_picture("a small red circle left of a large blue square on white")) == (
+    assert describe_image(right_picture("a small red circle left of a large blue square on white")) == (
         "large blue square and small red circle on white"
     )
-    assert describe(np.full((64, 64, 3), 255, np.uint8)) == "nothing on white"
+    assert describe_image(np.full((64, 64, 3), 255, np.uint8)) == "nothing on white"
 
 
 def test_the_pictures_of_this_file_are_right() -> None:
-    assert not [p for p in EVERY if describe(right_picture(p)).startswith("nothing")]
+    assert not [p for p in EVERY if describe_image(right_picture(p)).startswith("nothing")]
     single, pair = changed_by_swapping_channels()
     assert (len(parse(single).shapes), len(parse(pair).shapes)) == (1, 2)
 
@@ -111,8 +111,8 @@ def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[...,
         (single, EVERY.index(single), ("colours",), True),
         (pair, EVERY.index(pair), ("colours",), False),
     ]
-    assert found.misses[0].seen == describe(right_picture(single)[:, :, ::-1])
-    assert found.misses[0].original == describe(right_picture(single))
+    assert found.misses[0].seen == describe_image(right_picture(single)[:, :, ::-1])
+    assert found.misses[0].original == describe_image(right_picture(single))
     told = lines(result)
     assert told[0].startswith("semantic score: single 59 of 60, pair 59 of 60")
     assert told[0].endswith("(wanted: 90% of single shapes, 75% of pairs): ok")
@@ -129,7 +129,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     kept = json.loads(json.dumps(to_json(report_of(result))["semantic"]))
     assert [miss["prompt"] for miss in kept["misses"]] == list(wrong)
     assert set(kept["misses"][0]) == {"prompt", "seed", "wrong", "seen", "original", "original_right"}
-    page = html_report(result)
+    page = verification_page(result)
     assert all(f"<p>{prompt} · seed" in page for prompt in wrong)
     assert page.count("<figure>") == 2 * len(wrong)
     assert f"and {len(wrong) - 8} more wrong images" in " ".join(lines(result))
@@ -144,7 +144,7 @@ def test_the_original_gets_a_score_where_that_is_asked_for(judge: Callable[..., 
     assert result.semantic.original is not None
     assert (result.semantic.original["single"], result.semantic.original["pair"]) == ((60, 60), (59, 60))
     assert "semantic score of the original: single 60 of 60, pair 59 of 60" in " ".join(lines(result))
-    assert "<td>59 of 60</td><td>60 of 60</td><td>90%</td>" in html_report(result)
+    assert "<td>59 of 60</td><td>60 of 60</td><td>90%</td>" in verification_page(result)
 
 
 def test_an_original_that_draws_nothing_is_told_and_is_missing_only_if_asked_for(

@@ -189,7 +189,7 @@ def test_what_cannot_be_asked_for(tiny: Tiny, cache: Path) -> None:
 
 def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     options = plan.WarmupOptions(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
-    target = plan.Target(open_folder(tiny.onnx, ()), CPU, options.runtime)
+    target = plan.WarmupTarget(open_folder(tiny.onnx, ()), CPU, options.runtime)
     todo = plan.plan(target, options)
     warmer = warm._Warmer(Store(), target, None)
     warmer.todo = todo[2:]  # one text encoder and one UNet are done
@@ -334,7 +334,7 @@ def test_drawing_feeds_the_shapes_that_are_planned(
     assert told == {name: spy.seen for name, spy in spies.items()}
     if guidance > 1:
         options = plan.WarmupOptions(RuntimeOptions("cpu"), [(16, 24)], (images,))
-        planned = plan.plan(plan.Target(drawer.folder, CPU, options.runtime), options)
+        planned = plan.plan(plan.WarmupTarget(drawer.folder, CPU, options.runtime), options)
         assert sorted(item.key.shapes for item in planned) == sorted(
             shapes for spy in spies.values() for shapes in spy.seen
         )
@@ -376,7 +376,7 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
     options = plan.WarmupOptions(
         RuntimeOptions("cpu"), [size], (2,), ["vae_decoder"], vae_tiling=tiling, vae_slicing=slicing
     )
-    (item,) = plan.plan(plan.Target(folder, CPU, options.runtime), options)
+    (item,) = plan.plan(plan.WarmupTarget(folder, CPU, options.runtime), options)
     latents = np.zeros((2, 4, 72, 96), np.float32)
     list(decoder.decode(latents, decode.choose(decoder, shape, tiling, slicing)))
     assert session.ran_on == {item.key.shapes}
@@ -484,8 +484,8 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_migraphx_finds_its_compiled_programs(a_gpu: Callable[[str], None], tiny: Tiny, cache: Path) -> None:
     a_gpu(MIGRAPHX.ep)
     path, name = tiny.onnx / "unet" / "model.onnx", "migraphx_model_cache_dir"
-    assert name not in hook.prepare(path, "unet", MIGRAPHX, RuntimeOptions("migraphx")).options.provider_options
-    asked = hook.prepare(path, "unet", MIGRAPHX, RuntimeOptions("migraphx", tuning=True))
+    assert name not in hook.prepare_tuning(path, "unet", MIGRAPHX, RuntimeOptions("migraphx")).options.provider_options
+    asked = hook.prepare_tuning(path, "unet", MIGRAPHX, RuntimeOptions("migraphx", tuning=True))
     place = Path(asked.options.provider_options[name])
     assert place.is_dir()
     (place / "abc.mxr").write_bytes(b"compiled")
@@ -494,14 +494,14 @@ def test_migraphx_finds_its_compiled_programs(a_gpu: Callable[[str], None], tiny
         working_folder().copy_to(key.model, made.folder)
     assert list(Store().read(key.name).files) == ["programs/abc.mxr"]
     working_folder.cache_clear()  # another process
-    later = hook.prepare(path, "unet", MIGRAPHX, RuntimeOptions("migraphx"))
+    later = hook.prepare_tuning(path, "unet", MIGRAPHX, RuntimeOptions("migraphx"))
     found = Path(later.options.provider_options[name])
     assert found != place
     assert {file.name: file.read_bytes() for file in found.iterdir()} == {"abc.mxr": b"compiled"}
     other = tiny.onnx / "vae_decoder" / "model.onnx"
-    assert name not in hook.prepare(other, "unet", MIGRAPHX, RuntimeOptions("migraphx")).options.provider_options
+    assert name not in hook.prepare_tuning(other, "unet", MIGRAPHX, RuntimeOptions("migraphx")).options.provider_options
     own = RuntimeOptions("migraphx", tuning=True, provider_options={name: "/own"})
-    assert hook.prepare(path, "unet", MIGRAPHX, own).options.provider_options[name] == "/own"
+    assert hook.prepare_tuning(path, "unet", MIGRAPHX, own).options.provider_options[name] == "/own"
 
 
 def test_sdorts_own_kernels_get_a_table_of_all_that_is_kept(
@@ -518,7 +518,7 @@ def test_sdorts_own_kernels_get_a_table_of_all_that_is_kept(
     def table() -> str:
         return Path(os.environ[OPS_TABLE]).read_text()
 
-    hook.prepare(path, "unet", CUDA, RuntimeOptions("cuda", tuning=True))
+    hook.prepare_tuning(path, "unet", CUDA, RuntimeOptions("cuda", tuning=True))
     assert os.environ[OPS_TUNE] == "1"
     assert table() == "# architecture\tkey\tvariant\tmicroseconds\n"
     with open(os.environ[OPS_TABLE], "a") as file:  # as the library does
@@ -527,12 +527,14 @@ def test_sdorts_own_kernels_get_a_table_of_all_that_is_kept(
     with Store().filling(key) as made:
         working_folder().copy_to(key.model, made.folder)
     # The next session of this process, of a model that nothing is kept of, must not lose it.
-    hook.prepare(tiny.onnx / "vae_decoder" / "model.onnx", "vae_decoder", CUDA, RuntimeOptions("cuda", tuning=True))
+    hook.prepare_tuning(
+        tiny.onnx / "vae_decoder" / "model.onnx", "vae_decoder", CUDA, RuntimeOptions("cuda", tuning=True)
+    )
     assert "sm_90\tgroup_norm\twide\t3.5\n" in table()
     # Another process, without --tuning.
     working_folder.cache_clear()
     monkeypatch.delenv(OPS_TABLE)
     monkeypatch.delenv(OPS_TUNE)
-    hook.prepare(path, "unet", CUDA, RuntimeOptions("cuda"))
+    hook.prepare_tuning(path, "unet", CUDA, RuntimeOptions("cuda"))
     assert "sm_90\tgroup_norm\twide\t3.5\n" in table()
     assert OPS_TUNE not in os.environ

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdort.benchmark.ablation import Ablation, MeasuredStep
-from sdort.benchmark.published import CAPTION, PUBLISHED, text
+from sdort.benchmark.published import CAPTION, PUBLISHED, published_text
 from sdort.benchmark.rows import Row, caption, rows_as_csv
 from sdort.console import to_json
-from sdort.workload.cases import PIPELINE
+from sdort.workload.cases import WHOLE_PIPELINE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,7 +88,7 @@ def _line(ablation: Ablation, stage: MeasuredStep, batch: int) -> list[str]:
     first = row_of(ablation.stages[0], batch, whole)
     mine = rows[whole]
     faster = first.median_ms / mine.median_ms if first and mine and first.median_ms and mine.median_ms else None
-    published = [text(rows, stage.name, batch) for rows in PUBLISHED.values()]
+    published = [published_text(rows, stage.name, batch) for rows in PUBLISHED.values()]
     return [
         str(batch), stage.name, *times, f"{faster:.2f}x" if faster else "-", _number(memory(mine)),
         verdict(stage, batch), changes(stage), *published,
@@ -99,9 +99,9 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def explain(ablation: Ablation) -> str:
+def ablation_caption(ablation: Ablation) -> str:
     """Model, provider, device and versions, which all rows share."""
-    whole = components(ablation)[-1:] or [PIPELINE]
+    whole = components(ablation)[-1:] or [WHOLE_PIPELINE]
     shared = f"vs raw and MiB are of: {whole[0]}. {caption(ablation.measured.rows)}."
     return f"{ablation.original} for {ablation.provider}. {shared}\n{CAPTION}"
 
@@ -114,7 +114,7 @@ def as_text(ablation: Ablation, form: str) -> str:
         return rows_as_csv([row for stage in ablation.stages for row in stage.rows], _steps(ablation.stages))
     cells = [titles(ablation), ["---"] * len(titles(ablation)), *lines(ablation)]
     table = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in cells)
-    return f"{table}\n{explain(ablation)}\n"
+    return f"{table}\n{ablation_caption(ablation)}\n"
 
 
 def _steps(stages: Sequence[MeasuredStep]) -> list[dict[str, str]]:
@@ -125,7 +125,7 @@ def as_table(ablation: Ablation) -> Table:
     """As a rich table."""
     from rich.table import Table
 
-    table = Table(caption=explain(ablation), caption_justify="left")
+    table = Table(caption=ablation_caption(ablation), caption_justify="left")
     for title in titles(ablation):
         table.add_column(title, justify="left" if title in LEFT else "right")
     before = ""

@@ -11,7 +11,7 @@ from sdort.benchmark.report.ablation_table import components, memory, row_of, ve
 from sdort.benchmark.report.theme import ORANGE, RED, SERIES, SKY, new_figure, text_on, title
 from sdort.benchmark.rows import Row, dtype_text
 from sdort.verification.report.html import Theme
-from sdort.workload.cases import PIPELINE
+from sdort.workload.cases import WHOLE_PIPELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,11 +26,16 @@ _ALPHA = {False: 1.0, True: 0.45}
 """Bars of steps that were not measured again are paler."""
 _INSIDE = 0.06
 """A segment this wide, as a share of the axis, has room for its number."""
-COLOURS = {"text_encoder": SERIES[1], "text_encoder_2": SERIES[4], "unet": SERIES[0], "vae_decoder": SERIES[2],
-           "vae_encoder": SERIES[3]}  # fmt: skip
+COMPONENT_COLOURS = {
+    "text_encoder": SERIES[1],
+    "text_encoder_2": SERIES[4],
+    "unet": SERIES[0],
+    DECODER: SERIES[2],
+    ENCODER: SERIES[3],
+}
 
 
-def label(row: Row, rows: Sequence[Row]) -> str:
+def bar_label(row: Row, rows: Sequence[Row]) -> str:
     """Label of a row's bar, different from the others'."""
     values = {
         row.pipeline: {other.pipeline for other in rows},
@@ -40,34 +45,38 @@ def label(row: Row, rows: Sequence[Row]) -> str:
     parts = [
         word for word, words in values.items() if len(words) > 1 and not (word[:2] == "fp" and word in row.pipeline)
     ]
-    several = len({(other.height, other.width) for other in rows if other.component == PIPELINE}) > 1
+    several = len({(other.height, other.width) for other in rows if other.component == WHOLE_PIPELINE}) > 1
     return ", ".join([*parts, f"batch {row.batch_size}", *([f"{row.height}x{row.width}"] if several else [])])
 
 
-def number(value: float) -> str:
+def three_digits(value: float) -> str:
     """Three digits or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def latency(rows: Sequence[Row], batch: int, theme: Theme) -> Figure | None:
     """One call of each component, stacked, a bar for each pipeline and engine; None where there are none."""
-    timed = [row for row in rows if row.component != PIPELINE and row.batch_size == batch and row.median_ms is not None]
+    timed = [
+        row for row in rows if row.component != WHOLE_PIPELINE and row.batch_size == batch and row.median_ms is not None
+    ]
     if not timed:
         return None
     bars: dict[str, dict[str, float]] = {}
     for row in timed:
-        bars.setdefault(label(row, timed), {})[row.component] = row.median_ms or 0.0
-    names = [name for name in COLOURS if any(name in bar for bar in bars.values())]
+        bars.setdefault(bar_label(row, timed), {})[row.component] = row.median_ms or 0.0
+    names = [name for name in COMPONENT_COLOURS if any(name in bar for bar in bars.values())]
     figure, [axes] = new_figure(theme, _ROW * len(bars) + 1.3)
     room = 1.2 * max(sum(bar.values()) for bar in bars.values())
     _horizontal(axes, theme, list(bars), room)
     for index, bar in enumerate(bars.values()):
         left = 0.0
         for name in names:
-            _segment(axes, index, left, bar.get(name, 0.0), COLOURS[name], room)
+            _segment(axes, index, left, bar.get(name, 0.0), COMPONENT_COLOURS[name], room)
             left += bar.get(name, 0.0)
-        axes.text(left, index, f"  {number(left)} ms", va="center", color=theme.ink, fontsize=9, fontweight="bold")
-    _legend(figure, theme, {name.replace("_", " "): COLOURS[name] for name in names})
+        axes.text(
+            left, index, f"  {three_digits(left)} ms", va="center", color=theme.ink, fontsize=9, fontweight="bold"
+        )
+    _legend(figure, theme, {name.replace("_", " "): COMPONENT_COLOURS[name] for name in names})
     title(axes, theme, f"One call of each component at batch {batch}: median, ms")
     return figure
 
@@ -75,7 +84,9 @@ def latency(rows: Sequence[Row], batch: int, theme: Theme) -> Figure | None:
 def _segment(axes: Axes, index: int, left: float, width: float, colour: str, room: float) -> None:
     axes.barh(index, width, _BAR, left=left, color=colour)
     if width > _INSIDE * room:
-        axes.text(left + width / 2, index, number(width), ha="center", va="center", color=text_on(colour), fontsize=8.5)
+        axes.text(
+            left + width / 2, index, three_digits(width), ha="center", va="center", color=text_on(colour), fontsize=8.5
+        )
 
 
 def _horizontal(axes: Axes, theme: Theme, labels: Sequence[str], room: float) -> None:
@@ -126,7 +137,7 @@ def _here(axes: Axes, ablated: Ablation, batch: int, component: str, theme: Them
         axes.barh(
             index, milliseconds, _BAR, color=theme.faint if stage.same_as else SKY, alpha=_ALPHA[bool(stage.same_as)]
         )
-        value = f"{number(milliseconds)}  " if milliseconds else ""
+        value = f"{three_digits(milliseconds)}  " if milliseconds else ""
         axes.annotate(value, (milliseconds, index), (4, 0), textcoords="offset points", va="center", color=theme.ink,
                       fontsize=9, fontweight="bold")  # fmt: skip
         axes.annotate(words, (milliseconds, index), (44 if milliseconds else 4, 0), textcoords="offset points",
@@ -156,18 +167,22 @@ def _seconds(cell: Published) -> str:
 
 def memory_use(rows: Sequence[Row], theme: Theme) -> Figure | None:
     """The highest point of each row of the pipeline, or of every component where no pipeline was measured."""
-    whole = [row for row in rows if row.component == PIPELINE] or list(rows)
+    whole = [row for row in rows if row.component == WHOLE_PIPELINE] or list(rows)
     whole.sort(key=lambda row: row.batch_size)
     peaks = [(row, value) for row in whole if (value := memory(row)) is not None]
     if not peaks:
         return None
     figure, [axes] = new_figure(theme, _ROW * len(peaks) + 0.9)
-    names = [label(row, rows) + ("" if row.component == PIPELINE else f", {row.component}") for row, _ in peaks]
+    names = [
+        bar_label(row, rows) + ("" if row.component == WHOLE_PIPELINE else f", {row.component}") for row, _ in peaks
+    ]
     longest = max(value for _, value in peaks) or 1.0
     _horizontal(axes, theme, names, 1.2 * longest)
     for index, (row, value) in enumerate(peaks):
         axes.barh(index, value, _BAR, color=ORANGE if row.device_first_mib is not None else SKY)
-        axes.text(value, index, f"  {number(value)} MiB", va="center", color=theme.ink, fontsize=9, fontweight="bold")
+        axes.text(
+            value, index, f"  {three_digits(value)} MiB", va="center", color=theme.ink, fontsize=9, fontweight="bold"
+        )
     device = any(row.device_first_mib is not None for row, _ in peaks)
     title(axes, theme, f"Peak memory of the {'device' if device else 'process'} above what was in use before, MiB")
     return figure

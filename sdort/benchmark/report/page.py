@@ -94,7 +94,7 @@ def add_rooflines(report: BenchReport, path: Path, options: BenchOptions) -> Non
 
 def image_labels(report: BenchReport) -> list[str]:
     """Label of each image, different from the others'."""
-    return [figures.label(pair.row, report.rows) for pair in report.images]
+    return [figures.bar_label(pair.row, report.rows) for pair in report.images]
 
 
 def write_plots(report: BenchReport, folder: Path) -> list[Path]:
@@ -119,7 +119,7 @@ def write_plots(report: BenchReport, folder: Path) -> list[Path]:
     return written
 
 
-def html_report(report: BenchReport) -> str:
+def benchmark_page(report: BenchReport) -> str:
     """The report as one HTML file."""
     parts = [paragraph(caption(report.rows)), *map(_plot, report.plots()), *map(paragraph, report.remarks)]
     if report.images:
@@ -127,7 +127,7 @@ def html_report(report: BenchReport) -> str:
     if report.ablation:
         heads, lines = ablation_table.titles(report.ablation), ablation_table.lines(report.ablation)
         parts += [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
-        parts += [paragraph(ablation_table.explain(report.ablation))]
+        parts += [paragraph(ablation_table.ablation_caption(report.ablation))]
     else:
         parts += [section("Rows", *tables.cells(report.rows), left=tables.LEFT, wide=("parity",))]
     lines = regression.lines(report.rows)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import BOOL, NOTHING, Fact, Value, broadcast
+from sdort.model.fact import BOOL, NOTHING, Elements, Fact, broadcast
 from sdort.model.symbolic import Dim, divide, is_natural, numbers
 from sdort.rewrite.inference.rules import Rules, as_dtype
 
@@ -52,7 +52,7 @@ def _divide(a: Dim, b: Dim) -> Dim | None:
     return a // b if is_natural(a) else -(-a // b) if is_natural(-a) else None
 
 
-def _zip_values(a: Fact, b: Fact, function: Callable[[Dim, Dim], Dim | None]) -> Value | None:
+def _zip_values(a: Fact, b: Fact, function: Callable[[Dim, Dim], Dim | None]) -> Elements | None:
     """Apply ``function`` element by element to two integer values of rank 0 or 1."""
     if a.value is None or b.value is None or max(a.rank or 0, b.rank or 0) > 1:
         return None
@@ -112,6 +112,6 @@ def _cast(node: gs.Node, facts: list[Fact]) -> list[Fact]:
     return [Fact(dtype, facts[0].shape, value)]
 
 
-def _fits(value: Value, dtype: np.dtype[Any]) -> bool:
+def _fits(value: Elements, dtype: np.dtype[Any]) -> bool:
     limits = np.iinfo(dtype)
     return all(limits.min <= v <= limits.max for v in value if isinstance(v, int))

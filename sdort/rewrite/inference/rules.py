@@ -11,17 +11,17 @@ from onnx import helper
 
 from sdort.model.fact import Fact
 
-Rule = Callable[[gs.Node, list[Fact]], "Sequence[Fact] | None"]
+InferenceRule = Callable[[gs.Node, list[Fact]], "Sequence[Fact] | None"]
 """The outputs that it knows; None leaves the node to ONNX's own inference."""
 
 
-class Rules(dict[str, Rule]):
+class Rules(dict[str, InferenceRule]):
     """Rules of standard operators by name."""
 
-    def rule(self, *ops: str) -> Callable[[Rule], Rule]:
+    def rule(self, *ops: str) -> Callable[[InferenceRule], InferenceRule]:
         """A decorator that makes a function the rule of ``ops``."""
 
-        def register(function: Rule) -> Rule:
+        def register(function: InferenceRule) -> InferenceRule:
             self.update(dict.fromkeys(ops, function))
             return function
 

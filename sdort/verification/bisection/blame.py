@@ -21,7 +21,7 @@ from sdort.onnx_io.bf16 import stored_dtype
 from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
 from sdort.verification.bisection.search import Divergence, find_divergence
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, run_graph, tolerance_share
+from sdort.verification.bisection.tensor_pairs import GraphPair, TensorPair, run_graph, tolerance_share
 from sdort.verification.components import Comparison
 from sdort.verification.limits import Tolerance
 
@@ -193,8 +193,8 @@ def _sizes(precision: str, largest: float) -> str:
 def _share(
     graphs: GraphPair,
     nodes: Sequence[onnx.NodeProto],
-    target: Pair,
-    values: Mapping[Pair, tuple[Array, Array]],
+    target: TensorPair,
+    values: Mapping[TensorPair, tuple[Array, Array]],
     limit: Tolerance,
     wide: bool,
 ) -> float | None:

@@ -16,10 +16,10 @@ from sdort.model.domains import MICROSOFT
 from sdort.model.operator import Call, standard_call_of
 from sdort.onnx_io.own_functions import expand_own_functions
 from sdort.operators import find_operator
-from sdort.operators.multi_head_attention import MERGE, masking, steps
+from sdort.operators.multi_head_attention import MERGE, attention_steps, masking
 from sdort.operators.skip_layer_normalization import normalize
 
-DOMAIN = "sdort.decomposed"
+DECOMPOSED_DOMAIN = "sdort.decomposed"
 
 
 def decompose(model: onnx.ModelProto, chosen: Collection[str], stored: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -44,7 +44,7 @@ def decompose(model: onnx.ModelProto, chosen: Collection[str], stored: int = Ten
         call, body = _steps(node, opset, stored, logical)
         if call is not None and body is not None:
             name = f"{node.op_type}_{len(functions)}"
-            functions.append(parse_function(DOMAIN, name, call.signature, body, opset))
+            functions.append(parse_function(DECOMPOSED_DOMAIN, name, call.signature, body, opset))
             call_function(node, functions[-1])
         elif needs_expansion(node):
             functions.append(make_function(node, opset))
@@ -91,10 +91,10 @@ def _attention(call: Call, logical: bool) -> str | None:
     mask = masking("attn_mask" if call.has("attn_mask") else None, bool(attributes.get("is_causal")), logical)
     if heads is None:
         apart = "".join(f"{n}4 = Transpose <perm = [0, 2, 1, 3]> ({s})\n" for n, s in zip("qkv", "QKV", strict=True))
-        return apart + steps(call, mask) + "Y = Identity (sums)"
+        return apart + attention_steps(call, mask) + "Y = Identity (sums)"
     apart = f"heads = Constant <value_ints = [0, 0, {heads}, -1]> ()\n"
     apart += "".join(f"{n}4 = Reshape ({s}, heads)\n" for n, s in zip("qkv", "QKV", strict=True))
-    return apart + steps(call, mask) + MERGE + "Y = Identity (merged)"
+    return apart + attention_steps(call, mask) + MERGE + "Y = Identity (merged)"
 
 
 def _layer_normalization(call: Call) -> str | None:

@@ -23,11 +23,17 @@ from sdort.onnx_io.bf16 import says_bf16, stored_dtype
 from sdort.verification.bisection.decomposition import decompose
 from sdort.verification.bisection.step_detection import STEP_NAMES, after_casts, detect_steps
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
-from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, record_tensors, run_session, tolerance_share
+from sdort.verification.bisection.tensor_pairs import (
+    GraphPair,
+    TensorPair,
+    record_tensors,
+    run_session,
+    tolerance_share,
+)
 from sdort.verification.limits import Tolerance
 from sdort.verification.runners import is_for_gpu, open_model
 
-Values = Mapping[Pair, tuple[Array, Array]]
+Values = Mapping[TensorPair, tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class _Decomposed:
 
 
 def compare_steps(
-    graphs: GraphPair, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values, limit: Tolerance
+    graphs: GraphPair, nodes: Sequence[onnx.NodeProto], target: TensorPair, values: Values, limit: Tolerance
 ) -> StepComparison | None:
     """Compare the steps of a subgraph of the candidate with the original's nodes.
 
@@ -94,7 +100,7 @@ def compare_steps(
         return StepComparison(None, f"the steps of {fused} cannot be compared: {error.message}")
 
 
-def _decompose(graphs: GraphPair, nodes: Sequence[onnx.NodeProto], target: Pair, values: Values) -> _Decomposed:
+def _decompose(graphs: GraphPair, nodes: Sequence[onnx.NodeProto], target: TensorPair, values: Values) -> _Decomposed:
     inputs = source_values(target, values)
     part = extract_subgraph(graphs, nodes, target.candidate, inputs, wide=False)
     part = decompose(part, {node.output[0] for node in part.graph.node}, _score_type(graphs))
@@ -120,7 +126,7 @@ def _score_type(graphs: GraphPair) -> int:
 
 
 def _compare(
-    graphs: GraphPair, sides: _Decomposed, target: Pair, expected: Array, limit: Tolerance, fused: str
+    graphs: GraphPair, sides: _Decomposed, target: TensorPair, expected: Array, limit: Tolerance, fused: str
 ) -> StepComparison | None:
     """Compare step by step, the target last."""
     tensors, ours = detect_steps(sides.nodes), detect_steps(sides.candidate.graph.node)
@@ -134,7 +140,7 @@ def _compare(
         return StepComparison(WrongStep(words, *_origin(graphs, sides, tensor), share, largest, before, tuple(right)))
 
     for step, name in inner.items():
-        measured = _measure(graphs, sides, Pair(name, ours[step]), limit) if step in ours else None
+        measured = _measure(graphs, sides, TensorPair(name, ours[step]), limit) if step in ours else None
         if measured is not None:
             share, largest = measured
             if share > 1:
@@ -150,7 +156,7 @@ def _compare(
     return StepComparison(None, note)
 
 
-def _measure(graphs: GraphPair, sides: _Decomposed, pair: Pair, limit: Tolerance) -> tuple[float, float] | None:
+def _measure(graphs: GraphPair, sides: _Decomposed, pair: TensorPair, limit: Tolerance) -> tuple[float, float] | None:
     """Error of a step as a multiple of the tolerance, and its largest magnitude; None if the shapes do not correspond.
 
     Its tensors are gone when the next step's are computed: the scores of an attention may have a GB.

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sdort.console import detail
-from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, GraphPair, Pair, ancestors, tolerance_share
+from sdort.verification.bisection.tensor_pairs import (
+    TENSORS_PER_SESSION,
+    GraphPair,
+    TensorPair,
+    ancestors,
+    tolerance_share,
+)
 from sdort.verification.limits import Tolerance
 
 Measure = Callable[[Sequence[int]], Mapping[int, float]]
@@ -17,10 +23,10 @@ Measure = Callable[[Sequence[int]], Mapping[int, float]]
 class Divergence:
     """The first wrong tensor."""
 
-    pair: Pair
+    pair: TensorPair
     share: float
     """Its error as a multiple of the tolerance; above 1."""
-    sources: dict[Pair, float]
+    sources: dict[TensorPair, float]
     """The nearest corresponding tensors that it is computed from, which are all within tolerance."""
     sessions: int
     """Pairs of sessions that the search took."""

@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from sdort.model.signature import Array
-from sdort.verification.bisection.tensor_pairs import GraphPair, Pair, ancestors, outputs_of
+from sdort.verification.bisection.tensor_pairs import GraphPair, TensorPair, ancestors, outputs_of
 
 
 def nodes_between(graph: onnx.GraphProto, tensor: str, sources: set[str]) -> list[onnx.NodeProto]:
@@ -20,7 +20,9 @@ def nodes_between(graph: onnx.GraphProto, tensor: str, sources: set[str]) -> lis
     return [node for node in graph.node if needed & set(node.output)]
 
 
-def source_values(target: Pair, values: Mapping[Pair, tuple[Array, Array]], wide: bool = False) -> dict[str, Array]:
+def source_values(
+    target: TensorPair, values: Mapping[TensorPair, tuple[Array, Array]], wide: bool = False
+) -> dict[str, Array]:
     """Inputs of the candidate's subgraph: the original's own values, in the candidate's layout and precision.
 
     Args:

@@ -34,7 +34,7 @@ CHANNELS_LAST = (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorPair:
     """A tensor of the original and the candidate's that corresponds to it: the one of the same name, or a channels-last
     one of another name."""
 
@@ -71,7 +71,7 @@ class GraphPair:
         """A fresh copy: sessions change what they get."""
         return read_component(path, self.component).copy()
 
-    def pairs(self, output: str) -> list[Pair]:
+    def pairs(self, output: str) -> list[TensorPair]:
         """The corresponding tensors that ``output`` depends on, in the order of the original; it is the last one.
 
         A tensor of the candidate that has the name of one of the original holds the same values: passes give what
@@ -90,9 +90,9 @@ class GraphPair:
             meant = name if name in order else self.provenance.layouts.get(name)
             if meant in order and name in needed and (meant == name or meant not in matching):
                 matching[meant] = name
-        return [Pair(name, matching[name]) for name in sorted(matching, key=order.__getitem__)]
+        return [TensorPair(name, matching[name]) for name in sorted(matching, key=order.__getitem__)]
 
-    def values(self, pairs: Sequence[Pair]) -> dict[Pair, tuple[Array, Array]]:
+    def values(self, pairs: Sequence[TensorPair]) -> dict[TensorPair, tuple[Array, Array]]:
         """Values of each pair: (the original's in the candidate's layout, the candidate's)."""
         names, ours = [pair.original for pair in pairs], [pair.candidate for pair in pairs]
         expected = record_tensors(self.graph(self.original), self, names, original=True)
@@ -164,7 +164,7 @@ def run_session(session: Session, feeds: Feeds) -> Outputs:
     return {name: np.array(value) for name, value in session.run(feeds).items()}
 
 
-def in_layout_of(pair: Pair, value: Array, like: Array) -> Array:
+def in_layout_of(pair: TensorPair, value: Array, like: Array) -> Array:
     """The original's value in the layout of the candidate's: channels-last, or another view of the same elements.
 
     A channels-last tensor is recognized by its name, not by its shape: where height, width and channels are all 64 the

@@ -26,7 +26,7 @@ from sdort.verification.report.text import (
     image_cells,
     image_verdict,
     lines,
-    summarize,
+    summarize_comparisons,
     summary_cells,
 )
 from sdort.verification.report.timesteps import HEADS as TIMESTEP_HEADS
@@ -37,11 +37,11 @@ from sdort.verification.semantic import Miss, SemanticScore
 _VERDICTS = (PASSED, FAILED, DIFFERS)
 
 
-def html_report(result: Verification) -> str:
+def verification_page(result: Verification) -> str:
     """The whole report."""
     verdict = badge(PASSED, "everything is within its limits") if result.passed else badge(FAILED, FAILED)
     problems = "".join(f"<li>{escape(line.strip())}</li>" for line in lines(result))
-    components = [summary_cells(summary) for summary in summarize(result.comparisons)]
+    components = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
     images = [image_cells(comparison) for comparison in result.images]
     parts = [
         f"<p>{verdict}</p>",

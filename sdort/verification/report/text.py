@@ -17,7 +17,7 @@ from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
 if TYPE_CHECKING:
     from rich.table import Table
 
-PROMPT = 48
+MOST_LETTERS = 48
 """Letters of a prompt that the terminal's table shows."""
 
 
@@ -39,7 +39,7 @@ class Summary:
         return PASSED if self.worst.passed else FAILED
 
 
-def summarize(comparisons: Sequence[Comparison]) -> list[Summary]:
+def summarize_comparisons(comparisons: Sequence[Comparison]) -> list[Summary]:
     """One summary for each component, kind of inputs and reference, in their order."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in comparisons:
@@ -104,7 +104,7 @@ def image_cells(comparison: ImageComparison) -> tuple[str, ...]:
 
 
 def _short(prompt: str) -> str:
-    return prompt if len(prompt) <= PROMPT else f"{prompt[: PROMPT - 3]}..."
+    return prompt if len(prompt) <= MOST_LETTERS else f"{prompt[: MOST_LETTERS - 3]}..."
 
 
 def image_verdict(comparison: ImageComparison) -> str:
@@ -117,7 +117,7 @@ def tables(result: Verification) -> list[Table]:
     from rich.table import Table
 
     made = []
-    rows = [summary_cells(summary) for summary in summarize(result.comparisons)]
+    rows = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
     pictures = [(_short(cells[0]), *cells[1:]) for cells in map(image_cells, result.images)]
     for heads, cells, words in ((HEADS, rows, 3), (IMAGE_HEADS, pictures, 1)):
         if not cells:
@@ -133,8 +133,11 @@ def tables(result: Verification) -> list[Table]:
 
 def lines(result: Verification) -> list[str]:
     """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
-    parts = [f"{s.component}, {s.inputs} inputs, {s.against}: {_problem(s)}" for s in summarize(result.comparisons)
-            if not s.worst.passed]  # fmt: skip
+    parts = [
+        f"{summary.component}, {summary.inputs} inputs, {summary.against}: {_problem(summary)}"
+        for summary in summarize_comparisons(result.comparisons)
+        if not summary.worst.passed
+    ]
     parts += [
         f"image, seed {image.seed}, {image.prompt!r}: {image.problem or image.differs}"
         for image in result.images
