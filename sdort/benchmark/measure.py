@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.benchmark.failures import refuse_failed
-from sdort.benchmark.memory import Meter, Peak, torch_on_gpu
+from sdort.benchmark.memory import MIB, Meter, Peak, torch_on_gpu
 from sdort.benchmark.regression import refuse_slower
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
@@ -28,8 +28,6 @@ from sdort.verification.checks import Precision, Verdict, check_images, precisio
 from sdort.verification.limits import ENOUGH
 from sdort.verification.references import CaseResult, Reference, check_result, generate_images
 from sdort.workload.cases import WHOLE_PIPELINE, Case, further_cases
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -229,11 +227,11 @@ def _row(engine: Engine, case: Case, options: BenchOptions) -> Row:
 
 
 def _fill_memory(row: Row, first: Peak, later: Peak | None) -> None:
-    row.host_first_mib = first.host / _MIB
-    row.device_first_mib = None if first.device is None else first.device / _MIB
+    row.host_first_mib = first.host / MIB
+    row.device_first_mib = None if first.device is None else first.device / MIB
     if later:
-        row.host_later_mib = later.host / _MIB
-        row.device_later_mib = None if later.device is None else later.device / _MIB
+        row.host_later_mib = later.host / MIB
+        row.device_later_mib = None if later.device is None else later.device / MIB
 
 
 def _check(ready: Sequence[_Ready], case: Case, reference: Reference | None, options: BenchOptions) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 from sdort.providers.provider import Provider
 from sdort.runtime.environment import run_tool
 
-_MIB = 1 << 20
+MIB = 1 << 20
 _HOST_PERIOD, _TOOL_PERIOD = 0.002, 0.2
 _PROCESS = Path("/proc/self")
-_SLACK = 4 * _MIB
+_SLACK = 4 * MIB
 """The kernel counts pages in batches per core, and other threads go on."""
 
 
@@ -170,7 +170,7 @@ def _is_fast(reader: Callable[[], int | None] | None) -> bool:
 def _nvidia_used(device_id: int) -> int | None:
     lines = run_tool("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={device_id}")
     with suppress(ValueError):
-        return int(lines[0]) * _MIB if lines else None
+        return int(lines[0]) * MIB if lines else None
     return None
 
 

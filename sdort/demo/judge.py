@@ -8,12 +8,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.demo.prompts import ExpectedScene
 from sdort.demo.scenes import BACKGROUNDS, COLUMNS, IMAGE_SIDE, RGB, ROWS, SHAPES, coverage
+from sdort.model.signature import Array
 
-Array = npt.NDArray[Any]
 Colour = tuple[int, int, int]
 
 # Half of the distance between the two closest colours of a shape and a background (white on beige, 91).

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from sdort.model.signature import Array
 
 IMAGE_SIDE = 64
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring", "star")

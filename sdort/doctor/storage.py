@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
+from sdort.machine.cache import cache_folder
 from sdort.machine.system import System
 from sdort.ops.library import Description
 
@@ -40,15 +41,9 @@ def operator_findings(
     yield Finding(section, check, OK, f"{library}, for the CPU and {names}")
 
 
-def cache_folder(system: System) -> Path:
-    """``$XDG_CACHE_HOME/sdort``, by default below ``~/.cache``."""
-    configured = system.environ.get("XDG_CACHE_HOME")
-    return (Path(configured) if configured else Path(system.environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
-
-
 def cache_findings(system: System) -> Iterator[Finding]:
     """What the caches hold, whether they can be written, and how much room there is."""
-    folder = cache_folder(system)
+    folder = cache_folder(system.environ)
     for part in _folders(folder):
         yield Finding("caches", part.name, OK, f"{_size(_bytes(part))} in {part}")
     home = folder.parent.parent

@@ -12,6 +12,7 @@ from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.request import Request
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.bf16 import made_for_bf16
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
@@ -35,7 +36,7 @@ class OnnxEngine:
         self._sessions: dict[str, Session] = {}
 
     def components(self) -> list[str]:
-        names = [name for name in self.folder.models if name != "safety_checker"]
+        names = [name for name in self.folder.models if name != SAFETY_CHECKER]
         return [*names, *([WHOLE_PIPELINE] if self.folder.generates and self._from_noise() else [])]
 
     def _from_noise(self) -> bool:

@@ -12,6 +12,7 @@ from sdort.engines.engine import Runner, case_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.generation.schedulers import load_scheduler
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.providers.provider import Provider
@@ -22,8 +23,8 @@ _MODULES = {
     "text_encoder": ("text_encoder", "forward"),
     "text_encoder_2": ("text_encoder_2", "forward"),
     "unet": ("unet", "forward"),
-    "vae_encoder": ("vae", "encode"),
-    "vae_decoder": ("vae", "decode"),
+    ENCODER: ("vae", "encode"),
+    DECODER: ("vae", "decode"),
 }
 _PARTS = {part for part, _ in _MODULES.values()}
 
@@ -73,7 +74,7 @@ class TorchEngine:
 
         from sdort.console import quiet_libraries
 
-        skipped = {*(self._parts() - needed), "safety_checker"} & self.index.keys()
+        skipped = {*(self._parts() - needed), SAFETY_CHECKER} & self.index.keys()
         try:
             with quiet_libraries():
                 pipeline = DiffusionPipeline.from_pretrained(
@@ -157,7 +158,7 @@ class TorchEngine:
         config = self.config(_MODULES[component][0])
         shapes: dict[str, tuple[int | str, ...]]
         if component.startswith("vae"):
-            channels = config["in_channels" if component == "vae_encoder" else "latent_channels"]
+            channels = config["in_channels" if component == ENCODER else "latent_channels"]
             shapes = {"sample": ("batch", channels, "height", "width")}
         else:
             shapes = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -22,6 +21,7 @@ from google.protobuf.message import DecodeError
 from sdort.console import detail, warn
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, TemplateBlob
+from sdort.machine.cache import cache_folder
 from sdort.machine.version import __version__
 from sdort.staging import staged_file
 
@@ -32,10 +32,9 @@ _FORMAT = 3
 _PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")
 
 
-def default_folder() -> Path:
+def traces_folder() -> Path:
     """``$XDG_CACHE_HOME/sdort/traces``, by default below ``~/.cache``."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "sdort" / "traces"
+    return cache_folder() / "traces"
 
 
 def trace_key(component: ComponentSpec, opset: int) -> str:

@@ -13,14 +13,13 @@ from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
 from sdort.exporter.bind import bind
-from sdort.exporter.cache import TraceCache, default_folder
+from sdort.exporter.cache import TraceCache, traces_folder
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.manifest import (
     ExportedComponent,
     ExportReport,
     copy_processors,
     write_index,
-    write_json,
     write_manifest,
 )
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
@@ -30,6 +29,7 @@ from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
 from sdort.onnx_io.hashing import hash_file
 from sdort.onnx_io.save import data_file, write
+from sdort.pipelines.configs import write_json
 from sdort.staging import staged_directory
 
 DEFAULT_OPSET = 23
@@ -113,7 +113,7 @@ def export(
         ['text_encoder', 'unet', 'vae_encoder', 'vae_decoder']
     """
     size = StaticSize.parse(static) if isinstance(static, str) else static
-    traces = Path(cache_dir) if cache_dir else default_folder()
+    traces = Path(cache_dir) if cache_dir else traces_folder()
     options = ExportOptions(components, opset, size, variant, allow_pickle, traces)
     return _export(str(model), Path(out), options, overwrite)
 

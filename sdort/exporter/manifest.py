@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +12,8 @@ from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
 from sdort.machine.version import __version__
-from sdort.pipelines.configs import INDEX, MANIFEST
+from sdort.model.component_names import DECODER, ENCODER
+from sdort.pipelines.configs import INDEX, MANIFEST, write_json
 
 _TEXT_FILES = (".json", ".txt", ".jinja")
 
@@ -72,7 +71,7 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
 def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> None:
     """Write ``model_index.json`` with the components that were exported or copied; the others become null."""
     kept = {component.name for component in exported} | set(PROCESSORS)
-    if kept & {"vae_encoder", "vae_decoder"}:
+    if kept & {ENCODER, DECODER}:
         kept.add("vae")
     index: dict[str, Any] = {}
     for name, entry in source.index.items():
@@ -102,8 +101,3 @@ def copy_processors(source: Source, folder: Path) -> None:
         (folder / name).mkdir()
         for file in files:
             shutil.copyfile(file, folder / name / file.name)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file as diffusers does, indented by two."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

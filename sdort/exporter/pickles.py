@@ -12,7 +12,8 @@ import torch
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
-from sdort.model.weights import Array, Weight
+from sdort.model.signature import Array
+from sdort.model.weights import Weight
 
 
 class _TorchWeight(Weight):

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.model.component_names import DECODER, ENCODER
 
 FOLDERS = {
     "text_encoder": "text_encoder",
     "text_encoder_2": "text_encoder_2",
     "unet": "unet",
-    "vae_encoder": "vae",
-    "vae_decoder": "vae",
+    ENCODER: "vae",
+    DECODER: "vae",
 }
 """ComponentSpec -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
@@ -207,8 +208,8 @@ def _vae_decoder(config: Mapping[str, Any]) -> GraphSignature:
 
 
 _VAE: dict[str, Callable[[Mapping[str, Any]], GraphSignature]] = {
-    "vae_encoder": _vae_encoder,
-    "vae_decoder": _vae_decoder,
+    ENCODER: _vae_encoder,
+    DECODER: _vae_decoder,
 }
 
 

@@ -11,6 +11,7 @@ import transformers
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec
+from sdort.model.component_names import DECODER, ENCODER
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""
@@ -78,8 +79,8 @@ def build_module(component: ComponentSpec) -> Any:
     _restore_buffers(component, model)
     if component.name == "unet":
         return _UNet(model, [spec.name for spec in component.inputs])
-    if component.name in ("vae_encoder", "vae_decoder"):
-        return (_VaeEncoder if component.name == "vae_encoder" else _VaeDecoder)(model)
+    if component.name in (ENCODER, DECODER):
+        return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
 
 

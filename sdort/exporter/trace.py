@@ -21,6 +21,7 @@ from sdort.exporter.casts import concrete_casts
 from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, vae_scale
 from sdort.exporter.template import Trace
 from sdort.machine.version import __version__
+from sdort.model.component_names import ENCODER
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""
@@ -93,7 +94,7 @@ def _dynamic(spec: GraphTensor) -> dict[int, str]:
 
 def _example_sizes(component: ComponentSpec) -> Mapping[str, int]:
     """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1."""
-    if component.name != "vae_encoder":
+    if component.name != ENCODER:
         return _EXAMPLE
     larger = max(vae_scale(component.config) // 8, 1)
     return {name: size * larger if name.startswith("sample_") else size for name, size in _EXAMPLE.items()}

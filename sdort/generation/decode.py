@@ -13,19 +13,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError
 from sdort.generation.device_loop import batch_slices
 from sdort.machine.gpus import free_memory
-from sdort.model.signature import TensorSpec, static_size
+from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.runtime.session import Session
 
 if TYPE_CHECKING:
     from sdort.workload.cases import Case
 
-Array = npt.NDArray[Any]
 Size = tuple[int, int, int]
 """Images, and the latents along their height and their width."""
 

@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.errors import ParityError, UsageError
 from sdort.generation.recurrence import Recurrence
-from sdort.model.signature import static_size, timestep_shape
+from sdort.model.signature import Array, static_size, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
-
-Array = npt.NDArray[Any]
 
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
 

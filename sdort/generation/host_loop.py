@@ -13,15 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.errors import ParityError
 from sdort.generation.device_loop import batch_slices, repeated
-from sdort.model.signature import timestep_shape
+from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
-
-Array = npt.NDArray[Any]
 
 
 def embed_guidance(guidance_scale: float, width: int) -> Array:

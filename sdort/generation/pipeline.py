@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.console import detail, progress
 from sdort.generation.decode import Decoder, Plan, choose, size_of
@@ -23,7 +22,7 @@ from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, check_request, check_side, check_text_to_image
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
-from sdort.model.signature import static_size
+from sdort.model.signature import Array, static_size
 from sdort.pipelines.families import Conditioning, Encoder
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
@@ -31,7 +30,6 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 

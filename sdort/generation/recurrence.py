@@ -16,9 +16,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from sdort.model.signature import Array
 
 TOLERANCE = 1e-3
 """Allowed difference between the scheduler in fp32 and the weighted sums, in standard deviations of the latents; a

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from onnx import helper
 
 from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
-
-Array = npt.NDArray[Any]
+from sdort.model.signature import Array
 
 MIN_SIZE = 2**16
 """Elements from which the import of ONNX Runtime (30 ms, 30 MB) and the call of a session are worth it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdort.model.weights import Array, Weight
+from sdort.model.signature import Array
+from sdort.model.weights import Weight
 
 _INFINITY = 0x7C00
 """The bits of float16's infinity; those of NaN are above."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from sdort.model.signature import Array
 
 PIECE = 2**19
 """Elements of a piece. Smaller ones spend their time in Python, larger ones are evicted to memory between two steps."""

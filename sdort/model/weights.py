@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +22,10 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from sdort.errors import BadModelError
 from sdort.model.convert import convert
 from sdort.model.pieces import contiguous, gather, piece_size, split
+from sdort.model.signature import Array
 
 SMALL_BYTES = 1024
 """Tensors up to here (shapes, axes, scalars, epsilons) are arrays in memory, and lie inside a written .onnx file."""
-
-Array = npt.NDArray[Any]
 
 
 class Weight(LazyValues):  # type: ignore[misc]

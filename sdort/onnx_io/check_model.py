@@ -17,11 +17,10 @@ from sdort.errors import BadModelError
 from sdort.model.topological_order import topological_order
 from sdort.onnx_io.check_nodes import check_nodes, default_domain, node_label
 from sdort.onnx_io.check_tensors import ITEMSIZE, MAX_RANK, type_name
+from sdort.onnx_io.wire import COPY_AGAIN
 
 MIN_OPSET = 11
 """Below it BatchNormalization, Resize, Slice and others have other forms, which no exporter in use writes."""
-
-_COPY_AGAIN = "Check that the file is an ONNX model and was copied or downloaded completely."
 
 
 def check_model(model: onnx.ModelProto, component: str) -> list[int]:
@@ -45,7 +44,7 @@ def check_model(model: onnx.ModelProto, component: str) -> list[int]:
         )
     graph = model.graph
     if not graph.output:
-        raise BadModelError("the graph has no outputs", component=component, hint=_COPY_AGAIN)
+        raise BadModelError("the graph has no outputs", component=component, hint=COPY_AGAIN)
     if graph.sparse_initializer:
         raise BadModelError("sparse initializers are not supported", component=component)
     for info in (*graph.input, *graph.output):
@@ -69,7 +68,7 @@ def check_opsets(imports: Iterable[onnx.OperatorSetIdProto], component: str) -> 
     newest = onnx.defs.onnx_opset_version()
     version = opsets.get("")
     if version is None:
-        raise BadModelError("no opset of the default domain is imported", component=component, hint=_COPY_AGAIN)
+        raise BadModelError("no opset of the default domain is imported", component=component, hint=COPY_AGAIN)
     if not MIN_OPSET <= version <= newest:
         raise BadModelError(
             f"opset {version} is not supported (the installed onnx knows {MIN_OPSET} to {newest})",

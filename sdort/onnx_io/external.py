@@ -17,7 +17,7 @@ from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.onnx_io.wire import OWN_FILE
 
 _HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_COPY_AGAIN = "The data file belongs to another model or is truncated; copy or download it again."
+_ANOTHER_FILE = "The data file belongs to another model or is truncated; copy or download it again."
 
 
 class ExternalData:
@@ -47,7 +47,7 @@ class ExternalData:
             raise self._bad(tensor, f"shape {list(tensor.dims)} needs {nbytes} bytes, its length says {length}")
         if offset + nbytes > size:
             text = f"its data ends at byte {offset + nbytes}, but {file.name} has {size} bytes"
-            raise self._bad(tensor, text, _COPY_AGAIN)
+            raise self._bad(tensor, text, _ANOTHER_FILE)
         self._regions.setdefault(file, {})[offset, offset + nbytes] = tensor.name
         return file, offset
 

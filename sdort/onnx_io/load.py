@@ -18,7 +18,8 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from sdort.errors import BadModelError
 from sdort.model.model import Model
-from sdort.model.weights import SMALL_BYTES, Array, Inline, Stored, Weight
+from sdort.model.signature import Array
+from sdort.model.weights import SMALL_BYTES, Inline, Stored, Weight
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes

@@ -48,7 +48,7 @@ _PATHS: dict[str, dict[int, str]] = {
     _TENSOR: {},
 }
 
-_COPY_AGAIN = "Check that the file is an ONNX model and was copied or downloaded completely."
+COPY_AGAIN = "Check that the file is an ONNX model and was copied or downloaded completely."
 
 
 def read_graph(path: Path, component: str) -> onnx.ModelProto:
@@ -71,7 +71,7 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
     except DecodeError:
         raise BadModelError(f"{path} is not an ONNX model", component=component, hint=_hint(path)) from None
     if not proto.HasField("graph"):
-        raise BadModelError(f"{path} is not an ONNX model: it has no graph", component=component, hint=_COPY_AGAIN)
+        raise BadModelError(f"{path} is not an ONNX model: it has no graph", component=component, hint=COPY_AGAIN)
     _check_text(proto, path, component)
     return proto
 
@@ -79,7 +79,7 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
 def _hint(path: Path) -> str:
     with open(path, "rb") as file:
         pointer = file.read(40).startswith(b"version https://git-lfs")
-    return "It is a Git LFS pointer; fetch the file itself with: git lfs pull" if pointer else _COPY_AGAIN
+    return "It is a Git LFS pointer; fetch the file itself with: git lfs pull" if pointer else COPY_AGAIN
 
 
 def _check_text(proto: onnx.ModelProto, path: Path, component: str) -> None:
@@ -89,7 +89,7 @@ def _check_text(proto: onnx.ModelProto, path: Path, component: str) -> None:
     except UnicodeDecodeError:
         broken = True
     if broken:
-        raise BadModelError(f"{path} has names that are not text", component=component, hint=_COPY_AGAIN)
+        raise BadModelError(f"{path} has names that are not text", component=component, hint=COPY_AGAIN)
 
 
 def texts_of(proto: onnx.ModelProto) -> Iterator[str]:

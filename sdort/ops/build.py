@@ -16,7 +16,7 @@ from typing import Any
 
 from sdort.console import detail, progress
 from sdort.errors import OutputError, SdortError, UsageError
-from sdort.ops.library import NAME, built_library, cache_folder, describe, source_folder
+from sdort.ops.library import NAME, built_library, describe, libraries_folder, source_folder
 
 _RECORD = "build.json"
 
@@ -163,5 +163,5 @@ def _stated(text: str, what: str) -> tuple[str, ...]:
 
 def cache_bytes() -> int:
     """Size in bytes of all libraries in the cache, those of other versions of sdort too."""
-    folder = cache_folder()
+    folder = libraries_folder()
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import ProviderError, UsageError
+from sdort.machine.cache import cache_folder
 from sdort.machine.checkout import import_part
 
 NAME = "libsdort_ops.so"
@@ -70,20 +71,19 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_folder() -> Path:
+def libraries_folder() -> Path:
     """``$XDG_CACHE_HOME/sdort/ops``, by default below ``~/.cache``: a folder for each state of the sources."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "sdort" / "ops"
+    return cache_folder() / "ops"
 
 
 def built_library() -> Path:
     """Path of the library of these sources, once it is built."""
-    return cache_folder() / source_digest() / NAME
+    return libraries_folder() / source_digest() / NAME
 
 
 def tuning_table() -> Path:
     """Path of the table that ``sdort ops tune`` writes and every later run reads."""
-    return cache_folder() / "tuning.tsv"
+    return libraries_folder() / "tuning.tsv"
 
 
 def resolve(setting: str) -> Path | None:

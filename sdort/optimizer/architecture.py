@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.model.component_names import DECODER, ENCODER
 
 Config = Mapping[str, Any]
 
@@ -47,8 +48,8 @@ def architecture(config: Config, component: str) -> Counter[str]:
     """
     builders = {
         "unet": _unet,
-        "vae_encoder": _vae_encoder,
-        "vae_decoder": _vae_decoder,
+        ENCODER: _vae_encoder,
+        DECODER: _vae_decoder,
         "text_encoder": _text_encoder,
         "text_encoder_2": _text_encoder,
     }
@@ -112,7 +113,7 @@ def _vae_encoder(config: Config) -> Counter[str]:
     total = _vae_shared(config, channels[-1], bool(config.get("use_quant_conv", True)))
     for level, kind in enumerate(config["down_block_types"]):
         if kind != "DownEncoderBlock2D":
-            raise _unknown("vae_encoder", "down_block_types", kind)
+            raise _unknown(ENCODER, "down_block_types", kind)
         total += _resnets(config, channels[max(level - 1, 0)], channels[level], int(config["layers_per_block"]))
         total["conv"] += level < len(channels) - 1
     return total
@@ -123,7 +124,7 @@ def _vae_decoder(config: Config) -> Counter[str]:
     total = _vae_shared(config, channels[0], bool(config.get("use_post_quant_conv", True)))
     for level, kind in enumerate(config["up_block_types"]):
         if kind != "UpDecoderBlock2D":
-            raise _unknown("vae_decoder", "up_block_types", kind)
+            raise _unknown(DECODER, "up_block_types", kind)
         total += _resnets(config, channels[max(level - 1, 0)], channels[level], int(config["layers_per_block"]) + 1)
         total["conv"] += level < len(channels) - 1
     return total

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sdort.console import detail, progress
+from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
@@ -18,11 +18,12 @@ from sdort.onnx_io.components import survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.expected import config_misses, wrong_counts
-from sdort.optimizer.output import copy_configs, model_file, write_json, write_manifest
+from sdort.optimizer.output import copy_configs, model_file, write_manifest
 from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.request import OptimizeRequest
 from sdort.optimizer.selection import left_out, select_models
+from sdort.pipelines.configs import write_json
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
@@ -164,7 +165,7 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
         write_manifest(request, report, stage)
         if request.report is not None:
-            write_json(request.report, report)
+            write_json(request.report, to_json(report))
         if wrong or (report.misses and not request.allow_misses):
             raise _missed(request, report, certain=bool(wrong))
 

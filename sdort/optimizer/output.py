@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from sdort.console import say, to_json
-from sdort.errors import OutputError
+from sdort.console import say
 from sdort.machine.version import __version__
 from sdort.onnx_io.bf16 import BF16
 from sdort.onnx_io.components import walk
 from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.request import OptimizeRequest
-from sdort.pipelines.configs import MANIFEST, optional_config
+from sdort.pipelines.configs import MANIFEST, optional_config, write_json
 
 MOST_FILES = 5
 """Files that are named where there are many."""
@@ -75,15 +72,3 @@ def write_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path
         "components": components,
     }
     write_json(stage / MANIFEST, {**optional_config(request.source / MANIFEST), "optimized": optimized})
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a report as JSON.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    try:
-        path.write_text(json.dumps(to_json(content), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from sdort.console import say
 from sdort.errors import UsageError
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others
 from sdort.optimizer.request import OptimizeRequest
-
-SAFETY_CHECKER = "safety_checker"
-"""No part of the generation, and no pass is made for it: only who asks for it gets it."""
 
 
 def select_models(request: OptimizeRequest, survey: Survey) -> dict[str, Path]:

@@ -16,9 +16,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper
 
+from sdort.model.signature import Array
 from sdort.model.symbolic import numbers
 from sdort.model.weights import (
-    Array,
     Cast,
     Concatenated,
     Dequantized,
@@ -28,6 +28,7 @@ from sdort.model.weights import (
     Weight,
     as_weight,
 )
+from sdort.passes.reshape import VIEWS
 from sdort.rewrite.editor import Editor, array, producer, scalar, weight
 from sdort.rewrite.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import plain_attributes
@@ -36,7 +37,6 @@ LARGEST_FOLDED = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
 GROWING = frozenset({"Expand", "ConstantOfShape", "Tile", "Range", "Resize", "Pad", "OneHot", "EyeLike", "Upsample"})
 """Their result may be far larger than their inputs."""
-VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )

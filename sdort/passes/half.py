@@ -22,7 +22,8 @@ from onnx import TensorProto, defs, helper
 
 from sdort.model import float16
 from sdort.model.model import Model
-from sdort.model.weights import Array, Weight, cast
+from sdort.model.signature import Array
+from sdort.model.weights import Weight, cast
 from sdort.onnx_io.load import from_proto
 from sdort.operators import find_operator
 from sdort.rewrite.editor import Editor, producer

@@ -1,15 +1,16 @@
-"""JSON files of pipelines and checkpoints: what they are called, and their one reader."""
+"""JSON files of pipelines and checkpoints: what they are called, their one reader and one writer."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, OutputError
 from sdort.staging import INDEX
 
-__all__ = ["INDEX", "MANIFEST", "optional_config", "read_config"]
+__all__ = ["INDEX", "MANIFEST", "optional_config", "read_config", "write_json"]
 
 MANIFEST = "sdort.json"
 """The file in a pipeline's folder that says what made it, and of what."""
@@ -44,3 +45,15 @@ def optional_config(path: Path) -> dict[str, Any]:
         BadModelError: as :func:`read_config`.
     """
     return read_config(path) if path.is_file() else {}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object, indented by two as diffusers does.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

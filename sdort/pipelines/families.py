@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sdort.errors import BadModelError
-
-Array = npt.NDArray[Any]
+from sdort.model.signature import Array
 
 Conditioning = dict[str, Array]
 """Conditioning inputs of the UNet by name, arrays [1, ...]: all it takes beside latents and timestep."""

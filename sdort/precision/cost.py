@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
-from sdort.precision.ranges import GRAPH_FILE, Array, inlined, open_inlined, run_plain
+from sdort.model.signature import Array
+from sdort.precision.ranges import GRAPH_FILE, inlined, open_inlined, run_plain
 
 
 def timed_run(

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import inliner
@@ -24,7 +22,7 @@ from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, ParityError, ProviderError
 from sdort.model.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
 from sdort.model.model import Model
-from sdort.model.signature import Feeds
+from sdort.model.signature import Array, Feeds
 from sdort.model.weights import as_weight
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
@@ -36,8 +34,6 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.rewrite.editor import Editor
 from sdort.runtime.opener import NONE
 from sdort.runtime.session import Session, open_graph
-
-Array = npt.NDArray[Any]
 
 HEADROOM = 4.0
 """What the largest number seen may grow by under another prompt, seed or size before fp16 overflows."""

@@ -10,9 +10,10 @@ import numpy as np
 from sdort.emulation.rounding import emulate
 from sdort.model.error_measure import measure_errors
 from sdort.model.model import Model
+from sdort.model.signature import Array
 from sdort.onnx_io.save import save_model
 from sdort.passes import half
-from sdort.precision.ranges import Array, open_plain, run_plain
+from sdort.precision.ranges import open_plain, run_plain
 from sdort.rewrite.editor import Editor
 
 

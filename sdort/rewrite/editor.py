@@ -16,9 +16,10 @@ from onnx import helper
 
 from sdort.errors import BadModelError
 from sdort.model.model import Model
+from sdort.model.signature import Array
 from sdort.model.symbolic import Dim, Shape
 from sdort.model.topological_order import topological_order
-from sdort.model.weights import Array, Weight
+from sdort.model.weights import Weight
 from sdort.rewrite.inference.facts import Facts
 
 SMALL_ELEMENTS = 1024

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.model import float16
-from sdort.model.weights import Array
+from sdort.model.signature import Array
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float
 

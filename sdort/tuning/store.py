@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError
+from sdort.machine.cache import cache_folder
 from sdort.staging import exchange, is_abandoned
 from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
 from sdort.tuning.key import Key
@@ -25,10 +26,9 @@ from sdort.tuning.key import Key
 _LOCK = ".lock"
 
 
-def default_folder() -> Path:
+def tuning_folder() -> Path:
     """``$XDG_CACHE_HOME/sdort/tuning``, by default below ``~/.cache``."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "sdort" / "tuning"
+    return cache_folder() / "tuning"
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Store:
     """The bundles in a folder, which is made when the first one is stored."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or default_folder()
+        self.folder = folder or tuning_folder()
 
     def names(self) -> list[str]:
         """The bundles' names, damaged ones too."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sdort.model.component_names import DECODER, ENCODER
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -32,8 +34,8 @@ class Tolerance:
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # The same sums in another order: measured at most 6e-6 and 1e-6 on graphs of some hundred layers.
     ("float32", "unet"): Tolerance(1e-4, 1e-5),
-    ("float32", "vae_encoder"): Tolerance(1e-4, 1e-5),
-    ("float32", "vae_decoder"): Tolerance(1e-4, 1e-5),
+    ("float32", ENCODER): Tolerance(1e-4, 1e-5),
+    ("float32", DECODER): Tolerance(1e-4, 1e-5),
     ("float32", "text_encoder"): Tolerance(1e-4, 1e-5),
     ("float32", "text_encoder_2"): Tolerance(1e-4, 1e-5),
     # torch with every weight and activation in fp16 against torch in fp32, random weights of unit gain: largest 1.2e-2,
@@ -41,8 +43,8 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # size). Twice that is allowed: nothing that is only rounded in fp16 needs more, a forgotten scale, mask or bias
     # costs tens of times as much.
     ("float16", "unet"): Tolerance(2.5e-2, 4e-3),
-    ("float16", "vae_encoder"): Tolerance(2.5e-2, 3e-3),
-    ("float16", "vae_decoder"): Tolerance(2.5e-2, 3e-3),
+    ("float16", ENCODER): Tolerance(2.5e-2, 3e-3),
+    ("float16", DECODER): Tolerance(2.5e-2, 3e-3),
     ("float16", "text_encoder"): Tolerance(3e-2, 3e-3),
     ("float16", "text_encoder_2"): Tolerance(3e-2, 3e-3),
     # bf16 has 8 bits where fp16 has 11, and MIGraphX rounds every result to it. The demo model so emulated: largest
@@ -50,8 +52,8 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # text encoder; MIGraphX 2.14 itself, on its target ref: 2.4e-1 and 4.7e-2 on that UNet, 1.8e-1 and 1.8e-2 on that
     # text encoder.
     ("bfloat16", "unet"): Tolerance(3e-1, 6e-2),
-    ("bfloat16", "vae_encoder"): Tolerance(3e-1, 3e-2),
-    ("bfloat16", "vae_decoder"): Tolerance(3e-1, 3e-2),
+    ("bfloat16", ENCODER): Tolerance(3e-1, 3e-2),
+    ("bfloat16", DECODER): Tolerance(3e-1, 3e-2),
     ("bfloat16", "text_encoder"): Tolerance(3e-1, 3e-2),
     ("bfloat16", "text_encoder_2"): Tolerance(3e-1, 3e-2),
 }
@@ -147,8 +149,8 @@ REASONS = (
     Reason(
         "1 - cosine",
         f"{1 - TOLERANCES['float32', 'unet'].cosine:.1e}",
-        " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in ("vae_decoder", "unet")),
-        " to ".join(f"{1 - TOLERANCES['bfloat16', name].cosine:.1e}" for name in ("vae_decoder", "unet")),
+        " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in (DECODER, "unet")),
+        " to ".join(f"{1 - TOLERANCES['bfloat16', name].cosine:.1e}" for name in (DECODER, "unet")),
         "finds a turned output whatever its standard deviation: r^2 / 2 for an error of r, three "
         "times the allowed mean.",
     ),

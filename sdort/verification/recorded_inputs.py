@@ -12,7 +12,7 @@ import numpy as np
 from sdort.generation.images import Generated
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
-from sdort.model.component_names import DECODER
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
@@ -49,7 +49,7 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
         size: height and width of the model's own latent.
     """
     inputs = declared_inputs(read_component(path, component).graph, component)
-    scale = factor if component == "vae_encoder" else 1
+    scale = factor if component == ENCODER else 1
     first = (min(size[0], LARGEST_LATENT_SIDE), min(size[1], LARGEST_LATENT_SIDE))
     sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
     by_shapes: dict[tuple[Any, ...], Inputs] = {}
@@ -120,7 +120,7 @@ def _collect(
             inputs.setdefault(encoder.component, []).append(Inputs(REAL, what, feeds))
     for feeds in fed[DECODER][:1]:
         inputs.setdefault(DECODER, []).append(Inputs(REAL, f"{label}, its latent", feeds))
-    if "vae_encoder" in folder.models and image.problem is None:
-        name = next(iter(folder.file("vae_encoder").signature.inputs))
+    if ENCODER in folder.models and image.problem is None:
+        name = next(iter(folder.file(ENCODER).signature.inputs))
         feeds = {name: encoder_input(image)}
-        inputs.setdefault("vae_encoder", []).append(Inputs(REAL, f"{label}, its image", feeds))
+        inputs.setdefault(ENCODER, []).append(Inputs(REAL, f"{label}, its image", feeds))

@@ -12,6 +12,7 @@ from sdort.engines.original import checkpoint_of, holds_onnx, original_of
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.bf16 import stored_dtype
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.runtime.probe import choose_provider
@@ -26,7 +27,7 @@ from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
 
-SKIPPED = ("safety_checker",)
+SKIPPED = (SAFETY_CHECKER,)
 """Components that take no part in the generation."""
 
 ROUNDED = (

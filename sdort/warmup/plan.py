@@ -9,7 +9,7 @@ from pathlib import Path
 from sdort.errors import UsageError
 from sdort.generation.decode import Plan, Planner
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array
 from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
@@ -17,7 +17,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
 from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
 
-UNUSED = ("safety_checker", "vae_encoder")
+UNUSED = (SAFETY_CHECKER, ENCODER)
 """Components that text to image does not run."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model.component_names import ENCODER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
 from sdort.workload.samples import Input, Sample, fill_inputs, sample_sizes
@@ -72,7 +73,7 @@ class CaseNumbers:
         if item.name == "time_ids":
             size = [self.case.height, self.case.width]
             return np.tile(np.asarray([*size, 0, 0, *size][: shape[1]], np.float32), (shape[0], 1))
-        if len(shape) == 4 and self.case.component == "vae_encoder":
+        if len(shape) == 4 and self.case.component == ENCODER:
             return generator.uniform(-1, 1, shape).astype(np.float32)
         return generator.standard_normal(shape, np.float32)
 
@@ -91,9 +92,9 @@ def make_feeds(
         UsageError: the model is static and was exported for another batch or size.
         BadModelError: an input that no Stable Diffusion component has.
     """
-    scale = 1 if case.component == "vae_encoder" else factor
+    scale = 1 if case.component == ENCODER else factor
     sample = Sample(case.batch, case.height // scale, case.width // scale, TOKENS)
-    image = channels or (3 if case.component == "vae_encoder" else 4)
+    image = channels or (3 if case.component == ENCODER else 4)
     items = [_input(case, spec, inputs, image) for spec in inputs.values()]
     for item, spec in zip(items, inputs.values(), strict=True):
         _refuse_other_size(case, item, spec, sample)

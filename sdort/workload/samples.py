@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
+from sdort.model.component_names import ENCODER
 from sdort.model.signature import Array
 from sdort.operators import channels_axis
 
@@ -135,7 +136,7 @@ class RandomNumbers:
         if item.name == "time_ids":
             return self.generator.integers(0, LARGEST_SIZE_ID + 1, shape).astype(item.dtype)
         values = self.generator.standard_normal(shape)
-        return (np.clip(values, -1, 1) if self.component == "vae_encoder" else values).astype(item.dtype)
+        return (np.clip(values, -1, 1) if self.component == ENCODER else values).astype(item.dtype)
 
 
 def make_inputs(inputs: list[Input], sample: Sample, component: str, seed: int) -> dict[str, Array]:

@@ -15,9 +15,9 @@ from sdort.errors import BadModelError
 from sdort.exporter.cache import TraceCache
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Trace, _decode, _encode, fill, make_template
+from sdort.model.signature import Array
 from sdort.model.weights import (
     Absent,
-    Array,
     Cast,
     Concatenated,
     Inline,

@@ -15,7 +15,8 @@ import pytest
 
 import sdort.model.convert
 from sdort.errors import ProviderError
-from sdort.model.convert import MIN_SIZE, Array, convert
+from sdort.model.convert import MIN_SIZE, convert
+from sdort.model.signature import Array
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16)

@@ -13,8 +13,8 @@ import pytest
 import sdort.model.pieces
 from sdort.errors import BadModelError
 from sdort.model.overflow import count_infinite, count_overflow
+from sdort.model.signature import Array
 from sdort.model.weights import (
-    Array,
     Cast,
     Concatenated,
     Inline,

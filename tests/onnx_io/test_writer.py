@@ -24,9 +24,9 @@ import sdort
 import sdort.onnx_io.save
 from sdort.errors import BadModelError, OutputError
 from sdort.model.model import Model
+from sdort.model.signature import Array
 from sdort.model.weights import (
     Absent,
-    Array,
     Cast,
     Concatenated,
     Inline,

@@ -27,7 +27,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(
-    "place", [library.cache_folder, sdort.exporter.cache.default_folder, sdort.tuning.store.default_folder, Path.home]
+    "place", [library.libraries_folder, sdort.exporter.cache.traces_folder, sdort.tuning.store.tuning_folder, Path.home]
 )
 def test_every_cache_is_the_tests_own(place: Callable[[], Path]) -> None:
     assert not [home for home in homes.users_homes() if place().resolve().is_relative_to(home)]

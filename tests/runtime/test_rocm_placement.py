@@ -16,7 +16,8 @@ from support.full_exports import traced
 from support.optimized_models import optimized
 
 from sdort.model.model import Model
-from sdort.model.weights import Array, Weight
+from sdort.model.signature import Array
+from sdort.model.weights import Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
 from sdort.onnx_io.serialize import serialize

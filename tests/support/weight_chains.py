@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from sdort.model.model import Model
+from sdort.model.signature import Array
 from sdort.model.weights import (
-    Array,
     Weight,
 )
 

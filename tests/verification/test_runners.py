@@ -41,10 +41,12 @@ class Opened:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[SimpleNamespace] = []
         monkeypatch.setattr(session_module, "create_session", self.create)
-        monkeypatch.setattr(session_module, "prepare_tuning", lambda path, component, provider, options: self.tuned(options))
+        monkeypatch.setattr(
+            session_module, "prepare_tuning", lambda path, component, provider, options: self.tuned(options)
+        )
 
     def tuned(self, options: RuntimeOptions) -> Any:
-        return SimpleNamespace(options=options, give=lambda ort: self.calls[-1].__dict__.update(tuned=True))
+        return SimpleNamespace(options=options, apply=lambda ort: self.calls[-1].__dict__.update(tuned=True))
 
     def create(self, model: str | bytes, provider: Provider, options: RuntimeOptions, **settings: Any) -> Any:
         self.calls.append(SimpleNamespace(model=model, provider=provider, options=options, tuned=False, **settings))

@@ -10,6 +10,7 @@ from sdort.benchmark.published import PUBLISHED, Published, PublishedRows
 from sdort.benchmark.report.ablation_table import components, memory, row_of, verdict
 from sdort.benchmark.report.theme import ORANGE, RED, SERIES, SKY, new_figure, text_on, title
 from sdort.benchmark.rows import Row, dtype_text
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.verification.report.html import Theme
 from sdort.workload.cases import WHOLE_PIPELINE
 

@@ -1,0 +1,13 @@
+"""The folder of sdort's caches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_CACHE_HOME/sdort``, by default below ``~/.cache``."""
+    configured = environ.get("XDG_CACHE_HOME")
+    return (Path(configured) if configured else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
