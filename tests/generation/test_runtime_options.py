@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sdort.cli.options import _RUNTIME, runtime_options
+from sdort.cli.options import runtime_options
 from sdort.errors import UsageError
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
@@ -23,9 +23,9 @@ def parse(*arguments: str) -> tuple[int, str, RuntimeOptions | None]:
     @click.option("--other", default="")
     @runtime_options
     @click.argument("path")
-    def command(path: str, other: str, runtime: Any) -> None:
+    def command(path: str, other: str, **options: Any) -> None:
         assert path == "here"
-        got.append(runtime)
+        got.append(RuntimeOptions(**options))
 
     done = CliRunner().invoke(command, [*arguments, "here"])
     return done.exit_code, done.output, got[0] if got else None
@@ -51,7 +51,13 @@ def test_everything_given_arrives() -> None:
 
 
 def test_every_option_sets_a_field() -> None:
-    assert set(_RUNTIME) <= {field.name for field in fields(RuntimeOptions)}
+    @click.command()
+    @runtime_options
+    def command(**options: Any) -> None: ...
+
+    names = {parameter.name for parameter in command.params}
+    assert "device_id" in names
+    assert names <= {field.name for field in fields(RuntimeOptions)}
 
 
 @pytest.mark.parametrize("text", ["gpu_mem_limit", "=1", ""])
