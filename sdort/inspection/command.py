@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sdort.errors import ProviderError
 from sdort.inspection.description import Change, Component, inspect_path
 from sdort.inspection.description import compare_components as compare_components
-from sdort.inspection.profile import Placement, measure_placement, remarks
 from sdort.onnx_io.components import find_models
 from sdort.providers import PROVIDER_NAMES
-from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.probe import choose_provider
+
+if TYPE_CHECKING:
+    from sdort.inspection.profile import Placement
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ def placement(path: str | Path, provider: str) -> Placements:
         >>> sdort.placement("fast", "cpu").placement[0].shares[0].provider
         'CPUExecutionProvider'
     """
+    from sdort.inspection.profile import measure_placement, remarks
+    from sdort.providers.runtime_options import RuntimeOptions
+    from sdort.runtime.probe import choose_provider
+
     options = RuntimeOptions(provider)
     chosen, reason = choose_provider(options)
     if reason:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sdort.errors import ProviderError
@@ -52,6 +51,8 @@ class Flavour:
 
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution, None when it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # sixty modules, which --help needs not
+
     try:
         return version(distribution)
     except PackageNotFoundError:

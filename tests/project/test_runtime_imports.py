@@ -1,4 +1,4 @@
-"""Sessions, tuning and the denoising loop run where no graph library is installed."""
+"""Sessions, tuning and the denoising loop run where no graph library is installed; inspecting takes no session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ MODULES = ("sdort.runtime.session", "sdort.tuning.session_hooks", "sdort.generat
 UNNEEDED = {"diffusers", "onnx_graphsurgeon", "onnxconverter_common", "torch", "transformers", "xxhash"}
 
 
-def test_what_runs_models_imports_no_graph_library() -> None:
-    code = f"import sys, {', '.join(MODULES)}; print(*sys.modules)"
+def imported_by(*modules: str) -> set[str]:
+    """The modules that are imported with ``modules``, in a process of its own."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert UNNEEDED & set(done.stdout.split()) == set()
+    return set(done.stdout.split())
+
+
+def test_what_runs_models_imports_no_graph_library() -> None:
+    assert UNNEEDED & imported_by(*MODULES) == set()
+
+
+def test_inspecting_imports_nothing_that_runs_models() -> None:
+    imported = imported_by("sdort.inspection.command")
+    assert "sdort.inspection.description" in imported
+    assert {"sdort.ops", "sdort.runtime", "sdort.tuning"} & imported == set()
