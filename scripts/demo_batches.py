@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sdort.demo.prompts import AND, BACKGROUND, POSITIONS, RELATION_PHRASES
+from sdort.demo.prompt_language import AND, BACKGROUND, POSITIONS, RELATION_PHRASES
 from sdort.demo.scenes import BACKGROUNDS, COLUMNS, IMAGE_SIDE, RGB, ROWS, SHAPES, SIZES, coverage
 
 Tensor = Any

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from sdort.demo.prompts import held_out
+from sdort.demo.prompt_language import held_out
 from sdort.demo.score import GUIDANCE, STEPS, Score, score
 
 BATCH = 64

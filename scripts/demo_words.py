@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from sdort.demo.prompts import AND, BACKGROUND, POSITIONS, RELATION_PHRASES
+from sdort.demo.prompt_language import AND, BACKGROUND, POSITIONS, RELATION_PHRASES
 from sdort.demo.scenes import BACKGROUNDS, RGB, SHAPES, SIZES
 
 

@@ -40,7 +40,7 @@ def measure(layers: int) -> dict[str, Any]:
     import time
 
     from sdort.onnx_io.load import load_model
-    from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+    from sdort.optimizer.steps import OptimizeOptions, optimize_model
     from sdort.providers import load_target
 
     with tempfile.TemporaryDirectory() as folder:

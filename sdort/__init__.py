@@ -101,12 +101,12 @@ _MODULES = {
     ),
     "sdort.verification.command": ("verify",),
     "sdort.verification.report.json_report": ("report_of",),
-    "sdort.verification.result": ("Verification",),
+    "sdort.verification.outcome": ("Verification",),
     "sdort.warmup.command": (
         "Warmup",
         "warm",
     ),
-    "sdort.warmup.kernels": ("tune_ops",),
+    "sdort.warmup.tune_ops": ("tune_ops",),
 }
 """Module -> the public names that it defines."""
 

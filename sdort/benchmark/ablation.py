@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdort.benchmark.failures import failures, listed
+from sdort.benchmark.failed_rows import failures, listed
 from sdort.benchmark.measure import Measurement, measure_engines, prepare_benchmark
 from sdort.benchmark.published import PUBLISHED, PublishedRows
 from sdort.benchmark.rows import Row

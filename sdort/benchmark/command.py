@@ -226,7 +226,7 @@ def _draw(result: Measurement | Ablation, files: Files, path: Path, options: Ben
     """Plots and report; of an ablation without rooflines, as its variants are gone by now."""
     if not (files.report or files.plots):
         return
-    from sdort.benchmark.report.page import add_rooflines, benchmark_page, report_of, write_plots
+    from sdort.benchmark.report.benchmark_page import add_rooflines, benchmark_page, report_of, write_plots
 
     if isinstance(result, Ablation):
         page = report_of(result, f"sdort bench --ablation {result.original}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort.benchmark.failures import refuse_failed
+from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.memory import MIB, Meter, Peak, torch_on_gpu
 from sdort.benchmark.regression import refuse_slower
 from sdort.benchmark.rows import Row

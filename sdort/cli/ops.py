@@ -144,7 +144,7 @@ def tune(
     """
     from sdort.console import emit_json, say, show
     from sdort.ops.command import tuned_ops
-    from sdort.warmup.kernels import tune_ops
+    from sdort.warmup.tune_ops import tune_ops
 
     if show_only:
         tuned = tuned_ops()

@@ -13,7 +13,7 @@ from sdort.cli.options import runtime_options
 from sdort.verification.limits import REASONS
 
 if TYPE_CHECKING:
-    from sdort.verification.result import Verification
+    from sdort.verification.outcome import Verification
 
 _LIMITS = "\n".join(
     f"  {reason.measure:24} {reason.float32:>8}  {reason.float16:>18}  {reason.bfloat16:>18}" for reason in REASONS

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sdort.demo.prompts import ExpectedScene
+from sdort.demo.prompt_language import ExpectedScene
 from sdort.demo.scenes import BACKGROUNDS, COLUMNS, IMAGE_SIDE, RGB, ROWS, SHAPES, coverage
 from sdort.model.signature import Array
 

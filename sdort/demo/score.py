@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from sdort.demo.judge import PromptVerdict, judge_scene
-from sdort.demo.prompts import parse
+from sdort.demo.prompt_language import parse
 
 # The shares of right images that the demo model was trained to reach, with guidance 5 and 30 steps.
 SINGLE_BAR, PAIR_BAR = 0.90, 0.75

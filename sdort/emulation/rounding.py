@@ -5,7 +5,7 @@ so a model that overflows on a GPU seems sound there. Here every cast is explici
 kernels store intermediate results, as attention's scores, are taken apart by their definitions, and these rounded too.
 
 A model that is made for bf16 holds fp32: its provider rounds weights, inputs and every result itself
-(:mod:`sdort.onnx_io.bf16`).
+(:mod:`sdort.onnx_io.precision_mark`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, helper, inliner
 
 from sdort.emulation.standard import call_function, expand, parse_function
-from sdort.onnx_io.bf16 import says_bf16
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.precision_mark import says_bf16
 from sdort.operators import find_operator
 from sdort.passes.widen import all_nodes, names_of_dtype, widen
 

@@ -14,7 +14,7 @@ from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
-from sdort.onnx_io.bf16 import made_for_bf16
+from sdort.onnx_io.precision_mark import made_for_bf16
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sdort.errors import BadModelError
-from sdort.exporter.configs import COPY_AGAIN
+from sdort.exporter.component_configs import COPY_AGAIN
 from sdort.exporter.safetensors import read_tensors
 from sdort.model.weights import Weight
 from sdort.pipelines.configs import read_config

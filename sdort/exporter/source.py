@@ -15,7 +15,7 @@ from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.cache import TraceCache
-from sdort.exporter.configs import COPY_AGAIN, class_defaults, normalise
+from sdort.exporter.component_configs import COPY_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.pipelines.configs import INDEX, read_config
 

@@ -18,9 +18,9 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.model import Model
-from sdort.onnx_io.bf16 import PRECISION_KEY
 from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
+from sdort.onnx_io.precision_mark import PRECISION_KEY
 from sdort.providers import PROVIDER_NAMES, load_target
 
 if TYPE_CHECKING:

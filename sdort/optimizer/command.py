@@ -13,16 +13,16 @@ from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
-from sdort.onnx_io.bf16 import BF16, PRECISION_KEY
 from sdort.onnx_io.components import survey
 from sdort.onnx_io.load import load_model
+from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.expected import config_misses, wrong_counts
+from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, model_file, write_manifest
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport, OptimizeReport
-from sdort.optimizer.request import OptimizeRequest
 from sdort.optimizer.selection import left_out, select_models
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.pipelines.configs import write_json
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16

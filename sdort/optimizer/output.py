@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sdort.console import say
 from sdort.machine.version import __version__
-from sdort.onnx_io.bf16 import BF16
 from sdort.onnx_io.components import walk
+from sdort.onnx_io.precision_mark import BF16
+from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
-from sdort.optimizer.request import OptimizeRequest
 from sdort.pipelines.configs import MANIFEST, optional_config, write_json
 
 MOST_FILES = 5

@@ -8,7 +8,7 @@ from sdort.console import say
 from sdort.errors import UsageError
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others
-from sdort.optimizer.request import OptimizeRequest
+from sdort.optimizer.optimize_request import OptimizeRequest
 
 
 def select_models(request: OptimizeRequest, survey: Survey) -> dict[str, Path]:

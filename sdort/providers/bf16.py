@@ -1,4 +1,4 @@
-"""bf16: which providers compute in it, and opening a model that was made for it (:mod:`sdort.onnx_io.bf16`).
+"""bf16: which providers compute in it, and opening a model that was made for it (:mod:`sdort.onnx_io.precision_mark`).
 
 The provider's option is set, and asked for. No other provider takes bf16 graphs; kernels and their types: ONNX
 Runtime's docs/OperatorKernels.md for CUDA and the CPU, the wheel's provider library for ROCm. Without the fused norms
@@ -14,7 +14,7 @@ from typing import Any
 
 from sdort.errors import ProviderError, UsageError
 from sdort.machine.distributions import flavour
-from sdort.onnx_io.bf16 import made_for_bf16
+from sdort.onnx_io.precision_mark import made_for_bf16
 from sdort.providers import PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

@@ -12,8 +12,8 @@ import onnx
 from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec, cast_feeds
-from sdort.onnx_io.bf16 import says_bf16
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.precision_mark import says_bf16
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

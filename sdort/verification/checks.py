@@ -11,7 +11,7 @@ from sdort.generation.images import Generated
 from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
 from sdort.providers.provider import Provider
-from sdort.verification.images import compare_image, summarize_images
+from sdort.verification.image_comparison import compare_image, summarize_images
 from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"

@@ -12,10 +12,10 @@ from sdort.errors import OutputError, UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import write_atomically
-from sdort.verification.images import read_prompts
-from sdort.verification.report.page import verification_page
-from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.run import verify_pipeline as verify_with
+from sdort.verification.image_comparison import read_prompts
+from sdort.verification.outcome import Verification, VerifyOptions
+from sdort.verification.pipeline_comparison import verify_pipeline as verify_with
+from sdort.verification.report.verification_page import verification_page
 
 
 def verify(

@@ -13,8 +13,8 @@ from sdort.emulation.standard import expand, needs_expansion
 from sdort.errors import BadModelError
 from sdort.generation.pipeline import TextToImage, assemble
 from sdort.model.signature import Array, Feeds
-from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.ops.library import AUTO, OFF, resolve
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import CPU

@@ -9,7 +9,7 @@ from importlib import import_module
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.signature import Array
-from sdort.verification.images import no_image
+from sdort.verification.image_comparison import no_image
 
 Counts = dict[str, tuple[int, int]]
 """By kind: right images, and judged images."""
@@ -60,7 +60,7 @@ def semantic_requests(most: int | None = None) -> list[Request]:
     Args:
         most: upper bound of their number, evenly from the list; each keeps its noise.
     """
-    prompts, scoring = import_module("sdort.demo.prompts"), import_module("sdort.demo.score")
+    prompts, scoring = import_module("sdort.demo.prompt_language"), import_module("sdort.demo.score")
     every = [
         Request(prompt, steps=scoring.STEPS, guidance_scale=scoring.GUIDANCE, seed=seed)
         for seed, prompt in enumerate(prompts.held_out())

@@ -807,7 +807,7 @@ def test_wrong_options_are_usage_errors(
 def test_a_folder_that_cannot_be_written_to_is_found_first(
     tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdort.benchmark.command.measure", None)
+    monkeypatch.setattr("sdort.benchmark.command.measure_pipeline", None)
     result = sdort(tiny.onnx, "--output", "missing/out.csv")
     assert result.exit_code == OutputError.exit_code
     assert "missing" in result.stderr

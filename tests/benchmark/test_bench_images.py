@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sdort.benchmark.failures import refuse_failed
+from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions

@@ -21,8 +21,8 @@ from sdort.benchmark import roofline, roofline_worker
 from sdort.benchmark.ablation import Ablation, MeasuredStep, ablation_steps
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import figures, image_maps
+from sdort.benchmark.report.benchmark_page import BenchReport, add_rooflines, benchmark_page, report_of, write_plots
 from sdort.benchmark.report.image_maps import similarity
-from sdort.benchmark.report.page import BenchReport, add_rooflines, benchmark_page, report_of, write_plots
 from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
 from sdort.benchmark.report.theme import SERIES, text_on

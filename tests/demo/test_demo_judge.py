@@ -12,7 +12,7 @@ import pytest
 
 from sdort.demo.judge import connected_parts, detect_shapes, judge_scene
 from sdort.demo.judge import wrong as words_for
-from sdort.demo.prompts import POSITIONS, RELATION_PHRASES, held_out, parse
+from sdort.demo.prompt_language import POSITIONS, RELATION_PHRASES, held_out, parse
 from sdort.demo.scenes import BACKGROUNDS, RGB, SHAPES, SIZES, Scene, SceneShape, render
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, Score, score
 from sdort.errors import UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sdort.demo import CARD, DEMO_FOLDER, DEMO_NAMES, write_demo
-from sdort.demo.prompts import held_out, parse
+from sdort.demo.prompt_language import held_out, parse
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, score
 
 # None of these is held out; small enough a list for every run of the tests.

@@ -14,9 +14,9 @@ from support.small_graphs import edit, load, operators, parse, run, to_proto
 from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.model.symbolic import symbol
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
-from sdort.passes import attention as attention_pass
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.passes import attention_form as attention_pass
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import Outcome, apply_stage
 from sdort.rewrite.causal_masks import is_causal

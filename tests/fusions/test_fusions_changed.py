@@ -18,7 +18,7 @@ from sdort.emulation.standard import expand
 from sdort.errors import SdortError
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto
-from sdort.passes import attention
+from sdort.passes import attention_form
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Fusion, load_fusions
@@ -46,7 +46,7 @@ def fuse(fusion: Fusion, proto: onnx.ModelProto) -> Model | None:
         model = from_proto(copy(proto), None, "test")
         editor = Editor(model)
         if fusion.stage in ("fuse", "lower"):
-            attention.run(editor)  # what comes after it takes an Attention to be in the form that it leaves
+            attention_form.run(editor)  # what comes after it takes an Attention to be in the form that it leaves
         matched = apply_fusion(fusion, editor).matched
     except SdortError:
         return None

@@ -26,8 +26,8 @@ from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.runtime.placement import parse_placement
 

@@ -8,8 +8,8 @@ from support.models import Built
 
 from sdort.model.model import Model
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 
 SD15_UNET = {

@@ -10,8 +10,8 @@ from support.attention_forms import DOUBLE, FLOAT, HALF, Form, expected, inputs_
 from support.small_graphs import run, to_proto
 
 from sdort.onnx_io.load import from_proto
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import PROVIDER_NAMES, load_target
 
 MASKS = ("float", "bool", "infinite")

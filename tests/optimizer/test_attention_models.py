@@ -12,8 +12,8 @@ from support.small_graphs import Array, run
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 
 CASES = [

@@ -15,7 +15,7 @@ from support.parity import compare
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
 

@@ -20,7 +20,7 @@ from sdort import console
 from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
-from sdort.optimizer.pipeline import PIPELINE
+from sdort.optimizer.steps import PIPELINE
 
 RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {

@@ -21,8 +21,8 @@ from sdort.model.model import Model
 from sdort.model.weights import Weight
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.passes import narrow, types
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import apply_fusion

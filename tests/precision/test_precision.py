@@ -29,8 +29,8 @@ from sdort.errors import ParityError, UsageError
 from sdort.model.weights import as_weight
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.command import optimize
-from sdort.optimizer.pipeline import PIPELINE, OptimizeOptions, PipelineRun
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import PIPELINE, OptimizeOptions, PipelineRun
 from sdort.precision.cost import name_by_owner, share, timed_run
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
 from sdort.precision.positions import find_positions, source, with_views
@@ -247,7 +247,7 @@ def test_a_plan_is_followed_without_measuring(models: Fragile, tmp_path: Path, m
     def never(*_: Any) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr("sdort.precision.fp32_selection.measure", never)
+    monkeypatch.setattr("sdort.precision.fp32_selection.measure_ranges", never)
     report = optimize(models.onnx, tmp_path / "out", fp16=True, fp16_plan=made / PLAN, allow_misses=True)
     for component in COMPONENTS:
         model = Path(component) / "model.onnx"

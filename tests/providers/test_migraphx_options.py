@@ -14,7 +14,7 @@ from support import rocm_stub, wheels
 
 from sdort.errors import ProviderError, UsageError
 from sdort.machine.elf import needed
-from sdort.onnx_io.bf16 import BF16, PRECISION_KEY
+from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.runtime_options import RuntimeOptions, provider_options

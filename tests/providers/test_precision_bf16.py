@@ -19,7 +19,7 @@ from support.small_models import evaluate, write
 from sdort.cli import cli
 from sdort.emulation.rounding import emulate
 from sdort.errors import ProviderError, UsageError
-from sdort.onnx_io.bf16 import BF16, PRECISION_KEY, made_for_bf16, stored_dtype
+from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY, made_for_bf16, stored_dtype
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, refuse_bf16, with_bf16
 from sdort.providers.cuda import PROVIDER as CUDA

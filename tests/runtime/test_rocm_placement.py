@@ -21,7 +21,7 @@ from sdort.model.weights import Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
 from sdort.onnx_io.serialize import serialize
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions, provider_options

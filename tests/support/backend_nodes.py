@@ -25,7 +25,7 @@ from sdort.errors import SdortError
 from sdort.model.weights import Absent, Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor
 

@@ -12,13 +12,13 @@ from support.optimized_models import described
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import CPU, load_target
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding, bisect
 from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import Precision
-from sdort.verification.components import ONNX, Comparison, compare_component
+from sdort.verification.component_comparison import ONNX, Comparison, compare_component
 from sdort.verification.recorded_inputs import RANDOM, Inputs
 from sdort.verification.runners import RunConfiguration
 from sdort.workload.samples import Sample, declared_inputs, make_inputs

@@ -15,8 +15,8 @@ from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
 from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
 

@@ -18,8 +18,8 @@ import onnx
 from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
-from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.limits import TOLERANCES, Tolerance

@@ -15,9 +15,9 @@ from sdort.exporter import cache as traces
 from sdort.exporter.cache import TraceCache, trace_key
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.machine.distributions import Flavour
-from sdort.onnx_io.bf16 import BF16
-from sdort.onnx_io.bf16 import PRECISION_KEY as BF16_KEY
 from sdort.onnx_io.model_hash import hash_files, hash_model
+from sdort.onnx_io.precision_mark import BF16
+from sdort.onnx_io.precision_mark import PRECISION_KEY as BF16_KEY
 from sdort.ops.library import library_hash
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

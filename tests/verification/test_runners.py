@@ -16,7 +16,7 @@ from support.small_models import write
 import sdort
 from sdort.cli import cli
 from sdort.machine import distributions
-from sdort.onnx_io.bf16 import BF16, PRECISION_KEY
+from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

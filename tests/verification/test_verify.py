@@ -17,7 +17,7 @@ from support.exports import Case
 from support.parity import OutputParity, Parity, compare
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
-from sdort.onnx_io.bf16 import stored_dtype
+from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.verification.limits import TOLERANCES, Tolerance
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 

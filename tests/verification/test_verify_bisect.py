@@ -21,7 +21,7 @@ from sdort.verification.bisection import search as bisect_module
 from sdort.verification.bisection.blame import CAST, FUSION, NODE, SUM, bisect
 from sdort.verification.bisection.search import find_divergence, search
 from sdort.verification.bisection.tensor_pairs import TENSORS_PER_SESSION, GraphPair, TensorPair, difference
-from sdort.verification.components import ONNX, Comparison
+from sdort.verification.component_comparison import ONNX, Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import RANDOM
 

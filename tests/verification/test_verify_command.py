@@ -28,16 +28,16 @@ from sdort.errors import BadModelError, ParityError
 from sdort.optimizer.command import optimize
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.verification import run as verification
-from sdort.verification.components import Comparison
-from sdort.verification.images import ImageComparison
+from sdort.verification import pipeline_comparison as verification
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.image_comparison import ImageComparison
+from sdort.verification.outcome import Verification, VerifyOptions
+from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map
 from sdort.verification.report.json_report import report_of
-from sdort.verification.report.page import verification_page
 from sdort.verification.report.text import lines, tables
 from sdort.verification.report.timesteps import timestep_table
-from sdort.verification.result import Verification, VerifyOptions
-from sdort.verification.run import verify_pipeline
+from sdort.verification.report.verification_page import verification_page
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
 OPTIONS = VerifyOptions(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)

@@ -19,7 +19,7 @@ from support.exports import Case
 from sdort.emulation.standard import MINIMUM_OPSET
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.pipeline import OptimizeOptions, optimize_model
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.verification import runners
 from sdort.verification.bisection import blame as blame_module
@@ -29,7 +29,7 @@ from sdort.verification.bisection.decomposition import decompose
 from sdort.verification.bisection.fused_steps import WrongStep, same_order
 from sdort.verification.bisection.step_detection import detect_steps
 from sdort.verification.bisection.tensor_pairs import GraphPair, run_session
-from sdort.verification.components import ONNX, Comparison
+from sdort.verification.component_comparison import ONNX, Comparison
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import RANDOM
 

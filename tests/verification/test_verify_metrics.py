@@ -11,8 +11,8 @@ from sdort.generation.images import Generated
 from sdort.model.signature import Array
 from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in_layout_of
 from sdort.verification.checks import pair_outputs
-from sdort.verification.components import judge_output
-from sdort.verification.images import (
+from sdort.verification.component_comparison import judge_output
+from sdort.verification.image_comparison import (
     PROMPTS,
     ImageComparison,
     compare_images,

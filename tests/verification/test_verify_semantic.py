@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.demo.judge import describe_image
-from sdort.demo.prompts import POSITIONS, held_out, parse
+from sdort.demo.prompt_language import POSITIONS, held_out, parse
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import BadModelError
 from sdort.generation.images import Generated
@@ -22,10 +22,10 @@ from sdort.generation.request import Request
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score
+from sdort.verification.outcome import Verification, VerifyOptions
 from sdort.verification.report.json_report import report_of
-from sdort.verification.report.page import verification_page
 from sdort.verification.report.text import lines
-from sdort.verification.result import Verification, VerifyOptions
+from sdort.verification.report.verification_page import verification_page
 from sdort.verification.runners import RunConfiguration
 from sdort.verification.semantic import semantic_requests
 from sdort.verification.semantic_score import score_candidate

@@ -39,7 +39,7 @@ from sdort.tuning.key import make_key
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE, working_folder
 from sdort.warmup import command as warm
-from sdort.warmup import plan
+from sdort.warmup import items as plan
 from sdort.workload.cases import generation_cases
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.

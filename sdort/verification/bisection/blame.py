@@ -17,12 +17,12 @@ from sdort.errors import SdortError
 from sdort.model import float16
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
-from sdort.onnx_io.bf16 import stored_dtype
+from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
 from sdort.verification.bisection.search import Divergence, find_divergence
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
 from sdort.verification.bisection.tensor_pairs import GraphPair, TensorPair, run_graph, tolerance_share
-from sdort.verification.components import Comparison
+from sdort.verification.component_comparison import Comparison
 from sdort.verification.limits import Tolerance
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"

@@ -19,7 +19,7 @@ from sdort.emulation.rounding import emulate_graph
 from sdort.errors import SdortError
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
-from sdort.onnx_io.bf16 import says_bf16, stored_dtype
+from sdort.onnx_io.precision_mark import says_bf16, stored_dtype
 from sdort.verification.bisection.decomposition import decompose
 from sdort.verification.bisection.step_detection import STEP_NAMES, after_casts, detect_steps
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values

@@ -20,8 +20,8 @@ from sdort.model import float16
 from sdort.model.error_measure import measure_errors
 from sdort.model.pieces import split
 from sdort.model.signature import Array, Feeds
-from sdort.onnx_io.bf16 import stored_dtype
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.ops.library import OFF
 from sdort.rewrite.provenance import Provenance, read_provenance
 from sdort.runtime.session import Session

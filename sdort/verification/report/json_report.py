@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
-from sdort.verification.components import Comparison
-from sdort.verification.images import ImageComparison, ImageSummary
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.image_comparison import ImageComparison, ImageSummary
 from sdort.verification.limits import REASONS, Reason
-from sdort.verification.result import Verification
+from sdort.verification.outcome import Verification
 from sdort.verification.semantic import Counts, Miss, SemanticScore
 
 

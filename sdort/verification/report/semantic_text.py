@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdort.verification.result import FAILED, PASSED
+from sdort.verification.outcome import FAILED, PASSED
 from sdort.verification.semantic import Counts, Miss, SemanticScore
 
 MOST_LINES = 8

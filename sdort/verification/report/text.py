@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sdort.model.error_measure import Errors
-from sdort.verification.components import Comparison
-from sdort.verification.images import ImageComparison
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import ENOUGH
+from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.semantic_text import semantic_lines
-from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdort.verification.components import Comparison
-from sdort.verification.result import FAILED, PASSED
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.outcome import FAILED, PASSED
 
 HEADS = ("component", "against", "largest of")
 

@@ -13,16 +13,16 @@ from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
-from sdort.onnx_io.bf16 import stored_dtype
+from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.runtime.probe import choose_provider
 from sdort.verification.bisection.blame import bisect
 from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import precision
-from sdort.verification.components import ONNX, TORCH, Comparison, compare_component
-from sdort.verification.images import compare_images, failed_images, make_requests
+from sdort.verification.component_comparison import ONNX, TORCH, Comparison, compare_component
+from sdort.verification.image_comparison import compare_images, failed_images, make_requests
+from sdort.verification.outcome import Verification, VerifyOptions
 from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, RecordedRun, random_inputs, record_run
-from sdort.verification.result import Verification, VerifyOptions
 from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch

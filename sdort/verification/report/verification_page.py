@@ -7,8 +7,9 @@ from html import escape
 
 from sdort.machine.version import __version__
 from sdort.verification.bisection.blame import BisectionFinding
-from sdort.verification.images import ImageComparison
+from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import REASONS
+from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.html import (
     badge,
     beside,
@@ -31,7 +32,6 @@ from sdort.verification.report.text import (
 )
 from sdort.verification.report.timesteps import HEADS as TIMESTEP_HEADS
 from sdort.verification.report.timesteps import timestep_table
-from sdort.verification.result import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.semantic import Miss, SemanticScore
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)

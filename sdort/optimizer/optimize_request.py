@@ -19,7 +19,7 @@ class OptimizeRequest:
     fp16_auto: bool = False
     """With fp16: measure what fp16 cannot hold, and leave that in fp32."""
     bf16: bool = False
-    """Write an fp32 model that its provider computes in bf16 (:mod:`sdort.onnx_io.bf16`)."""
+    """Write an fp32 model that its provider computes in bf16 (:mod:`sdort.onnx_io.precision_mark`)."""
     fp16_plan: Path | None = None
     """With fp16: leave in fp32 what this file says (:mod:`sdort.precision.plan`)."""
     sdort_ops: bool = False

@@ -18,7 +18,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.model.model import Model
 from sdort.optimizer.report import ComponentReport, count_operators
 from sdort.passes import (
-    attention,
+    attention_form,
     borrow_shapes,
     expand,
     explicit_inputs,
@@ -213,7 +213,7 @@ PIPELINE = (
     PipelineStep("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
     PipelineStep(
         "attention",
-        lambda run: attention.run(run.editor),
+        lambda run: attention_form.run(run.editor),
         "one form of ONNX's Attention, whoever wrote it; the rest of it is said around it",
     ),
     PipelineStep("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),

@@ -11,8 +11,8 @@ from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
-from sdort.verification.components import ONNX, Comparison
-from sdort.verification.images import PROMPTS, ImageComparison, ImageSummary, summarize_images
+from sdort.verification.component_comparison import ONNX, Comparison
+from sdort.verification.image_comparison import PROMPTS, ImageComparison, ImageSummary, summarize_images
 from sdort.verification.recorded_inputs import RANDOM, REAL
 from sdort.verification.semantic import SemanticScore
 
