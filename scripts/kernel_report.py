@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the kernels' machine code takes of each GPU, as a Markdown table: registers, shared memory, spills, occupancy.
+"""Resources of the kernels' machine code on each GPU, as a Markdown table: registers, shared memory, spills, occupancy.
 
     python scripts/kernel_report.py LIBRARY_OR_FOLDER [--kernel SUBSTRING] [--update custom_ops/REGISTERS.md]
 
@@ -34,7 +34,7 @@ NARROW_FILES = ("gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153")
 
 @dataclass(frozen=True)
 class Unit:
-    """What blocks share; sources: LLVM's AMDGPU usage guide and CUDA's programming guide."""
+    """The resources that blocks share; sources: LLVM's AMDGPU usage guide and CUDA's programming guide."""
 
     simds: int
     registers: int  # of one lane of a SIMD
@@ -59,7 +59,7 @@ class Kernel:
 
     @property
     def blocks(self) -> int:
-        """On a compute unit, work-group processor or multiprocessor at a time."""
+        """Blocks on a compute unit, work-group processor or multiprocessor at a time."""
         unit = unit_of(self.architecture)
         taken = max(-(-self.registers // unit.granule), 1) * unit.granule
         waves = min(unit.waves, unit.registers // taken)
@@ -128,7 +128,7 @@ def cells_of(kernel: Kernel) -> tuple[str, ...]:
 
 
 def table(numbers: Numbers) -> str:
-    """In Markdown; architectures of a kernel with the same numbers share a row."""
+    """The table in Markdown; architectures of a kernel with the same numbers share a row."""
     lines = []
     for name in sorted(numbers, key=natural):
         rows: dict[tuple[str, ...], list[str]] = {}
@@ -141,7 +141,7 @@ def table(numbers: Numbers) -> str:
 
 
 def read_table(text: str) -> Numbers:
-    """What :func:`table` has written."""
+    """The rows that :func:`table` has written."""
     numbers: Numbers = {}
     name = ""
     for line in text.removeprefix(HEADING).splitlines():
@@ -152,7 +152,7 @@ def read_table(text: str) -> Numbers:
 
 
 def merged(before: Numbers, built: Numbers, named: str = "") -> Numbers:
-    """What is built, and of the architectures that are not what was there before, if anything was.
+    """The rows of what is built, and the former ones of the architectures that are not.
 
     Kernels whose names do not contain ``named`` stay as they were.
     """
@@ -208,7 +208,7 @@ def llvm(name: str) -> str:
 
 
 def read_amd(code: bytes) -> list[Kernel]:
-    """From the code object's metadata."""
+    """The numbers in the code object's metadata."""
     kernels = []
     for name, number in amd_metadata(code).items():
         threads, wave = number["max_flat_workgroup_size"], number["wavefront_size"]
@@ -241,7 +241,7 @@ def amd_metadata(code: bytes) -> dict[str, dict[str, int]]:
 
 
 def read_cuda(code: bytes) -> list[Kernel]:
-    """From the sections that ptxas writes: 64-bit ELF, whose attributes CUDA's binary utilities name EIATTR_*."""
+    """The numbers in the sections that ptxas writes: 64-bit ELF, attributes named EIATTR_* by CUDA's tools."""
     sections = sections_of(code)
     target = re.search(rb"-arch (sm_\d+)", code)
     assert target
@@ -278,7 +278,7 @@ def sections_of(code: bytes) -> dict[str, bytes]:
 
 
 def attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
-    """Of a section .nv.info*: the attributes with a value of stated size (format 4); others have it in their header."""
+    """Attributes of a section .nv.info* with a value of stated size (format 4); others have it in their header."""
     at = 0
     while at < len(info):
         form, attribute, size = struct.unpack_from("<BBH", info, at)

@@ -47,7 +47,7 @@ class Files:
 
         Raises:
             OutputError: a folder is missing or not writable.
-            UsageError: what draws the plots is not installed.
+            UsageError: matplotlib is not installed.
         """
         if self.report or self.plots:
             require_matplotlib()
@@ -125,7 +125,7 @@ def bench(
         output: a file for the result.
         report: an HTML page to write, with plots, tables and images (needs matplotlib).
         plots: a folder for the plots as PNG files (needs matplotlib).
-        on_measured: called with the result before anything is drawn.
+        on_measured: called with the result before anything is plotted.
 
     Returns:
         The rows; with ``ablation`` the steps. What failed or is slower is not raised: see ``raise_if_failed()``.
@@ -134,7 +134,7 @@ def bench(
         UsageError: parameters that exclude each other, or a value that the pipeline cannot do.
         BadModelError: there is no pipeline.
         ProviderError: the provider does not load and may not be replaced.
-        OutputError: a file cannot be written; told before anything is measured.
+        OutputError: a file cannot be written; raised before anything is measured.
 
     Example:
         >>> result = sdort.bench("fast", provider="cpu", components=["unet"])
@@ -226,12 +226,12 @@ def _draw(result: Measurement | Ablation, files: Files, path: Path, options: Ben
     """Plots and report; of an ablation without rooflines, as its variants are gone by now."""
     if not (files.report or files.plots):
         return
-    from sdort.benchmark.report.benchmark_page import add_rooflines, benchmark_page, report_of, write_plots
+    from sdort.benchmark.report.benchmark_page import add_rooflines, benchmark_page, benchmark_report, write_plots
 
     if isinstance(result, Ablation):
-        page = report_of(result, f"sdort bench --ablation {result.original}")
+        page = benchmark_report(result, f"sdort bench --ablation {result.original}")
     else:
-        page = report_of(result, f"sdort bench {path.resolve().name}")
+        page = benchmark_report(result, f"sdort bench {path.resolve().name}")
         add_rooflines(page, path, options)
     if files.plots:
         write_plots(page, files.plots)

@@ -58,7 +58,7 @@ class Meter:
 
     @contextmanager
     def peak(self) -> Iterator[Peak]:
-        """Watch memory while the block runs; the result is filled in at its end."""
+        """Measure memory while the block runs; the result is filled in at its end."""
         result = Peak()
         _return_freed_memory()
         device = _Sampler(self._device_used, _HOST_PERIOD if _is_fast(self._device_used) else _TOOL_PERIOD)

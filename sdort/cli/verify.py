@@ -183,12 +183,12 @@ def command(
 
 def _show(result: Verification) -> None:
     from sdort.console import detail, show
-    from sdort.verification.report.text import lines, tables
+    from sdort.verification.report.text import notes, tables
     from sdort.verification.report.timesteps import timestep_lines
 
     for table in tables(result):
         show(table)
     for line in timestep_lines(result.comparisons):
         detail(line)
-    for line in lines(result):
+    for line in notes(result):
         show(line)

@@ -6,7 +6,7 @@ from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.software import installed_software
 from sdort.errors import SdortError
 from sdort.machine.system import System
-from sdort.ops.library import built_library, describe
+from sdort.ops.library import built_library, describe_library
 
 
 def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
@@ -27,7 +27,7 @@ def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
     """
     library = built_library()
     try:
-        description = describe(library) if library.is_file() else None
+        description = describe_library(library) if library.is_file() else None
     except SdortError:  # built for another machine or cut off: as good as none
         description = None
     return diagnosis_of(System(), installed_software(device_id), provider, library, description)

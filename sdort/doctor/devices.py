@@ -22,7 +22,7 @@ _LIBRARIES = {
 
 
 def device_findings(system: System, software: Software, requested: str | None) -> Iterator[Finding]:
-    """What there is of each vendor: GPUs, driver, libraries; and what keeps its providers from working."""
+    """Findings about each vendor's GPUs, driver and libraries, and obstacles to its providers."""
     for vendor, providers in _by_vendor().items():
         needed = [
             provider

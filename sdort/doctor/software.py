@@ -46,7 +46,7 @@ class Software:
 
 
 def installed_software(device_id: int = 0) -> Software:
-    """What is installed in this environment; every provider is loaded once, in a process of its own."""
+    """The packages of this environment; every provider is loaded once, in a process of its own."""
     flavours = tuple(installed_flavours())
     try:
         flavour()
@@ -79,7 +79,7 @@ print(json.dumps({"reason": reason}))
 
 
 def refusal(name: str, device_id: int = 0) -> str | None:
-    """Why a provider does not load, None if it does: in another process, as drivers may end the one that asks."""
+    """The reason why a provider does not load, None if it does: asked in a process that a driver may end."""
     if PROVIDERS[name].is_fallback:
         return None
     command = [sys.executable, "-c", _LOAD, name, str(device_id), *sys.path]

@@ -42,7 +42,7 @@ def operator_findings(
 
 
 def cache_findings(system: System) -> Iterator[Finding]:
-    """What the caches hold, whether they can be written, and how much room there is."""
+    """Findings about the caches: their size, whether they can be written, and how much room there is."""
     folder = cache_folder(system.environ)
     for part in _folders(folder):
         yield Finding("caches", part.name, OK, f"{_size(_bytes(part))} in {part}")

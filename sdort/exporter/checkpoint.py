@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sdort.errors import BadModelError
-from sdort.exporter.component_configs import COPY_AGAIN
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.safetensors import read_tensors
 from sdort.model.weights import Weight
 from sdort.pipelines.configs import read_config
@@ -48,7 +48,7 @@ def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pic
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Weight]:
-    weight_map = read_config(index, "the index of shards", COPY_AGAIN).get("weight_map")
+    weight_map = read_config(index, "the index of shards", DOWNLOAD_AGAIN).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise BadModelError(f"{index} has no weight_map", hint="Copy or download it again.")
     tensors: dict[str, Weight] = {}

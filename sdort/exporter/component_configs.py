@@ -47,7 +47,7 @@ _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = {
 }
 
 
-COPY_AGAIN = "Copy or download it again."
+DOWNLOAD_AGAIN = "Copy or download it again."
 """What to do where a file of a checkpoint is broken."""
 
 

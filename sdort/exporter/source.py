@@ -15,7 +15,7 @@ from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.cache import TraceCache
-from sdort.exporter.component_configs import COPY_AGAIN, class_defaults, normalise
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.pipelines.configs import INDEX, read_config
 
@@ -77,7 +77,7 @@ def read_source(folder: Path, name: str) -> Source:
             f"{folder} holds ONNX graphs already, and no weights to export",
             hint=f"The next step is: sdort optimize {folder} OUT",
         )
-    index = read_config(folder / INDEX, "the pipeline's index", COPY_AGAIN)
+    index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN)
     if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(
             f"{folder} is a {index.get('_class_name', 'pipeline')} without a UNet, VAE or CLIP text encoder",
@@ -124,7 +124,7 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
 def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
     """A component's ``config.json`` with defaults filled in: old configs lack what later versions added."""
     class_name = _class_name(source, name)
-    config = read_config(source.folder / FOLDERS[name] / "config.json", "the config", COPY_AGAIN)
+    config = read_config(source.folder / FOLDERS[name] / "config.json", "the config", DOWNLOAD_AGAIN)
     # Where somebody's checkpoint once lay is nobody's business.
     config.pop("_name_or_path", None)
     return cache.defaults(class_name, class_defaults) | config

@@ -1,4 +1,4 @@
-"""From latents to pixels: whole, image by image, or tile by tile, as memory allows.
+"""Decoding of latents to pixels: whole, image by image, or tile by tile, as memory allows.
 
 The decoder's activations at full resolution are far larger than anything in the UNet. Images one by one need no more
 than one image's; tiles no more than one tile's, whatever the image's size, but each is normalized by its own mean and
@@ -38,7 +38,7 @@ SHARE = 0.8
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode: ``slicing`` takes the images one by one, ``tile`` is a tile's side in latents, None for none."""
+    """Settings of decoding: ``slicing`` takes images one by one, ``tile`` is a tile's side in latents or None."""
 
     slicing: bool = False
     tile: int | None = None
@@ -90,7 +90,7 @@ class Planner:
         return next(fitting, choices[-1])
 
     def smaller(self, size: Size, plan: Plan) -> Plan | None:
-        """How to go on where ``plan`` ran out of memory; None if nothing takes less at once."""
+        """The plan to continue with where ``plan`` ran out of memory; None if nothing takes less at once."""
         tiles = () if static_size(self.latents.shape, 2) else (TILE_LATENTS, SMALLEST_TILE)
         choices = [replace(plan, slicing=True), *(Plan(True, side) for side in tiles)]
         most = math.prod(self.part(size, plan))

@@ -84,7 +84,7 @@ class Guard:
 
 
 def dead(values: Array) -> str | None:
-    """Why values can be nothing: not finite, or the same everywhere; None if they may be right."""
+    """The reason why values are worthless: not finite, or the same everywhere; None if they may be right."""
     if not np.isfinite(values).all():
         return "it gave NaN or infinite values"
     return "it gave the same value everywhere" if values.min() == values.max() else None

@@ -1,4 +1,4 @@
-"""From the decoder's output to PNG files, and the images that must not be written."""
+"""PNG files from the decoder's output, and the images that must not be written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to_image(decoded: Array, seed: int) -> Generated:
 
 
 def constant_problem(pixels: Array) -> str | None:
-    """Why an 8-bit image shows nothing, None when it shows something."""
+    """The reason why an 8-bit image shows nothing, None when it shows something."""
     low, high = int(pixels.min()), int(pixels.max())
     if high - low > _CONSTANT:
         return None

@@ -1,4 +1,4 @@
-"""From a prompt to token ids, as diffusers' Stable Diffusion pipeline tokenizes it."""
+"""Token ids of a prompt, as diffusers' Stable Diffusion pipeline tokenizes it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Recurrence:
     """``inputs[i] @ rows`` is what the UNet gets at step ``i``, ``result @ rows`` the denoised latents.
 
     The rows are, in this order: the first noise, the UNet's output (after guidance) at each of ``steps`` calls, and
-    ``noises`` more draws of noise.
+    ``noises`` more arrays of noise.
     """
 
     timesteps: Array
@@ -61,7 +61,7 @@ class _Draws:
 
 
 def find_recurrence(make: Callable[[], Any]) -> Recurrence | None:
-    """The recurrence of a scheduler; None if it is not linear, or draws its noise in a way of its own.
+    """The recurrence of a scheduler; None if it is not linear, or takes its noise in a way of its own.
 
     Args:
         make: gives a new scheduler with its timesteps set, the same each time.

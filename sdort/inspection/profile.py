@@ -170,7 +170,7 @@ def _times(
 
 
 def placement_table(placements: Sequence[Placement], most: int = 12) -> Table:
-    """For people: per component and provider the sum, then its ``most`` costly operators."""
+    """Lines for people: per component and provider the sum, then its ``most`` costly operators."""
     from rich.table import Table
 
     times = "ms" if any(placement.kernel_times for placement in placements) else "ms (host)"

@@ -1,4 +1,4 @@
-"""Which distribution of ONNX Runtime is installed.
+"""The installed distribution of ONNX Runtime.
 
 Every distribution installs the same import package, ``onnxruntime``. Two of them overwrite each other's files, and
 uninstalling one then breaks the other, so exactly one must be there.

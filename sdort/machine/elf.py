@@ -1,4 +1,4 @@
-"""What a shared library needs, read from its file without loading it.
+"""Dependencies of a shared library, read from its file without loading it.
 
 Source: System V ABI, chapters 4 (object files) and 5 (dynamic linking); 64-bit little-endian files only, as all are
 that ONNX Runtime's Linux packages hold.

@@ -76,7 +76,7 @@ class System:
         return done.stdout.splitlines()
 
     def library_folders(self) -> list[Path]:
-        """Where the dynamic linker looks: ``LD_LIBRARY_PATH``, ``/etc/ld.so.conf``, its own folders."""
+        """Folders that the dynamic linker searches: ``LD_LIBRARY_PATH``, ``/etc/ld.so.conf``, its own."""
         inherited = [part for part in self.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
         names = (*inherited, *self._configured("etc/ld.so.conf"), *_LIBRARIES)
         return [self.path(name) for name in dict.fromkeys(names)]

@@ -57,7 +57,7 @@ def _numpy(values: Array, dtype: np.dtype[Any]) -> Array:
 @lru_cache
 def _kernel(source: np.dtype[Any], target: np.dtype[Any]) -> Callable[[Array], Array] | None:
     """ONNX Runtime's Cast, which many threads may call at a time; None if it is not there, or not what it should be."""
-    # Any error: this is for speed only, and a broken installation is told where ONNX Runtime is really needed.
+    # Any error: this is for speed only, and a broken installation is reported where ONNX Runtime is really needed.
     try:
         session = _session(source, target)
 

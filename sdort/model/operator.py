@@ -189,7 +189,7 @@ class Operator:
         return len(node.input) <= len(self.inputs) and len(node.output) <= len(self.outputs)
 
     def input_positions(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Where these inputs stand."""
+        """Positions of these inputs."""
         return tuple(map(self.inputs.index, names))
 
 

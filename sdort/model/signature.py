@@ -43,7 +43,7 @@ def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, .
 
 
 def cast_feeds(feeds: Mapping[str, Any], inputs: Iterable[TensorSpec], component: str) -> dict[str, Any]:
-    """What a model is fed with, by the names of its inputs.
+    """A model's feeds in the dtypes that it declares, by the names of its inputs.
 
     Args:
         feeds: per input an array of any dtype and layout, or what a runtime keeps in memory of its own; more are left

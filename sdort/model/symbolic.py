@@ -151,7 +151,7 @@ def unknown() -> Expr:
 
 
 def unknowns_made() -> int:
-    """How many sizes :func:`unknown` has made so far."""
+    """Number of sizes that :func:`unknown` has made so far."""
     return _made
 
 

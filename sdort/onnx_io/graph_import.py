@@ -1,4 +1,4 @@
-"""From the graph that onnx-graphsurgeon imports to the one that sdort's passes work on.
+"""Conversion of the graph that onnx-graphsurgeon imports to the one that sdort's passes work on.
 
 - Initializers and Constant nodes are :class:`gs.Constant` tensors; a small one has exactly one consumer, so that a pass
   may change it, and removing a consumer is cheap (a list of hundreds of consumers is searched with a slow ``==``).

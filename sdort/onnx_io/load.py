@@ -1,4 +1,4 @@
-"""From an ONNX file to a :class:`sdort.model.model.Model`, without reading its weights.
+"""Loader of an ONNX file as a :class:`sdort.model.model.Model`, without reading its weights.
 
 An ONNX file is untrusted: :func:`load_model` runs every check of :mod:`sdort.onnx_io.check_model` and
 :mod:`sdort.onnx_io.external` before a byte of weights is read. Tensors above 1 KiB become
@@ -103,7 +103,7 @@ class _Reader:
         return weight
 
     def tensor(self, tensor: TensorProto) -> Array | Weight:
-        """As :meth:`initializer`, for any tensor."""
+        """:meth:`initializer` for any tensor."""
         check_tensor(tensor, self.component)
         if tensor.data_location != TensorProto.EXTERNAL:
             array = onnx.numpy_helper.to_array(tensor)

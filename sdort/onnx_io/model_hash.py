@@ -17,7 +17,7 @@ def hash_model(path: Path) -> str:
 def hash_files(paths: Iterable[Path]) -> str:
     """A hash that differs between models, in milliseconds.
 
-    Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB spread over them, so that an
+    Files up to 4 MiB are covered whole; of larger ones the size and 64 blocks of 64 KiB at even distances, so that an
     edit between the blocks goes unseen.
     """
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""How a model says that it was made for bf16.
+"""The mark of a model that was made for bf16.
 
 MIGraphX rounds an fp32 model's weights and results to bf16 itself when it compiles it. Such a model is an fp32 model,
 whose metadata says ``bf16``: :mod:`sdort.providers.bf16` sets the provider's option when it is opened.

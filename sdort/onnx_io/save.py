@@ -1,4 +1,4 @@
-"""From a :class:`sdort.model.model.Model` to ``model.onnx`` and one ``model.onnx.data``, streamed.
+"""Writer of a :class:`sdort.model.model.Model` as ``model.onnx`` and one ``model.onnx.data``, streamed.
 
 The graph is written without its weights. Those are evaluated and written piece by piece, a few at a time in a small
 thread pool, so peak memory is the graph plus a bounded number of bytes in flight, whatever the size of the model.

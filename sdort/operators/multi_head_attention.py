@@ -48,7 +48,7 @@ def definition(call: Call) -> str | None:
 
 
 def attention_steps(call: Call, mask: str) -> str:
-    """From q4, k4 and v4 [batch, rows, heads, size] to sums [batch, heads, rows, size]; all is computed in float32."""
+    """Steps from q4, k4 and v4 [batch, rows, heads, size] to sums [batch, heads, rows, size], all in float32."""
     scale = call.attributes.get("scale")
     return f"""
       q = Identity (q4)
@@ -79,7 +79,7 @@ MERGE = """
 
 
 def masking(mask: str | None, causal: bool, logical: bool = False) -> str:
-    """From scores to masked; ``mask`` is added to them, or says which are open."""
+    """Steps from scores to masked; ``mask`` is added to them, or says which are open."""
     lines, last = [f"lowest = Constant <value_float = {LOWEST}> ()"], "scores"
     if mask:
         added = [f"added = Cast <to = 1> ({mask})", "open = Add (scores, added)"]

@@ -19,7 +19,7 @@ def infer(call: Call) -> list[Fact]:
 
 
 def definition(call: Call) -> str:
-    """As the function that a model carries: with ONNX Runtime's GroupNorm, which GPU providers have a kernel of."""
+    """The function that a model carries: with ONNX Runtime's GroupNorm, which GPU providers have a kernel of."""
     lines = ["joined = Concat <axis = -1> (X, X2)" if call.has("X2") else "joined = Identity (X)"]
     last = "joined"
     if call.has("embedding"):

@@ -13,7 +13,7 @@ def infer(call: Call) -> list[Fact]:
 
 
 def normalize(epsilon: float, x: str, y: str, gamma: str, beta: str | None) -> str:
-    """From ``sum`` to y, of the dtype of x: normalized over the last axis, times gamma, plus beta if there is one."""
+    """Steps from ``sum`` to y, of the dtype of x: normalized over the last axis, times gamma, plus any beta."""
     return f"""
       axes = Constant <value_ints = [-1]> ()
       epsilon = Constant <value_float = {epsilon:.20f}> ()

@@ -16,7 +16,7 @@ from typing import Any
 
 from sdort.console import detail, progress
 from sdort.errors import OutputError, SdortError, UsageError
-from sdort.ops.library import NAME, built_library, describe, libraries_folder, source_folder
+from sdort.ops.library import LIBRARY_FILE, built_library, describe_library, libraries_folder, source_folder
 
 _RECORD = "build.json"
 
@@ -74,11 +74,11 @@ def _build_into(options: BuildOptions, target: Path) -> Build:
     try:
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=target) as folder:
-            made = replace(_compile(options, Path(folder)), path=target / NAME)
-            (Path(folder) / _RECORD).write_text(json.dumps(asdict(made) | {"path": NAME}, indent=1))
+            made = replace(_compile(options, Path(folder)), path=target / LIBRARY_FILE)
+            (Path(folder) / _RECORD).write_text(json.dumps(asdict(made) | {"path": LIBRARY_FILE}, indent=1))
             # Without its record a library is used, and built again when asked: never one with another's record.
             (target / _RECORD).unlink(missing_ok=True)
-            os.replace(Path(folder) / NAME, target / NAME)
+            os.replace(Path(folder) / LIBRARY_FILE, target / LIBRARY_FILE)
             os.replace(Path(folder) / _RECORD, target / _RECORD)
     except OSError as error:
         raise OutputError(f"cannot write to {target}: {error.strerror or error}") from error
@@ -91,7 +91,7 @@ def last_build() -> Build | None:
     try:
         stored = json.loads((folder / _RECORD).read_text())
         stored["options"] = BuildOptions(**_tuples(stored["options"]))
-        build = Build(**_tuples(stored) | {"path": folder / NAME})
+        build = Build(**_tuples(stored) | {"path": folder / LIBRARY_FILE})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return build if build.path.is_file() else None
@@ -119,10 +119,10 @@ def _compile(options: BuildOptions, staging: Path) -> Build:
         advance(1)
         _run(["cmake", "--build", str(work), "--parallel", str(os.cpu_count() or 1)])
         advance(1)
-    os.replace(work / NAME, staging / NAME)
-    code = tuple(code.architecture for code in describe(staging / NAME).code_objects)
+    os.replace(work / LIBRARY_FILE, staging / LIBRARY_FILE)
+    code = tuple(code.architecture for code in describe_library(staging / LIBRARY_FILE).code_objects)
     return Build(
-        path=staging / NAME,
+        path=staging / LIBRARY_FILE,
         code=code,
         left_out=_stated(configured, "left out"),
         headers=" ".join(_stated(configured, "ONNX Runtime headers")),

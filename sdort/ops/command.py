@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sdort.errors import ProviderError
 from sdort.ops.build import Build, BuildOptions, build, cache_bytes, last_build
-from sdort.ops.library import Description, describe, library_hash, tuning_table
+from sdort.ops.library import Description, describe_library, library_hash, tuning_table
 from sdort.ops.table import Entry, read_table
 
 
@@ -82,7 +82,7 @@ def list_ops() -> OpsLibrary:
     made = last_build()
     if made is None:
         raise ProviderError("the custom operators are not built here", hint="Build them: sdort ops build")
-    return OpsLibrary(made, library_hash(made.path), cache_bytes(), describe(made.path))
+    return OpsLibrary(made, library_hash(made.path), cache_bytes(), describe_library(made.path))
 
 
 def tuned_ops() -> OpsTuning:

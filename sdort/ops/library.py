@@ -17,7 +17,7 @@ from sdort.errors import ProviderError, UsageError
 from sdort.machine.cache import cache_folder
 from sdort.machine.checkout import import_part
 
-NAME = "libsdort_ops.so"
+LIBRARY_FILE = "libsdort_ops.so"
 AUTO, ON, OFF = "auto", "on", "off"
 _BUILD = "sdort ops build"
 _NAMES = "SDORT_OPS"
@@ -25,7 +25,7 @@ _NAMES = "SDORT_OPS"
 
 
 @dataclass(frozen=True)
-class Operator:
+class LibraryOperator:
     """An operator of the library; ``cpu`` and ``gpu`` tell where it has kernels, for float32 and float16."""
 
     domain: str
@@ -49,7 +49,7 @@ class CodeObject:
 class Description:
     """Contents of a library."""
 
-    operators: tuple[Operator, ...]
+    operators: tuple[LibraryOperator, ...]
     code_objects: tuple[CodeObject, ...]
 
 
@@ -78,7 +78,7 @@ def libraries_folder() -> Path:
 
 def built_library() -> Path:
     """Path of the library of these sources, once it is built."""
-    return libraries_folder() / source_digest() / NAME
+    return libraries_folder() / source_digest() / LIBRARY_FILE
 
 
 def tuning_table() -> Path:
@@ -108,12 +108,12 @@ def resolve(setting: str) -> Path | None:
     path = Path(setting).resolve()
     if not path.is_file():
         raise UsageError(f"--custom-ops {setting}: there is no such file", hint="Give auto, on, off or a library.")
-    describe(path)
+    describe_library(path)
     return path
 
 
 @cache
-def describe(path: Path) -> Description:
+def describe_library(path: Path) -> Description:
     """Contents of a library, by its own account.
 
     Raises:
@@ -129,7 +129,7 @@ def describe(path: Path) -> Description:
     function.restype = ctypes.c_char_p
     contents: dict[str, list[dict[str, Any]]] = json.loads(function())
     return Description(
-        tuple(Operator(**operator) for operator in contents["operators"]),
+        tuple(LibraryOperator(**operator) for operator in contents["operators"]),
         tuple(CodeObject(**code) for code in contents["code_objects"]),
     )
 
@@ -174,7 +174,7 @@ def _narrowed(path: Path, provider: str, left_out: Collection[str]) -> Iterator[
         yield
         return
     named = None if asked in (None, "all") else str(asked).split(",")
-    usual = [op.name for op in describe(path).operators if provider != "cuda" or op.by_default_on_cuda or asked]
+    usual = [op.name for op in describe_library(path).operators if provider != "cuda" or op.by_default_on_cuda or asked]
     os.environ[_NAMES] = ",".join({*(usual if named is None else named)} - {*left_out}) or "none"
     try:
         yield

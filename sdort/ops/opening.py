@@ -1,4 +1,4 @@
-"""What has to be done so that a model opens with the library as it opens without it.
+"""Preparation of a model, so that it opens with the library as it opens without it.
 
 A library that registers operators in com.microsoft changes two things for every model, whether it has such operators
 or not:
@@ -24,11 +24,11 @@ from sdort.model.operator import Operator
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import load_operators
 
-VERSION = 1
+CONTRIB_OPSET = 1
 """Of com.microsoft, the only one that there is."""
 
 
-def prepare(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str]]:
+def prepare_model(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str]]:
     """A model as it is opened with the library.
 
     Args:
@@ -59,7 +59,7 @@ def lacks_domain(proto: onnx.ModelProto) -> bool:
 def import_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto``, which now imports com.microsoft."""
     if lacks_domain(proto):
-        proto.opset_import.add(domain=MICROSOFT, version=VERSION)
+        proto.opset_import.add(domain=MICROSOFT, version=CONTRIB_OPSET)
     return proto
 
 

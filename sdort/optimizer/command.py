@@ -19,7 +19,7 @@ from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.expected import config_misses, wrong_counts
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.optimizer.output import copy_configs, model_file, write_manifest
+from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
@@ -163,7 +163,7 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
             copy_configs(request, stage)
         report.seconds = round(time.perf_counter() - start, 3)
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
-        write_manifest(request, report, stage)
+        extend_manifest(request, report, stage)
         if request.report is not None:
             write_json(request.report, to_json(report))
         if wrong or (report.misses and not request.allow_misses):

@@ -1,4 +1,4 @@
-"""How many operators a component must have, derived from its diffusers or transformers config alone.
+"""Expected operator counts of a component, derived from its diffusers or transformers config alone.
 
 The graph cannot say what should have fused: a fusion that silently misses everything leaves a graph that looks
 complete. So the counts come from the architecture (:mod:`sdort.optimizer.architecture`), a target's kernels say which

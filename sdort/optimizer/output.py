@@ -56,7 +56,7 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
         say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:MOST_FILES])}{more}")
 
 
-def write_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path) -> None:
+def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path) -> None:
     """Write ``sdort.json``: what the source's has, and what was made of it.
 
     Raises:

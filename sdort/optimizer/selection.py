@@ -1,4 +1,4 @@
-"""Which of the models that are there are optimized."""
+"""Selection of the models to optimize."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def left_out(request: OptimizeRequest, survey: Survey) -> dict[str, str]:
         return {}
     reasons = {}
     if SAFETY_CHECKER in survey.components:
-        reasons[SAFETY_CHECKER] = "it has no part in drawing"
+        reasons[SAFETY_CHECKER] = "it has no part in the generation"
     for name, path in survey.spare.items():
         reasons[name] = f"{path.with_name('model.onnx').relative_to(survey.path)} is beside it"
     for name, reason in reasons.items():

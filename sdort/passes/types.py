@@ -84,7 +84,7 @@ def _parameters(op: str, opset: int) -> tuple[tuple[tuple[str, frozenset[str]], 
 
 
 def untaken(node: gs.Node, editor: Editor, opset: int) -> str | None:
-    """Which input or output of a standard node is of a type that its operator has not in ``opset``; None if none is."""
+    """The input or output of a standard node whose type its operator does not take in ``opset``, or None."""
     for index, tensor, dtype, _, allowed in _typed(node, editor, opset):
         if _text(dtype) not in allowed:
             return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, which it does not take"

@@ -53,7 +53,7 @@ def set_opset(model: Model, opset: int) -> None:
 
 
 def inexpressible(node: gs.Node, opset: int) -> str | None:
-    """Why a node of :data:`sdort.rewrite.pattern.OPSET` means something else in ``opset``, or nothing; None if not."""
+    """The reason why a node of :data:`sdort.rewrite.pattern.OPSET` means something else in ``opset``, or nothing."""
     if node.domain or _restate(node, OPSET, opset):
         return None
     return f"{node.op} of opset {OPSET} cannot be expressed in opset {opset}, the newest the target loads"

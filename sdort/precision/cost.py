@@ -1,4 +1,4 @@
-"""What nodes cost: their part of the time of a run in fp32, on the CPU, where every operator can be run.
+"""Cost of nodes: their part of the time of a run in fp32, on the CPU, where every operator can be run.
 
 On a GPU a node takes about twice as long in fp32 as in fp16, or more where fp16 has matrix units of its own. The part
 that nodes have of the time here tells a few cheap ones from half of the model.

@@ -1,4 +1,4 @@
-"""How large the numbers in a graph get, measured while it runs in fp32.
+"""Ranges of the numbers in a graph, measured while it runs in fp32.
 
 First every tensor is reduced to its extremes where it is made. So it lives no longer than in an ordinary run, and all
 are measured in one: memory is that of the run itself. ONNX Runtime keeps the order of the nodes if asked to; its own
@@ -53,7 +53,7 @@ class Range:
 
     @property
     def too_large(self) -> bool:
-        """It overflows, or comes so near that another input may."""
+        """Whether it overflows, or comes so near that another input may."""
         return self.largest * HEADROOM > LARGEST
 
     @property

@@ -36,7 +36,7 @@ class Risk:
 
     @property
     def reason(self) -> str:
-        """In words, with the numbers."""
+        """The reason in words, with the numbers."""
         measured = self.range
         if not measured.too_large:
             lost = f", {measured.vanish:.1%} of it becomes zero" if measured.vanish else ""

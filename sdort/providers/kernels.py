@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a provider's file imports no graph libraries
 
 
 def argmax_of_floats(call: Call) -> str | None:
-    """Of integers neither GPU provider has one. Of equal ones the last, no provider has another operator for."""
+    """The reason against an ArgMax: no GPU provider has one of integers, and none takes the last of equal ones."""
     dtype = call.dtype("data")
     if dtype is not None and dtype.kind in "iu" and not call.attributes.get("select_last_index"):
         return f"ArgMax takes floats only, these are {dtype}"

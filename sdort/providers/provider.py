@@ -120,12 +120,12 @@ class Provider:
 
     @property
     def name(self) -> str:
-        """What ``--provider`` calls it."""
+        """The name that ``--provider`` takes."""
         return self.target.name
 
     @property
     def ep(self) -> str:
-        """What ONNX Runtime calls it."""
+        """ONNX Runtime's name."""
         return self.target.execution_provider
 
     @property
@@ -140,12 +140,12 @@ class Provider:
 
     @property
     def numbered(self) -> bool:
-        """Whether it can be told which of several devices to take."""
+        """Whether it takes the id of one of several devices."""
         return any("device_id" in options for options in self.releases.values())
 
     @property
     def install(self) -> str:
-        """What pip installs to get it, quoted for a shell."""
+        """The requirement that pip installs, quoted for a shell."""
         return f"'{self.package or f'sdort[{self.name}]'}'"
 
     def known_options(self, version: str) -> tuple[str, KnownOptions]:

@@ -16,7 +16,7 @@ from sdort.providers.provider import KnownOptions, Provider
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What a user asked of the runtime.
+    """Options of the runtime, as a user asks for them.
 
     Turned into options by :func:`provider_options` and :func:`session_options` alone.
     """
@@ -118,7 +118,7 @@ def can_tune(provider: Provider, options: RuntimeOptions) -> bool:
 
 
 def tuning_remark(provider: Provider, options: RuntimeOptions) -> str | None:
-    """What to tell the user about ``--tuning`` on the provider that is in use."""
+    """Remark on ``--tuning`` for the provider that is in use."""
     if options.tuning and not provider.tuning and can_tune(provider, options):
         return f"tuning on {provider.name}: the first steps try the variants of sdort's own kernels and take longer"
     if options.tuning and not provider.tuning:

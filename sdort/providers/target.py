@@ -1,4 +1,4 @@
-"""What an execution provider runs, as data.
+"""Abilities of an execution provider, as data.
 
 Which operators a provider has kernels for, and which input forms these take, the operators' files say
 (:mod:`sdort.operators`); a provider's file adds what they do not, and the standard operators that it lacks. Fusing asks
@@ -65,7 +65,7 @@ class Target:
         return replace(self, left_out=self.left_out | {*operators})
 
     def unsupported(self, node: gs.Node, editor: Editor | None = None) -> str | None:
-        """Why this target does not run a node; None if it does.
+        """The reason why this target does not run a node; None if it does.
 
         Args:
             editor: the graph's facts; without them only the operator's name is looked at.

@@ -37,7 +37,7 @@ class Unfused:
 
     @property
     def nearness(self) -> tuple[float, int]:
-        """How near the fusion came, to compare."""
+        """Sort key: how near the fusion came."""
         return self.matched / max(self.of, 1), self.tensors
 
 

@@ -87,7 +87,7 @@ class Editor:
         return value[0] if value is not None and len(value) == 1 and isinstance(value[0], int) else None
 
     def position(self, node: gs.Node) -> int:
-        """Where the node stands in topological order: none that it reads from has a larger number."""
+        """The node's number in topological order: none that it reads from has a larger one."""
         return self._positions[id(node)]
 
     def is_output(self, tensor: gs.Tensor) -> bool:

@@ -19,7 +19,7 @@ from sdort.rewrite.pattern import COMMUTATIVE, Capture, Pattern, PatternNode, Te
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a match is not rewritten: a reason and the value that caused it."""
+    """A refusal to rewrite a match: a reason and the value that caused it."""
 
     reason: str
     value: Any = None

@@ -1,4 +1,4 @@
-"""Why a provider cannot work on a machine, as far as files tell: device, permissions, driver, libraries, gfx name."""
+"""Problems that keep a provider from working, read from files: device, permissions, driver, libraries, gfx name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Problem:
 
 
 def find_problems(provider: Provider, system: System, library: Path | None, device_id: int = 0) -> list[Problem]:
-    """What keeps ``provider`` from working, the most basic first.
+    """Problems that keep ``provider`` from working, the most basic first.
 
     Args:
         library: the provider's installed library; None assumes that of the newest release.

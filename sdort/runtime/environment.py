@@ -1,4 +1,4 @@
-"""What a result was made with: versions and the device, without importing torch."""
+"""The environment of a result: versions and the device, without importing torch."""
 
 from __future__ import annotations
 

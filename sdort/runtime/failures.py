@@ -15,7 +15,7 @@ def first_line(text: str) -> str:
 
 
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
-    """What to say when ONNX Runtime refuses a model."""
+    """The error to raise when ONNX Runtime refuses a model."""
     text = _reason(error)
     if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
         return ProviderError(
@@ -40,7 +40,7 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
 
 
 def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
-    """What to say when a run fails."""
+    """The error to raise when a run fails."""
     text = _reason(error)
     if _out_of_memory(text):
         return MemoryShortageError(

@@ -10,7 +10,7 @@ from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
 from sdort.ops.library import resolve
-from sdort.ops.opening import prepare
+from sdort.ops.opening import prepare_model
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, provider_options, session_options
 
@@ -61,7 +61,7 @@ def create_session(
     onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
     left_out: Collection[str] = ()
     if resolve(options.custom_ops):
-        model, folder, left_out = prepare(model)
+        model, folder, left_out = prepare_model(model)
         data_folder = data_folder or folder
     settings = session_options(onnxruntime, provider, options, severity, left_out)
     if data_folder:

@@ -1,4 +1,4 @@
-"""Which node runs on which provider, from ONNX Runtime's own report.
+"""Placement of nodes on providers, from ONNX Runtime's own report.
 
 Every version since 1.10 writes the placement to its verbose log while a session initialises; no Python call returns it
 in the versions that have the ROCm provider.

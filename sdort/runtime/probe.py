@@ -27,7 +27,7 @@ from sdort.runtime.opener import NotLoadedError, create_session
 
 
 def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
-    """Why ``provider`` cannot be used here and what to do about it; None when a session on it works."""
+    """The reason why ``provider`` cannot be used here and what to do about it; None when a session on it works."""
     if provider.is_fallback:
         return None
     return _why_not(provider.name, options.device_id)
@@ -94,7 +94,7 @@ def _preload(onnxruntime: Any, provider: Provider) -> None:
 
 
 def library_error(provider: Provider) -> str | None:
-    """What the dynamic linker says about the provider's shared library; it names the missing ``.so``."""
+    """The dynamic linker's message about the provider's shared library; it names the missing ``.so``."""
     if provider.library is None:
         return None
     folder = _library_folder()

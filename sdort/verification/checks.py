@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Precision:
-    """Which tolerances hold: the ``dtype`` that values are rounded to, and whether that happens on a GPU."""
+    """The key of tolerances: the ``dtype`` that values are rounded to, and whether that happens on a GPU."""
 
     dtype: str
     on_gpu: bool = False

@@ -75,7 +75,7 @@ def verify(
         UsageError: it is not known what to compare with, or a component does not exist.
         BadModelError: there is no pipeline.
         ProviderError: the provider does not load and may not be replaced.
-        OutputError: the report cannot be written; told before anything runs.
+        OutputError: the report cannot be written; raised before anything runs.
 
     Example:
         >>> result = sdort.verify("fast", provider="cpu", components=["unet"])

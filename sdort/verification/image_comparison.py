@@ -47,7 +47,7 @@ class ImageComparison:
 
     @property
     def passed(self) -> bool:
-        """There is nothing to say about it."""
+        """Whether there is nothing to say about it."""
         return self.problem is None and self.differs is None
 
 

@@ -272,7 +272,7 @@ class _Warmer:
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
 
     def estimate(self, item: Item) -> float | None:
-        """How long an item takes: as the finished ones of its component on average."""
+        """Estimated seconds of an item: the average of its component's finished ones."""
         times = self.durations.get(item.case.component)
         return sum(times) / len(times) if times else None
 

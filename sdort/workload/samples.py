@@ -20,7 +20,7 @@ from sdort.model.component_names import ENCODER
 from sdort.model.signature import Array
 from sdort.operators import channels_axis
 
-Dim = int | None
+SampleDim = int | None
 
 TRAIN_TIMESTEPS = 1000
 LARGEST_SIZE_ID = 1024
@@ -49,7 +49,7 @@ class Input:
 
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[Dim, ...]
+    shape: tuple[SampleDim, ...]
     rows: int | None = None
     """For token ids, the rows of the embedding they index."""
     per_sample: bool = False
@@ -168,12 +168,12 @@ def fill_inputs(inputs: Iterable[Input], sample: Sample, component: str, numbers
     return {item.name: numbers(item, _shape(item, sample, component)) for item in inputs}
 
 
-def sample_sizes(item: Input, sample: Sample) -> list[Dim] | None:
+def sample_sizes(item: Input, sample: Sample) -> list[SampleDim] | None:
     """An input's dims by rank, None for what a sample does not say; None for an input of a rank that has no meaning.
 
     (B, C, H, W), (B, S, C), ids (B, S), vectors (B, C), a timestep (1) or (B).
     """
-    by_rank: dict[int, list[Dim]] = {
+    by_rank: dict[int, list[SampleDim]] = {
         4: [sample.batch, None, sample.height, sample.width],
         3: [sample.batch, sample.sequence, None],
         2: [sample.batch, sample.sequence if item.dtype.kind in "iu" else None],

@@ -21,7 +21,13 @@ from sdort.benchmark import roofline, roofline_worker
 from sdort.benchmark.ablation import Ablation, MeasuredStep, ablation_steps
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import figures, image_maps
-from sdort.benchmark.report.benchmark_page import BenchReport, add_rooflines, benchmark_page, report_of, write_plots
+from sdort.benchmark.report.benchmark_page import (
+    BenchReport,
+    add_rooflines,
+    benchmark_page,
+    benchmark_report,
+    write_plots,
+)
 from sdort.benchmark.report.image_maps import similarity
 from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
@@ -118,7 +124,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_loads_nothing_and_shows_everything() -> None:
-    text = benchmark_page(report_of(measurement(), "bench of <demo>"))
+    text = benchmark_page(benchmark_report(measurement(), "bench of <demo>"))
     page = Page(text)
     assert page.loaded
     assert all(re.match(r"data:image/(svg\+xml|png);base64,", each) for each in page.loaded)
@@ -133,7 +139,7 @@ def test_the_page_loads_nothing_and_shows_everything() -> None:
 
 def test_the_page_of_an_ablation_has_its_table() -> None:
     found = ablation()
-    page = Page(benchmark_page(report_of(found, "ablation")))
+    page = Page(benchmark_page(benchmark_report(found, "ablation")))
     assert page.tags.count("tr") == 1 + len(found.stages)
     assert "same graphs as '+ FMHA'" in page.text
     assert "6.1 s" not in page.text  # batch 8 alone was measured
@@ -213,7 +219,7 @@ def test_words_can_be_read(theme: Theme) -> None:
 
 
 def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
-    written = write_plots(report_of(measurement(), "x"), tmp_path / "plots")
+    written = write_plots(benchmark_report(measurement(), "x"), tmp_path / "plots")
     names = [f"{name}-{theme.name}.png" for name in ("latency-batch-1", "memory", "images") for theme in THEMES]
     assert [path.name for path in written] == names
     for path in written:

@@ -9,7 +9,7 @@ import ops_benchmark
 import pytest
 from support import native
 
-from sdort.ops.library import describe
+from sdort.ops.library import describe_library
 
 HEADERS = sorted(
     {path.with_name(f"{path.parent.name}.h") for path in native.SOURCE.glob("operators/*/*kernel.h")},
@@ -50,12 +50,12 @@ def unmeasured(text: str | None = None) -> set[str]:
 
 def test_every_operator_is_in_the_table() -> None:
     """Of those that GPUs have: with a measurement, or without one."""
-    operators = {each.name for each in describe(native.library()).operators if each.gpu}
+    operators = {each.name for each in describe_library(native.library()).operators if each.gpu}
     assert operators == {name for name, _ in measured()} | unmeasured()
 
 
 def test_the_benchmark_tells_what_it_has_not_measured() -> None:
-    operators = {each.name for each in describe(native.library()).operators if each.gpu}
+    operators = {each.name for each in describe_library(native.library()).operators if each.gpu}
     missing = ops_benchmark.unmeasured([{"operator": "BiasAdd"}], native.library())
     assert missing == sorted(operators - {"BiasAdd"})
     assert unmeasured(ops_benchmark.markdown([], None, missing)) == set(missing)
@@ -84,7 +84,7 @@ def test_what_was_measured_is_in_the_table(path: Path) -> None:
     Or that nothing was, which the table then says, too.
     """
     text = part(path, "Measured")
-    operators = {each.name for each in describe(native.library()).operators}
+    operators = {each.name for each in describe_library(native.library()).operators}
     [operator] = [name for name in operators if comment(path).startswith((f" {name}:", f" {name},"))]
     assert (text == "not measured.") == (operator in unmeasured())
     if operator in unmeasured():

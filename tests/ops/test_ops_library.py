@@ -34,7 +34,7 @@ def built(empty_cache: Path) -> Path:
     target.parent.mkdir(parents=True)
     shutil.copy(native.library(), target)
     stored = {
-        "path": library.NAME,
+        "path": library.LIBRARY_FILE,
         "code": ["gfx1100"],
         "left_out": ["gfx950"],
         "headers": "here (API 21)",
@@ -84,7 +84,7 @@ def test_a_shared_library_of_somebody_else_is_refused() -> None:
 
 
 def test_the_library_describes_itself() -> None:
-    found = library.describe(native.library())
+    found = library.describe_library(native.library())
     by_name = {(each.domain, each.name): each for each in found.operators}
     assert {("com.microsoft", "GroupNorm"), ("com.microsoft", "BiasSplitGelu"), ("sdort", "GroupNorm")} <= set(by_name)
     assert by_name["com.microsoft", "BiasAdd"].cpu
@@ -172,7 +172,7 @@ def test_a_build_for_the_cpu_alone(empty_cache: Path) -> None:
     assert code == 0, output
     assert json.loads(output)["code"] == []
     assert library.resolve("on") == library.built_library()
-    assert sorted(p.name for p in library.built_library().parent.iterdir()) == ["build.json", library.NAME]
+    assert sorted(p.name for p in library.built_library().parent.iterdir()) == ["build.json", library.LIBRARY_FILE]
 
 
 def test_the_tuning_table_is_read_line_by_line(empty_cache: Path) -> None:

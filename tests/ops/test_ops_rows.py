@@ -17,7 +17,7 @@ from support.problems import problem, problem_type
 from support.row_cases import Rows, gelu, layer_norm, normal, split_gelu
 from support.rows import Inputs, RowOperator, operators
 
-from sdort.ops.library import describe
+from sdort.ops.library import describe_library
 
 Array = npt.NDArray[Any]
 DTYPES = [np.float32, np.float16]
@@ -86,7 +86,7 @@ def test_every_operator_over_rows_is_here() -> None:
     """Those whose problem has the fields of one; and each is an operator of the library, on GPUs too."""
     fields = {name: {field[0] for field in problem_type(name)._fields_} for name in native.kernel_operators()}
     assert [each.kernels for each in operators()] == [n for n, has in fields.items() if {"rows", "width"} <= has]
-    described = {(each.domain, each.name): each for each in describe(native.library()).operators}
+    described = {(each.domain, each.name): each for each in describe_library(native.library()).operators}
     assert all(described[each.domain, each.name].gpu for each in operators())
     assert all(described[each.domain, each.name].cpu for each in operators())
 

@@ -96,7 +96,7 @@ def write_models(folder: Path) -> None:
 
 
 def test_every_operator_is_tried() -> None:
-    operators = library.describe(native.library()).operators
+    operators = library.describe_library(native.library()).operators
     domains = {"com.microsoft": "", "sdort": "sdort "}
     assert {domains[each.domain] + each.name for each in operators} == set(cases())
 

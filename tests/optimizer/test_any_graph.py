@@ -155,11 +155,12 @@ def test_what_is_left_out_is_told(call: Callable[..., Result], source: Path, tmp
     write(source / "text_encoder" / "model_fp16.onnx", ENCODER)
     result = call("--json")
     assert report(result)["left_out"] == {
-        "safety_checker": "it has no part in drawing",
+        "safety_checker": "it has no part in the generation",
         "text_encoder/model_fp16": "text_encoder/model.onnx is beside it",
     }
     assert (
-        "left out: safety_checker, as it has no part in drawing (--component safety_checker takes it)" in result.stderr
+        "left out: safety_checker, as it has no part in the generation (--component safety_checker takes it)"
+        in result.stderr
     )
     assert "left out: text_encoder/model_fp16, as text_encoder/model.onnx is beside it" in result.stderr
     assert models(tmp_path / "out") == {"text_encoder/model.onnx"}

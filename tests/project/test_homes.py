@@ -68,7 +68,7 @@ def test_what_touches_a_home_is_seen(tmp_path: Path) -> None:
 def test_a_library_and_settings_in_the_users_home_make_no_difference(tmp_path: Path) -> None:
     """Sessions are opened and models written, with a home that spoils whatever reads it."""
     cache = tmp_path / ".cache" / "sdort"
-    spoilt = (cache / "ops" / library.source_digest() / library.NAME, cache / "ops" / "tuning.tsv",
+    spoilt = (cache / "ops" / library.source_digest() / library.LIBRARY_FILE, cache / "ops" / "tuning.tsv",
               cache / "tuning" / "bundle" / "bundle.json", tmp_path / ".cache" / "huggingface" / "token",
               tmp_path / ".config" / "matplotlib" / "matplotlibrc")  # fmt: skip
     for path in spoilt:

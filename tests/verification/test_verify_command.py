@@ -35,7 +35,7 @@ from sdort.verification.outcome import Verification, VerifyOptions
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map
 from sdort.verification.report.json_report import report_of
-from sdort.verification.report.text import lines, tables
+from sdort.verification.report.text import notes, tables
 from sdort.verification.report.timesteps import timestep_table
 from sdort.verification.report.verification_page import verification_page
 
@@ -341,21 +341,21 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     other = replace(other, psnr=30.0, differs="PSNR 30.0 dB, at least 40 wanted")
     found = replace(right, images=[same, other])
     assert found.passed
-    assert "image, seed 1, 'a': PSNR 30.0 dB, at least 40 wanted" in lines(found)
-    assert "images: the median is within the limits, so those that differ may" in lines(found)
+    assert "image, seed 1, 'a': PSNR 30.0 dB, at least 40 wanted" in notes(found)
+    assert "images: the median is within the limits, so those that differ may" in notes(found)
     assert "<span class='verdict differs'>differs</span>" in verification_page(found)
     assert to_json(report_of(found))["images_together"]["lowest"] == 30
     found.images = [other]
     assert found.failed == ["images"]
-    assert "images: PSNR 30.0 dB, at least 40 wanted" in lines(found)
-    assert "images: 1 may differ by chance; --seeds 8 tells" in lines(found)
+    assert "images: PSNR 30.0 dB, at least 40 wanted" in notes(found)
+    assert "images: 1 may differ by chance; --seeds 8 tells" in notes(found)
     found.images = [other, replace(other, prompt="b")]
-    assert "images: 2 may differ by chance; --seeds 4 tells" in lines(found)
+    assert "images: 2 may differ by chance; --seeds 4 tells" in notes(found)
     found.images = [other] * 5 + [same] * 3
     assert found.failed == ["images"]
-    assert "images: median PSNR 30.0 dB, at least 40 wanted (8 images)" in lines(found)
-    assert "chance" not in " ".join(lines(found))
-    assert not [line for line in lines(replace(right, images=[same])) if line.startswith("image")]
+    assert "images: median PSNR 30.0 dB, at least 40 wanted (8 images)" in notes(found)
+    assert "chance" not in " ".join(notes(found))
+    assert not [line for line in notes(replace(right, images=[same])) if line.startswith("image")]
 
 
 def test_equal_images_are_no_missing_ones_in_json(right: Verification) -> None:

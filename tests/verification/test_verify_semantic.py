@@ -24,7 +24,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score
 from sdort.verification.outcome import Verification, VerifyOptions
 from sdort.verification.report.json_report import report_of
-from sdort.verification.report.text import lines
+from sdort.verification.report.text import notes
 from sdort.verification.report.verification_page import verification_page
 from sdort.verification.runners import RunConfiguration
 from sdort.verification.semantic import semantic_requests
@@ -113,7 +113,7 @@ def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[...,
     ]
     assert found.misses[0].seen == describe_image(right_picture(single)[:, :, ::-1])
     assert found.misses[0].original == describe_image(right_picture(single))
-    told = lines(result)
+    told = notes(result)
     assert told[0].startswith("semantic score: single 59 of 60, pair 59 of 60")
     assert told[0].endswith("(wanted: 90% of single shapes, 75% of pairs): ok")
     assert told[1] == "semantic score: 2 wrong, 1 of them by the original too"
@@ -132,7 +132,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     page = verification_page(result)
     assert all(f"<p>{prompt} · seed" in page for prompt in wrong)
     assert page.count("<figure>") == 2 * len(wrong)
-    assert f"and {len(wrong) - 8} more wrong images" in " ".join(lines(result))
+    assert f"and {len(wrong) - 8} more wrong images" in " ".join(notes(result))
 
 
 def test_the_original_gets_a_score_where_that_is_asked_for(judge: Callable[..., Verification]) -> None:
@@ -143,7 +143,7 @@ def test_the_original_gets_a_score_where_that_is_asked_for(judge: Callable[..., 
     assert result.semantic is not None
     assert result.semantic.original is not None
     assert (result.semantic.original["single"], result.semantic.original["pair"]) == ((60, 60), (59, 60))
-    assert "semantic score of the original: single 60 of 60, pair 59 of 60" in " ".join(lines(result))
+    assert "semantic score of the original: single 60 of 60, pair 59 of 60" in " ".join(notes(result))
     assert "<td>59 of 60</td><td>60 of 60</td><td>90%</td>" in verification_page(result)
 
 

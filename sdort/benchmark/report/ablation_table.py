@@ -122,7 +122,7 @@ def _steps(stages: Sequence[MeasuredStep]) -> list[dict[str, str]]:
 
 
 def as_table(ablation: Ablation) -> Table:
-    """As a rich table."""
+    """A rich table."""
     from rich.table import Table
 
     table = Table(caption=ablation_caption(ablation), caption_justify="left")

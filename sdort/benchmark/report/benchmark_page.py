@@ -38,7 +38,7 @@ from sdort.verification.report.html import plot as html_plot
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Draw = Callable[[Theme], "Figure | None"]
+PlotFigure = Callable[[Theme], "Figure | None"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Plot:
 
     name: str
     words: str
-    draw: Draw
+    draw: PlotFigure
 
 
 @dataclass
@@ -75,7 +75,7 @@ class BenchReport:
         yield from self.more
 
 
-def report_of(result: Measurement | Ablation, title: str) -> BenchReport:
+def benchmark_report(result: Measurement | Ablation, title: str) -> BenchReport:
     """Report of a measurement or an ablation, with the images of the smallest batch: larger ones begin alike."""
     measured = result.measured if isinstance(result, Ablation) else result
     smallest = min((pair.row.batch_size for pair in measured.images), default=0)

@@ -69,7 +69,7 @@ def _largest(group: Sequence[Comparison]) -> Errors | None:
     )
 
 
-HEADS = (
+SUMMARY_HEADS = (
     "component", "inputs", "against", "cases", "max error", "mean error", "1 - cosine", "max / std", "allowed",
     "mean / std", "allowed", "",
 )  # fmt: skip
@@ -77,7 +77,7 @@ IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "")
 
 
 def summary_cells(summary: Summary) -> tuple[str, ...]:
-    """A row under :data:`HEADS`."""
+    """A row under :data:`SUMMARY_HEADS`."""
     errors, limit = summary.largest, summary.worst.limit
     first = (summary.component, summary.inputs, summary.against, str(summary.cases))
     if errors is None:
@@ -113,13 +113,13 @@ def image_verdict(comparison: ImageComparison) -> str:
 
 
 def tables(result: Verification) -> list[Table]:
-    """For the terminal: components, then images."""
+    """Tables for the terminal: components, then images."""
     from rich.table import Table
 
     made = []
     rows = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
     pictures = [(_short(cells[0]), *cells[1:]) for cells in map(image_cells, result.images)]
-    for heads, cells, words in ((HEADS, rows, 3), (IMAGE_HEADS, pictures, 1)):
+    for heads, cells, words in ((SUMMARY_HEADS, rows, 3), (IMAGE_HEADS, pictures, 1)):
         if not cells:
             continue
         table = Table()
@@ -131,7 +131,7 @@ def tables(result: Verification) -> list[Table]:
     return made
 
 
-def lines(result: Verification) -> list[str]:
+def notes(result: Verification) -> list[str]:
     """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
     parts = [
         f"{summary.component}, {summary.inputs} inputs, {summary.against}: {_problem(summary)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.outcome import FAILED, PASSED
 
-HEADS = ("component", "against", "largest of")
+COURSE_HEADS = ("component", "against", "largest of")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def timestep_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], 
     """The heads, with a column for each timestep, and the rows; they end in a verdict."""
     every = courses(comparisons)
     timesteps = sorted({timestep for course in every for timestep in course.values}, reverse=True)
-    heads = (*HEADS, *(f"t {timestep:g}" for timestep in timesteps), "allowed", "")
+    heads = (*COURSE_HEADS, *(f"t {timestep:g}" for timestep in timesteps), "allowed", "")
     rows = [
         (course.component, course.against, course.measure, *(_number(course, timestep) for timestep in timesteps),
          f"{course.allowed:.1e}", PASSED if course.passed else FAILED)

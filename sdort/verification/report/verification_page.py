@@ -22,15 +22,15 @@ from sdort.verification.report.html import (
 )
 from sdort.verification.report.semantic_text import KIND_HEADS, kind_cells, original_words
 from sdort.verification.report.text import (
-    HEADS,
     IMAGE_HEADS,
+    SUMMARY_HEADS,
     image_cells,
     image_verdict,
-    lines,
+    notes,
     summarize_comparisons,
     summary_cells,
 )
-from sdort.verification.report.timesteps import HEADS as TIMESTEP_HEADS
+from sdort.verification.report.timesteps import COURSE_HEADS as TIMESTEP_HEADS
 from sdort.verification.report.timesteps import timestep_table
 from sdort.verification.semantic import Miss, SemanticScore
 
@@ -40,14 +40,14 @@ _VERDICTS = (PASSED, FAILED, DIFFERS)
 def verification_page(result: Verification) -> str:
     """The whole report."""
     verdict = badge(PASSED, "everything is within its limits") if result.passed else badge(FAILED, FAILED)
-    problems = "".join(f"<li>{escape(line.strip())}</li>" for line in lines(result))
+    problems = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result))
     components = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
     images = [image_cells(comparison) for comparison in result.images]
     parts = [
         f"<p>{verdict}</p>",
         _facts(result),
         f"<h2>Notes</h2><ul>{problems}</ul>" if problems else "",
-        section("Components", HEADS, components, left=HEADS[:3], verdicts=_VERDICTS),
+        section("Components", SUMMARY_HEADS, components, left=SUMMARY_HEADS[:3], verdicts=_VERDICTS),
         section("Errors by timestep", *timestep_table(result.comparisons), left=TIMESTEP_HEADS, verdicts=_VERDICTS),
         _findings(result.findings),
         section("Images", IMAGE_HEADS, images, left=IMAGE_HEADS[:1], wide=IMAGE_HEADS[:1], verdicts=_VERDICTS),
