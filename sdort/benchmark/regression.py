@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT_KEY = "sdort_bench"
 FORMAT_VERSION = 1
-ACROSS = ("device", "versions", "model")
-"""Properties of a row that make two rows not comparable where they differ."""
 LEAST = 5
 """Timed calls that each side needs: the interval of a median of fewer is no more than their range."""
 RESAMPLES = 4000
@@ -72,7 +70,7 @@ def compare_with_saved(rows: Sequence[Row], saved: Sequence[Row], margin: float,
 
     Args:
         margin: the share by which times may differ, such as 0.1, before it counts.
-        across: those of :data:`ACROSS` that may differ.
+        across: those of ``device``, ``versions`` and ``model`` that may differ.
     """
     before = dict(_keyed(saved))
     for key, row in _keyed(rows):

@@ -26,21 +26,12 @@ from sdort.passes.widen import all_nodes, names_of_dtype, widen
 EMULATED_DOMAIN = "sdort.emulated"
 
 
-def write_emulated(path: Path, out: Path, component: str) -> None:
-    """Write the emulation of a model beside it, so that both share the weights.
-
-    Args:
-        path: the fp16 model, or the one that was made for bf16.
-        out: another ``.onnx`` file in the same folder.
+def emulate(path: Path, component: str) -> onnx.ModelProto:
+    """The emulation of an fp16 model, or of one that was made for bf16, without its weights: it lies beside them.
 
     Raises:
         BadModelError: the file is unsafe or broken, or has an operator in a form that is not known.
     """
-    onnx.save(emulate(path, component), out)
-
-
-def emulate(path: Path, component: str) -> onnx.ModelProto:
-    """The emulation of such a model, without the weights; see :func:`write_emulated`."""
     return emulate_graph(read_component(path, component).copy(), narrow_tensors(path, component))
 
 

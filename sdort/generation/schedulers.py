@@ -31,11 +31,6 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def scheduler_names() -> list[str]:
-    """The short names that :func:`find_scheduler` knows; it takes diffusers' class names as well."""
-    return list(SCHEDULERS)
-
-
 def find_scheduler(name: str) -> tuple[str, dict[str, Any]]:
     """Diffusers' class, and additions to its config, for a short name or a class name.
 

@@ -154,16 +154,6 @@ def find_models(path: Path) -> dict[str, Path]:
     return result.models
 
 
-def identify(path: Path) -> str:
-    """The component that the model in ``path`` is, by its inputs and outputs.
-
-    Raises:
-        BadModelError: the file is broken, or its model is no component of a diffusion pipeline.
-    """
-    (name,) = find_components(path)
-    return name
-
-
 def refuse_misfits(result: Survey, among: Collection[str] = ()) -> None:
     """Raise BadModelError if a model lies in a component's folder and cannot be that component.
 

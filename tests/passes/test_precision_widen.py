@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support.rounded import write_emulated
 from support.small_graphs import Array, parse
 from support.small_models import evaluate, write
 
-from sdort.emulation.rounding import emulate_graph, write_emulated
+from sdort.emulation.rounding import emulate_graph
 from sdort.passes.widen import all_nodes, attention_nodes, names_of_dtype, widen_file
 
 RNG = np.random.default_rng(0)

@@ -21,10 +21,10 @@ from support import fragile
 from support.exports import Case
 from support.fragile import COMPONENTS, Fragile
 from support.parity import Parity, compare
+from support.rounded import write_emulated
 from support.small_models import write
 
 from sdort.cli import cli
-from sdort.emulation.rounding import write_emulated
 from sdort.errors import ParityError, UsageError
 from sdort.model.weights import as_weight
 from sdort.onnx_io.load import load_model

@@ -16,7 +16,7 @@ import pytest
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.generation.images import constant_problem, output_paths, to_image
-from sdort.generation.schedulers import find_scheduler, load_scheduler, scheduler_names
+from sdort.generation.schedulers import SCHEDULERS, find_scheduler, load_scheduler
 from sdort.machine import distributions as flavours
 from sdort.machine.system import System
 from sdort.model.signature import timestep_shape
@@ -629,13 +629,13 @@ def test_schedulers_have_the_names_that_people_use(name: str, class_name: str) -
 def test_an_unknown_scheduler_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="'dppm'") as caught:
         find_scheduler("dppm")
-    assert all(name in str(caught.value) for name in scheduler_names())
+    assert all(name in str(caught.value) for name in SCHEDULERS)
 
 
 def test_every_scheduler_is_one_of_diffusers() -> None:
     import diffusers
 
-    for name in scheduler_names():
+    for name in SCHEDULERS:
         assert hasattr(diffusers, find_scheduler(name)[0]), name
 
 
