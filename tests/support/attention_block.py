@@ -1,4 +1,4 @@
-"""A transformer block small enough to be searched in a moment: self-attention and a gated feed-forward, spelled out."""
+"""A transformer block small enough to be searched in a moment: self-attention and a gated feed-forward, decomposed."""
 
 from __future__ import annotations
 

@@ -39,22 +39,22 @@ def optimized(source: Path, case: Case, folder: Path, target: str, fp16: bool = 
 
 def compare(graphs: GraphPair, precision: str = "float32") -> list[Comparison]:
     inputs = [Inputs(RANDOM, "", graphs.feeds)]
-    found, missing = compare_component(
+    comparisons, missing = compare_component(
         graphs.component, graphs.candidate, {ONNX: graphs.original}, CONFIGURATION, inputs, Precision(precision)
     )
     assert not missing
-    return found
+    return comparisons
 
 
 def found_in(graphs: GraphPair, precision: str = "float32") -> BisectionFinding:
-    failed = [each for each in compare(graphs, precision) if not each.passed]
+    failed = [comparison for comparison in compare(graphs, precision) if not comparison.passed]
     return bisect(graphs, failed[0])
 
 
 def scaled(source: Path, folder: Path, name: str, factor: float) -> Path:
     """A copy of a model with one weight multiplied."""
     model = onnx.load(source)
-    [weight] = [each for each in model.graph.initializer if each.name.endswith(name)]
+    [weight] = [tensor for tensor in model.graph.initializer if tensor.name.endswith(name)]
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name))
     onnx.save(model, folder / "original.onnx")
     return folder / "original.onnx"

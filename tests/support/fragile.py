@@ -1,4 +1,4 @@
-"""The tiny pipeline made fragile: in fp32 it draws what it drew, in fp16 it overflows at known places.
+"""The tiny pipeline made fragile: in fp32 it generates the same images, in fp16 it overflows at known places.
 
 As Stable Diffusion 2.1's attention does, whose scores are far beyond 65504 before the softmax, and as the decoder of
 Stable Diffusion XL's first autoencoder does, between a convolution and the normalization that follows.
@@ -98,7 +98,7 @@ def unfuse_attention(path: Path) -> int:
     for node in proto.graph.node:
         if node.op_type != "MultiHeadAttention":
             continue
-        (heads,) = (each.i for each in node.attribute if each.name == "num_heads")
+        (heads,) = (attribute.i for attribute in node.attribute if attribute.name == "num_heads")
         number = len(proto.functions)
         proto.functions.append(
             parser.parse_function(f"""<domain: "old", opset_import: ["": 18]> Attention{number} (Q, K, V) => (Y) {{

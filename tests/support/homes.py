@@ -32,8 +32,8 @@ EVENTS = {
 
 def users_homes() -> list[Path]:
     """The home that the tests were started with, and the account's."""
-    told = os.environ.setdefault(USERS_HOME, os.path.expanduser("~"))
-    return [Path(home).resolve() for home in dict.fromkeys((told, pwd.getpwuid(os.getuid()).pw_dir))]
+    original = os.environ.setdefault(USERS_HOME, os.path.expanduser("~"))
+    return [Path(home).resolve() for home in dict.fromkeys((original, pwd.getpwuid(os.getuid()).pw_dir))]
 
 
 def settings(home: Path) -> dict[str, str]:

@@ -68,8 +68,8 @@ class Parity:
         worst, limit = self.worst, self.tolerance
         size = f"batch {worst.sample.batch}, {worst.sample.height} x {worst.sample.width}"
         raise ParityError(
-            f"output {worst.name!r} differs from the original by {worst.largest:.1e} of its spread at most and "
-            f"{worst.mean:.1e} in the mean ({size}); {self.dtype} allows {limit.largest:.1e} and {limit.mean:.1e}",
+            f"output {worst.name!r} differs from the original by {worst.largest:.1e} of its standard deviation at most "
+            f"and {worst.mean:.1e} in the mean ({size}); {self.dtype} allows {limit.largest:.1e} and {limit.mean:.1e}",
             component=self.component,
         )
 
@@ -112,11 +112,11 @@ def compare(
     feeds = _feeds(reference, candidate, samples, component, seed)
     # One after the other: only one of the two models is in memory.
     configuration = RunConfiguration(PROVIDERS[provider], RuntimeOptions(provider, custom_ops=custom_ops))
-    wanted = _run(reference, original, list(feeds.values()), component, None)
+    references = _run(reference, original, list(feeds.values()), component, None)
     actual = _run(candidate, optimized, list(feeds.values()), component, configuration)
     outputs = [
         _measure(name, sample, actual_outputs, expected, component)
-        for sample, actual_outputs, expected_outputs in zip(feeds, actual, wanted, strict=True)
+        for sample, actual_outputs, expected_outputs in zip(feeds, actual, references, strict=True)
         for name, expected in expected_outputs.items()
     ]
     return Parity(component, dtype, TOLERANCES[dtype, component], tuple(outputs))

@@ -1,7 +1,7 @@
 """A tiny SDXL pipeline of the true architecture, with random weights of a fixed seed.
 
 As in SDXL the text encoders are of different widths, the second one projects, their tokenizers pad with different
-tokens, the UNet projects linearly, has transformers of another depth at each level and is told sizes, and an empty
+tokens, the UNet projects linearly, has transformers of another depth at each level and takes sizes, and an empty
 negative prompt is zeros. Its autoencoder spans 32 pixels a latent, so that the usual 1024x1024 are 32x32 latents.
 """
 

@@ -31,10 +31,10 @@ def environment(*requirements: str) -> Iterator[Path]:
     folder.mkdir(exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        wanted, made_from = f"{sys.version} {requirements}", folder / "made-from"
-        if not made_from.exists() or made_from.read_text() != wanted:
+        requested, made_from = f"{sys.version} {requirements}", folder / "made-from"
+        if not made_from.exists() or made_from.read_text() != requested:
             _make(folder, requirements)
-            made_from.write_text(wanted)
+            made_from.write_text(requested)
         yield folder
 
 
