@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
-from sdort.machine.cache import cache_folder
+from sdort.machine.cache_folder import cache_folder
 from sdort.machine.system import System
 from sdort.ops.library import Description
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from sdort.console import detail, warn
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, TemplateBlob
-from sdort.machine.cache import cache_folder
+from sdort.machine.cache_folder import cache_folder
 from sdort.machine.version import __version__
 from sdort.staging import staged_file
 

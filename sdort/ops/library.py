@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import ProviderError, UsageError
-from sdort.machine.cache import cache_folder
+from sdort.machine.cache_folder import cache_folder
 from sdort.machine.checkout import import_part
 
 LIBRARY_FILE = "libsdort_ops.so"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError
-from sdort.machine.cache import cache_folder
+from sdort.machine.cache_folder import cache_folder
 from sdort.staging import exchange, is_abandoned
 from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
 from sdort.tuning.key import Key

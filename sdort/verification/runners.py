@@ -28,7 +28,7 @@ Outputs = dict[str, Array]
 
 @dataclass(frozen=True)
 class RunConfiguration:
-    """Where and how a component runs: an execution provider, and the options of its session."""
+    """Configuration of a run: an execution provider, and the options of its session."""
 
     provider: Provider
     options: RuntimeOptions

@@ -86,4 +86,4 @@ CASES = [(name, index) for name, fusion in load_fusions().items() for index in r
 
 
 TOLERANCE = 2e-5
-"""Relative to the output's standard deviation: both sides are the same fp32 arithmetic, associated differently (2^-24 is 6e-8)."""
+"""Of the output's standard deviation: both sides are the same fp32 arithmetic, in another order (2^-24 is 6e-8)."""
