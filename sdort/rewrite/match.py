@@ -117,19 +117,19 @@ class Progress:
     """How many tensors were bound: of two attempts that matched as many nodes, it tells which came further."""
     anchor: gs.Node | None = None
     """The node that is to be explained; of two attempts that matched as many nodes, one of its own says why."""
-    at_anchor: bool = False
-    """Whether the attempt matched the anchor, or stopped at it."""
+    own: int = 0
+    """How much the attempt is the anchor's own: 2 where it matched the anchor, 1 where it stopped at it."""
 
     @property
-    def reached(self) -> tuple[int, bool, int]:
+    def reached(self) -> tuple[int, int, int]:
         """Nodes, then whether the anchor is among them, then tensors: of two attempts the larger came further."""
-        return self.matched, self.at_anchor, self.tensors
+        return self.matched, self.own, self.tensors
 
     def note(self, match: Match, tensor: gs.Tensor | gs.Node, reason: str) -> None:
-        at_anchor = any(node is self.anchor for node in (tensor, *match.nodes.values()))
-        reached = len(match.nodes), at_anchor, len(match.tensors)
+        own = 2 if any(node is self.anchor for node in match.nodes.values()) else int(tensor is self.anchor)
+        reached = len(match.nodes), own, len(match.tensors)
         if reached > self.reached:
-            self.matched, self.at_anchor, self.tensors = reached
+            self.matched, self.own, self.tensors = reached
             self.node, self.reason = tensor.name, reason
 
 

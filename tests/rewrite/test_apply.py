@@ -201,6 +201,19 @@ def test_a_place_that_is_left_is_explained_by_itself() -> None:
     ]
 
 
+def test_a_place_is_not_explained_by_what_stopped_at_it() -> None:
+    """The pattern from the second Where stops at the first, with more tensors than the first itself."""
+    pattern = "g (float[] x, float[] u) => (float[] y) <bool[] k> { n = Neg (x)  y = Where (k, u, n) }"
+    text = """g (float[2] t, bool[2] b) => (float[2] r) <bool[2] c = {1, 0}> {
+        first = Where (b, t, t)  r = Where (c, t, first)
+    }"""
+    (outcome,) = apply_stage([fusion("chosen", pattern, QUICK, "Where")], edit(text), explain=True)
+    assert [(place.node, place.reason) for place in outcome.left] == [
+        ("Where.0", "'k' has to be a constant, 'b' is computed at 'b'"),
+        ("Where.1", "expected Neg -> 'n', found Where at 'Where.0'"),
+    ]
+
+
 SHORT = "g (float[] x) => (float[] y) { n = Neg (x)  y = Exp (n) }"
 LONG = "g (float[] x) => (float[] y) { n = Neg (x)  e = Exp (n)  y = Sqrt (e) }"
 SIN, COS = (f"g (float[] x) => (float[] y) {{ y = {op} (x) }}" for op in ("Sin", "Cos"))
