@@ -160,7 +160,7 @@ def test_the_decoder_is_measured_as_it_decoded_in_the_end(
         return []
 
     monkeypatch.setattr(Session, "run", short)
-    monkeypatch.setattr(module, "measure_cases", measure_pipeline)
+    monkeypatch.setattr(module, "measure_cases", measure)
     factor = open_folder(tiny.onnx).vae_factor
     place = tmp_path / "x.png"
     drawn = invoke(
@@ -188,7 +188,7 @@ def test_the_decoder_is_measured_in_the_parts_that_were_decoded(
         asked.extend(todo)
         return []
 
-    monkeypatch.setattr(module, "measure_cases", measure_pipeline)
+    monkeypatch.setattr(module, "measure_cases", measure)
     monkeypatch.setattr(decode, "TILE_LATENTS", 8)
     drawn = invoke(
         "run", str(tiny.onnx), "--provider", "cpu", "--prompt", "x", "--steps", "1", "--height", "96", "--width", "64",
