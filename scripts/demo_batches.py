@@ -30,7 +30,7 @@ class Scenes:
     cell: Tensor
     """Position of a single shape: row * 3 + column."""
     relation: Tensor
-    """Relation of the first shape to the second, an index into ``RELATIONS``."""
+    """Relation of the first shape to the second, an index into ``RELATION_PHRASES``."""
     x: Tensor
     y: Tensor
 

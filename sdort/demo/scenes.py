@@ -33,7 +33,6 @@ BACKGROUNDS = {
 SIZES = {"small": (7, 8), "medium": (10, 11), "large": (13, 15)}
 """Smallest and largest radius in pixels. No caption says medium: a shape without a word for its size has any."""
 COLUMNS, ROWS = ("left", "center", "right"), ("top", "center", "bottom")
-RELATIONS = ("left of", "right of", "above", "below")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdort.errors import ProviderError
-from sdort.inspection.description import Change, Component, inspect_path
-from sdort.inspection.description import compare_components as compare_components
+from sdort.inspection.description import Change, Component, compare_components, inspect_path
 from sdort.onnx_io.components import find_models
 from sdort.providers import PROVIDER_NAMES
 

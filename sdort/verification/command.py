@@ -14,7 +14,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import write_atomically
 from sdort.verification.image_comparison import read_prompts
 from sdort.verification.outcome import Verification, VerifyOptions
-from sdort.verification.pipeline_comparison import verify_pipeline as verify_with
+from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.verification_page import verification_page
 
 
@@ -112,7 +112,7 @@ def verify(
         semantic_prompts=semantic_prompts,
         semantic_original=semantic_original,
     )
-    result = verify_with(Path(candidate), options)
+    result = verify_pipeline(Path(candidate), options)
     if page:
         write_atomically(page, verification_page(result))
         say(f"wrote {page}")

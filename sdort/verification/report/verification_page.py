@@ -30,8 +30,7 @@ from sdort.verification.report.text import (
     summarize_comparisons,
     summary_cells,
 )
-from sdort.verification.report.timesteps import COURSE_HEADS as TIMESTEP_HEADS
-from sdort.verification.report.timesteps import timestep_table
+from sdort.verification.report.timesteps import COURSE_HEADS, timestep_table
 from sdort.verification.semantic import Miss, SemanticScore
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)
@@ -48,7 +47,7 @@ def verification_page(result: Verification) -> str:
         _facts(result),
         f"<h2>Notes</h2><ul>{problems}</ul>" if problems else "",
         section("Components", SUMMARY_HEADS, components, left=SUMMARY_HEADS[:3], verdicts=_VERDICTS),
-        section("Errors by timestep", *timestep_table(result.comparisons), left=TIMESTEP_HEADS, verdicts=_VERDICTS),
+        section("Errors by timestep", *timestep_table(result.comparisons), left=COURSE_HEADS, verdicts=_VERDICTS),
         _findings(result.findings),
         section("Images", IMAGE_HEADS, images, left=IMAGE_HEADS[:1], wide=IMAGE_HEADS[:1], verdicts=_VERDICTS),
         *map(_image, result.images),
