@@ -85,7 +85,7 @@ class Fusion:
         """The number of nodes of the largest Before."""
         return max(len(before.nodes) for before, _ in self.variants)
 
-    @cached_property
+    @property
     def variants_by_size(self) -> list[list[Variant]]:
         """The variants in groups of one size, the largest first."""
         sizes = sorted({len(before.nodes) for before, _ in self.variants}, reverse=True)
