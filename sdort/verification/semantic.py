@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
+from typing import TYPE_CHECKING
 
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.signature import Array
 from sdort.verification.image_comparison import no_image
+
+if TYPE_CHECKING:  # distributions may leave the demo out
+    from sdort.demo.judge import PromptVerdict
 
 Counts = dict[str, tuple[int, int]]
 """By kind: right images, and judged images."""
@@ -60,7 +63,9 @@ def semantic_requests(most: int | None = None) -> list[Request]:
     Args:
         most: upper bound of their number, evenly from the list; each keeps its noise.
     """
-    prompts, scoring = import_module("sdort.demo.prompt_language"), import_module("sdort.demo.score")
+    from sdort.demo import prompt_language as prompts
+    from sdort.demo import score as scoring
+
     every = [
         Request(prompt, steps=scoring.STEPS, guidance_scale=scoring.GUIDANCE, seed=seed)
         for seed, prompt in enumerate(prompts.held_out())
@@ -71,7 +76,8 @@ def semantic_requests(most: int | None = None) -> list[Request]:
 
 def wrong_requests(requests: Sequence[Request], images: Sequence[Generated]) -> list[Request]:
     """Requests whose images are wrong."""
-    scoring = import_module("sdort.demo.score")
+    from sdort.demo import score as scoring
+
     pairs = zip(requests, images, strict=True)
     return [
         request for request, image in pairs if not scoring.judge_picture(request.prompt, image.pixels).verdict.right
@@ -87,7 +93,8 @@ def score_images(
         images: one for each request.
         original: by prompt, of the same noise; for any of the prompts. With all of them it gets a score too.
     """
-    scoring = import_module("sdort.demo.score")
+    from sdort.demo import score as scoring
+
     judged = [
         scoring.judge_picture(request.prompt, image.pixels) for request, image in zip(requests, images, strict=True)
     ]
@@ -103,11 +110,15 @@ def score_images(
     return SemanticScore(vars(score), bars, score.passed, tuple(misses), None if beside is None else vars(beside))
 
 
-def _miss(request: Request, image: Generated, verdict: object, original: Generated | None) -> Miss:
-    judge, scoring = import_module("sdort.demo.judge"), import_module("sdort.demo.score")
-    wrong, seen = tuple(judge.wrong(verdict)), image.problem or judge.describe(image.pixels)
+def _miss(request: Request, image: Generated, verdict: PromptVerdict, original: Generated | None) -> Miss:
+    from sdort.demo import judge
+    from sdort.demo import score as scoring
+
+    wrong, seen = tuple(judge.wrong(verdict)), image.problem or judge.describe_image(image.pixels)
     miss = Miss(request.prompt, request.seed, wrong, seen, image=image.pixels)
     if original is None:
         return miss
     right = scoring.judge_picture(request.prompt, original.pixels).verdict.right
-    return replace(miss, original=judge.describe(original.pixels), original_right=right, reference=original.pixels)
+    return replace(
+        miss, original=judge.describe_image(original.pixels), original_right=right, reference=original.pixels
+    )

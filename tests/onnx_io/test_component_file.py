@@ -79,7 +79,7 @@ def run(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> np.ndarray:
     ],
 )
 def test_a_command_parses_a_file_once(
-    command: str, options: list[str], tiny: Tiny, reads: Counter[Path], tmp_path: Path
+    command: str, options: list[str], tiny: Tiny, reads: Counter[Path], settled: None, tmp_path: Path
 ) -> None:
     """``run`` parsed each of the tiny pipeline's files 2 times, ``bench`` 4 times, a whole ``verify`` 12 times."""
     options = [
