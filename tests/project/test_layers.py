@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -110,3 +111,8 @@ def test_a_wrong_import_is_seen(module: str, text: str, fault: str) -> None:
     imports = imports_of({**modules, module: f"{modules[module]}\n{text}\n"})
     assert bool(upwards(imports, layers())) == (fault == "upwards")
     assert (cycle(imports) is not None) == (fault == "cycle") or fault == "upwards"
+
+
+def test_a_module_name_has_one_meaning() -> None:
+    names = Counter(path.stem for path in (ROOT / "sdort").rglob("*.py"))
+    assert {name for name, number in names.items() if number > 1} == {"__init__", "command"}
