@@ -19,6 +19,7 @@ from sdort import console
 
 if TYPE_CHECKING:
     from support.exports import Case
+    from support.tiny_pipeline import Tiny
 
 _HOME, _WATCH = pytest.StashKey[Path](), pytest.StashKey[homes.Watch]()
 _numbers = itertools.count()
@@ -53,6 +54,21 @@ def _a_home_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     touched = request.config.stash[_WATCH].touched
     found, touched[:] = list(touched), []
     assert not found, f"touched the user's home: {found}"
+
+
+@pytest.fixture(autouse=True)
+def _restore_verbosity() -> Iterator[None]:
+    """A command's ``-v`` or ``-q`` ends with its test."""
+    yield
+    console.set_verbosity(console.NORMAL)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A tiny Stable Diffusion pipeline, as diffusers and as ONNX; tests leave it as it is."""
+    from support import tiny_pipeline
+
+    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,6 @@ from click.testing import CliRunner, Result
 from support import tiny_pipeline
 from support.tiny_pipeline import Tiny, edit_weights
 
-from sdort import console
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import timing
 from sdort.benchmark.measure import measure_pipeline
@@ -53,17 +52,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 QUICK: dict[str, Any] = {"runtime": RuntimeOptions("cpu"), "steps": 2, "warmup": 1, "repeat": 2}
 FP32 = Precision("float32")
 TIMES = ("load_s", "first_ms", "median_ms", "mean_ms", "p90_ms", "min_ms", "images_per_s", "speedup")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def _restore_verbosity() -> Iterator[None]:
-    yield
-    console.set_verbosity(console.NORMAL)
 
 
 @pytest.fixture

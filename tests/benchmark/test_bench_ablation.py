@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support import tiny_pipeline
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import ablation
@@ -40,11 +39,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 QUICK: dict[str, Any] = {"runtime": RuntimeOptions("cpu"), "steps": 1, "warmup": 0, "repeat": 2}
 EVERY = ablation_steps()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support import tiny_pipeline
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import measure as bench_module
@@ -30,11 +29,6 @@ from sdort.providers.runtime_options import RuntimeOptions
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 ENGINES = ("onnxruntime", "torch", "torch-compile")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
 from sdort.benchmark import measure as bench_module
@@ -198,11 +197,6 @@ def test_another_file_is_a_usage_error(text: str, words: str, tmp_path: Path) ->
 
 
 # The command
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,6 @@ from sdort.errors import (
 HEAVY = {"diffusers", "numpy", "onnx", "onnx_graphsurgeon", "onnxruntime", "rich", "torch", "transformers"} | {
     "importlib.metadata"  # with email and zipfile sixty modules, a third of what --help takes without it
 }
-
-
-@pytest.fixture(autouse=True)
-def _restore_verbosity() -> Iterator[None]:
-    yield
-    console.set_verbosity(console.NORMAL)
 
 
 @pytest.fixture

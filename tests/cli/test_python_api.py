@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 import pytest
-from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
 import sdort
@@ -67,11 +66,6 @@ NO_DEFAULT = {"providers": PROVIDER_NAMES}
 """Option without a default -> what its parameter is where it is not given."""
 
 FUNCTIONS = sorted({name for names in CALLS.values() for name in names} | {"load"})
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import MemoryShortageError, ProviderError
@@ -30,11 +29,6 @@ from sdort.workload.cases import Case
 
 Array = np.ndarray[Any, Any]
 ON_CPU = RuntimeOptions("cpu")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 # --- tiles ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,6 @@ from PIL import Image
 from support import tiny_pipeline
 from support.tiny_pipeline import Tiny, edit_weights
 
-from sdort import console
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ParityError, ProviderError, UsageError
 from sdort.generation import images
@@ -39,17 +38,6 @@ CPU = RuntimeOptions("cpu")
 # 40 dB is what is promised. The same arithmetic gives more, and this autoencoder hides a wrong latent scale at 50 dB.
 ALIKE = 60
 PROMPT, NEGATIVE = "a lighthouse at dusk", "people"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def _restore_verbosity() -> Iterator[None]:
-    yield
-    console.set_verbosity(console.NORMAL)
 
 
 @pytest.fixture

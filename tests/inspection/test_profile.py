@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
 from sdort.benchmark.measure import measure_pipeline
@@ -28,11 +27,6 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.workload.cases import Case
 
 CPU_EP, ROCM_EP = CPU.ep, ROCM.ep
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 def node(operator: str, provider: str, microseconds: int, part: str = "kernel_time") -> dict[str, Any]:

@@ -13,7 +13,6 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import helper, numpy_helper, parser
-from support import tiny_pipeline
 from support.parity import open_raw
 from support.tiny_pipeline import Tiny
 
@@ -28,11 +27,6 @@ from sdort.passes.widen import all_nodes, widen_file
 
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 WEIGHT = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

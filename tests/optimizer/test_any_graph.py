@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 from support.small_graphs import Array, feeds_for, parse, run
 
-from sdort import console
 from sdort.cli import cli
 from sdort.errors import BadModelError
 from sdort.onnx_io.components import find_components, survey
@@ -45,12 +44,6 @@ CNN = """g (float[batch, 3, rows, columns] image) => (float[batch, 4, up, across
 MISSED = BLOCK.replace("c = Mul (h, a)  k = Mul (c, half)", "k = Mul (h, a)")
 """Gelu without its half: it begins like one."""
 PROVIDERS = ("rocm", "migraphx", "cuda", "cpu")
-
-
-@pytest.fixture(autouse=True)
-def _restore_verbosity() -> Iterator[None]:
-    yield
-    console.set_verbosity(console.NORMAL)
 
 
 def write(path: Path, text: str = BLOCK) -> Path:

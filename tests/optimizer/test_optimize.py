@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 from support.small_graphs import Array, feeds_for, parse, run
 
 import sdort
-from sdort import console
 from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
@@ -39,12 +38,6 @@ ENCODER = f"""g (int64[batch, sequence] input_ids) => (float[batch, sequence, 8]
 """A text encoder as far as anybody can tell from its inputs and outputs: one Gelu, one LayerNormalization."""
 CLASSIFIER = "g (float[batch, 3, 8, 8] clip_input) => (float[batch, 3, 8, 8] images) { images = Neg (clip_input) }"
 OPERATORS = {"Gather": 1, "LayerNormalization": 1, "MatMul": 1, "com.microsoft.Gelu": 1}
-
-
-@pytest.fixture(autouse=True)
-def _restore_verbosity() -> Iterator[None]:
-    yield
-    console.set_verbosity(console.NORMAL)
 
 
 def write_model(folder: Path, text: str = ENCODER, **changed: Array) -> Path:

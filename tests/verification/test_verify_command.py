@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
-from support import fragile, tiny_pipeline
+from support import fragile
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
@@ -41,11 +41,6 @@ from sdort.verification.report.verification_page import verification_page
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
 OPTIONS = VerifyOptions(RuntimeOptions(CPU.name, custom_ops="off"), seeds=1, steps=3)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,6 @@ ITEMS = [("text_encoder", 1), ("unet", 2), ("vae_decoder", 1), ("unet", 4), ("va
 ITEM_NAMES = sorted({name for name, _ in ITEMS})
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own, and an environment as it was."""
