@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -77,9 +78,41 @@ def warn(message: str) -> None:
         _print(f"warning: {message}", style="yellow")
 
 
+def print_error(message: str) -> None:
+    """The last line of a command that failed, also under ``-q``."""
+    click.echo(
+        f"{click.style('Error:', fg='red')} {_fitted(f'Error: {message}', console).removeprefix('Error: ')}", err=True
+    )
+
+
 def _print(message: str, style: str | None = None) -> None:
     # No markup: node names and shapes are full of brackets.
-    console.print(message, style=style, markup=False, soft_wrap=True)
+    console.print(_fitted(message, console), style=style, markup=False, soft_wrap=True)
+
+
+def _fitted(text: str, on: Console) -> str:
+    """Text for a terminal's width; a pipe or a file gets it as it is."""
+    return wrap(text, on.width) if on.is_terminal else text
+
+
+def wrap(text: str, width: int) -> str:
+    """Text with lines of at most ``width`` columns, broken at spaces; continued lines keep the line's indentation.
+
+    Words that are longer (paths) stay whole, and so do lines that begin with four spaces: those are commands, which
+    people copy.
+    """
+    return "\n".join(
+        line
+        if len(line) <= width or line.startswith("    ")
+        else textwrap.fill(
+            line,
+            width,
+            subsequent_indent=line[: len(line) - len(line.lstrip())],
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
 
 
 @contextmanager
@@ -133,12 +166,24 @@ def show(result: RenderableType) -> None:
     """Print a result (text or a rich table) on stdout."""
     out = Console(highlight=False)
     if out.is_terminal:
-        out.print(result, markup=False)
+        out.print(wrap(result, out.width) if isinstance(result, str) else result, markup=False, soft_wrap=True)
         return
     out.width = _PIPE_WIDTH
     with out.capture() as captured:
         out.print(result, markup=False)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def conclude(verdict: str, next_command: str | None = None) -> None:
+    """Print a command's last lines: its verdict as a result on stdout, and unless ``-q`` the command that comes next.
+
+    Args:
+        verdict: one sentence with the numbers that matter: ``16 comparisons within limits, closest: unet 97 %``.
+        next_command: what people would run now, ready to be copied.
+    """
+    show(verdict)
+    if next_command:
+        say(f"Next:\n    {next_command}")
 
 
 def show_text(text: str) -> None:

@@ -10,9 +10,8 @@ import click
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sdort.inspection.description import Change, Component
+    from sdort.tables import Table
 
 # Kinds of sdort.inspection.description.Change that are numbers; a missing one is 0.
 _COUNTED = ("count", "bytes", "version", "operator")
@@ -108,30 +107,13 @@ def _tables(components: list[Component]) -> list[Table]:
     ]
 
 
-def _table(title: str, *headers: str) -> Table:
-    """A table without frames. Headers that start with > are right-aligned; those and nameless ones do not wrap."""
-    from rich import box
-    from rich.table import Table
+def _summary_table(components: list[Component]) -> Table:
+    from sdort.tables import Table
 
     table = Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for header in headers:
-        number = header.startswith(">")
-        table.add_column(
-            header.lstrip(">"), justify="right" if number else "left", overflow="fold", no_wrap=number or not header
-        )
-    return table
-
-
-def _summary_table(components: list[Component]) -> Table:
-    table = _table(
-        "Components", "component", ">nodes", ">parameters", ">weights", "dtypes", "opsets", ">IR", "producer"
+        "Components",
+        ("component", ">nodes", ">parameters", ">weights", "dtypes", "opsets", ">IR", "producer"),
+        details=("opsets", "IR", "producer"),
     )
     for c in components:
         total = sum(c.weight_bytes.values()) or 1
@@ -144,7 +126,9 @@ def _summary_table(components: list[Component]) -> Table:
 
 
 def _values_table(components: list[Component]) -> Table:
-    table = _table("Inputs and outputs", "component", "", "name", "dtype and shape")
+    from sdort.tables import Table
+
+    table = Table("Inputs and outputs", ("component", "", "name", "dtype and shape"))
     for c in components:
         for direction, values in (("in", c.inputs), ("out", c.outputs)):
             for value in values:
@@ -154,8 +138,11 @@ def _values_table(components: list[Component]) -> Table:
 
 def _operators_table(components: list[Component]) -> Table:
     from sdort.inspection.description import is_fused
+    from sdort.tables import Table
 
-    table = _table("Operators (* fused, of domain com.microsoft)", "operator", *(f">{c.component}" for c in components))
+    table = Table(
+        "Operators (* fused, of domain com.microsoft)", ("operator", *(f">{c.component}" for c in components))
+    )
     totals: dict[str, int] = {}
     for c in components:
         for name, count in c.operators.items():
@@ -165,12 +152,14 @@ def _operators_table(components: list[Component]) -> Table:
         cells = ["" if count is None else f"{count:,}" for count in counts]
         # Without the domain, a pipeline's table fits 80 columns.
         label = f"* {name.removeprefix('com.microsoft.')}" if is_fused(name) else f"  {name}"
-        table.add_row(label, *cells, style="bold" if is_fused(name) else None)
+        table.add_row(label, *cells, style="bold" if is_fused(name) else "")
     return table
 
 
 def _providers_table(components: list[Component]) -> Table:
-    table = _table("To rewrite for each provider", "provider", "component", "operator", ">nodes", "why")
+    from sdort.tables import Table
+
+    table = Table("To rewrite for each provider", ("provider", "component", "operator", ">nodes", "why"))
     for provider in components[0].providers if components else ():
         for c in components:
             rewrites = c.providers[provider]
@@ -182,8 +171,10 @@ def _providers_table(components: list[Component]) -> Table:
 
 
 def _change_tables(changes: dict[str, list[Change]]) -> list[Table]:
-    counts = _table("Counts", "component", "", "name", ">before", ">after", ">change")
-    values = _table("Inputs, outputs, components", "component", "", "name", "before", "after")
+    from sdort.tables import Table
+
+    counts = Table("Counts", ("component", "", "name", ">before", ">after", ">change"))
+    values = Table("Inputs, outputs, components", ("component", "", "name", "before", "after"))
     for component, differences in changes.items():
         for change in differences:
             if change.kind in _COUNTED:

@@ -12,10 +12,9 @@ import click
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sdort.optimizer.report import OptimizeReport
     from sdort.precision.fp32_selection import Fp32Report
+    from sdort.tables import Table
 
 _EPILOG = """\b
 Examples:
@@ -213,10 +212,11 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
 
 
 def _summary(report: OptimizeReport) -> Table:
-    from sdort.cli.inspect import _table, size_text
+    from sdort.cli.inspect import size_text
+    from sdort.tables import Table
 
     title = f"{report.out}, for {report.provider}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB"
-    table = _table(title, "component", ">nodes", ">seconds", ">size", "fused operators")
+    table = Table(title, ("component", ">nodes", ">seconds", ">size", "fused operators"))
     for name, c in report.components.items():
         fused = [f"{n} {op.rpartition('.')[2]}" for op, n in c.operators.items() if "." in op]
         nodes = f"{c.nodes_before:,} -> {c.nodes_after:,}"
@@ -225,9 +225,9 @@ def _summary(report: OptimizeReport) -> Table:
 
 
 def _explanations(report: OptimizeReport) -> Table:
-    from sdort.cli.inspect import _table
+    from sdort.tables import Table
 
-    table = _table("What was left, and why", "component", "fusion", ">fused", "node", "furthest", "why")
+    table = Table("What was left, and why", ("component", "fusion", ">fused", "node", "furthest", "why"))
     for name, c in report.components.items():
         for fusion, outcome in c.fusions.items():
             fused = f"{outcome.matched}/{outcome.candidates}"

@@ -60,7 +60,7 @@ def _print_message(error: BaseException, message: str) -> None:
 
     if console.verbosity() >= console.VERBOSE and not isinstance(error, KeyboardInterrupt):
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    click.echo(f"{click.style('Error:', fg='red')} {message}", err=True)
+    console.print_error(message)
 
 
 def _print_json(error: BaseException, message: str, exit_code: int) -> None:
