@@ -11,16 +11,21 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Task
 
 console = Console(stderr=True, highlight=False)
 """Console of messages and progress. It follows ``sys.stderr``, so redirection in tests works."""
@@ -29,8 +34,10 @@ SILENT, QUIET, NORMAL, VERBOSE = -2, -1, 0, 1
 
 _logger = logging.getLogger("sdort")
 
-# A pipe has no width; tables then take what they need up to this many columns.
-_PIPE_WIDTH = 240
+# A pipe has no width: every row and sentence is one line, for grep and awk; COLUMNS sets another width.
+_PIPE_WIDTH = 1_000_000
+
+_WIDEST_BAR, _NARROWEST_BAR = 40, 8
 
 _verbosity = SILENT
 
@@ -75,19 +82,22 @@ def warn(message: str) -> None:
     if _verbosity == SILENT:
         _logger.warning(message)
     else:
-        _print(f"warning: {message}", style="yellow")
+        # Only the word has a colour, and one that can be read on black and on white: yellow cannot.
+        _print(f"warning: {message}", "warning:", "bold magenta")
 
 
 def print_error(message: str) -> None:
     """The last line of a command that failed, also under ``-q``."""
-    click.echo(
-        f"{click.style('Error:', fg='red')} {_fitted(f'Error: {message}', console).removeprefix('Error: ')}", err=True
-    )
+    _print(f"Error: {message}", "Error:", "bold red")
 
 
-def _print(message: str, style: str | None = None) -> None:
+def _print(message: str, part: str | None = None, style: str = "") -> None:
+    """Print a message; its first word ``part``, or all of it, in a style."""
+    text = _fitted(message, console)
     # No markup: node names and shapes are full of brackets.
-    console.print(_fitted(message, console), style=style, markup=False, soft_wrap=True)
+    console.print(
+        Text(text, style) if part is None else Text.assemble((part, style), text[len(part) :]), soft_wrap=True
+    )
 
 
 def _fitted(text: str, on: Console) -> str:
@@ -133,45 +143,79 @@ def progress(
     if _verbosity < NORMAL or not console.is_interactive:
         yield lambda amount: None
         return
-    # Imported here: most runs of sdort in scripts and pipes show no bar.
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        Task,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
+    from rich.progress import Progress  # imported here: most runs of sdort in scripts and pipes show no bar
 
-    class GivenRemaining(TimeRemainingColumn):
-        def render(self, task: Task) -> Text:
-            seconds = remaining() if remaining else None
-            return Text("-:--:--" if seconds is None else str(timedelta(seconds=round(seconds))), "progress.remaining")
+    class Bars(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            for task in self.tasks:
+                yield _BarLine(task, remaining() if remaining else task.time_remaining)
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        GivenRemaining() if remaining else TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Bars(console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)
 
 
+class _BarLine:
+    """Description, bar, percent, elapsed and remaining time; what does not fit is left out, the bar first."""
+
+    def __init__(self, task: Task, remaining: float | None) -> None:
+        self.task, self.remaining = task, remaining
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.progress_bar import ProgressBar
+
+        text, numbers, bar_width = bar_layout(self.task.description, self._numbers(), options.max_width)
+        yield Text(text, end="")
+        if bar_width:
+            yield Text(" ", end="")
+            yield ProgressBar(self.task.total, self.task.completed, bar_width, animation_time=self.task.get_time())
+        yield Text("".join(f" {number}" for number in numbers))
+
+    def _numbers(self) -> list[str]:
+        """The most important first: percent, remaining and elapsed time."""
+        elapsed = _clock(self.task.elapsed)
+        if self.task.total is None:
+            return [elapsed]
+        return [f"{self.task.percentage:>3.0f}%", f"{_clock(self.remaining)} left", elapsed]
+
+
+def bar_layout(description: str, numbers: list[str], width: int) -> tuple[str, list[str], int]:
+    """The parts of a line of at most ``width`` columns.
+
+    Args:
+        description: what is being done; cut at its end where it alone is too long.
+        numbers: the most important first; the last are left out where they do not fit, the first one stays.
+
+    Returns:
+        The description, the numbers that fit, and the width of the bar, 0 for none.
+    """
+    shown = list(numbers)
+    while len(shown) > 1 and _length(description, shown) > width:
+        shown.pop()
+    room = width - _length("", shown)
+    if len(description) > room:
+        description = description[: max(room - 3, 0)] + "..."
+    room = width - _length(description, shown) - 1
+    return description, shown, min(room, _WIDEST_BAR) if room >= _NARROWEST_BAR else 0
+
+
+def _length(description: str, numbers: list[str]) -> int:
+    return len(description) + sum(1 + len(number) for number in numbers)
+
+
+def _clock(seconds: float | None) -> str:
+    return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+
+
 def show(result: RenderableType) -> None:
-    """Print a result (text or a rich table) on stdout."""
+    """Print a result (text or a :class:`sdort.tables.Table`) on stdout.
+
+    It fits the terminal. A pipe or a file gets whole lines, or with COLUMNS set as many columns.
+    """
     out = Console(highlight=False)
-    if out.is_terminal:
-        out.print(wrap(result, out.width) if isinstance(result, str) else result, markup=False, soft_wrap=True)
-        return
-    out.width = _PIPE_WIDTH
-    with out.capture() as captured:
-        out.print(result, markup=False)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    if not out.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
+        out.width = _PIPE_WIDTH
+    out.print(wrap(result, out.width) if isinstance(result, str) else result, markup=False, soft_wrap=True)
 
 
 def conclude(verdict: str, next_command: str | None = None) -> None:

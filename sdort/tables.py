@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _GAP = 2
 
-# Cells that are verdicts have a colour; the words alone say the same without one.
+# Cells that are verdicts have a colour that can be read on black and on white; the words say the same without one.
 _STYLES = {
     "ok": "green",
     "faster": "green",
     "same": "green",
-    "warning": "yellow",
-    "noisy": "yellow",
+    "warning": "magenta",
+    "noisy": "magenta",
     "failed": "bold red",
     "slower": "bold red",
 }
@@ -77,7 +77,10 @@ class Table:
             yield Text(f"\n{self.title}", "bold")
         columns = self._columns()
         widths = _widths(columns, options.max_width)
-        yield from self._blocks(columns, options.max_width) if widths is None else _lines(columns, widths, self.rows)
+        if widths is None:
+            yield from self._blocks(columns, options.max_width)
+        else:
+            yield from _lines(columns, widths, self.rows, "-" if options.ascii_only else "─")
 
     def _columns(self) -> list[_Column]:
         """The columns that are shown: those with text in them, the details only under ``-v``."""
@@ -142,11 +145,11 @@ def _widths(columns: Sequence[_Column], width: int) -> list[int] | None:
     return widths
 
 
-def _lines(columns: Sequence[_Column], widths: Sequence[int], rows: Sequence[_Row]) -> Iterator[Text]:
+def _lines(columns: Sequence[_Column], widths: Sequence[int], rows: Sequence[_Row], rule: str) -> Iterator[Text]:
     from rich.text import Text
 
     yield from _row(columns, widths, [column.name for column in columns], "bold")
-    yield Text("─" * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
+    yield Text(rule * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
     for i, row in enumerate(rows):
         yield from _row(columns, widths, [column.cells[i] for column in columns], row.style)
 
