@@ -35,8 +35,9 @@ make_environment() {
     printf '%s\n' "$wanted" >"$folder/made-from"
 }
 
-# need_native_tools: what the tests of the custom operators compile with. clang, lld and llvm make and read machine code
-# for AMD GPUs; none of ROCm is needed. Installed where apt-get and root rights are there, told otherwise.
+# need_native_tools: what the tests compile custom operators with, and the browser that shows the reports' pages. clang,
+# lld and llvm make and read machine code for AMD GPUs; none of ROCm is needed. Without a font, a browser shows boxes.
+# Installed where apt-get and root rights are there, told otherwise.
 need_native_tools() {
     local missing=()
     command -v cmake >/dev/null || missing+=(cmake)
@@ -45,9 +46,10 @@ need_native_tools() {
     command -v clang++-19 >/dev/null || missing+=(clang-19)
     command -v ld.lld-19 >/dev/null || missing+=(lld-19)
     command -v llvm-readelf-19 >/dev/null || missing+=(llvm-19)
+    command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
     [ ${#missing[@]} -eq 0 ] && return
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-        echo "The tests of the custom operators need these packages (Debian's names): ${missing[*]}" >&2
+        echo "The tests need these packages (Debian's names): ${missing[*]}" >&2
         return 1
     fi
     echo "==> tools: installing ${missing[*]}"

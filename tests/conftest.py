@@ -18,6 +18,7 @@ from support import homes
 from sdort import console
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from support.exports import Case
     from support.tiny_pipeline import Tiny
 
@@ -69,6 +70,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     from support import tiny_pipeline
 
     return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser for pages, see :mod:`support.browser`; not longer than a module: other tests fork, or need a loop."""
+    from support.browser import opened_browser
+
+    with opened_browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
