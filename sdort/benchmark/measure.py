@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.benchmark.failed_rows import refuse_failed
-from sdort.benchmark.memory import MIB, Meter, Peak, torch_on_gpu
 from sdort.benchmark.regression import refuse_slower
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
@@ -23,6 +22,7 @@ from sdort.inspection.profile import measure_cases
 from sdort.providers.provider import Provider
 from sdort.runtime.announcement import announce
 from sdort.runtime.environment import device_name, versions
+from sdort.runtime.memory import MIB, Meter, Peak, torch_on_gpu
 from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH

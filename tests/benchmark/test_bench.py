@@ -24,7 +24,6 @@ from support.tiny_pipeline import Tiny, edit_weights
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import timing
 from sdort.benchmark.measure import measure_pipeline
-from sdort.benchmark.memory import Peak
 from sdort.benchmark.rows import Row, as_text, caption, cells
 from sdort.benchmark.setup import BenchOptions
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
@@ -41,6 +40,7 @@ from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.memory import Peak
 from sdort.verification.checks import Precision, check_images, check_outputs, precision
 from sdort.verification.limits import GPU_ALLOWANCE, PSNR, TOLERANCES
 from sdort.verification.metrics import psnr

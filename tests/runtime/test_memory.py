@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sdort.benchmark import memory
-from sdort.benchmark.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.runtime import memory
+from sdort.runtime.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
 
 
 @pytest.fixture(params=["the kernel's peak", "samples"])
@@ -66,7 +66,7 @@ def test_what_the_allocator_keeps_of_freed_memory_is_not_held() -> None:
     """Python's and NumPy's frees give nothing back while glibc keeps a heap for later: here, all of it."""
     code = (
         "import numpy as np\n"
-        "from sdort.benchmark.memory import Meter\n"
+        "from sdort.runtime.memory import Meter\n"
         "from sdort.providers import CPU\n"
         "meter = Meter(CPU, 0)\n"
         "with meter.peak():\n"
@@ -165,11 +165,11 @@ def test_nvidia_memory_is_that_of_nvidia_smi_and_else_unknown(monkeypatch: pytes
         asked.append(command)
         return ["1234"]
 
-    monkeypatch.setattr("sdort.benchmark.memory.run_tool", tool)
+    monkeypatch.setattr("sdort.runtime.memory.run_tool", tool)
     reader = device_reader(CUDA, 1)
     assert reader is not None
     assert reader() == 1234 << 20
     assert "--id=1" in asked[0]
-    monkeypatch.setattr("sdort.benchmark.memory.run_tool", lambda *_: None)
+    monkeypatch.setattr("sdort.runtime.memory.run_tool", lambda *_: None)
     assert device_reader(CUDA, 0) is None
     assert device_reader(CPU, 0) is None
