@@ -91,7 +91,7 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    show_default="two built in",
+    show_default="two that the model can draw",
     help="A file with one prompt a line.",
 )
 @click.option("--seeds", type=click.IntRange(1), default=2, help="Images a prompt: the seeds 0, 1, ...")

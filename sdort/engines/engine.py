@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from sdort.engines.prompts import PROMPTS
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.signature import Array
 from sdort.providers.provider import Provider
-from sdort.workload.cases import PROMPT, Case
+from sdort.workload.cases import Case
 
 
 class Runner(Protocol):
@@ -62,7 +63,7 @@ class Engine(Protocol):
 def case_request(case: Case, steps: int, scheduler: str | None) -> Request:
     """The request for the images of a pipeline case."""
     return Request(
-        PROMPT,
+        PROMPTS[0],
         steps=steps,
         height=case.height,
         width=case.width,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from sdort.console import say
+from sdort.engines.prompts import default_prompts
 from sdort.errors import OutputError, UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
@@ -56,7 +57,7 @@ def verify(
         components: names of components; all of them if empty.
         inputs: random numbers, what flows between the components while the original generates (``real``), or both.
         images: also compare images of the pipeline; by default unless ``components`` are named.
-        prompts: prompts, or the path of a file with one prompt a line; by default two.
+        prompts: prompts, or the path of a file with one prompt a line; by default two that the model can draw.
         seeds: images for each prompt: the seeds 0, 1, ...
         steps: denoising steps.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
@@ -104,7 +105,9 @@ def verify(
         components=components,
         inputs=("random", "real") if inputs == "all" else (inputs,),
         images=not components if images is None else images,
-        prompts=read_prompts(Path(prompts)) if isinstance(prompts, str | Path) else prompts or read_prompts(None),
+        prompts=read_prompts(Path(prompts))
+        if isinstance(prompts, str | Path)
+        else prompts or default_prompts(Path(candidate)),
         seeds=seeds,
         steps=steps,
         bisect=bisect,

@@ -18,9 +18,6 @@ from sdort.model.signature import Array
 from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
 
-PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle left of a blue square on white")
-"""A photograph's texture, and edges and flat areas, where errors show."""
-
 
 def no_image() -> Array:
     """An image without pixels, [0, 0, 3], uint8."""
@@ -70,14 +67,12 @@ class ImageSummary:
     few: bool = False
 
 
-def read_prompts(path: Path | None) -> tuple[str, ...]:
+def read_prompts(path: Path) -> tuple[str, ...]:
     """One prompt a line; empty lines and those that begin with # are left out.
 
     Raises:
         UsageError: the file cannot be read or has no prompt.
     """
-    if path is None:
-        return PROMPTS
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sdort.engines.prompts import PROMPTS
 from sdort.errors import ParityError
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
 from sdort.verification.component_comparison import ONNX, Comparison
-from sdort.verification.image_comparison import PROMPTS, ImageComparison, ImageSummary, summarize_images
+from sdort.verification.image_comparison import ImageComparison, ImageSummary, summarize_images
 from sdort.verification.recorded_inputs import RANDOM, REAL
 from sdort.verification.semantic import SemanticScore
 

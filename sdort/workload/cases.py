@@ -19,8 +19,6 @@ TOKENS = 77
 IMAGES_AT_ONCE = 4
 SEED = 1234
 
-PROMPT = "a photo of an astronaut riding a horse on mars"
-
 
 @dataclass(frozen=True)
 class Case:

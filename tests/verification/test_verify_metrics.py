@@ -13,7 +13,6 @@ from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in
 from sdort.verification.checks import pair_outputs
 from sdort.verification.component_comparison import judge_output
 from sdort.verification.image_comparison import (
-    PROMPTS,
     ImageComparison,
     compare_images,
     exceeded_limits,
@@ -215,7 +214,6 @@ def test_prompts_from_a_file(tmp_path: object) -> None:
     path = Path(str(tmp_path)) / "prompts.txt"
     path.write_text("# mine\na cat\n\n  a dog  \na cat\n")
     assert read_prompts(path) == ("a cat", "a dog")
-    assert read_prompts(None) == PROMPTS
     path.write_text("# nothing\n")
     with pytest.raises(UsageError, match="has no prompt"):
         read_prompts(path)

@@ -1,0 +1,19 @@
+"""The prompts that are generated where a person names none: what the model can draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sdort.demo import DEMO_NAMES
+from sdort.pipelines.configs import MANIFEST, optional_config
+
+PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle left of a blue square on white")
+"""A photograph's texture, and edges and flat areas, where errors show."""
+
+DEMO_PROMPTS = ("a small red circle left of a blue square on white", "a large yellow star on a navy background")
+"""Coloured shapes, which are all that the demo model knows."""
+
+
+def default_prompts(path: Path) -> tuple[str, ...]:
+    """Two prompts for the pipeline in ``path``: the demo's, if its manifest says that it was made from the demo."""
+    return DEMO_PROMPTS if optional_config(path / MANIFEST).get("source") in DEMO_NAMES else PROMPTS
