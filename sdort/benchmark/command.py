@@ -62,7 +62,7 @@ def bench(
     provider: str = AUTO,
     tuning: bool = False,
     graph: bool = False,
-    no_fallback: bool = False,
+    fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
@@ -99,7 +99,7 @@ def bench(
 
     Args:
         pipeline: a folder of ONNX components, or a diffusers folder for the torch engines.
-        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
+        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
             ``provider_options`` and ``custom_ops``.
         engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
         engines: measure in all of these, call by call in turn; ratios are to the first.
@@ -133,7 +133,7 @@ def bench(
     Raises:
         UsageError: parameters that exclude each other, or a value that the pipeline cannot do.
         BadModelError: there is no pipeline.
-        ProviderError: the provider does not load and may not be replaced.
+        ProviderError: the provider does not load, and ``fallback`` is not True.
         OutputError: a file cannot be written; raised before anything is measured.
 
     Example:
@@ -148,7 +148,7 @@ def bench(
             provider=provider,
             tuning=tuning,
             graph=graph,
-            no_fallback=no_fallback,
+            fallback=fallback,
             device_id=device_id,
             provider_options=provider_options or {},
             custom_ops=custom_ops,

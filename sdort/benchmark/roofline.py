@@ -130,7 +130,7 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
     Raises:
         ProviderError: the process failed.
     """
-    plain = replace(options, graph=False, tuning=False, no_fallback=False, profile="")
+    plain = replace(options, graph=False, tuning=False, fallback=None, profile="")
     task = {"path": path, "case": case, "factor": factor, "provider": provider.name, "options": plain}
     task |= {"side": MATRIX_SIDE, "copied": COPIED_BYTES}
     command = [sys.executable, "-m", "sdort.benchmark.roofline_worker", json.dumps(to_json(task))]

@@ -169,7 +169,7 @@ def _reference_path(path: Path, options: BenchOptions) -> Iterator[Path | None]:
 
 
 def _plain(options: BenchOptions) -> RuntimeOptions:
-    return replace(options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+    return replace(options.runtime, tuning=False, fallback=None, graph=False, provider_options={})
 
 
 def _generate_more(path: Path, options: BenchOptions, provider: Provider, cases: Sequence[Case]) -> list[Generated]:

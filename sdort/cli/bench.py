@@ -68,7 +68,7 @@ _ENGINE = click.Choice(["onnxruntime", "torch", "torch-compile"])
 class Command(SectionedCommand):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Where and how it runs": (
-            "provider", "tuning", "graph", "no_fallback", "device_id", "provider_options", "custom_ops",
+            "provider", "tuning", "graph", "fallback", "device_id", "provider_options", "custom_ops",
         ),
         "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
         "What it is compared with": (
@@ -198,7 +198,7 @@ def command(
     provider: str,
     tuning: bool,
     graph: bool,
-    no_fallback: bool,
+    fallback: bool | None,
     device_id: int,
     provider_options: dict[str, str],
     custom_ops: str,
@@ -256,7 +256,7 @@ def command(
             provider=provider,
             tuning=tuning,
             graph=graph,
-            no_fallback=no_fallback,
+            fallback=fallback,
             device_id=device_id,
             provider_options=provider_options,
             custom_ops=custom_ops,

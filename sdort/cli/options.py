@@ -87,7 +87,12 @@ _RUNTIME = (
     click.option(
         "--graph", is_flag=True, help=f"Record the UNet's step as a HIP or CUDA graph and replay it ({_WITH_GRAPHS})."
     ),
-    click.option("--no-fallback", is_flag=True, help="Fail rather than run anything but shape arithmetic on the CPU."),
+    click.option(
+        "--fallback/--no-fallback",
+        default=None,
+        show_default="a named provider must load; single nodes may run on the CPU",
+        help="Go on on the CPU where a named provider does not load, or allow nothing but shape arithmetic there.",
+    ),
     click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU."),
     click.option(
         "--provider-option",

@@ -188,7 +188,7 @@ def load(
     provider: str = AUTO,
     tuning: bool = False,
     graph: bool = False,
-    no_fallback: bool = False,
+    fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
@@ -203,7 +203,9 @@ def load(
         provider: the execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads.
         tuning: search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.
         graph: record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda).
-        no_fallback: raise rather than run anything but shape arithmetic on the CPU.
+        fallback: whether the CPU may stand in for a named provider that does not load, or that refuses a component:
+            None raises, and leaves to the CPU only nodes that the provider has no kernel for; True warns and goes on;
+            False raises for any node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False.
         device_id: the number of the GPU.
         provider_options: options of the execution provider, by ONNX Runtime's names for them.
         custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
@@ -213,7 +215,7 @@ def load(
 
     Raises:
         BadModelError: the folder is no text-to-image pipeline, or a component does not load.
-        ProviderError: the provider does not load and fallback is forbidden, or it cannot run a component.
+        ProviderError: the provider does not load and ``fallback`` is not True, or it cannot run a component.
         UsageError: there is no such provider or option of it.
 
     Example:
@@ -225,7 +227,7 @@ def load(
         provider=provider,
         tuning=tuning,
         graph=graph,
-        no_fallback=no_fallback,
+        fallback=fallback,
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,
@@ -260,7 +262,7 @@ def run(
     provider: str = AUTO,
     tuning: bool = False,
     graph: bool = False,
-    no_fallback: bool = False,
+    fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
@@ -274,7 +276,7 @@ def run(
     What can be refused is refused before anything is loaded.
 
     Args:
-        pipeline: as for :func:`load`, and so are ``provider``, ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
+        pipeline: as for :func:`load`, and so are ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
             ``provider_options`` and ``custom_ops``.
         prompt: as for :meth:`Pipeline.generate`, and so are ``negative_prompt``, ``steps``, ``guidance_scale``,
             ``height``, ``width``, ``seed``, ``num_images``, ``scheduler``, ``images_at_once``, ``vae_tiling``,
@@ -296,7 +298,7 @@ def run(
         provider=provider,
         tuning=tuning,
         graph=graph,
-        no_fallback=no_fallback,
+        fallback=fallback,
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,

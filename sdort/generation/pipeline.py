@@ -240,7 +240,7 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
 
     Raises:
         BadModelError: the folder is no text-to-image pipeline, or a component does not load.
-        ProviderError: the provider does not load and fallback is forbidden, or it cannot run a component.
+        ProviderError: the provider does not load and ``options.fallback`` is not True, or it cannot run a component.
     """
     folder = open_folder(path)
     provider, fallback = choose_provider(options)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdort.errors import ProviderError
 from sdort.inspection.description import Change, Component, compare_components, inspect_path
 from sdort.onnx_io.components import find_models
 from sdort.providers import PROVIDER_NAMES
@@ -90,9 +89,8 @@ def placement(path: str | Path, provider: str) -> Placements:
     from sdort.runtime.probe import choose_provider
 
     options = RuntimeOptions(provider)
-    chosen, reason = choose_provider(options)
-    if reason:
-        raise ProviderError(reason, hint="Without --placement nothing is opened: it tells what lacks a kernel there.")
+    hint = "Without --placement nothing is opened: it tells what lacks a kernel there."
+    chosen, _ = choose_provider(options, hint=hint)
     models = find_models(Path(path))
     placements = [measure_placement(file, name, chosen, options) for name, file in models.items()]
     return Placements(placements, remarks(placements, chosen))

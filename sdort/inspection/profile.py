@@ -76,7 +76,7 @@ def measure_placement(
     with tempfile.TemporaryDirectory() as folder:
         profile = str(Path(folder) / "profile") if feeds is not None else ""
         # A graph's nodes are not run one by one.
-        plain = replace(options, graph=False, no_fallback=False, tuning=False, profile=profile)
+        plain = replace(options, graph=False, fallback=None, tuning=False, profile=profile)
         # A session that logs its placement also logs its end.
         (log, events), _ = run_logged(lambda: _open_and_run(path, component, provider, plain, feeds))
     return summarize_placement(component, provider, parse_placement(log), events)

@@ -25,7 +25,10 @@ class RuntimeOptions:
     tuning: bool = False
     tuning_ms: int = 100
     """How long TunableOp may try one kernel, in milliseconds."""
-    no_fallback: bool = False
+    fallback: bool | None = None
+    """Whether the CPU may stand in. None: for single nodes that the provider has no kernel for, and for a whole
+    provider only under ``auto``. True: also for a named provider that does not load or refuses a component, with a
+    warning. False: for nothing but shape arithmetic."""
     device_id: int = 0
     custom_ops: str = "auto"
     """sdort's own operators: ``auto``, ``on``, ``off`` or a library's path (:func:`sdort.ops.library.resolve`)."""

@@ -128,22 +128,24 @@ def _tiny_model() -> bytes:
     return model
 
 
-def choose_provider(options: RuntimeOptions, *, replaceable: bool = True) -> tuple[Provider, str | None]:
+FALLBACK_HINT = f"With --fallback it runs on the CPU; --provider {AUTO} takes the best that loads here."
+
+
+def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tuple[Provider, str | None]:
     """The provider to use for a request, and why it is not the one that was asked for.
 
     ``auto`` takes the first of :data:`PROVIDERS` that loads; that is what was asked for, so nothing is to be excused
     when it is the CPU because no other was compiled in.
 
     Args:
-        replaceable: whether the CPU may stand in for a provider that is named and does not load.
+        hint: what to do where the CPU may not stand in for a provider that is named and does not load.
 
     Returns:
         The provider and a reason, which is None when the request is met.
 
     Raises:
-        ProviderError: ONNX Runtime is not installed; the provider does not load and is not ``replaceable``, or
-            ``no_fallback`` forbids another; or ``auto`` with ``no_fallback`` finds a GPU provider compiled in that
-            does not load.
+        ProviderError: ONNX Runtime is not installed; the named provider does not load and ``options.fallback`` is not
+            True; or ``auto`` with ``fallback`` False finds a GPU provider compiled in that does not load.
         UsageError: as :func:`sdort.providers.runtime_options.check_options`.
     """
     import_onnxruntime()  # a CPU that is asked for needs it too, and is never probed
@@ -155,10 +157,10 @@ def choose_provider(options: RuntimeOptions, *, replaceable: bool = True) -> tup
         reason = why_not(requested, options)
         provider = CPU if reason else requested
         reason = f"{requested.name} cannot be used: {reason}" if reason else None
-    if reason and options.no_fallback:
-        raise ProviderError(reason, hint="Without --no-fallback it would run on the CPU.")
-    if reason and not replaceable and options.provider != AUTO:
-        raise ProviderError(reason, hint=f"Name one that loads: --provider {CPU.name} does.")
+    if reason and options.fallback is False and options.provider == AUTO:
+        raise ProviderError(reason, hint=f"Without --no-fallback it runs on {provider.name}.")
+    if reason and not options.fallback and options.provider != AUTO:
+        raise ProviderError(reason, hint=hint)
     if reason and (options.graph or options.provider_options):
         # Where it would run instead knows neither.
         raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")

@@ -171,10 +171,10 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
 
     Raises:
         BadModelError: the file is unsafe or broken, or ONNX Runtime cannot read it.
-        ProviderError: the provider has no kernel for one of its operators, or ``options.no_fallback`` and part of
-            the model would run on the CPU.
+        ProviderError: the provider has no kernel for one of its operators, or ``options.fallback`` is False and
+            part of the model would run on the CPU.
     """
-    if options.no_fallback and not provider.is_fallback:
+    if options.fallback is False and not provider.is_fallback:
         session, log = open_logged(path, component, provider, options)
         placement.refuse_fallback(log, provider, component)
         return session

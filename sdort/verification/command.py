@@ -34,7 +34,7 @@ def verify(
     provider: str = AUTO,
     tuning: bool = False,
     graph: bool = False,
-    no_fallback: bool = False,
+    fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
@@ -60,7 +60,7 @@ def verify(
         prompts: prompts, or the path of a file with one prompt a line; by default two that the model can draw.
         seeds: images for each prompt: the seeds 0, 1, ...
         steps: denoising steps.
-        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``no_fallback``, ``device_id``,
+        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
             ``provider_options`` and ``custom_ops``.
         bisect: find the node from which a failed component is wrong, and what made it so.
         semantic: also judge whether images show what the demo model's prompts ask for.
@@ -92,7 +92,7 @@ def verify(
         provider=provider,
         tuning=tuning,
         graph=graph,
-        no_fallback=no_fallback,
+        fallback=fallback,
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,

@@ -64,10 +64,10 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
     Raises:
         UsageError: it is not known what to compare with, or a component does not exist.
         BadModelError: there is no pipeline.
-        ProviderError: ONNX Runtime is not installed, or the provider that was named does not load: nothing else is
-            verified in its place.
+        ProviderError: ONNX Runtime is not installed, or the provider that was named does not load and
+            ``options.runtime.fallback`` is not True.
     """
-    provider, fallback = choose_provider(options.runtime, replaceable=False)
+    provider, fallback = choose_provider(options.runtime)
     if fallback:
         warn(fallback)
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def _record(run: _Run) -> RecordedRun:
 
 def _plain(run: _Run) -> RunConfiguration:
     """Provider and options of the original: the candidate's without what is there for speed."""
-    options = replace(run.options.runtime, tuning=False, no_fallback=False, graph=False, provider_options={})
+    options = replace(run.options.runtime, tuning=False, fallback=None, graph=False, provider_options={})
     return RunConfiguration(run.configuration.provider, options)
 
 

@@ -95,7 +95,7 @@ def warm(
     provider: str = AUTO,
     tuning: bool = False,
     graph: bool = False,
-    no_fallback: bool = False,
+    fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
@@ -113,7 +113,7 @@ def warm(
         budget: seconds after which no item is begun, and the one that runs is given up.
         vae_tiling: decode in tiles; by default where :func:`sdort.run` would, by the memory that is free.
         vae_slicing: decode one image at a time; by default likewise.
-        provider: as for :func:`sdort.load`, and so are ``no_fallback``, ``device_id``, ``provider_options`` and
+        provider: as for :func:`sdort.load`, and so are ``fallback``, ``device_id``, ``provider_options`` and
             ``custom_ops``.
         tuning: is on in any case where the provider can tune.
         graph: is off in any case: a graph cannot be recorded while kernels are tried.
@@ -123,7 +123,7 @@ def warm(
 
     Raises:
         OutputError: the cache cannot be written.
-        ProviderError: the provider does not load, and fallback is forbidden.
+        ProviderError: the provider does not load, and ``fallback`` is not True.
         UsageError: a size, a batch or a component that the pipeline cannot do.
         BadModelError: there is no pipeline.
 
@@ -135,7 +135,7 @@ def warm(
         provider=provider,
         tuning=tuning,
         graph=graph,
-        no_fallback=no_fallback,
+        fallback=fallback,
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,

@@ -18,6 +18,8 @@ from sdort.ops.library import ON, resolve, tuning_table
 from sdort.ops.table import read_table
 from sdort.providers import AUTO
 
+_ONE_VARIANT = "On the CPU there is one variant of each kernel."
+
 
 def tune_ops(
     pipeline: str | Path,
@@ -51,11 +53,11 @@ def tune_ops(
     from sdort.runtime.probe import choose_provider
     from sdort.workload.cases import cases
 
-    options = RuntimeOptions(provider, no_fallback=True, device_id=device_id, custom_ops=ON)
+    options = RuntimeOptions(provider, fallback=False, device_id=device_id, custom_ops=ON)
     resolve(ON)
-    chosen, _ = choose_provider(options)
+    chosen, _ = choose_provider(options, hint=_ONE_VARIANT)
     if not chosen.on_gpu:
-        raise ProviderError("there is no GPU to tune for here", hint="On the CPU there is one variant of each kernel.")
+        raise ProviderError("there is no GPU to tune for here", hint=_ONE_VARIANT)
     before = set(read_table())
     with _tuning_on():
         engine = OnnxEngine(Path(pipeline), chosen, options)

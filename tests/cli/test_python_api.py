@@ -241,7 +241,7 @@ def test_a_program_hears_of_a_fallback_through_the_logger(
     tiny: Tiny, silent: None, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "sdort"):
-        pipeline = sdort.load(tiny.onnx, provider="rocm")
+        pipeline = sdort.load(tiny.onnx, provider="rocm", fallback=True)
     assert (pipeline.provider, pipeline.fallback is None) == ("cpu", False)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert any("rocm cannot be used" in warning for warning in warnings)

@@ -385,7 +385,7 @@ def test_a_prompt_that_is_too_long_says_what_is_lost(
 
 
 def test_a_fallback_is_a_warning_that_even_quiet_shows(tiny: Tiny, sdort: Callable[..., Result]) -> None:
-    result = sdort(tiny.onnx, "--provider", "rocm", "--json", "-q")
+    result = sdort(tiny.onnx, "--provider", "rocm", "--fallback", "--json", "-q")
     assert result.exit_code == 0
     assert "warning: rocm cannot be used" in result.stderr
     record = json.loads(result.stdout)
@@ -393,11 +393,12 @@ def test_a_fallback_is_a_warning_that_even_quiet_shows(tiny: Tiny, sdort: Callab
     assert "built without ROCMExecutionProvider" in record["fallback"]
 
 
-def test_no_fallback_ends_before_anything_is_loaded(
-    tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", [(), ("--no-fallback",)])
+def test_a_provider_that_is_not_here_ends_the_run_before_anything_is_loaded(
+    option: tuple[str, ...], tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdort.generation.command.load_pipeline", None)
-    result = sdort(tiny.onnx, "--provider", "cuda", "--no-fallback")
+    result = sdort(tiny.onnx, "--provider", "cuda", *option)
     assert result.exit_code == ProviderError.exit_code
     assert "cuda cannot be used" in result.stderr
 

@@ -43,11 +43,18 @@ def test_everything_given_arrives() -> None:
         provider="rocm",
         tuning=True,
         graph=True,
-        no_fallback=True,
+        fallback=False,
         device_id=2,
         custom_ops="off",
         provider_options={"gpu_mem_limit": "1000", "name": "a=b"},
     )
+
+
+@pytest.mark.parametrize(("option", "fallback"), [("--fallback", True), ("--no-fallback", False)])
+def test_fallback_is_allowed_forbidden_or_left_open(option: str, fallback: bool) -> None:
+    found = parse(option)[2]
+    assert found is not None
+    assert found.fallback is fallback
 
 
 def test_every_option_sets_a_field() -> None:

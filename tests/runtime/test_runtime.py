@@ -296,7 +296,7 @@ def test_a_listed_provider_that_does_not_load_is_found_by_its_session(
             raise OSError("libhipblas.so.3: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    provider, reason = probe.choose_provider(RuntimeOptions("rocm"))
+    provider, reason = probe.choose_provider(RuntimeOptions("rocm", fallback=True))
     assert provider is CPU
     assert reason is not None
     assert "libhipblas.so.3" in reason
@@ -354,10 +354,13 @@ def test_an_exception_of_a_provider_is_the_reason(
     assert "libcublas" not in (reason or "")  # the linker had nothing to say
 
 
-def test_no_fallback_makes_it_an_error(runtime: Callable[..., FakeRuntime]) -> None:
+@pytest.mark.parametrize("fallback", [None, False])
+def test_a_named_provider_that_does_not_load_is_an_error(
+    fallback: bool | None, runtime: Callable[..., FakeRuntime]
+) -> None:
     runtime("migraphx", "cpu", usable=("cpu",))
     with pytest.raises(ProviderError, match="migraphx cannot be used") as caught:
-        probe.choose_provider(RuntimeOptions("migraphx", no_fallback=True))
+        probe.choose_provider(RuntimeOptions("migraphx", fallback=fallback))
     assert caught.value.exit_code == 6
 
 
@@ -366,7 +369,7 @@ def test_graphs_on_a_provider_that_does_not_load_are_an_error_with_the_reason(
 ) -> None:
     runtime("cuda", "cpu", usable=("cpu",))
     with pytest.raises(ProviderError, match="cuda cannot be used") as caught:
-        probe.choose_provider(RuntimeOptions("cuda", graph=True))
+        probe.choose_provider(RuntimeOptions("cuda", graph=True, fallback=True))
     assert "Without --graph" in str(caught.value)
 
 
@@ -379,7 +382,7 @@ def test_graphs_are_refused_before_anything_is_loaded(runtime: Callable[..., Fak
 
 def test_a_provider_that_loads_is_used_with_its_options(runtime: Callable[..., FakeRuntime]) -> None:
     fake = runtime("rocm", "cpu", usable=("rocm", "cpu"))
-    assert probe.choose_provider(RuntimeOptions("rocm", no_fallback=True)) == (ROCM, None)
+    assert probe.choose_provider(RuntimeOptions("rocm", fallback=False)) == (ROCM, None)
     assert fake.asked == [
         ("ROCMExecutionProvider", {"device_id": "0", "tunable_op_enable": "1"}),
         "CPUExecutionProvider",
@@ -431,11 +434,11 @@ def test_auto_says_what_it_passed_over(runtime: Callable[..., FakeRuntime]) -> N
     assert provider is CPU
     assert "rocm cannot be used" in (reason or "")
     with pytest.raises(ProviderError, match="rocm cannot be used"):
-        probe.choose_provider(RuntimeOptions("auto", no_fallback=True))
+        probe.choose_provider(RuntimeOptions("auto", fallback=False))
 
 
 def test_auto_on_a_cpu_build_has_nothing_to_excuse() -> None:
-    assert probe.choose_provider(RuntimeOptions("auto", no_fallback=True)) == (CPU, None)
+    assert probe.choose_provider(RuntimeOptions("auto", fallback=False)) == (CPU, None)
 
 
 def test_an_unknown_provider_is_a_usage_error() -> None:
