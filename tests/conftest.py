@@ -51,6 +51,7 @@ def _a_home_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     home.mkdir()
     for name, value in homes.settings(home).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("COLUMNS", raising=False)  # tables in pipes would wrap
     yield
     touched = request.config.stash[_WATCH].touched
     found, touched[:] = list(touched), []

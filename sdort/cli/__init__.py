@@ -21,16 +21,17 @@ _WANTS_JSON = "sdort.wants_json"
 
 _EPILOG = """\b
 Examples:
-  sdort export demo model        (a tiny pipeline for images of coloured shapes)
+  sdort export demo model       a tiny pipeline that draws coloured shapes
   sdort optimize model fast --fp16 --provider rocm
   sdort run fast --prompt "a red star on navy" -o image.png
   sdort bench fast --baseline model
 
 \b
 Exit codes:
-  0 done           3 bad model       5 failed parity     7 output not writable
-  2 usage error    4 missed fusion   6 missing provider  8 slower than before (bench --compare)
-  130 interrupted  1 anything else
+  0 done           4 missed fusion      7 output not writable
+  2 usage error    5 failed parity      8 slower (bench --compare)
+  3 bad model      6 missing provider   130 interrupted
+  1 anything else
 
 \b
 Shell completion (bash; also zsh and fish):

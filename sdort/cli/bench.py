@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import click
 
 from sdort.cli.options import placement_option, runtime_options, show_placement
-from sdort.cli.sections import SectionedCommand
+from sdort.cli.sections import RUNTIME, SectionedCommand
 
 if TYPE_CHECKING:
     from sdort.benchmark.ablation import Ablation
@@ -65,31 +64,29 @@ class Engines(click.ParamType[tuple[str, ...]]):
 _ENGINE = click.Choice(["onnxruntime", "torch", "torch-compile"])
 
 
-class Command(SectionedCommand):
-    sections: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Where and how it runs": (
-            "provider", "tuning", "graph", "fallback", "device_id", "provider_options", "custom_ops",
-        ),
-        "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
-        "What it is compared with": (
-            "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
-        ),
-        "Regressions": ("save", "compare", "margin", "across"),
-        "Results": ("placement", "form", "as_json", "output", "report", "plots"),
-    }  # fmt: skip
+_SECTIONS = {
+    **RUNTIME,
+    "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
+    "What it is compared with": (
+        "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
+    ),
+    "Regressions": ("save", "compare", "margin", "across"),
+    "Results": ("placement", "form", "as_json", "output", "report", "plots"),
+}  # fmt: skip
 
 
 @click.command(
-    cls=Command,
+    cls=SectionedCommand,
+    sections=_SECTIONS,
     epilog="""\b
 Examples:
   sdort bench fast --provider rocm --tuning
   sdort bench fast --baseline model --batch-size 1,2,4 --size 512x512,768x512
-  sdort bench fast --baseline checkpoint --baseline-engine torch-compile --component unet
-  sdort bench fast --ablation --provider rocm        each fusion's worth, at batch 1 and 8
+  sdort bench fast --baseline checkpoint --baseline-engine torch-compile
+  sdort bench fast --ablation --provider rocm        each fusion's worth
   sdort bench fast --engines onnxruntime,torch,torch-compile
   sdort bench fast --save before.json
-  sdort bench fast --compare before.json --margin 5  exit code 8 if it is slower by more than 5 %
+  sdort bench fast --compare before.json --margin 5  exit code 8 if slower
   sdort bench fast --report fast.html --plots plots
   sdort bench fast --format markdown --output table.md
 """,

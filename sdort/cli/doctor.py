@@ -19,8 +19,8 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 @click.command(
     epilog="""\b
 Examples:
-  sdort doctor                       would anything work, and what is missing
-  sdort doctor --provider rocm       what keeps this one from working; its options
+  sdort doctor                   would anything work, and what is missing
+  sdort doctor --provider rocm   what keeps it from working; its options
   sdort doctor --provider cuda --device-id 1 --json
 """
 )

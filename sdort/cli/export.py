@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  sdort export demo model                       a tiny pipeline for images of coloured shapes
+  sdort export demo model       a tiny pipeline that draws coloured shapes
   sdort export ./stable-diffusion-v1-5 model
   sdort export owner/name model --variant fp16
   sdort export ./inpainting model --component unet --static 1x512x512

@@ -18,9 +18,9 @@ _COUNTED = ("count", "bytes", "version", "operator")
 
 _EPILOG = """\b
 Examples:
-  sdort inspect model                    every component of a pipeline
+  sdort inspect model              every component of a pipeline
   sdort inspect model/unet/model.onnx --provider rocm
-  sdort inspect --diff model fast        what optimizing changed
+  sdort inspect --diff model fast  what optimizing changed
   sdort inspect fast --provider rocm --placement
 """
 

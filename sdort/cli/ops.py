@@ -25,7 +25,7 @@ _WITH_KERNELS = [
 @click.group(
     epilog="""\b
 Examples:
-  sdort ops build                          everything that a compiler is found for
+  sdort ops build                     all that a compiler is found for
   sdort ops build --arch gfx1100 --no-cuda
   sdort ops list
   sdort ops tune fast --provider rocm --size 512x512,768x768 --batch-size 1,4

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
+from sdort.cli.sections import SectionedCommand
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  sdort optimize model fast --fp16                     for ROCm, the default
+  sdort optimize model fast --fp16                    for ROCm, the default
   sdort optimize model fast-cpu --provider cpu
   sdort optimize model fast --expect unet:MultiHeadAttention=32
-  sdort optimize model fast --fp16 auto                fp32 where fp16 would overflow
-  sdort optimize model fast --explain --allow-misses   why something did not fuse
-  sdort optimize cut.onnx out --any-graph --explain    a graph that is no diffusion component
+  sdort optimize model fast --fp16 auto               fp32 where it must
+  sdort optimize model fast --explain --allow-misses  why it did not fuse
+  sdort optimize cut.onnx out --any-graph --explain   no diffusion component
 """
 MOST_KINDS = 4
 """Kinds of fp32 nodes that are named without --explain."""
@@ -42,7 +43,15 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
 PLAIN, AUTO = "plain", "auto"
 
 
-class _Command(click.Command):
+_SECTIONS = {
+    "What it is made for": ("provider", "fp16", "fp16_plan", "bf16", "io_fp16", "sdort_ops"),
+    "What is optimized": ("components", "any_graph", "disable"),
+    "What is expected": ("expect", "allow_misses"),
+    "Results": ("explain", "report", "overwrite", "as_json"),
+}
+
+
+class _Command(SectionedCommand):
     """``--fp16`` takes a value that may be left out: what follows is one only if it is one of its values."""
 
     def make_parser(self, ctx: click.Context) -> Any:
@@ -62,7 +71,7 @@ def _with_explicit_fp16(args: list[str]) -> list[str]:
     return [f"--fp16={PLAIN}" if lacks else arg for arg, lacks in zip(args, alone, strict=True)]
 
 
-@click.command(cls=_Command, epilog=_EPILOG)
+@click.command(cls=_Command, sections=_SECTIONS, epilog=_EPILOG)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--provider", type=click.Choice(PROVIDER_NAMES), default="rocm", help="Optimize for this one.")

@@ -7,15 +7,27 @@ from pathlib import Path
 import click
 
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
+from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
+
+_SECTIONS = {
+    "What is generated": (
+        "prompt", "negative_prompt", "steps", "guidance_scale", "height", "width", "seed", "num_images", "scheduler",
+    ),
+    **RUNTIME,
+    **DECODING,
+    "Results": ("output", "overwrite", "placement", "as_json"),
+}  # fmt: skip
 
 
 @click.command(
+    cls=SectionedCommand,
+    sections=_SECTIONS,
     epilog="""\b
 Examples:
   sdort run fast --prompt "a lighthouse at dusk" -o lighthouse.png
-  sdort run fast --prompt "a cat" --seed 7 --num-images 4 --scheduler euler-a --steps 25
+  sdort run fast --prompt "a cat" --seed 7 --num-images 4 --steps 25
   sdort run fast --prompt "a cat" --provider rocm --tuning --no-fallback
-"""
+""",
 )
 @click.argument("pipeline", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--prompt", required=True, metavar="TEXT", help="What the images are to show.")

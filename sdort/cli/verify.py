@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from sdort.cli.options import runtime_options
+from sdort.cli.sections import RUNTIME, SectionedCommand
 from sdort.verification.limits import REASONS
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ Examples:
 \b
 Limits                         fp32                fp16                bf16
 {_LIMITS}
-The report says why each is what it is. On a GPU, components may err three times as much.
+The report says why each is what it is.
+On a GPU, components may err three times as much.
 """
 
 
@@ -62,7 +64,15 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(epilog=_EPILOG)
+_SECTIONS = {
+    "What is compared": ("against", "checkpoint", "torch", "components", "inputs"),
+    "Images": ("images", "prompts", "seeds", "steps", "semantic", "semantic_prompts", "semantic_original"),
+    **RUNTIME,
+    "Results": ("bisect", "report", "as_json"),
+}
+
+
+@click.command(cls=SectionedCommand, sections=_SECTIONS, epilog=_EPILOG)
 @click.argument("candidate", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--against",

@@ -9,6 +9,7 @@ import click
 
 from sdort.cli.bench import NumberList, SizeList
 from sdort.cli.options import decoding_options, runtime_options
+from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.cli.tuning import Duration
 
 if TYPE_CHECKING:
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
     from sdort.warmup.command import Warmed
 
 
+_SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
+
+
 @click.command(
+    cls=SectionedCommand,
+    sections=_SECTIONS,
     epilog="""\b
 Examples:
   sdort warm fast --provider rocm
-  sdort warm fast --size 512x512,768x768,1024x1024 --batch-size 1,4 --budget 30m
+  sdort warm fast --size 512x512,768x768 --batch-size 1,4 --budget 30m
   sdort warm fast --component unet --size 512x768
-"""
+""",
 )
 @click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")

@@ -277,13 +277,3 @@ def test_json_of_a_report_has_the_names_that_its_fields_ask_for() -> None:
     assert console.to_json([Report(-math.inf, object())]) == [plain]
     with pytest.raises(TypeError, match="object has no JSON"):
         console.to_json(object())
-
-
-def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.table import Table
-
-    monkeypatch.setenv("COLUMNS", "80")
-    table = Table("name", "value", box=None)
-    table.add_row("x" * 70, "y" * 70)
-    console.show(table)
-    assert f"{'x' * 70} {'y' * 70}" in " ".join(capsys.readouterr().out.split())

@@ -89,3 +89,14 @@ def test_the_conclusion_ends_with_a_command(capsys: pytest.CaptureFixture[str]) 
     console.conclude("3 comparisons within limits", "sdort run fast")
     out = capsys.readouterr()
     assert (out.out, out.err) == ("3 comparisons within limits\n", "Next:\n    sdort run fast\n")
+
+
+@pytest.mark.parametrize(("columns", "lines"), [("", 3), ("30", 4)])
+def test_a_pipe_gets_a_line_a_row_unless_columns_is_set(
+    columns: str, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    table = Table("", ("name", "value"))
+    table.add_row("x", "word " * 10)  # 24 columns are left for its second cell: 5 words
+    console.show(table)
+    assert len(capsys.readouterr().out.splitlines()) == lines
