@@ -127,14 +127,18 @@ def wrap(text: str, width: int) -> str:
 
 @contextmanager
 def progress(
-    description: str, total: float | None = None, remaining: Callable[[], float | None] | None = None
+    description: str | Callable[[], str],
+    total: float | None = None,
+    remaining: Callable[[], float | None] | None = None,
+    numbers: Callable[[], list[str]] | None = None,
 ) -> Iterator[Callable[[float], None]]:
     """Show a progress bar while the block runs.
 
     Args:
-        description: what is being done.
+        description: what is being done; a function is asked again whenever the bar is drawn.
         total: the amount of work, in the unit that is passed to ``advance``; None when it is not known.
         remaining: the seconds to go, None while not known; by default the work that is left at the speed so far.
+        numbers: what stands behind the bar, the most important first; by default percent, remaining and elapsed time.
 
     Yields:
         ``advance(amount)``, to be called as work gets done. It does nothing when there is no bar: under ``-q``, or
@@ -148,35 +152,36 @@ def progress(
     class Bars(Progress):
         def get_renderables(self) -> Iterator[RenderableType]:
             for task in self.tasks:
-                yield _BarLine(task, remaining() if remaining else task.time_remaining)
+                text = description if isinstance(description, str) else description()
+                left = remaining() if remaining else task.time_remaining
+                yield _BarLine(task, text, numbers() if numbers else _numbers(task, left))
 
     with Bars(console=console, transient=True) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task("", total=total)
         yield lambda amount: bar.advance(task, amount)
 
 
 class _BarLine:
-    """Description, bar, percent, elapsed and remaining time; what does not fit is left out, the bar first."""
+    """Description, bar and numbers; what does not fit is left out, the bar first."""
 
-    def __init__(self, task: Task, remaining: float | None) -> None:
-        self.task, self.remaining = task, remaining
+    def __init__(self, task: Task, description: str, numbers: list[str]) -> None:
+        self.task, self.description, self.numbers = task, description, numbers
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.progress_bar import ProgressBar
 
-        text, numbers, bar_width = bar_layout(self.task.description, self._numbers(), options.max_width)
+        text, numbers, bar_width = bar_layout(self.description, self.numbers, options.max_width)
         yield Text(text, end="")
         if bar_width:
             yield Text(" ", end="")
             yield ProgressBar(self.task.total, self.task.completed, bar_width, animation_time=self.task.get_time())
         yield Text("".join(f" {number}" for number in numbers))
 
-    def _numbers(self) -> list[str]:
-        """The most important first: percent, remaining and elapsed time."""
-        elapsed = _clock(self.task.elapsed)
-        if self.task.total is None:
-            return [elapsed]
-        return [f"{self.task.percentage:>3.0f}%", f"{_clock(self.remaining)} left", elapsed]
+
+def _numbers(task: Task, remaining: float | None) -> list[str]:
+    """The most important first: percent, remaining and elapsed time."""
+    elapsed = clock(task.elapsed)
+    return [elapsed] if task.total is None else [f"{task.percentage:>3.0f}%", f"{clock(remaining)} left", elapsed]
 
 
 def bar_layout(description: str, numbers: list[str], width: int) -> tuple[str, list[str], int]:
@@ -203,7 +208,8 @@ def _length(description: str, numbers: list[str]) -> int:
     return len(description) + sum(1 + len(number) for number in numbers)
 
 
-def _clock(seconds: float | None) -> str:
+def clock(seconds: float | None) -> str:
+    """Seconds as ``0:01:30``; ``-:--:--`` while not known."""
     return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 

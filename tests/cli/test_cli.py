@@ -237,6 +237,16 @@ def test_progress_is_shown_on_a_terminal_also_nested(monkeypatch: pytest.MonkeyP
     assert "hashing" in screen.getvalue()
 
 
+def test_progress_asks_for_its_text_and_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    steps = ["step 1 of 2"]
+    with console.progress(lambda: f"denoising {len(steps)}", total=2, numbers=lambda: [steps[-1], "3.00 it/s"]):
+        steps.append("step 2 of 2")
+    assert "step 2 of 2 3.00 it/s" in screen.getvalue()
+    assert "denoising 2" in screen.getvalue()
+    assert "%" not in screen.getvalue()
+
+
 def test_progress_is_silent_under_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     console.set_verbosity(console.QUIET)
