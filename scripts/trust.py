@@ -141,11 +141,11 @@ def engines(*names: str) -> Check:
     """Every component was measured in each engine and is right."""
 
     def check(said: Any, folder: Path) -> Iterator[str]:
-        for row in said:
+        for row in said["rows"]:
             if row["status"] != "ok":
                 yield f"{row['engine']}, {row['component']}: {row['status']}"
-        if [row["engine"] for row in said[: len(names)]] != list(names):
-            yield f"engines: {[row['engine'] for row in said]}"
+        if [row["engine"] for row in said["rows"][: len(names)]] != list(names):
+            yield f"engines: {[row['engine'] for row in said['rows']]}"
 
     return check
 

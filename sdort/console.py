@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -241,6 +241,32 @@ def show_text(text: str) -> None:
     click.echo(text, nl=False)
 
 
+_Report = TypeVar("_Report", bound=type)
+
+DOCUMENTS: dict[str, type] = {}
+"""Dataclasses of the JSON documents that people's programs read, by schema: ``sdort-run-1``. Filled by imports."""
+
+
+def document(name: str, version: int, *, is_open: bool = False) -> Callable[[_Report], _Report]:
+    """Class decorator of a dataclass that is a JSON document; its JSON begins with ``"schema": "sdort-NAME-VERSION"``.
+
+    The version grows when a field goes or changes its meaning, not when one is added. ``docs/json.md`` and
+    ``docs/schemas/`` hold all of them (``scripts/json_schemas.py`` writes those).
+
+    Args:
+        is_open: whether it has other fields too; those of an error are what the command had until then.
+    """
+
+    def mark(report: _Report) -> _Report:
+        schema = f"sdort-{name}-{version}"
+        report.__schema__ = schema  # type: ignore[attr-defined] # read by to_json
+        report.__is_open__ = is_open  # type: ignore[attr-defined]
+        DOCUMENTS[schema] = report
+        return report
+
+    return mark
+
+
 def emit_json(obj: object) -> None:
     """Print :func:`to_json` of ``obj`` on stdout."""
     click.echo(json.dumps(to_json(obj), indent=2))
@@ -249,7 +275,8 @@ def emit_json(obj: object) -> None:
 def to_json(obj: object) -> Any:
     """Plain JSON values of a report: dicts with text keys, lists, text, numbers, booleans and None.
 
-    Dataclasses become objects with a key for each field. ``field(metadata={"json": name})`` gives a field another key,
+    Dataclasses become objects with a key for each field; those marked with :func:`document` begin with ``schema``.
+    ``field(metadata={"json": name})`` gives a field another key,
     and ``field(metadata={"json": None})`` leaves it out. Enums become their values, paths text, sets sorted lists and
     numpy scalars numbers. JSON has neither NaN nor infinity: NaN becomes None, infinity the text ``inf`` or ``-inf``.
 
@@ -266,7 +293,9 @@ def to_json(obj: object) -> Any:
         return str(obj)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         names = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(obj)}
-        return {key: to_json(getattr(obj, name)) for name, key in names.items() if key is not None}
+        values = {key: to_json(getattr(obj, name)) for name, key in names.items() if key is not None}
+        schema = type(obj).__dict__.get("__schema__")
+        return values if schema is None else {"schema": schema, **values}
     if isinstance(obj, Mapping):
         return {str(key): to_json(value) for key, value in obj.items()}
     if isinstance(obj, (set, frozenset)):

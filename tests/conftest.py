@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import homes
+from support import homes, json_documents
 
 from sdort import console
 
@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_HOME] = Path(tempfile.mkdtemp(prefix="sdort-tests-"))
     homes.move_in(config.stash[_HOME])
     console.set_verbosity(console.NORMAL)  # as under the command line
+    json_documents.check_all_commands()
     config.stash[_WATCH].start()
 
 

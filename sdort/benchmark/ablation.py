@@ -18,7 +18,7 @@ from sdort.benchmark.measure import Measurement, measure_engines, prepare_benchm
 from sdort.benchmark.published import PUBLISHED, PublishedRows
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, plan_cases
-from sdort.console import say
+from sdort.console import document, say
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx, original_of
 from sdort.errors import ParityError, SdortError, UsageError
@@ -88,6 +88,7 @@ class MeasuredStep:
     problem: str | None = None
 
 
+@document("ablation", 1)
 @dataclass
 class Ablation:
     """Every measured step; ``original`` is the name of the folder that the variants were made from."""

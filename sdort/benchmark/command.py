@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from sdort.benchmark.regression import as_saved, load_rows
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
 from sdort.benchmark.setup import BenchOptions, apply_preset
-from sdort.console import say
+from sdort.console import say, to_json
 from sdort.errors import OutputError, UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
@@ -216,6 +217,8 @@ def _write(result: Measurement | Ablation, files: Files) -> None:
 
 def as_text(result: Measurement | Ablation, form: str) -> str:
     """A result as ``csv``, ``json`` or ``markdown``."""
+    if form == "json":
+        return json.dumps(to_json(result), indent=2) + "\n"
     measured = result.rows
     text = ablation_table.as_text(result, form) if isinstance(result, Ablation) else rows.as_text(measured, form)
     compared = form == "markdown" and any(row.compared for row in measured)

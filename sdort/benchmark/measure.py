@@ -12,7 +12,7 @@ from sdort.benchmark.regression import refuse_slower
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
-from sdort.console import detail, progress
+from sdort.console import detail, document, progress
 from sdort.engines.engine import Engine, Runner
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
@@ -39,6 +39,7 @@ class ImagePair:
     reference: Generated | None
 
 
+@document("bench", 1)
 @dataclass
 class Measurement:
     """The rows of a benchmark and the images that they were checked by."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,9 +177,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def as_text(rows: Sequence[Row], form: str) -> str:
-    """The rows as ``csv``, ``json`` or ``markdown``; the first two have every field."""
-    if form == "json":
-        return json.dumps(to_json(rows), indent=2) + "\n"
+    """The rows as ``csv``, which has every field, or ``markdown``."""
     if form == "csv":
         return rows_as_csv(rows)
     titles, table = cells(rows)

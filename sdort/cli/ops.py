@@ -69,7 +69,7 @@ def build(
     )
     made = done.build
     if as_json:
-        emit_json(made)
+        emit_json(done)
         return
     say(f"{'built' if done.new else 'up to date:'} {made.path}" + (f" in {made.seconds:.0f} s" if done.new else ""))
     for line in _account(made):

@@ -6,6 +6,7 @@ import errno
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import click
 
@@ -64,10 +65,12 @@ def _print_message(error: BaseException, message: str) -> None:
 
 
 def _print_json(error: BaseException, message: str, exit_code: int) -> None:
-    from sdort.console import emit_json
+    from sdort.cli.error_report import ErrorReport
+    from sdort.console import emit_json, to_json
 
-    details: dict[str, object] = {"error": message, "type": type(error).__name__, "exit_code": exit_code}
+    report = ErrorReport(message, type(error).__name__, exit_code)
+    record: dict[str, object] = {}
     if isinstance(error, SdortError):
-        details["error"] = error.message
-        details |= {"component": error.component, "node": error.node, "hint": error.hint, **error.record}
-    emit_json(details)
+        report = replace(report, error=error.message, component=error.component, node=error.node, hint=error.hint)
+        record = error.record
+    emit_json({**to_json(report), **{name: value for name, value in record.items() if name != "schema"}})

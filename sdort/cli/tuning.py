@@ -118,11 +118,11 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
     from sdort.console import emit_json, say
     from sdort.tuning.command import verify_tuning
 
-    bundles = verify_tuning(names)
+    checked = verify_tuning(names)
     if as_json:
-        emit_json(bundles)
+        emit_json(checked)
         return
-    say(f"{_count(bundles)}, all whole")
+    say(f"{_count(checked.bundles)}, all whole")
 
 
 @command.command()

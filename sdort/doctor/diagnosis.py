@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.console import document
 from sdort.doctor.devices import device_findings, gpu_architectures
 from sdort.doctor.finding import Finding
 from sdort.doctor.software import Software, software_findings
@@ -30,6 +31,7 @@ class ProviderStatus:
     """Names and defaults of the options that it takes."""
 
 
+@document("doctor", 1)
 @dataclass(frozen=True)
 class Diagnosis:
     """A machine as sdort sees it."""

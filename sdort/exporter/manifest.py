@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sdort.console import document
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
@@ -36,6 +37,7 @@ class ExportedComponent:
     """File name -> its XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
 
 
+@document("export", 1)
 @dataclass
 class ExportReport:
     """The result of an export: its parameters, and each component in the order of export."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sdort.console import document
 from sdort.generation.images import output_paths, save_png
 from sdort.generation.record import GenerationRecord
 from sdort.inspection.profile import Placement
@@ -34,6 +35,7 @@ class Image:
         return target
 
 
+@document("run", 1)
 @dataclass(frozen=True, kw_only=True)
 class Generation(GenerationRecord):
     """The images of a request and its record. :func:`sdort.to_json` gives what ``sdort run --json`` prints."""

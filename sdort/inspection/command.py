@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdort.console import document
 from sdort.inspection.description import Change, Component, compare_components, inspect_path
 from sdort.onnx_io.components import find_models
 from sdort.providers import PROVIDER_NAMES
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from sdort.inspection.profile import Placement
 
 
+@document("inspect", 1)
 @dataclass(frozen=True)
 class Inspection:
     """The models of a file or folder."""
@@ -22,6 +24,7 @@ class Inspection:
     components: list[Component]
 
 
+@document("inspect-diff", 1)
 @dataclass(frozen=True)
 class ModelDiff:
     """Differences of two models or pipelines, by component; those that are equal have none."""
@@ -31,6 +34,7 @@ class ModelDiff:
     components: dict[str, list[Change]]
 
 
+@document("inspect-placement", 1)
 @dataclass(frozen=True)
 class Placements:
     """Operators by execution provider, for each component."""

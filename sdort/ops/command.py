@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.console import document
 from sdort.errors import ProviderError
 from sdort.ops.build import Build, BuildOptions, build, cache_bytes, last_build
 from sdort.ops.library import Description, describe_library, library_hash, tuning_table
 from sdort.ops.table import Entry, read_table
 
 
+@document("ops-build", 1)
 @dataclass(frozen=True)
 class OpsBuild:
     """A build of the library; ``new`` is False where it was up to date."""
@@ -20,6 +22,7 @@ class OpsBuild:
     new: bool
 
 
+@document("ops-list", 1)
 @dataclass(frozen=True)
 class OpsLibrary:
     """The library in the cache."""
@@ -32,6 +35,7 @@ class OpsLibrary:
     library: Description
 
 
+@document("ops-tune", 1)
 @dataclass(frozen=True)
 class OpsTuning:
     """The table of the fastest variants of kernels, and lines of it."""

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sdort.console import document
 from sdort.machine.version import __version__
 from sdort.model.model import Model
 from sdort.rewrite.apply import Outcome, Unfused
@@ -52,6 +53,7 @@ class ComponentReport:
         self.declined = dict(total)
 
 
+@document("optimize", 1)
 @dataclass
 class OptimizeReport:
     """The result of :func:`sdort.optimize`: written with ``--report``, printed with ``--json``."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.console import document
 from sdort.ops.library import AUTO
 from sdort.tuning.archive import export_bundles, import_bundles
 from sdort.tuning.bundle import Bundle, BundleError
@@ -38,6 +39,7 @@ class ReadableBundleReport(BundleReport):
     """Seconds of the first run without the bundle."""
 
 
+@document("tuning-list", 1)
 @dataclass(frozen=True)
 class TuningCache:
     """The folder of the tuning cache and its bundles."""
@@ -46,6 +48,7 @@ class TuningCache:
     bundles: list[BundleReport]
 
 
+@document("tuning-export", 1)
 @dataclass(frozen=True)
 class TuningExport:
     """An archive that was written, and the names of its bundles."""
@@ -55,6 +58,7 @@ class TuningExport:
     bundles: list[str]
 
 
+@document("tuning-import", 1)
 @dataclass(frozen=True)
 class TuningImport:
     """Names of the bundles that were stored, and of those among them that this machine cannot use."""
@@ -63,6 +67,15 @@ class TuningImport:
     elsewhere: list[str]
 
 
+@document("tuning-verify", 1)
+@dataclass(frozen=True)
+class TuningCheck:
+    """Bundles whose files were compared with their hashes, all of them whole."""
+
+    bundles: list[BundleReport]
+
+
+@document("tuning-prune", 1)
 @dataclass(frozen=True)
 class TuningPrune:
     """Bundles that were removed; with ``removed`` False those that would be."""
@@ -125,7 +138,7 @@ def import_tuning(
     return TuningImport([bundle.name for bundle in done.bundles], done.elsewhere)
 
 
-def verify_tuning(names: Sequence[str] = ()) -> list[BundleReport]:
+def verify_tuning(names: Sequence[str] = ()) -> TuningCheck:
     """Compare every file of bundles with its hash.
 
     Args:
@@ -139,7 +152,7 @@ def verify_tuning(names: Sequence[str] = ()) -> list[BundleReport]:
     broken = [status.why for status in checked if status.state == BROKEN]
     if broken:
         raise BundleError("; ".join(broken), hint="They are never used. sdort tuning prune removes them.")
-    return [_report(status) for status in checked]
+    return TuningCheck([_report(status) for status in checked])
 
 
 def prune_tuning(

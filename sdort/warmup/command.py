@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sdort.console import detail, progress, say, warn
+from sdort.console import detail, document, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
@@ -60,6 +60,7 @@ class Warmed:
         return describe_item(Case(self.component, self.batch, self.height, self.width), self.decodes)
 
 
+@document("warm", 1)
 @dataclass(frozen=True)
 class Warmup:
     """The items of a warm-up, in the order in which they were taken."""

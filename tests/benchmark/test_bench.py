@@ -23,11 +23,12 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import timing
-from sdort.benchmark.measure import measure_pipeline
+from sdort.benchmark.measure import Measurement, measure_pipeline
 from sdort.benchmark.rows import Row, as_text, caption, cells
 from sdort.benchmark.setup import BenchOptions
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.cli import cli
+from sdort.console import to_json
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, original_of
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
@@ -335,7 +336,7 @@ def row(**values: Any) -> Row:
 
 def test_every_format_has_every_row() -> None:
     rows = [row(median_ms=1.5, psnr_db=math.inf, checked_against="it"), row(component="pipeline", status="bad | worse")]
-    loaded = json.loads(as_text(rows, "json"))
+    loaded = to_json(Measurement(rows))["rows"]
     assert [each["component"] for each in loaded] == ["unet", "pipeline"]
     assert set(loaded[0]) == {field.name for field in fields(Row)}
     assert loaded[0]["psnr_db"] == "inf"
@@ -460,7 +461,7 @@ def test_a_wrong_output_has_no_timing(component: str, tiny: Tiny, copy: Path, sd
     result = sdort(copy, "--baseline", str(tiny.onnx), "--component", component, "--format", "json")
     assert result.exit_code == ParityError.exit_code
     assert "1 of 2 rows were not timed" in result.stderr
-    baseline, candidate = json.loads(result.stdout)
+    baseline, candidate = json.loads(result.stdout)["rows"]
     assert baseline["median_ms"] > 0
     assert "the baseline onnx" in candidate["status"]
     assert all(candidate[name] is None for name in TIMES)
@@ -504,7 +505,9 @@ def test_every_row_that_failed_is_named_at_the_end(copy: Path, sdort: Callable[.
     for line, (name, batch) in zip(lines[1:], wanted, strict=True):
         assert f", {name}, batch {batch}, " in line
         assert "NaN or infinite" in line
-    assert [row["component"] for row in json.loads(Path("rows.json").read_text())] == [name for name, _ in wanted]
+    assert [row["component"] for row in json.loads(Path("rows.json").read_text())["rows"]] == [
+        name for name, _ in wanted
+    ]
     assert "rows" not in json.loads(result.stdout)
 
 
@@ -753,14 +756,14 @@ def test_the_result_goes_to_a_file(form: str, tiny: Tiny, sdort: Callable[..., R
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     text = Path("out.txt").read_text()
-    assert {"csv": "pipeline,engine", "json": "[", "markdown": "| pipeline", "table": "| pipeline"}[form] == text[
-        : len({"csv": "pipeline,engine", "json": "[", "markdown": "| pipeline", "table": "| pipeline"}[form])
+    assert {"csv": "pipeline,engine", "json": "{", "markdown": "| pipeline", "table": "| pipeline"}[form] == text[
+        : len({"csv": "pipeline,engine", "json": "{", "markdown": "| pipeline", "table": "| pipeline"}[form])
     ]
 
 
 def test_json_is_a_short_form(tiny: Tiny, sdort: Callable[..., Result]) -> None:
     result = sdort(tiny.onnx, "--component", "text_encoder", "--json", "-q")
-    assert [each["component"] for each in json.loads(result.stdout)] == ["text_encoder"]
+    assert [each["component"] for each in json.loads(result.stdout)["rows"]] == ["text_encoder"]
 
 
 def test_a_failed_check_still_delivers_the_file(copy: Path, sdort: Callable[..., Result]) -> None:

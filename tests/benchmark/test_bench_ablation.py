@@ -31,6 +31,7 @@ from sdort.benchmark.published import MI250X, PUBLISHED, RTX_3060, published_tex
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
+from sdort.console import to_json
 from sdort.errors import ParityError, RegressionError, SdortError, UsageError
 from sdort.optimizer.command import optimize
 from sdort.providers.runtime_options import RuntimeOptions
@@ -266,7 +267,7 @@ def test_every_format_has_every_step(whole: Ablation) -> None:
     assert cells[8:] == ["6.1 s, 7,719 MiB", "2.6 s, 4,886 MiB"]
     assert "same graphs as '+ FMHA'" in markdown[5]
     assert "another device and library" in markdown[-1]
-    loaded = json.loads(ablation_table.as_text(found, "json"))
+    loaded = to_json(found)
     assert [stage["step"] for stage in loaded["stages"]] == [step.name for step in EVERY]
     assert set(loaded["published"]) == set(PUBLISHED)
     assert loaded["published"]["MI250X 1 GCD"]["fp16"]["8"]["suspicious"] is True

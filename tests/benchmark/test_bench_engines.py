@@ -112,7 +112,7 @@ def test_the_command_takes_engines(tiny: Tiny, options: BenchOptions, tmp_path: 
     engines = ["--engines", "torch,onnxruntime", "--checkpoint", str(tiny.diffusers), "--format", "json"]
     result = CliRunner().invoke(cli, [*args, *engines])
     assert result.exit_code == 0, result.output
-    assert [row["engine"] for row in json.loads(result.stdout)] == ["torch", "onnxruntime"]
+    assert [row["engine"] for row in json.loads(result.stdout)["rows"]] == ["torch", "onnxruntime"]
 
 
 @pytest.mark.parametrize(

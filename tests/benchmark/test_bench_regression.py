@@ -221,7 +221,7 @@ def test_a_slowdown_ends_with_its_exit_code(takes: Callable[..., Result]) -> Non
     slower = takes(105, "--compare", "before.json", "--margin", "2", "--format", "json")
     assert slower.exit_code == RegressionError.exit_code
     assert "text_encoder, batch 1, 64x64, onnxruntime takes 1.05 times as long" in slower.stderr
-    assert json.loads(slower.stdout)[0]["compared"]["verdict"] == "slower"
+    assert json.loads(slower.stdout)["rows"][0]["compared"]["verdict"] == "slower"
     written = takes(50, "--compare", "before.json", "--output", "out.md")
     assert written.exit_code == 0
     assert "| faster | by more than 10% |" in Path("out.md").read_text()

@@ -126,6 +126,7 @@ def test_an_error_is_json_too(run_failing: Callable[..., Result]) -> None:
     result = run_failing(BadModelError("it is broken", component="unet", hint="Mend it."), "inspect", "--json")
     assert result.exit_code == 3
     assert json.loads(result.stdout) == {
+        "schema": "sdort-error-1",
         "error": "it is broken",
         "type": "BadModelError",
         "exit_code": 3,

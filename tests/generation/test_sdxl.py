@@ -316,6 +316,6 @@ def test_mlperfs_settings_against_diffusers(sdort: Callable[..., Result], export
     args = ["--preset", "mlperf-sdxl", "--component", "pipeline", "--warmup", 0, "--repeat", 1, "--json"]
     result = sdort("bench", exported.out, *args, "--reference", exported.checkpoint)
     assert result.exit_code == 0, result.output
-    (row,) = json.loads(result.stdout)
+    (row,) = json.loads(result.stdout)["rows"]
     assert (row["batch_size"], row["height"], row["width"], row["steps"]) == (1, 1024, 1024, 20)
     assert row["psnr_db"] >= 70  # 75 measured: 20 steps add up

@@ -16,6 +16,7 @@ from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.rows import as_text
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
+from sdort.console import to_json
 from sdort.errors import MemoryShortageError
 from sdort.inspection.profile import Placement, Share, measure_placement, placement_table, remarks, summarize_placement
 from sdort.onnx_io.load import load_model
@@ -110,7 +111,7 @@ def test_bench_shows_it(tiny: Tiny) -> None:
     counts = {share.operator: share.nodes for share in row.placement.shares}
     original = count_operators(load_model(tiny.onnx / "unet" / "model.onnx"))
     assert counts["Conv"] + counts.get("FusedConv", 0) == original["Conv"]
-    assert json.loads(as_text([row], "json"))[0]["placement"]["component"] == "unet"
+    assert to_json(row)["placement"]["component"] == "unet"
     assert "Conv" not in as_text([row], "csv")
     assert placement_table([row.placement], most=2).row_count == 4  # the sum, two operators, the rest
 

@@ -170,7 +170,7 @@ def test_a_build_for_the_cpu_alone(empty_cache: Path) -> None:
     include = ("--ort-include", str(headers)) if headers.is_dir() else ()
     code, output = invoke("ops", "build", "--no-hip", "--no-cuda", *include, "--json")
     assert code == 0, output
-    assert json.loads(output)["code"] == []
+    assert json.loads(output)["build"]["code"] == []
     assert library.resolve("on") == library.built_library()
     assert sorted(p.name for p in library.built_library().parent.iterdir()) == ["build.json", library.LIBRARY_FILE]
 

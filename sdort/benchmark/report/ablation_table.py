@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from sdort.benchmark.ablation import Ablation, MeasuredStep
 from sdort.benchmark.published import CAPTION, PUBLISHED, published_text
 from sdort.benchmark.rows import Row, caption, rows_as_csv
-from sdort.console import to_json
 from sdort.workload.cases import WHOLE_PIPELINE
 
 if TYPE_CHECKING:
@@ -107,9 +105,7 @@ def ablation_caption(ablation: Ablation) -> str:
 
 
 def as_text(ablation: Ablation, form: str) -> str:
-    """``csv``, ``json`` or ``markdown``; the first two have every field of every row."""
-    if form == "json":
-        return json.dumps(to_json(ablation), indent=2) + "\n"
+    """``csv``, which has every field of every row, or ``markdown``."""
     if form == "csv":
         return rows_as_csv([row for stage in ablation.stages for row in stage.rows], _steps(ablation.stages))
     cells = [titles(ablation), ["---"] * len(titles(ablation)), *lines(ablation)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.console import document
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
 from sdort.verification.component_comparison import Comparison
@@ -71,6 +72,7 @@ class SemanticReport:
     misses: Sequence[Miss]
 
 
+@document("verify", 1)
 @dataclass(frozen=True)
 class VerificationReport:
     """Everything that was compared, and what came of it."""
