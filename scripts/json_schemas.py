@@ -136,6 +136,7 @@ def _notes(report: type) -> dict[str, str]:
     for base in reversed(report.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
+        notes |= _attributes(inspect.getdoc(base) or "")
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for line, after in zip(body.body, [*body.body[1:], None], strict=True):
@@ -144,6 +145,13 @@ def _notes(report: type) -> dict[str, str]:
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 notes[line.target.id] = _plain(inspect.cleandoc(str(after.value.value)))
     return notes
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Field -> its text in the docstring's section of attributes."""
+    section = docstring.partition("\n\nAttributes:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"\n(?=\S)", textwrap.dedent(section))
+    return {name: _plain(text) for name, colon, text in (entry.partition(": ") for entry in entries) if colon}
 
 
 def _plain(text: str) -> str:
