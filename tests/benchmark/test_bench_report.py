@@ -237,7 +237,7 @@ def test_small_numbers_do_not_break_at_their_hyphen() -> None:
 
 def test_a_difference_map_is_scaled_as_verify_does_and_says_so() -> None:
     image, reference = images()
-    said = "times 36, at most 7 of 255"
+    said = "times 32, at most 7 of 255"
     assert f"difference: {said}" in benchmark_page(
         BenchReport("", [row("pipeline")], [ImagePair(row("pipeline"), image, reference)])
     )
@@ -245,7 +245,7 @@ def test_a_difference_map_is_scaled_as_verify_does_and_says_so() -> None:
     assert figure is not None
     assert [axes.get_title(loc="left") for axes in figure.axes][2] == f"difference\n{said}"
     [shown] = figure.axes[2].get_images()
-    assert np.asarray(shown.get_array()).max() == 7 * 36
+    assert np.asarray(shown.get_array()).max() == 7 * 32
 
 
 def test_likeness_says_what_stands_in_its_way() -> None:

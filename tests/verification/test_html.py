@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sdort.verification.report.html import difference_figure, facts, figure, page, plot, section
+import numpy as np
+from support.browser import views
+
+from sdort.verification.report.html import (
+    Cell,
+    Share,
+    answer,
+    beside,
+    collapsed,
+    command,
+    difference_figure,
+    facts,
+    figure,
+    page,
+    paragraph,
+    plot,
+    section,
+)
+from sdort.verification.report.shares import percent
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def test_a_table_marks_verdicts_words_and_bad_rows() -> None:
     rows = [("a <b>", "1.5e-03", "ok"), ("FAILED: c", "2", "ok")]
     table = section("T & U", ("what", "error", ""), rows, left=("what",), wide=("what",), verdicts=("ok",))
-    assert table.startswith("<h2>T &amp; U</h2><div class='scroll'><table>")
+    assert table.startswith("<h2>T &amp; U</h2><div class='scroll' tabindex='0'><table>")
     assert "<th class='words wrap'>what</th><th>error</th>" in table
     first, second = table.split("<tr")[2:]
     assert first.startswith("><td class='words wrap'>a &lt;b&gt;</td><td><span class='whole'>1.5e-03</span></td>")
@@ -24,8 +47,8 @@ def test_figures_have_their_pixels_or_an_empty_frame() -> None:
     small, large = np.zeros((8, 8, 3), np.uint8), np.zeros((256, 8, 3), np.uint8)
     assert "<img class='small' alt='&lt;it&gt;' src='data:image/png;base64," in figure(small, "<it>")
     assert "<img alt='it' src='data:image/png;base64," in figure(large, "it")
-    assert "<div class='none'>none</div><figcaption>difference</figcaption>" in difference_figure(small, large)
-    assert "<figcaption>difference: times 64, at most 0 of 255</figcaption>" in difference_figure(small, small)
+    assert "<div class='none'>none</div><figcaption>difference</figcaption>" in difference_figure(small, large, 8)
+    assert "<figcaption>difference: times 8, at most 0 of 255</figcaption>" in difference_figure(small, small, 8)
 
 
 def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
@@ -34,3 +57,31 @@ def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
     assert "<body><h1>&lt;t&gt;</h1>\n<dl><dt>&lt;n&gt;</dt><dd>&lt;v&gt;</dd></dl>\n<picture>" in text
     assert "srcset='data:image/svg+xml;base64,ZGFyaw=='" in text
     assert "<img alt='&lt;d&gt;' src='data:image/svg+xml;base64,bGlnaHQ='>" in text
+
+
+def test_a_share_within_its_limit_never_says_more_than_all_of_it() -> None:
+    shares = (0, 0.001, 0.01, 0.97, 0.999, 1.0, 1.0001, 3.4, 99, 1234.5, math.inf)
+    said = ("0 %", "< 1 %", "1 %", "97 %", "99 %", "100 %", "101 %", "340 %", "9900 %", "1.2e+05 %", "no number")
+    assert tuple(map(percent, shares)) == said
+
+
+def test_any_page_can_be_read_on_a_phone_and_in_the_dark(browser: Browser, tmp_path: Path) -> None:
+    """Long words, wide tables and every kind of part: no overflow, no faint text, the answer first."""
+    word, picture = "word" * 40, np.zeros((8, 8, 3), np.uint8)
+    cells: list[tuple[Cell, ...]] = [
+        ("a prompt of some words", "ok", Share(0.5), *["12345.678"] * 12),
+        (word, "failed", Share(3.4), *[""] * 12),
+    ]
+    heads = ("prompt", "verdict", "share", *(f"number {number}" for number in range(12)))
+    table = section("Wide", heads, cells, left=heads[:3], wide=heads[:1], verdicts=("ok", "failed"))
+    figures = beside([figure(picture, "one"), figure(picture, word), difference_figure(picture, picture, 8)])
+    parts = [answer(False, f"Not so: {word}"), facts({"machine": word}), figures, table, command(f"sdort {word}")]
+    file = tmp_path / "page.html"
+    file.write_text(page(f"A page of {word}", [*parts, paragraph(word), collapsed("More", paragraph(word))]))
+    for seen in views(browser, file, [".share i", ".share.over i", ".row figure"]):
+        assert seen.problems == []
+        assert "✗ Not so: " in seen.first_screen
+        widths = {box.width for box in seen.boxes[".share i"]}
+        assert len(widths) == 1
+        assert len(seen.boxes[".share.over i"]) == 1
+        assert len({box.top for box in seen.boxes[".row figure"]}) == 1

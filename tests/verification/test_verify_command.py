@@ -25,6 +25,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import BadModelError, ParityError
+from sdort.model.signature import Array
 from sdort.optimizer.command import optimize
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
@@ -33,7 +34,7 @@ from sdort.verification.component_comparison import Comparison
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.outcome import Verification, VerifyOptions
 from sdort.verification.pipeline_comparison import verify_pipeline
-from sdort.verification.report.difference import MOST_GAIN, difference_map
+from sdort.verification.report.difference import MOST_GAIN, difference_map, shared_gain
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.text import notes, tables
 from sdort.verification.report.timesteps import timestep_table
@@ -416,11 +417,18 @@ def test_prompts_are_text_on_the_page_not_markup(right: Verification) -> None:
     assert page.count("<div class='none'>") == 3
 
 
-def test_difference_maps_are_as_bright_as_they_may_be() -> None:
+def test_difference_maps_share_one_factor_with_which_none_is_clipped() -> None:
     image = np.full((2, 2, 3), 100, np.uint8)
-    for difference, gain, brightest in ((0, MOST_GAIN, 0), (1, 64, 64), (50, 5, 250), (155, 1, 155)):
+
+    def changed(difference: int) -> Array:
         other = image.copy()
         other[0, 0, 0] += difference
-        pixels, words = difference_map(other, image)
-        assert pixels.max() == brightest
-        assert words == f"times {gain}, at most {difference} of 255"
+        return other
+
+    for differences, gain in (((0,), MOST_GAIN), ((1, 3), 64), ((4, 1), 32), ((1, 50), 4), ((155, 0), 1)):
+        pairs = [(changed(difference), image) for difference in differences]
+        assert shared_gain([*pairs, (image[:1], image), (image[:0], image[:0])]) == gain
+        for pair, difference in zip(pairs, differences, strict=True):
+            pixels, words = difference_map(*pair, gain)
+            assert pixels.max() == difference * gain
+            assert words == f"times {gain}, at most {difference} of 255"

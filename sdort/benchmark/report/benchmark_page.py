@@ -123,7 +123,9 @@ def benchmark_page(report: BenchReport) -> str:
     """The report as one HTML file."""
     parts = [paragraph(caption(report.rows)), *map(_plot, report.plots()), *map(paragraph, report.remarks)]
     if report.images:
-        parts += ["<h2>Images</h2>", *map(_image, report.images, image_labels(report))]
+        gain = image_maps.common_gain(report.images)
+        labels = image_labels(report)
+        parts += ["<h2>Images</h2>", *(_image(*pair, gain) for pair in zip(report.images, labels, strict=True))]
     if report.ablation:
         heads, lines = ablation_table.titles(report.ablation), ablation_table.lines(report.ablation)
         parts += [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
@@ -152,9 +154,9 @@ def _svg(figure: Figure) -> bytes:
     return content.getvalue()
 
 
-def _image(pair: ImagePair, name: str) -> str:
+def _image(pair: ImagePair, name: str, gain: int) -> str:
     figures = [figure(pair.image.pixels, f"this: {image_maps.similarity(pair)}")]
     if pair.reference is not None and image_maps.comparable(pair):
         reference = pair.reference.pixels
-        figures = [figure(reference, "reference"), *figures, difference_figure(pair.image.pixels, reference)]
+        figures = [figure(reference, "reference"), *figures, difference_figure(pair.image.pixels, reference, gain)]
     return f"<h3>{escape(name)}</h3>{beside(figures)}"

@@ -11,7 +11,7 @@ import numpy as np
 from sdort.benchmark.measure import ImagePair
 from sdort.benchmark.report.theme import WIDTH
 from sdort.verification.metrics import psnr
-from sdort.verification.report.difference import difference_map
+from sdort.verification.report.difference import difference_map, is_comparable, shared_gain
 from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ def similarity(pair: ImagePair) -> str:
 
 def comparable(pair: ImagePair) -> bool:
     """Whether there is a reference of the same size."""
-    return pair.reference is not None and pair.image.pixels.shape == pair.reference.pixels.shape
+    return pair.reference is not None and is_comparable(pair.image.pixels, pair.reference.pixels)
+
+
+def common_gain(pairs: Sequence[ImagePair]) -> int:
+    """The factor of all difference maps of ``pairs``."""
+    return shared_gain((pair.image.pixels, pair.reference.pixels) for pair in pairs if pair.reference is not None)
 
 
 def image_figure(pairs: Sequence[ImagePair], names: Sequence[str], theme: Theme) -> Figure | None:
@@ -48,7 +53,7 @@ def image_figure(pairs: Sequence[ImagePair], names: Sequence[str], theme: Theme)
     figure = Figure(figsize=(WIDTH * 0.8, (side + 0.35) * len(pairs)), layout="constrained", facecolor=theme.paper)
     grid = figure.subplots(len(pairs), 3, squeeze=False)
     for line, pair, name in zip(grid, pairs, names, strict=True):
-        shown, words = _panels(pair)
+        shown, words = _panels(pair, common_gain(pairs))
         for axes, pixels, above in zip(line, shown, (name, similarity(pair), words), strict=True):
             axes.set_axis_off()
             axes.set_title(above, fontsize=8.5, color=theme.ink, loc="left")
@@ -59,8 +64,8 @@ def image_figure(pairs: Sequence[ImagePair], names: Sequence[str], theme: Theme)
     return figure
 
 
-def _panels(pair: ImagePair) -> tuple[list[Pixels | None], str]:
+def _panels(pair: ImagePair, gain: int) -> tuple[list[Pixels | None], str]:
     if not comparable(pair) or pair.reference is None:
         return [None, pair.image.pixels, None], "no difference map"
-    pixels, words = difference_map(pair.image.pixels, pair.reference.pixels)
+    pixels, words = difference_map(pair.image.pixels, pair.reference.pixels, gain)
     return [pair.reference.pixels, pair.image.pixels, pixels], words

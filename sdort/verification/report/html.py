@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 
 from sdort.model.signature import Array
-from sdort.verification.report.difference import difference_map
+from sdort.verification.report.difference import difference_map, is_comparable
+from sdort.verification.report.shares import percent
 
 
 @dataclass(frozen=True)
@@ -64,22 +65,34 @@ _STYLE = (
 """
     + """
 body { margin: 0 auto; max-width: 80rem; padding: 1.5rem 1rem 4rem; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
+  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .6rem; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
+.answer { margin: 0 0 1rem; padding: .6rem .9rem; border-left: .35rem solid; border-radius: 4px; font-size: 1.05rem;
+  font-weight: 600; }
 .verdict { display: inline-block; padding: .15rem .7rem; border-radius: 1rem; font-weight: 600; }
 .differs { background: var(--soft); }
 .ok { color: var(--good); background: var(--good-paper); } .failed { color: var(--bad); background: var(--bad-paper); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--quiet); }
-dd { margin: 0; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
+dd { margin: 0; }
+.scroll, pre { overflow-x: auto; } pre { padding: .6rem .8rem; background: var(--soft); border-radius: 4px; }
+pre code { background: none; padding: 0; overflow-wrap: normal; }
+summary { cursor: pointer; font-weight: 600; margin: 1rem 0 .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
+  overflow-wrap: normal; }
 th { color: var(--quiet); font-weight: 600; white-space: normal; vertical-align: bottom; }
-th.words, td.words { text-align: left; } td.wrap { white-space: normal; min-width: 12rem; }
+th.words, td.words { text-align: left; } td.wrap { white-space: normal; min-width: 12rem;
+  overflow-wrap: anywhere; }
 td { vertical-align: baseline; }
 .whole { white-space: nowrap; }
 tr.bad td { background: var(--bad-paper); }
+.share { display: flex; align-items: center; gap: .5rem; } .share b { font-weight: 400; }
+.share i { flex: none; width: 7rem; height: .6rem; border: 1px solid var(--quiet); border-radius: 2px;
+  background: linear-gradient(var(--quiet) 0 0) 0 / var(--part) no-repeat; }
+.share.over i { border-color: var(--bad);
+  background: repeating-linear-gradient(135deg, var(--bad) 0 3px, var(--bad-paper) 3px 6px); }
+.share.over b { color: var(--bad); font-weight: 600; }
 .row { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .8rem; margin: .5rem 0 1.6rem; }
 picture img { max-width: 100%; height: auto; }
 figure { margin: 0; } figcaption { color: var(--quiet); font-size: .85rem; margin-top: .25rem; }
@@ -87,8 +100,14 @@ figure img, .none { width: 100%; border: 1px solid var(--line); border-radius: 4
   display: block; box-sizing: border-box; }
 img.small { image-rendering: pixelated; }
 .none { aspect-ratio: 1; display: grid; place-items: center; color: var(--quiet); }
-code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; overflow-wrap: anywhere; }
-li { margin: .2rem 0; } @media (max-width: 640px) { .row { grid-template-columns: 1fr; } }
+code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; }
+ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
+@media (max-width: 640px) {
+  body { padding: 1rem .8rem 3rem; } .row { gap: .4rem; } th, td { padding: .3rem .25rem; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
+  tr.bad td:first-child { background: var(--bad-paper); }
+  td.wrap { min-width: 9rem; } .share { gap: .3rem; } .share i { width: 3rem; } .verdict { padding: .1rem .4rem; }
+}
 """
 )
 
@@ -103,6 +122,26 @@ def page(title: str, parts: Iterable[str]) -> str:
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{body}</body></html>\n"
 
 
+def answer(passed: bool | None, sentence: str) -> str:
+    """The result of a page, its first line: a sentence with its numbers.
+
+    Args:
+        passed: None where there is nothing to pass or fail.
+    """
+    kind, mark = {True: ("ok", "✓ "), False: ("failed", "✗ "), None: ("differs", "")}[passed]
+    return f"<p class='answer {kind}'>{mark}{escape(sentence)}</p>"
+
+
+def command(text: str) -> str:
+    """A command to copy."""
+    return f"<pre tabindex='0'><code>{escape(text)}</code></pre>"
+
+
+def collapsed(summary: str, content: str) -> str:
+    """Content that a click opens; empty without content."""
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
+
+
 def paragraph(text: str) -> str:
     """A paragraph of text."""
     return f"<p>{escape(text)}</p>"
@@ -115,24 +154,47 @@ def facts(values: Mapping[str, object]) -> str:
 
 
 def badge(verdict: str, text: str) -> str:
-    """Text in the colour of a verdict: ``ok`` green, ``FAILED`` red, ``differs`` as other text is."""
+    """Text on the colour of a verdict: ``ok`` green, ``failed`` red, ``differs`` as other text is."""
     return f"<span class='verdict {verdict.lower()}'>{escape(text)}</span>"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A cell that shows a value as a share of its limit, 1.0 being all of it: a bar, and percents.
+
+    Beyond the limit the bar is striped and the percents bold, for those who see no red.
+    """
+
+    value: float
+
+    def __str__(self) -> str:
+        return percent(self.value)
+
+    @property
+    def html(self) -> str:
+        part = f"{min(max(self.value, 0), 1):.1%}"
+        over = "" if self.value <= 1 else " over"
+        return f"<span class='share{over}'><i style='--part: {part}'></i><b>{escape(str(self))}</b></span>"
+
+
+Cell = str | Share
 
 
 def section(
     title: str,
     heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[Cell]],
     *,
     left: Collection[str],
     wide: Collection[str] = (),
     verdicts: Collection[str] = (),
-    bad: tuple[str, ...] = ("FAILED",),
+    bad: tuple[str, ...] = ("FAILED", "failed"),
 ) -> str:
-    """A table under its title; empty without rows.
+    """A table under its title, without one if that is empty; empty without rows.
 
     Args:
-        left: the heads of columns of words; the others hold numbers, which are aligned at the right.
+        left: the heads of columns of words and of :class:`Share`; the others hold numbers, which
+            are aligned at the right.
         wide: those of them that hold sentences.
         verdicts: a cell that is one of these is a :func:`badge`.
         bad: a row with a cell that begins with one of these stands out.
@@ -141,20 +203,23 @@ def section(
     body = []
     for row in rows:
         cells = "".join(
-            f"<td{kind}>{badge(text, text) if text in verdicts else _cell(text)}</td>"
-            for kind, text in zip(kinds, row, strict=True)
+            f"<td{kind}>{badge(cell, cell) if isinstance(cell, str) and cell in verdicts else _cell(cell)}</td>"
+            for kind, cell in zip(kinds, row, strict=True)
         )
-        body.append(f"<tr{' class=bad' if any(text.startswith(bad) for text in row) else ''}>{cells}</tr>")
+        body.append(f"<tr{' class=bad' if any(str(cell).startswith(bad) for cell in row) else ''}>{cells}</tr>")
     if not body:
         return ""
     head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    return f"<h2>{escape(title)}</h2><div class='scroll'>{table}</div>"
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    return f"{heading}<div class='scroll' tabindex='0'>{table}</div>"
 
 
-def _cell(text: str) -> str:
+def _cell(cell: Cell) -> str:
     """Numbers such as 1.5e-03 stay on one line: browsers break at the hyphen."""
-    return re.sub(r"\d[\d.]*e-\d+", r"<span class='whole'>\g<0></span>", escape(text))
+    if isinstance(cell, Share):
+        return cell.html
+    return re.sub(r"\d[\d.]*e-\d+", r"<span class='whole'>\g<0></span>", escape(cell))
 
 
 def figure(pixels: Array, caption: str) -> str:
@@ -167,16 +232,20 @@ def figure(pixels: Array, caption: str) -> str:
     return f"<figure><img{small} alt='{text}' src='{source}'><figcaption>{text}</figcaption></figure>"
 
 
-def difference_figure(image: Array, reference: Array) -> str:
-    """The :func:`difference_map` of two images; an empty frame where their sizes differ or there is none."""
-    if image.shape != reference.shape or not image.size:
+def difference_figure(image: Array, reference: Array, gain: int) -> str:
+    """The :func:`difference_map` of two images; an empty frame where their sizes differ or there is none.
+
+    Args:
+        gain: the factor, one for all of a page (:func:`sdort.verification.report.difference.shared_gain`).
+    """
+    if not is_comparable(image, reference):
         return figure(image[:0], "difference")
-    pixels, scale = difference_map(image, reference)
+    pixels, scale = difference_map(image, reference, gain)
     return figure(pixels, f"difference: {scale}")
 
 
 def beside(figures: Iterable[str]) -> str:
-    """Figures beside each other, three at most; below each other on narrow screens."""
+    """Figures beside each other, three at most."""
     return f"<div class='row'>{''.join(figures)}</div>"
 
 

@@ -10,6 +10,7 @@ from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
+from sdort.verification.report.difference import shared_gain
 from sdort.verification.report.html import (
     badge,
     beside,
@@ -42,6 +43,7 @@ def verification_page(result: Verification) -> str:
     problems = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result))
     components = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
     images = [image_cells(comparison) for comparison in result.images]
+    gain = shared_gain((image.image, image.reference) for image in result.images)
     parts = [
         f"<p>{verdict}</p>",
         _facts(result),
@@ -50,7 +52,7 @@ def verification_page(result: Verification) -> str:
         section("Errors by timestep", *timestep_table(result.comparisons), left=COURSE_HEADS, verdicts=_VERDICTS),
         _findings(result.findings),
         section("Images", IMAGE_HEADS, images, left=IMAGE_HEADS[:1], wide=IMAGE_HEADS[:1], verdicts=_VERDICTS),
-        *map(_image, result.images),
+        *(_image(image, gain) for image in result.images),
         _semantic(result.semantic) if result.semantic else "",
         _limits(),
         paragraph(f"sdort {__version__}"),
@@ -90,11 +92,11 @@ def _findings(findings: Sequence[BisectionFinding]) -> str:
     return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
 
 
-def _image(image: ImageComparison) -> str:
+def _image(image: ImageComparison, gain: int) -> str:
     """Reference, candidate and difference side by side."""
     figures = [figure(image.reference, "reference"), figure(image.image, "candidate")]
     verdict = badge(image_verdict(image), PASSED if image.passed else image.problem or image.differs or "")
-    figures.append(difference_figure(image.image, image.reference))
+    figures.append(difference_figure(image.image, image.reference, gain))
     return _titled(image.prompt, image.seed, verdict, figures)
 
 
