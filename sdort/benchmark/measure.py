@@ -23,6 +23,7 @@ from sdort.providers.provider import Provider
 from sdort.runtime.announcement import announce
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import MIB, Meter, Peak, torch_on_gpu
+from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
@@ -152,6 +153,8 @@ def _measure(
         # One size too many for the memory must not lose the other rows.
         try:
             ready.append(_warm_up(engine, meter, case, row, options, advance))
+        except NotLoadedError:  # no row of it would be measured
+            raise
         except SdortError as error:
             detail(str(error))
             row.fail(f"{error.message}. {error.hint}" if error.hint else error.message)

@@ -23,8 +23,8 @@ from sdort.generation.result import Generation, Image
 from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
-from sdort.pipelines.folder import PipelineFolder, open_folder
-from sdort.providers import AUTO, find_provider
+from sdort.pipelines.folder import PipelineFolder
+from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
@@ -38,8 +38,8 @@ class Pipeline:
     """A text-to-image pipeline whose models are loaded; :func:`sdort.load` makes it.
 
     Attributes:
-        provider: the name of the execution provider that runs.
-        fallback: why it is not the requested one; None if it is.
+        provider: the name of the execution provider that runs the UNet.
+        fallback: why it, or a component's, is not the requested one; None if all are.
     """
 
     def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float) -> None:
@@ -319,8 +319,9 @@ def run(
     )
     _check(request)
     paths = output_paths(Path(output) if output else None, request.seed, num_images, overwrite)
-    result = _load(Path(pipeline), options)._generate(request, paths, on_progress)
-    return _with_placement(result, Path(pipeline), request, options) if placement else result
+    loaded = _load(Path(pipeline), options)
+    result = loaded._generate(request, paths, on_progress)
+    return _with_placement(result, loaded._models, request, options) if placement else result
 
 
 def _seed(seed: int | None) -> int:
@@ -351,12 +352,15 @@ def _steps(models: TextToImage, request: Request, on_progress: OnProgress | None
         yield step
 
 
-def _with_placement(result: Generation, folder: Path, request: Request, options: RuntimeOptions) -> Generation:
+def _with_placement(result: Generation, models: TextToImage, request: Request, options: RuntimeOptions) -> Generation:
     """The result with the placement of each component, which is opened anew and runs twice."""
-    opened, provider = open_folder(folder), find_provider(result.provider)
-    cases = [_case(opened, component, request, result) for component in opened.needed]
-    placement = measure_cases(opened.models, cases, provider, options, opened.vae_factor)
-    return replace(result, placement=placement, placement_remarks=remarks(placement, provider))
+    folder, placement, lines = models.folder, [], []
+    for component, session in models.sessions.items():
+        case = _case(folder, component, request, result)
+        measured = measure_cases(folder.models, [case], session.provider, options, folder.vae_factor)
+        placement += measured
+        lines += remarks(measured, session.provider)
+    return replace(result, placement=placement, placement_remarks=lines)
 
 
 def _case(folder: PipelineFolder, component: str, request: Request, result: Generation) -> Case:

@@ -28,7 +28,7 @@ from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.session import Session, open_session
+from sdort.runtime.session import Session, open_or_fall_back
 
 T = TypeVar("T")
 
@@ -43,7 +43,10 @@ class Timings:
 
 
 class TextToImage:
-    """A pipeline whose sessions are open. ``fallback`` says why ``provider`` is not the one that was asked for."""
+    """A pipeline whose sessions are open, on ``provider``.
+
+    ``fallback`` says why that is not the requested one, or which components are elsewhere, and why.
+    """
 
     def __init__(
         self, folder: PipelineFolder, sessions: dict[str, Session], provider: Provider, fallback: str | None
@@ -243,15 +246,18 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
         ProviderError: the provider does not load and ``options.fallback`` is not True, or it cannot run a component.
     """
     folder = open_folder(path)
-    provider, fallback = choose_provider(options)
+    provider, replaced = choose_provider(options)
+    reasons = [replaced]
     sessions = {}
     with progress("loading", total=len(folder.needed)) as advance:
         for name in folder.needed:
             # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
             own = options if name == "unet" else replace(options, graph=False)
-            sessions[name] = open_session(folder.models[name], name, provider, own)
+            sessions[name], refused = open_or_fall_back(folder.models[name], name, provider, own)
+            reasons.append(refused)
             advance(1)
-    return assemble(folder, sessions, provider, fallback)
+    # What runs the UNet is what runs the pipeline: nearly all of the time is spent there.
+    return assemble(folder, sessions, sessions["unet"].provider, "; ".join(filter(None, reasons)) or None)
 
 
 def assemble(

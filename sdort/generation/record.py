@@ -39,10 +39,10 @@ class GenerationRecord:
     """The name of the pipeline's folder."""
     model_hash: str
     provider: str
-    """The execution provider that ran."""
+    """The execution provider that ran the UNet."""
     requested_provider: str
     fallback: str | None
-    """Why the provider is not the requested one; None if it is."""
+    """Why the provider, or a component's, is not the requested one; None if all are."""
     tuning: bool
     device: str
     custom_ops: str | None

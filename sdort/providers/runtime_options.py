@@ -41,6 +41,11 @@ class RuntimeOptions:
     provider_options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
 
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether the CPU may stand in for a provider that does not load, or that refuses a component."""
+        return self.fallback is True or (self.fallback is None and self.provider == AUTO)
+
 
 def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, str]:
     """The options that ONNX Runtime gets for ``provider``.

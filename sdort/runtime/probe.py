@@ -157,10 +157,9 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
         reason = why_not(requested, options)
         provider = CPU if reason else requested
         reason = f"{requested.name} cannot be used: {reason}" if reason else None
-    if reason and options.fallback is False and options.provider == AUTO:
-        raise ProviderError(reason, hint=f"Without --no-fallback it runs on {provider.name}.")
-    if reason and not options.fallback and options.provider != AUTO:
-        raise ProviderError(reason, hint=hint)
+    if reason and not options.may_fall_back:
+        without = f"Without --no-fallback it runs on {provider.name}."
+        raise ProviderError(reason, hint=without if options.provider == AUTO else hint)
     if reason and (options.graph or options.provider_options):
         # Where it would run instead knows neither.
         raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+from sdort.console import warn
 from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import says_bf16
+from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -179,6 +182,33 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
         placement.refuse_fallback(log, provider, component)
         return session
     return _open(path, component, provider, options, FATAL)
+
+
+def open_or_fall_back(
+    path: Path, component: str, provider: Provider, options: RuntimeOptions
+) -> tuple[Session, str | None]:
+    """:func:`open_session`, on the CPU where the provider refuses the component and ``options`` allow that.
+
+    Returns:
+        The session, and why it is not on ``provider``, which is also a warning; None where it is.
+
+    Raises:
+        BadModelError, ProviderError: as :func:`open_session`; the provider's where the CPU refuses the component too,
+            and where the CPU knows nothing of what ``options`` ask for.
+    """
+    try:
+        return open_session(path, component, provider, options), None
+    except SdortError as error:
+        if provider.is_fallback or not options.may_fall_back or options.graph or options.provider_options:
+            raise
+        refusal = error
+    try:
+        session = open_session(path, component, CPU, replace(options, tuning=False, fallback=None))
+    except SdortError:
+        raise refusal from None
+    reason = f"{component} runs on {CPU.name}: {refusal.message}"
+    warn(reason)
+    return session, reason
 
 
 def open_logged(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> tuple[Session, str]:

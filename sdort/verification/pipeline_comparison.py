@@ -15,6 +15,7 @@ from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
 from sdort.verification.bisection.blame import bisect
 from sdort.verification.bisection.tensor_pairs import GraphPair
@@ -141,6 +142,8 @@ def _record(run: _Run) -> RecordedRun:
     try:
         with progress("generating with the original", total=total) as advance:
             return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.images)
+    except NotLoadedError:
+        raise
     except SdortError as error:
         run.result.missing.append(
             f"{' and '.join(originals)}: {error.message} (--inputs random --no-images asks for less)"
@@ -179,6 +182,8 @@ def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:
         path, limits = run.folder.models[component], result.precisions[component]
         with progress(f"{component}: comparing"):
             comparisons, missing = compare_component(component, path, references, run.configuration, inputs, limits)
+    except NotLoadedError:
+        raise
     except SdortError as error:
         result.missing.append(f"{component}: {error.message}")
         return
@@ -229,6 +234,8 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
     total = len(requests) * run.options.seeds * run.options.steps
     try:
         pipeline = open_text_to_image(run.folder, run.configuration)
+    except NotLoadedError:
+        raise
     except SdortError as error:
         run.result.missing.append(f"images: {error.message}")
         return

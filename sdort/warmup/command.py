@@ -20,6 +20,7 @@ from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce
+from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
@@ -204,7 +205,7 @@ class _Warmer:
         return smaller
 
     def warm_item(self, item: Item) -> Warmed:
-        """Take one item. Whatever goes wrong in it costs that item alone, but for a cache that cannot be written."""
+        """Take one item. Whatever goes wrong in it costs that item alone, but for what all items need."""
         case = item.case
         outcome = Warmed(case.component, case.batch, case.height, case.width, LEFT, item.key.name)
         outcome.decodes = [str(decode) for decode in item.decodes]
@@ -219,7 +220,7 @@ class _Warmer:
         try:
             with progress(str(item)):
                 outcome.before_s, outcome.after_s = self.run(item)
-        except OutputError:
+        except (OutputError, NotLoadedError):  # of either, every other item would say the same
             raise
         except SdortError as error:
             if self.left() > 0:

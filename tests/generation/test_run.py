@@ -18,7 +18,7 @@ from support import tiny_pipeline
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
-from sdort.errors import BadModelError, OutputError, ParityError, ProviderError, UsageError
+from sdort.errors import BadModelError, OutputError, ParityError, UsageError
 from sdort.generation import images
 from sdort.generation.command import run
 from sdort.generation.host_loop import embed_guidance
@@ -391,16 +391,6 @@ def test_a_fallback_is_a_warning_that_even_quiet_shows(tiny: Tiny, sdort: Callab
     record = json.loads(result.stdout)
     assert (record["requested_provider"], record["provider"]) == ("rocm", "cpu")
     assert "built without ROCMExecutionProvider" in record["fallback"]
-
-
-@pytest.mark.parametrize("option", [(), ("--no-fallback",)])
-def test_a_provider_that_is_not_here_ends_the_run_before_anything_is_loaded(
-    option: tuple[str, ...], tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sdort.generation.command.load_pipeline", None)
-    result = sdort(tiny.onnx, "--provider", "cuda", *option)
-    assert result.exit_code == ProviderError.exit_code
-    assert "cuda cannot be used" in result.stderr
 
 
 def test_auto_says_what_it_took(tiny: Tiny, sdort: Callable[..., Result]) -> None:

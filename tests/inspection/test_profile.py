@@ -203,11 +203,3 @@ def test_inspect_wants_one_provider(tiny: Tiny, args: tuple[str, ...]) -> None:
     result = invoke("inspect", *paths, "--placement", *args)
     assert result.exit_code == 2
     assert "--placement wants one --provider" in result.stderr
-
-
-def test_a_provider_that_does_not_load_is_an_error(tiny: Tiny) -> None:
-    result = invoke("inspect", str(tiny.onnx), "--provider", "rocm", "--placement")
-    assert result.exit_code == 6
-    assert "rocm cannot be used" in result.stderr
-    assert "Without --placement nothing is opened" in " ".join(result.stderr.split())
-    assert "--no-fallback" not in result.stderr

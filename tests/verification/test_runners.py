@@ -96,15 +96,6 @@ def test_a_part_of_a_model_for_bf16_runs_in_bf16_unless_it_is_to_be_in_fp32(
     assert [call.options.provider_options for call in opened.calls] == [dict(migraphx.bf16), {}]
 
 
-def test_verify_runs_what_it_names_or_nothing(path: Path) -> None:
-    """This ONNX Runtime has no ROCm: what passes on the CPU says nothing of it."""
-    args = ["verify", str(path), "--against", str(path), "--no-torch", "--inputs", "random", "--component", "model"]
-    result = CliRunner().invoke(cli, [*args, "--provider", "rocm"])
-    assert result.exit_code == 6, result.output
-    assert "rocm cannot be used" in result.stderr
-    assert "--fallback" in result.stderr
-
-
 def test_without_onnxruntime_verify_says_what_bench_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributions, "installed_version", lambda name: None)
     distributions.import_onnxruntime.cache_clear()
