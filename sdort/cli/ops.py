@@ -11,11 +11,10 @@ from sdort.cli.bench import NumberList, SizeList
 from sdort.providers import AUTO, CPU, PROVIDERS
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sdort.ops.build import Build
     from sdort.ops.library import Description
     from sdort.ops.table import Entry
+    from sdort.tables import Table
 
 _WITH_KERNELS = [
     name for name, provider in PROVIDERS.items() if provider.on_gpu and provider.custom_kernels != CPU.custom_kernels
@@ -71,26 +70,23 @@ def build(
     if as_json:
         emit_json(done)
         return
-    say(f"{'built' if done.new else 'up to date:'} {made.path}" + (f" in {made.seconds:.0f} s" if done.new else ""))
-    for line in _account(made):
-        say(line)
+    say(f"built in {made.seconds:.0f} s: {made.path}" if done.new else f"up to date: {made.path}")
+    say(_account(made))
+    say("Next:\n    sdort ops list")
 
 
-def _account(made: Build) -> list[str]:
-    lines = [
-        f"  CPU, and machine code for {', '.join(made.code) or 'no GPU'}",
-        f"  ONNX Runtime headers: {made.headers}",
-    ]
+def _account(made: Build) -> str:
+    text = f"  CPU, and machine code for {', '.join(made.code) or 'no GPU'}"
     if made.left_out:
-        lines.append(f"  left out, as no compiler here knows it: {', '.join(made.left_out)}")
-    return lines
+        text += f"\n  left out, as no compiler here knows it: {', '.join(made.left_out)}"
+    return f"{text}\n  ONNX Runtime headers: {made.headers}"
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
     """Show the operators and architectures of the library in the cache."""
-    from sdort.console import emit_json, say, show
+    from sdort.console import conclude, emit_json, say, show
     from sdort.ops.command import list_ops
 
     library = list_ops()
@@ -99,19 +95,20 @@ def list_(as_json: bool) -> None:
         return
     made = library.build
     show(_operators(library.library))
-    say(f"{made.path}, built {made.date}; the cache holds {library.cache_bytes / 2**20:.0f} MiB")
-    for line in _account(made):
-        say(line)
+    say(f"\n{made.path}, built {made.date}; the cache holds {library.cache_bytes / 2**20:.0f} MiB")
+    say(_account(made))
+    code = ", ".join(made.code)
+    conclude(f"{len(library.library.operators)} operators for the CPU" + (f" and {code}." if code else ", no GPU."))
 
 
 def _operators(library: Description) -> Table:
-    from rich.table import Table
+    from sdort.tables import Table
 
-    table = Table("domain", "operator", "dtypes", "CPU", "ROCm", "CUDA")
+    table = Table("Operators, for float32 and float16", ("domain", "operator", "CPU", "ROCm", "CUDA"))
     for operator in library.operators:
         cuda = "yes" if operator.by_default_on_cuda else "if SDORT_OPS names it" if operator.gpu else "no"
         kernels = ["yes" if there else "no" for there in (operator.cpu, operator.gpu)]
-        table.add_row(operator.domain, operator.name, "float32, float16", *kernels, cuda)
+        table.add_row(operator.domain, operator.name, *kernels, cuda)
     return table
 
 
@@ -142,7 +139,7 @@ def tune(
     What was measured before is not measured again, so an interrupted tuning goes on where it stopped. Later runs use
     the table by themselves.
     """
-    from sdort.console import emit_json, say, show
+    from sdort.console import conclude, emit_json, show
     from sdort.ops.command import tuned_ops
     from sdort.warmup.tune_ops import tune_ops
 
@@ -155,14 +152,16 @@ def tune(
     if as_json:
         emit_json(tuned)
         return
-    show(_entries(tuned.entries))
-    say(f"{len(tuned.entries)} {'entries' if show_only else 'new entries'} in {tuned.table}")
+    if tuned.entries:
+        show(_entries(tuned.entries))
+    count = "1 kernel" if len(tuned.entries) == 1 else f"{len(tuned.entries)} kernels"
+    conclude(f"{count} {'tuned before' if show_only else 'tuned now'}, kept in {tuned.table}")
 
 
 def _entries(entries: list[Entry]) -> Table:
-    from rich.table import Table
+    from sdort.tables import Table
 
-    table = Table("architecture", "kernel and shape", "variant", "µs")
+    table = Table("Fastest variants", ("architecture", "kernel and shape", "variant", ">microseconds"))
     for entry in entries:
         table.add_row(entry.architecture, entry.key, entry.variant, f"{entry.microseconds:.1f}")
     return table

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sdort.cli.inspect import size_text
 from sdort.cli.options import custom_ops_option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from sdort.tables import Table
     from sdort.tuning.command import BundleReport, ReadableBundleReport
 
 
@@ -58,7 +58,7 @@ def command() -> None:
 @_json
 def list_(custom_ops: str, as_json: bool) -> None:
     """Show what is kept, and whether runs on this machine use it."""
-    from sdort.console import emit_json, say, show
+    from sdort.console import conclude, emit_json, show
     from sdort.tuning.command import list_tuning
 
     cache = list_tuning(custom_ops=custom_ops)
@@ -66,13 +66,20 @@ def list_(custom_ops: str, as_json: bool) -> None:
         emit_json(cache)
         return
     if cache.bundles:
-        show(_table(cache.bundles))
-    say(f"{_count(cache.bundles)} in {cache.folder}, {_bytes(cache.bundles) / 2**20:.1f} MiB")
+        show(_table("Tuning bundles", cache.bundles))
+    conclude(f"\n{_summary(cache.bundles)} {cache.folder}", _next_step(cache.bundles))
 
 
 @command.command("export")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--bundle", "names", multiple=True, metavar="NAME", show_default="all", help="Only this (repeatable).")
+@click.option(
+    "--bundle",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    show_default="all",
+    help="Only this (repeatable); its first letters will do.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @_json
 def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
@@ -84,7 +91,8 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
     if as_json:
         emit_json(done)
         return
-    say(f"wrote {file}: {_count(done.bundles)}, {done.bytes / 2**20:.1f} MiB")
+    say(f"wrote {file}: {_count(done.bundles)}, {size_text(done.bytes)}")
+    say(f"Next, on another machine of this kind:\n    sdort tuning import {file}")
 
 
 @command.command("import")
@@ -108,21 +116,27 @@ def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_j
         emit_json(done)
         return
     say(f"imported {_count(done.bundles)} from {file}")
+    say("Next:\n    sdort tuning list")
 
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @_json
 def verify(names: tuple[str, ...], as_json: bool) -> None:
-    """Compare every file of the bundles with its hash; exit code 3 if one is damaged."""
-    from sdort.console import emit_json, say
+    """Compare every file of the bundles with its hash; exit code 3 if one is damaged.
+
+    NAME is a bundle's name or its first letters; all of them unless given.
+    """
+    from sdort.console import conclude, emit_json
     from sdort.tuning.command import verify_tuning
 
     checked = verify_tuning(names)
     if as_json:
         emit_json(checked)
         return
-    say(f"{_count(checked.bundles)}, all whole")
+    conclude(
+        f"{_count(checked.bundles)} checked, none is damaged" if checked.bundles else "there are no tuning bundles"
+    )
 
 
 @command.command()
@@ -141,7 +155,7 @@ def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: st
         emit_json(done)
         return
     if done.bundles:
-        show(_table(done.bundles))
+        show(_table("Removed" if done.removed else "To be removed", done.bundles))
     say(f"{'removed' if done.removed else 'would remove'} {_count(done.bundles)}")
 
 
@@ -149,27 +163,46 @@ def _count(bundles: Collection[object]) -> str:
     return "1 bundle" if len(bundles) == 1 else f"{len(bundles)} bundles"
 
 
-def _bytes(bundles: Collection[BundleReport]) -> int:
-    return sum(getattr(bundle, "bytes", 0) for bundle in bundles)
+def _summary(bundles: Collection[BundleReport]) -> str:
+    used = sum(bundle.state == "used" for bundle in bundles)
+    if not bundles:
+        return "No tuning bundles in"
+    size = size_text(sum(getattr(bundle, "bytes", 0) for bundle in bundles))
+    return f"Runs here use {used if used < len(bundles) else 'all'} of {_count(bundles)}, {size} in"
 
 
-def _table(bundles: Collection[BundleReport]) -> Table:
-    from rich.table import Table
+def _next_step(bundles: Collection[BundleReport]) -> str | None:
+    """What makes bundles where there are none, or removes those that no run will use again."""
+    if not bundles:
+        return "sdort warm PIPELINE"
+    return "sdort tuning prune" if any(bundle.state in ("stale", "broken") for bundle in bundles) else None
 
+
+def _table(title: str, bundles: Collection[BundleReport]) -> Table:
+    from sdort.tables import Table
     from sdort.tuning.command import ReadableBundleReport
 
-    table = Table("bundle", "shapes", "made for", "size", "age", "here")
+    headers = ("bundle", "shapes", ">age", "here", "why", "inputs", "made for", ">size")
+    table = Table(title, headers, details=("inputs", "made for", "size"))
     for bundle in bundles:
-        cells = _cells(bundle) if isinstance(bundle, ReadableBundleReport) else ("", "", "", "")
-        table.add_row(bundle.name, *cells, f"{bundle.state}: {bundle.why}" if bundle.why else bundle.state)
+        shapes, age, *details = _cells(bundle) if isinstance(bundle, ReadableBundleReport) else [""] * 5
+        table.add_row(bundle.name, shapes, age, bundle.state, bundle.why, *details)
     return table
 
 
-def _cells(bundle: ReadableBundleReport) -> tuple[str, str, str, str]:
+def _cells(bundle: ReadableBundleReport) -> tuple[str, ...]:
+    """Shapes and age; then, for -v, the inputs' names with their shapes, the machine and the size."""
     key = bundle.key
-    shapes = ", ".join(f"{name} {'x'.join(map(str, dims)) or 'scalar'}" for name, dims in key["shapes"].items())
+    shapes = {name: "x".join(map(str, dims)) for name, dims in key["shapes"].items()}
+    inputs = ", ".join(f"{name} {dims or 'scalar'}" for name, dims in shapes.items())
     place = ", ".join(part for part in (key["architecture"], key["toolkit"], key["onnxruntime"]) if part)
-    return shapes, place, f"{bundle.bytes / 2**20:.1f} MiB", age_text(bundle.age_s)
+    return (
+        " ".join(dims for dims in shapes.values() if dims),
+        age_text(bundle.age_s),
+        inputs,
+        place,
+        size_text(bundle.bytes),
+    )
 
 
 def age_text(seconds: float) -> str:

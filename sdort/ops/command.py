@@ -85,7 +85,7 @@ def list_ops() -> OpsLibrary:
     """
     made = last_build()
     if made is None:
-        raise ProviderError("the custom operators are not built here", hint="Build them: sdort ops build")
+        raise ProviderError("the custom operators are not built here", hint="Build them:\n    sdort ops build")
     return OpsLibrary(made, library_hash(made.path), cache_bytes(), describe_library(made.path))
 
 

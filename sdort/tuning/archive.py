@@ -49,15 +49,13 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
         BundleError: one is damaged.
         OutputError: the file exists, or cannot be written.
     """
-    there = store.names()
-    missing = [name for name in names if name not in there]
-    if missing or not there:
-        what = f"there is no tuning bundle {', '.join(missing)}" if missing else "nothing was tuned yet"
-        raise UsageError(what, hint="sdort tuning list shows what is kept; sdort warm PIPELINE makes bundles.")
+    resolved = sorted(set(store.resolve(names)))
+    if not resolved:
+        raise UsageError("nothing was tuned yet", hint="This makes bundles:\n    sdort warm PIPELINE")
     if output.exists() and not overwrite:
         raise OutputError(f"{output} exists", hint="Choose another name, or replace it with --overwrite.")
     with store.reading(), staged_output(output) as file:
-        bundles = [store.read(name) for name in sorted(set(names or there))]
+        bundles = [store.read(name) for name in resolved]
         for bundle in bundles:
             check_files(bundle)
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:

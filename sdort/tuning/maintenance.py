@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdort.errors import ProviderError, UsageError
+from sdort.errors import ProviderError
 from sdort.ops.library import AUTO
 from sdort.tuning.bundle import Bundle, BundleError, check_files
 from sdort.tuning.key import Key
@@ -41,12 +41,9 @@ def statuses(
     Raises:
         UsageError: there is no such bundle.
     """
-    there = store.names()
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise UsageError(f"there is no tuning bundle {missing[0]}", hint="sdort tuning list shows what is kept.")
+    resolved = store.resolve(names)
     with store.reading():
-        return [_status(store, name, thorough, device_id, custom_ops) for name in names or there]
+        return [_status(store, name, thorough, device_id, custom_ops) for name in resolved]
 
 
 def _status(store: Store, name: str, thorough: bool, device_id: int, custom_ops: str) -> BundleStatus:

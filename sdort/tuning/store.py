@@ -12,12 +12,12 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.errors import OutputError
+from sdort.errors import OutputError, UsageError
 from sdort.machine.cache_folder import cache_folder
 from sdort.staging import exchange, is_abandoned
 from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
@@ -51,6 +51,25 @@ class Store:
             return sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir() and entry.name[0] != ".")
         except OSError:
             return []
+
+    def resolve(self, names: Sequence[str]) -> list[str]:
+        """The full names of bundles, of which the first letters may be given; all bundles where none is named.
+
+        Raises:
+            UsageError: no bundle, or more than one, begins like that.
+        """
+        there = self.names()
+        return [self._resolved(name, there) for name in names] if names else there
+
+    def _resolved(self, name: str, there: Sequence[str]) -> str:
+        matching = [name] if name in there else [full for full in there if full.startswith(name)]
+        if len(matching) > 1:
+            raise UsageError(f"{len(matching)} tuning bundles begin with {name}: {', '.join(matching)}")
+        if not matching:
+            raise UsageError(
+                f"there is no tuning bundle {name}", hint="This shows what is kept:\n    sdort tuning list"
+            )
+        return matching[0]
 
     def read(self, name: str) -> Bundle:
         """A bundle, its files not yet compared with their hashes.

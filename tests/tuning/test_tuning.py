@@ -567,8 +567,8 @@ def test_prune_by_age(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands_errors(key: Key, tmp_path: Path) -> None:
     assert invoke("export", "a.tar").exit_code == UsageError.exit_code  # nothing was tuned yet
     fill(Store(), key)
-    assert invoke("export", str(tmp_path / "a.tar"), "--bundle", "unet-1").exit_code == UsageError.exit_code
-    assert invoke("verify", "unet-1").exit_code == UsageError.exit_code
+    assert invoke("export", str(tmp_path / "a.tar"), "--bundle", "unet-x").exit_code == UsageError.exit_code
+    assert invoke("verify", "unet-x").exit_code == UsageError.exit_code
     assert invoke("export", str(tmp_path / "a.tar")).exit_code == 0
     assert invoke("export", str(tmp_path / "a.tar")).exit_code == OutputError.exit_code  # it exists
     assert invoke("export", str(tmp_path / "a.tar"), "--overwrite").exit_code == 0
@@ -618,3 +618,12 @@ def test_a_sealed_folder_reads_back(key: Key, tmp_path: Path) -> None:
     bundle = read_bundle(folder)
     check_files(bundle)
     assert (bundle.key, bundle.first_run_s, bundle.bytes, list(bundle.files)) == (key, 1.5, 1, ["programs/a"])
+
+
+def test_the_first_letters_of_a_bundle_name_it(key: Key, tmp_path: Path) -> None:
+    names = [fill(Store(), replace(key, component=component)).name for component in ("unet", "unet_2", "vae_decoder")]
+    assert Store().resolve(["v", "unet_"]) == [names[2], names[1]]
+    with pytest.raises(UsageError, match=rf"2 tuning bundles begin with un: {names[0]}, {names[1]}"):
+        Store().resolve(["un"])
+    assert Store().resolve([names[0]]) == [names[0]]
+    assert invoke("export", str(tmp_path / "a.tar"), "--bundle", "vae").exit_code == 0
