@@ -91,7 +91,7 @@ Examples:
   sdort bench fast --format markdown --output table.md
 """,
 )
-@click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
+@click.argument("pipeline", type=click.Path(path_type=Path))
 @runtime_options
 @click.option("--engine", type=_ENGINE, default="onnxruntime", help="torch engines run the checkpoint behind PIPELINE.")
 @click.option(

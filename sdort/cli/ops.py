@@ -113,7 +113,7 @@ def _operators(library: Description) -> Table:
 
 
 @command.command()
-@click.argument("pipeline", required=False, type=click.Path(exists=True, path_type=Path))
+@click.argument("pipeline", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--provider",
     type=click.Choice([AUTO, *_WITH_KERNELS]),

@@ -29,7 +29,7 @@ Examples:
   sdort run fast --prompt "a cat" --provider rocm --tuning --no-fallback
 """,
 )
-@click.argument("pipeline", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("pipeline", type=click.Path(path_type=Path))
 @click.option("--prompt", required=True, metavar="TEXT", help="What the images are to show.")
 @click.option("--negative-prompt", default="", metavar="TEXT", help="What they are not to show.")
 @click.option("--steps", type=click.IntRange(1), default=50, help="Denoising steps.")

@@ -73,7 +73,7 @@ _SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=_SECTIONS, epilog=_EPILOG)
-@click.argument("candidate", type=click.Path(exists=True, path_type=Path))
+@click.argument("candidate", type=click.Path(path_type=Path))
 @click.option(
     "--against",
     metavar="ORIGINAL",

@@ -31,7 +31,7 @@ Examples:
   sdort warm fast --component unet --size 512x768
 """,
 )
-@click.argument("pipeline", type=click.Path(exists=True, path_type=Path))
+@click.argument("pipeline", type=click.Path(path_type=Path))
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Images that are generated at once.")
 @click.option(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
-from sdort.exporter.safetensors import read_tensors
 from sdort.model.weights import Weight
 from sdort.pipelines.configs import read_config
+from sdort.pipelines.safetensors import read_tensors
 
 _STEMS = ("diffusion_pytorch_model", "model")
 _PICKLE_STEMS = ("diffusion_pytorch_model", "pytorch_model")
@@ -79,10 +79,14 @@ def _not_found(folder: Path, component: str, variant: str | None, pickle: Path |
             component=component,
             hint="Convert it to safetensors, or trust its author: --allow-pickle.",
         )
-    missing = f"weights of variant {variant!r}" if variant else "weights (.safetensors)"
     variants = sorted(_variants(folder) - {variant or ""})
-    hint = "Choose one with --variant." if variants else "Copy or download the checkpoint again."
-    having = f"; it has {', '.join(name or 'the one without --variant' for name in variants)}" if variants else ""
+    missing = f"weights of variant {variant!r}" if variant else "weights (.safetensors)"
+    having = f"; it has {', '.join(name or 'those without a variant' for name in variants)}" if variants else ""
+    hint = "Copy or download the checkpoint again."
+    if variants:
+        hint = f"Give --variant {variants[-1]}." if variants[-1] else "Leave out --variant."
+    if "" in variants and variants[-1]:
+        hint = f"Leave out --variant, or give --variant {variants[-1]}."
     return BadModelError(f"{folder} has no {missing}{having}", component=component, hint=hint)
 
 

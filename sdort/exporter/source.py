@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
+import shlex
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from sdort.exporter.cache import TraceCache
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.pipelines.configs import INDEX, read_config
+from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
 
 # Folders of a pipeline that are copied as they are.
 PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
@@ -52,13 +52,11 @@ def open_source(model: str, *, variant: str | None = None, allow_pickle: bool = 
     if path.is_dir():
         yield read_source(path, path.resolve().name)
     elif path.exists():
-        raise _single_file(path)
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
+        raise no_diffusers_pipeline(path)
+    elif HUB_ID.fullmatch(model) and not path.parent.is_dir():
         yield read_source(_download(model, variant, allow_pickle), model)
     else:
-        raise UsageError(
-            f"{model} does not exist", hint="MODEL is a diffusers directory, a hub id such as owner/name, or demo."
-        )
+        raise not_there(model, DEMO_NAMES)
 
 
 def read_source(folder: Path, name: str) -> Source:
@@ -68,14 +66,11 @@ def read_source(folder: Path, name: str) -> Source:
         BadModelError: the folder holds no diffusers pipeline, or one of another kind.
     """
     if not (folder / INDEX).is_file():
-        raise BadModelError(
-            f"{folder} is no diffusers pipeline: it has no {INDEX}",
-            hint="Give the folder that holds it; save one with DiffusionPipeline.save_pretrained.",
-        )
+        raise no_diffusers_pipeline(folder)
     if _is_exported(folder):
         raise BadModelError(
             f"{folder} holds ONNX graphs already, and no weights to export",
-            hint=f"The next step is: sdort optimize {folder} OUT",
+            hint=f"The next step:\n    sdort optimize {shlex.quote(str(folder))} OUT",
         )
     index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN)
     if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
@@ -149,16 +144,6 @@ def _class_name(source: Source, name: str) -> str:
     return str(class_name)
 
 
-def _single_file(path: Path) -> SdortError:
-    hint = "MODEL is a diffusers directory, a hub id such as owner/name, or demo."
-    if path.suffix in (".safetensors", ".ckpt"):
-        hint = (
-            "Save it as a directory first, with diffusers: "
-            f"StableDiffusionPipeline.from_single_file({os.fspath(path)!r}).save_pretrained(DIRECTORY)"
-        )
-    return BadModelError(f"{path} is a single file, not a diffusers directory", hint=hint)
-
-
 def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
     """diffusers' own download, or its copy of an earlier one."""
     with progress(f"downloading {model}"):
@@ -174,8 +159,10 @@ def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
                 )
         except Exception as error:  # offline, no such model, gated: each library below raises its own
             first = str(error).strip().partition("\n")[0].partition(" Please check out")[0]
+            hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
+            if variant and f"variant={variant}" in first:
+                hint = "Leave out --variant."
             raise SdortError(
-                f"cannot load {model} from the hub ({type(error).__name__}: {first})",
-                hint="Check the name, the network and your token; or download it elsewhere and give its folder.",
+                f"cannot load {model} from the hub ({type(error).__name__}: {first})", hint=hint
             ) from error
     return Path(folder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sdort.console import document
 from sdort.inspection.description import Change, Component, compare_components, inspect_path
 from sdort.onnx_io.components import find_models
+from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def placement(path: str | Path, provider: str) -> Placements:
     options = RuntimeOptions(provider)
     hint = "Without --placement nothing is opened: it tells what lacks a kernel there."
     chosen, _ = choose_provider(options, hint=hint)
+    expect_onnx(Path(path), nested=True)
     models = find_models(Path(path))
     placements = [measure_placement(file, name, chosen, options) for name, file in models.items()]
     return Placements(placements, remarks(placements, chosen))

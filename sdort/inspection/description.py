@@ -21,6 +21,7 @@ from sdort.model.model import Model
 from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import PRECISION_KEY
+from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import PROVIDER_NAMES, load_target
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def inspect_path(path: Path, providers: Sequence[str] = PROVIDER_NAMES) -> list[
     Raises:
         BadModelError: ``path`` holds no model, or a broken or unsafe one.
     """
+    expect_onnx(path, nested=True)
     return [describe_model(load_model(file, name), providers) for name, file in find_models(path).items()]
 
 

@@ -24,6 +24,7 @@ from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.pipelines.configs import write_json
+from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
@@ -148,6 +149,7 @@ def _check_disable(names: Collection[str]) -> None:
 
 def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
     start = time.perf_counter()
+    expect_onnx(request.source, nested=request.any_graph)
     models = survey(request.source, apart_from=request.out, recognise_lone=not request.any_graph)
     chosen = select_models(request, models)
     report.left_out.update(left_out(request, models))

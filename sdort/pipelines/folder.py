@@ -18,6 +18,7 @@ from sdort.onnx_io.components import find_components
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.configs import INDEX, MANIFEST, optional_config, read_config
 from sdort.pipelines.families import Family, family_of
+from sdort.pipelines.wrong_input import expect_onnx
 
 # Of every family's AutoencoderKL; old conversion scripts write no config beside the ONNX files.
 _VAE_CHANNELS = [128, 256, 512, 512]
@@ -117,12 +118,17 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     Raises:
         BadModelError: there is no pipeline, or it lacks a component of ``needed``.
     """
+    expect_onnx(path)
     folder = PipelineFolder(path, find_components(path))
     missing = [name for name in (folder.needed if needed is None else needed) if name not in folder.models]
     if missing == ["text_encoder"] and "text_encoder_2" in folder.models:
         raise BadModelError(
             f"{path} has the second text encoder only, as SDXL's refiner, which works on an image",
             hint="sdort run generates from text alone: take SDXL's base model.",
+        )
+    if missing and (above := path.absolute().parent / INDEX).is_file():
+        raise BadModelError(
+            f"{path} is a part of the pipeline {above.parent}", hint=f"Give the whole pipeline:\n    {above.parent}"
         )
     if missing:
         raise BadModelError(

@@ -23,7 +23,7 @@ PROMPTS = (
 
 
 def test_the_weights_are_half_precision_and_small() -> None:
-    from sdort.exporter.safetensors import read_tensors
+    from sdort.pipelines.safetensors import read_tensors
 
     files = sorted(DEMO_FOLDER.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "unet", "vae"]
@@ -33,7 +33,7 @@ def test_the_weights_are_half_precision_and_small() -> None:
 
 
 def test_every_weight_is_finite() -> None:
-    from sdort.exporter.safetensors import read_tensors
+    from sdort.pipelines.safetensors import read_tensors
 
     for file in DEMO_FOLDER.rglob("*.safetensors"):
         for name, tensor in read_tensors(file).items():
@@ -64,7 +64,7 @@ def test_the_cards_scores_reach_the_bars() -> None:
 
 
 def test_the_card_counts_the_parameters() -> None:
-    from sdort.exporter.safetensors import read_tensors
+    from sdort.pipelines.safetensors import read_tensors
 
     for part, words in (("text_encoder", "text encoder"), ("unet", "UNet"), ("vae", "autoencoder")):
         tensors = read_tensors(next((DEMO_FOLDER / part).glob("*.safetensors")))

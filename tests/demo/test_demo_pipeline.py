@@ -100,7 +100,7 @@ def test_transformers_4_finds_the_text_encoders_parameters(demo: Path) -> None:
     from transformers import CLIPTextModel
 
     from sdort.console import quiet_libraries
-    from sdort.exporter.safetensors import read_tensors
+    from sdort.pipelines.safetensors import read_tensors
 
     stored = read_tensors(demo / "text_encoder" / "model.safetensors")
     with quiet_libraries():

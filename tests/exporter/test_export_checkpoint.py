@@ -19,9 +19,9 @@ from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.command import export
-from sdort.exporter.safetensors import read_tensors
 from sdort.exporter.signatures import describe_component
 from sdort.model.weights import Inline, Weight
+from sdort.pipelines.safetensors import read_tensors
 
 WEIGHTS = "model.safetensors"
 
@@ -187,13 +187,13 @@ def test_variants(checkpoint: Path, run: Callable[..., Path]) -> None:
     folder = checkpoint / "text_encoder"
     tensors = {name: array.astype(np.float16) for name, array in weights_of(checkpoint).items()}
     save(folder / "model.fp16.safetensors", tensors)
-    with pytest.raises(BadModelError, match=r"no weights of variant 'ema'; it has the one without --variant, fp16"):
+    with pytest.raises(BadModelError, match=r"no weights of variant 'ema'; it has those without a variant, fp16"):
         run(variant="ema")
     expected = next(array for name, array in tensors.items() if name.endswith(EMBEDDING)).astype(np.float32)
     np.testing.assert_array_equal(exported_values(run(variant="fp16"))[EMBEDDING], expected)
     (folder / WEIGHTS).unlink()
     shutil.rmtree(folder.parent.parent / "out")
-    with pytest.raises(BadModelError, match=r"it has fp16\n *Choose one with --variant"):
+    with pytest.raises(BadModelError, match=r"it has fp16\n *Give --variant fp16"):
         run()
 
 
@@ -408,9 +408,6 @@ def test_foreign_pipelines(tmp_path: Path) -> None:
 def test_names_that_are_no_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         export(str(tmp_path / "nothing"), tmp_path / "out")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(BadModelError, match=r"from_single_file"):
-        export(str(tmp_path / "model.safetensors"), tmp_path / "out")
 
 
 def test_a_hub_id_is_downloaded_by_diffusers(
@@ -472,5 +469,5 @@ def test_an_exported_folder_is_told_the_next_step(checkpoint: Path, tmp_path: Pa
     read_source(checkpoint, "weights beside ONNX graphs, as some are published")
     for file in checkpoint.rglob("*.safetensors"):
         file.unlink()
-    with pytest.raises(BadModelError, match=r"holds ONNX graphs already.*\n.*sdort optimize"):
+    with pytest.raises(BadModelError, match=r"holds ONNX graphs already[\s\S]*sdort optimize"):
         read_source(checkpoint, "only ONNX graphs")

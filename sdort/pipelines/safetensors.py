@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from sdort.errors import BadModelError
 from sdort.model.weights import Stored
+from sdort.pipelines.lfs import refuse_pointer
 
 # The limit of the reference implementation.
 _MAX_HEADER = 100_000_000
@@ -34,12 +36,34 @@ _DTYPES = {
 }
 
 
-def read_tensors(path: Path) -> dict[str, Stored]:
-    """Every tensor of a safetensors file by name.
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of itself: descriptions of tensors by name, not yet checked."""
+
+    path: Path
+    entries: dict[str, Any]
+    start: int
+    """Offset of the first tensor's data in bytes."""
+    size: int
+    """Bytes of the file."""
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of the tensors by name.
+
+        Raises:
+            BadModelError: a tensor has none.
+        """
+        return {name: _shape(self.path, name, entry) for name, entry in self.entries.items()}
+
+
+def read_header(path: Path) -> Header:
+    """The header of a safetensors file.
 
     Raises:
-        BadModelError: the file cannot be read, is truncated, or its header contradicts itself or the file.
+        BadModelError: the file cannot be read, is cut off, or has no header.
     """
+    refuse_pointer(path)
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -49,9 +73,19 @@ def read_tensors(path: Path) -> dict[str, Stored]:
             header = file.read(length)
     except OSError as error:
         raise BadModelError(f"cannot read {path}: {error.strerror or error}") from error
-    start = 8 + length
     entries = {name: entry for name, entry in _parse(path, header).items() if name != "__metadata__"}
-    tensors = {name: _tensor(path, name, entry, start, size) for name, entry in entries.items()}
+    _check_end(path, entries, size - 8 - length)
+    return Header(path, entries, 8 + length, size)
+
+
+def read_tensors(path: Path) -> dict[str, Stored]:
+    """Every tensor of a safetensors file by name.
+
+    Raises:
+        BadModelError: the file cannot be read, is truncated, or its header contradicts itself or the file.
+    """
+    header = read_header(path)
+    tensors = {name: _tensor(path, name, entry, header.start, header.size) for name, entry in header.entries.items()}
     _check_overlap(path, tensors)
     return tensors
 
@@ -74,15 +108,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Stored:
-    if not isinstance(entry, dict):
-        raise _broken(path, f"tensor {name!r} is not described")
-    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    shape = _shape(path, name, entry)
+    dtype, offsets = entry.get("dtype"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise BadModelError(
             f"{path}: tensor {name!r} is stored as {dtype!r}, which sdort does not read",
             hint="Save the checkpoint as float32, float16 or bfloat16.",
         )
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+    if not _naturals(offsets) or len(offsets) != 2:
         raise _broken(path, f"tensor {name!r} has shape {shape!r} and offsets {offsets!r}")
     begin, end = offsets
     if not begin <= end <= size - start:
@@ -90,6 +123,28 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Stored:
     if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
         raise _broken(path, f"tensor {name!r} of shape {shape} has {end - begin} bytes")
     return Stored(path, start + begin, shape, _DTYPES[dtype])
+
+
+def _shape(path: Path, name: str, entry: Any) -> list[int]:
+    if not isinstance(entry, dict):
+        raise _broken(path, f"tensor {name!r} is not described")
+    shape = entry.get("shape")
+    if not _naturals(shape):
+        raise _broken(path, f"tensor {name!r} has shape {shape!r} and offsets {entry.get('data_offsets')!r}")
+    return shape
+
+
+def _check_end(path: Path, entries: dict[str, Any], has: int) -> None:
+    """Raise where whole tensors are promised behind the end of the file: a download that stopped."""
+    offsets = [entry.get("data_offsets") for entry in entries.values() if isinstance(entry, dict)]
+    ends = [pair[1] for pair in offsets if _naturals(pair) and len(pair) == 2 and pair[0] <= pair[1]]
+    promised = max(ends, default=0)
+    if promised > has:
+        raise BadModelError(
+            f"{path} is not a valid safetensors file: its header promises {promised / 1e6:,.1f} MB of tensors and it "
+            f"has {has / 1e6:,.1f} MB, so its last ones lie outside",
+            hint="It is still being downloaded, or the download stopped. Download it again.",
+        )
 
 
 def _naturals(values: Any) -> TypeGuard[list[int]]:

@@ -1,0 +1,203 @@
+"""What a file is that somebody takes for a model, by its first bytes and its header, and what to do with it.
+
+The file is a download from a stranger: only a header of bounded size is read, and a pickle is never opened.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.errors import BadModelError
+from sdort.pipelines.lfs import MAGIC, pull_advice
+from sdort.pipelines.safetensors import read_header
+from sdort.pipelines.weight_names import (
+    EDITING,
+    INPAINTING,
+    REFINER,
+    SD1,
+    SD2,
+    SDXL,
+    Architecture,
+    Kind,
+    recognise_tensors,
+)
+
+EXPORTED = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders."
+
+_UNFINISHED = (".crdownload", ".part", ".partial", ".download", ".aria2", ".incomplete", ".tmp")
+_ENGINES = (".engine", ".plan", ".trt")
+_PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
+_ARCHIVES = ((0, b"PK\x03\x04"), (0, b"\x1f\x8b"), (0, b"7z\xbc\xaf"), (0, b"Rar!"), (0, b"\xfd7zXZ"), (257, b"ustar"))
+"""Offset and magic bytes."""
+_HEAD = 1024
+"""Bytes at the beginning of a file that are looked at: a tar archive's magic stands at 257."""
+
+_CLASSES = {
+    (SDXL, None): "StableDiffusionXLPipeline",
+    (SDXL, INPAINTING): "StableDiffusionXLInpaintPipeline",
+    (REFINER, None): "StableDiffusionXLImg2ImgPipeline",
+    (SD1, INPAINTING): "StableDiffusionInpaintPipeline",
+    (SD2, INPAINTING): "StableDiffusionInpaintPipeline",
+    (SD1, EDITING): "StableDiffusionInstructPix2PixPipeline",
+}
+"""diffusers' pipeline of a family and variant, where it is not StableDiffusionPipeline."""
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A file.
+
+    Attributes:
+        what: it in words, with an article: ``a single-file SDXL checkpoint (inpainting)``.
+        advice: what to do with it; commands stand on lines of their own, indented by four spaces.
+        architecture: of a safetensors file, what its tensors are.
+    """
+
+    kind: Kind
+    what: str
+    advice: str
+    architecture: Architecture | None = None
+
+
+def recognise_file(path: Path) -> FileKind:
+    """What the file at ``path`` is.
+
+    Raises:
+        BadModelError: it cannot be read, or is a broken safetensors file.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise BadModelError(f"cannot read {path}: {error.strerror or error}") from error
+    if path.suffix.lower() in _UNFINISHED:
+        return FileKind(Kind.UNFINISHED, "an unfinished download", "Wait until it is complete, or download it again.")
+    if size == 0:
+        return FileKind(Kind.EMPTY, "an empty file", "Copy or download it again.")
+    return _by_magic(path, head) or _by_name(path)
+
+
+def _by_magic(path: Path, head: bytes) -> FileKind | None:
+    if head.startswith(MAGIC):
+        return FileKind(Kind.POINTER, "a git-lfs pointer", pull_advice(path))
+    if head.startswith(b"GGUF"):
+        advice = f"sdort reads no quantized weights: get the model as safetensors. {EXPORTED}"
+        return FileKind(Kind.GGUF, "a GGUF file", advice)
+    if re.match(rb"\s*<(!doctype|html)", head, re.IGNORECASE):
+        advice = "The site sent it in place of the model, as for a download without login. Download it again."
+        return FileKind(Kind.WEB_PAGE, "a web page", advice)
+    if _is_torch_archive(head) or (head[:1] == b"\x80" and path.suffix.lower() in _PICKLES):
+        return _pickle(path)
+    if any(head[offset:].startswith(magic) for offset, magic in _ARCHIVES):
+        advice = "Unpack it, and give the folder with model_index.json."
+        return FileKind(Kind.ARCHIVE, "an archive", advice)
+    return None
+
+
+def _by_name(path: Path) -> FileKind:
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        return _tensors(path)
+    if suffix == ".onnx":
+        advice = f"It needs no export. The next step:\n    sdort optimize {_quoted(path)} OUT"
+        return FileKind(Kind.ONNX, "an ONNX graph", advice)
+    if suffix in _ENGINES:
+        advice = "It runs on one kind of GPU with one version of TensorRT. Get the model that it was made from."
+        return FileKind(Kind.ENGINE, "a TensorRT engine", advice)
+    if suffix in _PICKLES:
+        return _pickle(path)
+    return FileKind(Kind.UNKNOWN, "a file of a kind that sdort does not know", f"Is it the right one? {EXPORTED}")
+
+
+def _is_torch_archive(head: bytes) -> bool:
+    """Whether it is torch's zip format: the first entry is ``NAME/data.pkl``, or what torch writes before it."""
+    length = int.from_bytes(head[26:28], "little")
+    first = head[30 : 30 + length]
+    return head.startswith(b"PK\x03\x04") and first.endswith((b"/data.pkl", b"/.format_version", b"/byteorder"))
+
+
+def _pickle(path: Path) -> FileKind:
+    advice = (
+        "A pickle may run code when it is read. Get the same model as .safetensors. Where you trust its author, and it "
+        f"is a whole checkpoint, diffusers converts it:\n{convert_commands(path, 'StableDiffusionPipeline')}"
+    )
+    return FileKind(Kind.PICKLE, "a pickle of PyTorch", advice)
+
+
+def _tensors(path: Path) -> FileKind:
+    shapes = read_header(path).shapes
+    found = recognise_tensors(shapes)
+    if found.kind is Kind.UNKNOWN:
+        names = ", ".join(sorted(shapes)[:3])
+        what = f"a safetensors file of {len(shapes)} tensors that sdort does not know ({names}, ...)"
+        return FileKind(found.kind, what, EXPORTED, found)
+    return FileKind(found.kind, _describe(found), _advice(path, found), found)
+
+
+def _describe(found: Architecture) -> str:
+    """``a single-file SDXL checkpoint (inpainting), without a VAE``."""
+    name = f"{found.family} {found.kind.value}" if found.family else found.kind.value
+    if found.kind is Kind.CHECKPOINT:
+        name = f"single-file {name}"
+    if found.kind is Kind.TRANSFORMER and found.family:
+        name = f"{found.family} model"
+    variant = f" ({found.variant})" if found.variant else ""
+    lacks = f", without a {' and a '.join(found.lacks)}" if found.kind is Kind.CHECKPOINT and found.lacks else ""
+    article = "an" if re.match("[AEIOS](?![a-z])|[aeio]|up|Au", name) else "a"
+    return f"{article} {name}{variant}{lacks}"
+
+
+def _advice(path: Path, found: Architecture) -> str:
+    match found.kind:
+        case Kind.CHECKPOINT:
+            pipeline = _CLASSES.get((found.family or "", found.variant))
+            pipeline = pipeline or _CLASSES.get((found.family or "", None), "StableDiffusionPipeline")
+            intro = "Convert it with diffusers, which takes the configs from the hub, then export the folder:"
+            return f"{intro}\n{convert_commands(path, pipeline)}"
+        case Kind.LORA:
+            return f"It changes a pipeline. Merge the two with diffusers and peft, then export:\n{_merge(path)}"
+        case Kind.LYCORIS:
+            return "It changes a pipeline. Merge it into a checkpoint with LyCORIS's own tools, then export that."
+        case Kind.VAE:
+            code = f"AutoencoderKL.from_single_file({str(path)!r}).save_pretrained('PIPELINE/vae')"
+            command = _python(f"from diffusers import AutoencoderKL; {code}")
+            return f"It is one component. Put it in the place of a pipeline's own, then export that:\n{command}"
+        case Kind.UNET | Kind.TEXT_ENCODER:
+            return "It is one component. Export the pipeline that it belongs to, the folder with model_index.json."
+        case Kind.EMBEDDING:
+            return "It adds a word to prompts, which sdort does not support. Export the pipeline that it is for."
+        case Kind.TRANSFORMER:
+            return EXPORTED
+    return f"sdort does not export this kind. {EXPORTED}"
+
+
+def convert_commands(path: Path, pipeline: str) -> str:
+    """The commands that make a diffusers folder of a single-file checkpoint, and export it."""
+    folder = str(path.with_suffix("")) if path.suffix else f"{path}-diffusers"
+    code = f"{pipeline}.from_single_file({str(path)!r}).save_pretrained({folder!r})"
+    return f"{_python(f'from diffusers import {pipeline}; {code}')}\n    sdort export {_quoted(Path(folder))} OUT"
+
+
+def _merge(path: Path) -> str:
+    steps = (
+        "from diffusers import DiffusionPipeline",
+        "p = DiffusionPipeline.from_pretrained('PIPELINE')",
+        f"p.load_lora_weights({str(path)!r})",
+        "p.fuse_lora()",
+        "p.unload_lora_weights()",
+        "p.save_pretrained('merged')",
+    )
+    return f"{_python('; '.join(steps))}\n    sdort export merged OUT"
+
+
+def _python(code: str) -> str:
+    # In double quotes where the shell changes nothing in them: the code has single ones.
+    return f"    python -c {shlex.quote(code)}" if re.search(r'["$`\\!]', code) else f'    python -c "{code}"'
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -1,0 +1,183 @@
+"""Paths that are no pipeline: what they are instead, and what to give in their place."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from sdort.errors import BadModelError, UsageError
+from sdort.onnx_io.components import walk
+from sdort.pipelines.configs import INDEX
+from sdort.pipelines.file_kind import recognise_file
+from sdort.pipelines.lfs import refuse_pointer
+from sdort.pipelines.weight_names import Kind
+
+HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
+"""``owner/name`` on the Hugging Face hub."""
+
+_MODEL_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".engine", ".plan", ".crdownload", ".part")
+_ENTRIES = 1000
+"""Entries of a folder that are looked at: a home or a download folder may have very many."""
+
+
+def not_there(model: str, names: tuple[str, ...] = ()) -> UsageError:
+    """The error for a path that does not exist.
+
+    Args:
+        names: names that the user may also have meant, such as ``demo``.
+    """
+    if match := re.match(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)", model):
+        return UsageError(f"{model} is an address", hint=f"Give the hub id:\n    sdort export {match[1]} OUT")
+    path = Path(model).expanduser()
+    siblings = [entry.name for entry in _entries(path.parent)]
+    if close := difflib.get_close_matches(path.name, siblings, 1, 0.75):
+        return UsageError(f"{model} does not exist", hint=f"Is it {path.with_name(close[0])}?")
+    if close := difflib.get_close_matches(model.lower(), names, 1, 0.75):
+        return UsageError(f"{model} does not exist", hint=f"Is it {close[0]}?")
+    return UsageError(
+        f"{model} does not exist", hint="MODEL is a diffusers directory, a hub id such as owner/name, or demo."
+    )
+
+
+def no_diffusers_pipeline(path: Path) -> BadModelError:
+    """The error for a file or folder that is given to be exported and has no ``model_index.json``."""
+    if not path.is_dir():
+        found = recognise_file(path)
+        return BadModelError(f"{path} is {found.what}, not a diffusers folder", hint=found.advice)
+    if error := _deeper(path, "export"):
+        return error
+    if next(_graphs(path), None):
+        return BadModelError(
+            f"{path} holds ONNX graphs, and no weights to export",
+            hint=f"The next step:\n    sdort optimize {shlex.quote(str(path))} OUT",
+        )
+    if error := _higher(path, "export") or _lone_file(path):
+        return error
+    return BadModelError(
+        f"{path} is no diffusers pipeline: it has no {INDEX}" if any(_entries(path)) else f"{path} is empty",
+        hint=f"Give the folder that holds {INDEX}; save one with DiffusionPipeline.save_pretrained.",
+    )
+
+
+def expect_onnx(path: Path, *, nested: bool = False) -> None:
+    """Raise an error that says what ``path`` is, if it is known and holds no ONNX models.
+
+    Args:
+        nested: models anywhere below ``path`` are taken, also those of whole pipelines.
+
+    Raises:
+        UsageError: there is nothing.
+        BadModelError: it is something else, or a pointer of git-lfs.
+    """
+    if not path.exists():
+        raise _no_onnx_there(str(path))
+    if not path.is_dir():
+        refuse_pointer(path)
+        found = None if path.suffix == ".onnx" else recognise_file(path)
+        if found and found.kind is not Kind.UNKNOWN:
+            raise BadModelError(f"{path} is {found.what}, not an ONNX model", hint=found.advice)
+        return
+    graphs = list(_graphs(path))
+    for graph in graphs:
+        refuse_pointer(graph)
+        refuse_pointer(graph.with_name(f"{graph.name}.data"))
+    if graphs and (nested or (path / INDEX).is_file() or any(len(g.relative_to(path).parts) < 3 for g in graphs)):
+        return
+    if (path / INDEX).is_file():
+        raise BadModelError(
+            f"{path} is a diffusers pipeline, which is not exported yet",
+            hint=f"Export it first:\n    sdort export {shlex.quote(str(path))} OUT",
+        )
+    error = _deeper(path, None if graphs else "export")
+    if not graphs:
+        error = error or _higher(path, "export") or _lone_file(path)
+    if error:
+        raise error
+
+
+def _no_onnx_there(text: str) -> UsageError:
+    if HUB_ID.fullmatch(text) and not Path(text).parent.exists():
+        return UsageError(
+            f"{text} does not exist", hint=f"If it is a hub id, export it first:\n    sdort export {text} OUT"
+        )
+    error = not_there(text)
+    if error.hint and error.hint.startswith("MODEL"):
+        error.hint = "Make a pipeline with:\n    sdort export MODEL OUT"
+    return error
+
+
+def _higher(folder: Path, command: str) -> BadModelError | None:
+    """The error for a component's folder: the pipeline is the folder above."""
+    folder = folder.absolute()
+    above = next((parent for parent in islice(folder.parents, 2) if (parent / INDEX).is_file()), None)
+    if above is None:
+        return None
+    hint = _give(above, command, "Give the whole pipeline")
+    return BadModelError(f"{folder} is a part of the pipeline {above}", hint=hint)
+
+
+def _deeper(folder: Path, command: str | None) -> BadModelError | None:
+    """The error for a folder with pipelines one or two folders below it, as in the hub's cache.
+
+    Args:
+        command: what to give such a folder to, for the hint; None for the command that was used.
+    """
+    folder = folder.absolute()
+    if ids := [match[1] for entry in _entries(folder) if (match := re.fullmatch(r"models--(.+--.+)", entry.name))]:
+        names = ", ".join(name.replace("--", "/", 1) for name in ids[:5])
+        hint = "Give a hub id; what is in the cache is not downloaded again."
+        return BadModelError(f"{folder} is the hub's cache, with {names}", hint=hint)
+    below = _below(folder)
+    if len(below) == 1 and below[0].parent.name == "snapshots":  # models--OWNER--NAME/snapshots/HASH
+        what = f"{folder} is a folder of the hub's cache, whose pipeline is a snapshot"
+        return BadModelError(what, hint=_give(below[0], command, "Give the snapshot"))
+    if len(below) == 1:
+        what = f"{folder} is no pipeline, but {below[0].name} in it is one"
+        return BadModelError(what, hint=_give(below[0], command, "Give that"))
+    if below:
+        names = ", ".join(str(path.relative_to(folder)) for path in below[:5])
+        return BadModelError(f"{folder} holds several pipelines: {names}", hint="Give one of them.")
+    return None
+
+
+def _give(folder: Path, command: str | None, what: str) -> str:
+    quoted = shlex.quote(str(folder))
+    return f"{what}:\n    sdort {command} {quoted} OUT" if command else f"{what}:\n    {quoted}"
+
+
+def _below(folder: Path) -> list[Path]:
+    """The pipelines one or two folders deeper; of the hub's cache, where refs/main says which snapshot it is, that."""
+    main = folder / "refs" / "main"
+    if main.is_file():
+        snapshot = folder / "snapshots" / main.read_text(errors="replace").strip()[:64]
+        if (snapshot / INDEX).is_file():
+            return [snapshot]
+    children = [entry for entry in _entries(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    found = [child for child in children if (child / INDEX).is_file()]
+    return found or [
+        grandchild for child in children for grandchild in _entries(child) if (grandchild / INDEX).is_file()
+    ]
+
+
+def _lone_file(folder: Path) -> BadModelError | None:
+    """The error for a folder whose only model is a file of another kind."""
+    files = [entry for entry in _entries(folder) if entry.suffix.lower() in _MODEL_FILES and entry.is_file()]
+    if len(files) != 1:
+        return None
+    found = recognise_file(files[0])
+    return BadModelError(f"{folder} holds {files[0].name}, {found.what}, and no pipeline", hint=found.advice)
+
+
+def _graphs(folder: Path) -> Iterator[Path]:
+    return (path for path in walk(folder) if path.suffix == ".onnx")
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(islice(folder.iterdir(), _ENTRIES))
+    except OSError:
+        return []
