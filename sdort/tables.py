@@ -22,6 +22,7 @@ _STYLES = {
     "same": "green",
     "warning": "magenta",
     "noisy": "magenta",
+    "problem": "bold red",
     "failed": "bold red",
     "slower": "bold red",
 }
@@ -42,7 +43,7 @@ class Table:
 
     Attributes:
         title: a line above the table, or "" for none.
-        headers: one a column. ``>name`` is a column of numbers: right-aligned, never wrapped.
+        headers: one a column; there is no line of headers where all are empty. ``>name`` is a column of numbers: right-aligned, never wrapped.
         details: the headers (without ``>``) of columns that are shown under ``-v`` only.
     """
 
@@ -148,8 +149,9 @@ def _widths(columns: Sequence[_Column], width: int) -> list[int] | None:
 def _lines(columns: Sequence[_Column], widths: Sequence[int], rows: Sequence[_Row], rule: str) -> Iterator[Text]:
     from rich.text import Text
 
-    yield from _row(columns, widths, [column.name for column in columns], "bold")
-    yield Text(rule * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
+    if any(column.name for column in columns):
+        yield from _row(columns, widths, [column.name for column in columns], "bold")
+        yield Text(rule * (sum(widths) + _GAP * (len(widths) - 1)), "dim")
     for i, row in enumerate(rows):
         yield from _row(columns, widths, [column.cells[i] for column in columns], row.style)
 

@@ -9,11 +9,8 @@ import click
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sdort.doctor.diagnosis import Diagnosis
-
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+    from sdort.tables import Table
 
 
 @click.command(
@@ -38,7 +35,7 @@ def command(provider: str | None, device_id: int, as_json: bool) -> None:
     Libraries, permissions, disk and memory too. Providers are loaded for real, as their being listed tells little.
     The exit code is 0 if --provider (without it: any provider) would be used by sdort run, else 6.
     """
-    from sdort.console import emit_json, show
+    from sdort.console import conclude, emit_json, show
     from sdort.doctor.command import diagnose
     from sdort.errors import ProviderError
 
@@ -49,34 +46,37 @@ def command(provider: str | None, device_id: int, as_json: bool) -> None:
         show(_findings(diagnosis))
         if provider and diagnosis.providers[provider].options:
             show(_options(diagnosis, provider))
-        show(_verdict(diagnosis))
+        if steps := _next_steps(diagnosis):
+            show(f"\nNext steps\n{steps}")
+        conclude(f"\n{_verdict(diagnosis)}")
     if not diagnosis.works:
         raise click.exceptions.Exit(ProviderError.exit_code)
 
 
 def _findings(diagnosis: Diagnosis) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from sdort.tables import Table
 
-    table = Table("", "", "", "found", "next step", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table("", ("", "", "", ""))
     section = ""
     for finding in diagnosis.findings:
         title = finding.section if finding.section != section else ""
         section = finding.section
-        status = Text(finding.status, style=_COLOURS[finding.status])
-        # As text: brackets, as in sdort[rocm], would be taken for markup.
-        table.add_row(title, finding.check, status, Text(finding.message), Text(finding.next_step))
+        table.add_row(title, finding.check, finding.status, finding.message)
     return table
 
 
+def _next_steps(diagnosis: Diagnosis) -> str:
+    """What to do about each finding, problems before warnings; commands stand on lines of their own."""
+    findings = [finding for finding in diagnosis.findings if finding.next_step]
+    findings.sort(key=lambda finding: finding.status != "problem")
+    return "\n".join(f"  {finding.check}: {finding.next_step}" for finding in findings)
+
+
 def _options(diagnosis: Diagnosis, provider: str) -> Table:
-    from rich import box
-    from rich.table import Table
+    from sdort.tables import Table
 
     status = diagnosis.providers[provider]
-    title = f"\n--provider-option of {provider}, ONNX Runtime {status.options_of}"
-    table = Table("name", "default", title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(f"--provider-option of {provider}, ONNX Runtime {status.options_of}", ("name", "default"))
     for name, default in status.options.items():
         table.add_row(name, default)
     return table
@@ -84,7 +84,10 @@ def _options(diagnosis: Diagnosis, provider: str) -> Table:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.provider:
-        works = "works" if diagnosis.works else "does not work"
-        return f"\nsdort run --provider {diagnosis.provider} {works} here."
+        if diagnosis.works:
+            return f"sdort run --provider {diagnosis.provider} works here."
+        problems = [finding.message for finding in diagnosis.findings if finding.status == "problem"]
+        because = f": {problems[0]}" if problems else ""
+        return f"sdort run --provider {diagnosis.provider} does not work here{because}."
     loading = [name for name, status in diagnosis.providers.items() if status.loads]
-    return f"\nProviders that work here: {', '.join(loading)}." if loading else "\nNo provider works here."
+    return f"Providers that work here: {', '.join(loading)}." if loading else "No provider works here."

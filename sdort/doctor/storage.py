@@ -14,6 +14,7 @@ from sdort.machine.system import System
 from sdort.ops.library import Description
 
 _GIB = 1 << 30
+_BUILD = "Build them:\n    "
 _SMALL_DISK, _FULL_DISK = 10 * _GIB, _GIB // 4
 """An SDXL pipeline in fp16 takes 7 GB, what MIGraphX compiles of it about as much again."""
 _SMALL_MEMORY = 8 * _GIB
@@ -26,7 +27,9 @@ def operator_findings(
     """Is the library of custom operators built, and has it machine code for the GPUs that there are."""
     section, check = "sdort", "custom operators"
     if library is None or description is None:
-        yield Finding(section, check, WARNING, "not built: graphs run on ONNX Runtime's own", "sdort ops build")
+        yield Finding(
+            section, check, WARNING, "not built: graphs run on ONNX Runtime's own", f"{_BUILD}sdort ops build"
+        )
         return
     has: dict[str, list[str]] = {}
     for code in description.code_objects:
@@ -35,7 +38,7 @@ def operator_findings(
         for missing in sorted(set(present) - {name.partition(":")[0] for name in has.get(vendor, [])}):
             message = f"{library} has no machine code for {missing}"
             option = f" --arch {missing}" if vendor == "amd" else ""
-            yield Finding(section, check, WARNING, message, f"sdort ops build --force{option}")
+            yield Finding(section, check, WARNING, message, f"{_BUILD}sdort ops build --force{option}")
             return
     names = ", ".join(name for vendor in sorted(has) for name in sorted(has[vendor])) or "no GPU"
     yield Finding(section, check, OK, f"{library}, for the CPU and {names}")
