@@ -43,7 +43,8 @@ class Table:
 
     Attributes:
         title: a line above the table, or "" for none.
-        headers: one a column; there is no line of headers where all are empty. ``>name`` is a column of numbers: right-aligned, never wrapped.
+        headers: one a column; where all are empty there is no line of headers. ``>name`` is a column of numbers:
+            right-aligned, never wrapped.
         details: the headers (without ``>``) of columns that are shown under ``-v`` only.
     """
 

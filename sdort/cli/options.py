@@ -54,8 +54,8 @@ def show_placement(placements: Sequence[Placement], lines: Sequence[str]) -> Non
     from sdort.inspection.profile import placement_table
 
     show(placement_table(placements))
-    for line in lines:
-        show(line)
+    if lines:
+        show("\n" + "\n".join(lines))
 
 
 def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -19,15 +19,14 @@ from sdort.console import detail
 from sdort.model.signature import Array
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import image_channels
-from sdort.providers import CPU
+from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
 from sdort.runtime.session import Session, open_logged
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from sdort.tables import Table
     from sdort.workload.cases import Case
 
 
@@ -171,23 +170,26 @@ def _times(
 
 def placement_table(placements: Sequence[Placement], most: int = 12) -> Table:
     """Lines for people: per component and provider the sum, then its ``most`` costly operators."""
-    from rich.table import Table
+    from sdort.tables import Table
 
-    times = "ms" if any(placement.kernel_times for placement in placements) else "ms (host)"
-    table = Table("component", "execution provider", "operator", title="Placement", title_justify="left")
-    table.add_column("nodes", justify="right")
-    table.add_column(times, justify="right")
+    kind = "of kernels" if any(placement.kernel_times for placement in placements) else "of the host's calls"
+    is_timed = any(share.milliseconds is not None for placement in placements for share in placement.shares)
+    table = Table(f"Placement, with the time {kind}" if is_timed else "Placement", ("operator", ">nodes", ">ms"))
     for placement in placements:
         for ep in dict.fromkeys(share.provider for share in placement.shares):
             nodes, milliseconds = placement.total(ep)
-            table.add_row(placement.component, ep, "all", str(nodes), _ms(milliseconds), style="bold")
+            table.add_row(f"{placement.component} on {_short(ep)}", f"{nodes:,}", _ms(milliseconds), style="bold")
             rows = [share for share in placement.shares if share.provider == ep and share.operator]
             for share in rows[:most]:
-                table.add_row("", "", share.operator, str(share.nodes), _ms(share.milliseconds))
+                table.add_row(f"  {share.operator}", f"{share.nodes:,}", _ms(share.milliseconds))
             if len(rows) > most:
-                table.add_row("", "", f"{len(rows) - most} more", str(sum(s.nodes for s in rows[most:])), "")
-        table.add_section()
+                table.add_row(f"  {len(rows) - most} more", f"{sum(share.nodes for share in rows[most:]):,}", "")
     return table
+
+
+def _short(ep: str) -> str:
+    """Our name of an execution provider, where there is one."""
+    return next((provider.name for provider in PROVIDERS.values() if provider.ep == ep), ep)
 
 
 def _ms(milliseconds: float | None) -> str:
@@ -195,10 +197,13 @@ def _ms(milliseconds: float | None) -> str:
 
 
 def remarks(placements: Sequence[Placement], provider: Provider) -> list[str]:
-    """Sentences on the operators that fell to the CPU and on copies, one a component."""
-    lines = []
+    """Sentences on the operators that fell to the CPU and on copies: one a component, one for all that have none."""
+    if provider.is_fallback:
+        return [f"{provider.name} runs every node of {', '.join(placement.component for placement in placements)}."]
+    lines, whole = [], []
     for placement in placements:
-        if provider.is_fallback:
+        if not placement.fallen and not placement.copies:
+            whole.append(placement.component)
             continue
         fallen = ", ".join(f"{nodes} {operator}" for operator, nodes in placement.fallen.items())
         copies = ", ".join(f"{nodes} {name}" for name, nodes in placement.copies.items())
@@ -206,4 +211,6 @@ def remarks(placements: Sequence[Placement], provider: Provider) -> list[str]:
             f"{placement.component}: {fallen or 'nothing but arithmetic on sizes'} on the CPU, {copies or 'no'} copies"
             " between host and device"
         )
+    if whole:
+        lines.append(f"{provider.name} runs all of {', '.join(whole)} but arithmetic on sizes; no copies to the host.")
     return lines
