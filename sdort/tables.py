@@ -181,3 +181,24 @@ def _wrapped(text: str, width: int) -> list[str]:
         )
         or [""]
     ]
+
+
+def share_text(share: float) -> str:
+    """A share in percent; a small one is not called 0."""
+    return f"{share:.1%}" if share >= 0.001 else "<0.1%"
+
+
+def count_text(count: int) -> str:
+    """A count for people: ``859.5 M``."""
+    return _scaled(count, ("", "k", "M", "G"))
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: ``3.4 GB`` (powers of 1000)."""
+    return _scaled(count, ("B", "kB", "MB", "GB"))
+
+
+def _scaled(count: int, units: tuple[str, ...]) -> str:
+    power = min(len(units) - 1, max(0, len(str(count)) - 1) // 3)
+    digits = str(count) if power == 0 else f"{count / 1000**power:.1f}"
+    return f"{digits} {units[power]}".rstrip()

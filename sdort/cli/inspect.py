@@ -108,7 +108,7 @@ def _tables(components: list[Component]) -> list[Table]:
 
 
 def _summary_table(components: list[Component]) -> Table:
-    from sdort.tables import Table
+    from sdort.tables import Table, count_text, share_text, size_text
 
     table = Table(
         "Components",
@@ -171,7 +171,7 @@ def _providers_table(components: list[Component]) -> Table:
 
 
 def _change_tables(changes: dict[str, list[Change]]) -> list[Table]:
-    from sdort.tables import Table
+    from sdort.tables import Table, size_text
 
     counts = Table("Counts", ("component", "", "name", ">before", ">after", ">change"))
     values = Table("Inputs, outputs, components", ("component", "", "name", "before", "after"))
@@ -185,24 +185,3 @@ def _change_tables(changes: dict[str, list[Change]]) -> list[Table]:
             else:
                 values.add_row(component, change.kind, change.name, change.before or "-", change.after or "-")
     return [table for table in (counts, values) if table.row_count]
-
-
-def share_text(share: float) -> str:
-    """A share in percent; a small one is not called 0."""
-    return f"{share:.1%}" if share >= 0.001 else "<0.1%"
-
-
-def count_text(count: int) -> str:
-    """A count for people: ``859.5 M``."""
-    return _scaled(count, ("", "k", "M", "G"))
-
-
-def size_text(count: int) -> str:
-    """Bytes for people: ``3.4 GB`` (powers of 1000)."""
-    return _scaled(count, ("B", "kB", "MB", "GB"))
-
-
-def _scaled(count: int, units: tuple[str, ...]) -> str:
-    power = min(len(units) - 1, max(0, len(str(count)) - 1) // 3)
-    digits = str(count) if power == 0 else f"{count / 1000**power:.1f}"
-    return f"{digits} {units[power]}".rstrip()

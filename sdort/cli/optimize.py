@@ -221,8 +221,7 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
 
 
 def _summary(report: OptimizeReport) -> Table:
-    from sdort.cli.inspect import size_text
-    from sdort.tables import Table
+    from sdort.tables import Table, size_text
 
     title = f"{report.out}, for {report.provider}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB"
     table = Table(title, ("component", ">nodes", ">seconds", ">size", "fused operators"))

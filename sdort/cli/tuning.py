@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.inspect import size_text
 from sdort.cli.options import custom_ops_option
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ def list_(custom_ops: str, as_json: bool) -> None:
 def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
     """Write bundles to FILE, a tar archive, to be imported on a machine of the same kind."""
     from sdort.console import emit_json, say
+    from sdort.tables import size_text
     from sdort.tuning.command import export_tuning
 
     done = export_tuning(file, names=names, overwrite=overwrite)
@@ -164,6 +164,8 @@ def _count(bundles: Collection[object]) -> str:
 
 
 def _summary(bundles: Collection[BundleReport]) -> str:
+    from sdort.tables import size_text
+
     used = sum(bundle.state == "used" for bundle in bundles)
     if not bundles:
         return "No tuning bundles in"
@@ -192,6 +194,8 @@ def _table(title: str, bundles: Collection[BundleReport]) -> Table:
 
 def _cells(bundle: ReadableBundleReport) -> tuple[str, ...]:
     """Shapes and age; then, for -v, the inputs' names with their shapes, the machine and the size."""
+    from sdort.tables import size_text
+
     key = bundle.key
     shapes = {name: "x".join(map(str, dims)) for name, dims in key["shapes"].items()}
     inputs = ", ".join(f"{name} {dims or 'scalar'}" for name, dims in shapes.items())
