@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sdort.providers import PROVIDER_NAMES
-
-if TYPE_CHECKING:
-    from sdort.inspection.description import Change, Component
-    from sdort.tables import Table
-
-# Kinds of sdort.inspection.description.Change that are numbers; a missing one is 0.
-_COUNTED = ("count", "bytes", "version", "operator")
 
 _EPILOG = """\b
 Examples:
@@ -60,30 +52,34 @@ def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], pla
 
 
 def _inspect(path: Path, providers: tuple[str, ...], as_json: bool) -> None:
-    from sdort.console import emit_json, show
+    from sdort.console import VERBOSE, conclude, emit_json, say, show, verbosity
     from sdort.inspection.command import inspect
+    from sdort.inspection.component_tables import component_tables, rewriting_verdict
 
     inspection = inspect(path, providers=providers or PROVIDER_NAMES)
     if as_json:
         emit_json(inspection)
         return
-    for table in _tables(inspection.components):
+    for table in component_tables(inspection.components):
         show(table)
+    if verbosity() < VERBOSE:
+        say("\nWith -v: inputs and outputs, every operator, opsets and producers.")
+    conclude(f"\n{rewriting_verdict(inspection.components)}")
 
 
 def _compare(before: Path, after: Path, as_json: bool) -> None:
-    from sdort.console import emit_json, show
+    from sdort.console import conclude, emit_json, show
     from sdort.inspection.command import compare
+    from sdort.inspection.component_tables import change_tables, change_verdict
 
     diff = compare(before, after)
     if as_json:
         emit_json(diff)
         return
-    tables = _change_tables(diff.components)
+    tables = list(change_tables(diff.components))
     for table in tables:
         show(table)
-    if not tables:
-        show("No differences.")
+    conclude("\n" * bool(tables) + change_verdict(diff.components))
 
 
 def _place(path: Path, provider: str, as_json: bool) -> None:
@@ -96,92 +92,3 @@ def _place(path: Path, provider: str, as_json: bool) -> None:
         emit_json(placements)
     else:
         show_placement(placements.placement, placements.remarks)
-
-
-def _tables(components: list[Component]) -> list[Table]:
-    return [
-        _summary_table(components),
-        _values_table(components),
-        _operators_table(components),
-        _providers_table(components),
-    ]
-
-
-def _summary_table(components: list[Component]) -> Table:
-    from sdort.tables import Table, count_text, share_text, size_text
-
-    table = Table(
-        "Components",
-        ("component", ">nodes", ">parameters", ">weights", "dtypes", "opsets", ">IR", "producer"),
-        details=("opsets", "IR", "producer"),
-    )
-    for c in components:
-        total = sum(c.weight_bytes.values()) or 1
-        dtypes = ", ".join(f"{dtype} {share_text(size / total)}" for dtype, size in c.weight_bytes.items())
-        dtypes += f", computed in {c.computed_in}" if c.computed_in else ""
-        opsets = ", ".join(f"{domain} {version}" for domain, version in c.opsets.items())
-        row = (c.component, f"{c.nodes:,}", count_text(c.parameters), size_text(sum(c.weight_bytes.values())))
-        table.add_row(*row, dtypes, opsets, str(c.ir_version or ""), c.producer)
-    return table
-
-
-def _values_table(components: list[Component]) -> Table:
-    from sdort.tables import Table
-
-    table = Table("Inputs and outputs", ("component", "", "name", "dtype and shape"))
-    for c in components:
-        for direction, values in (("in", c.inputs), ("out", c.outputs)):
-            for value in values:
-                table.add_row(c.component, direction, value.name, str(value))
-    return table
-
-
-def _operators_table(components: list[Component]) -> Table:
-    from sdort.inspection.description import is_fused
-    from sdort.tables import Table
-
-    table = Table(
-        "Operators (* fused, of domain com.microsoft)", ("operator", *(f">{c.component}" for c in components))
-    )
-    totals: dict[str, int] = {}
-    for c in components:
-        for name, count in c.operators.items():
-            totals[name] = totals.get(name, 0) + count
-    for name in sorted(totals, key=lambda name: (not is_fused(name), -totals[name], name)):
-        counts = [c.operators.get(name) for c in components]
-        cells = ["" if count is None else f"{count:,}" for count in counts]
-        # Without the domain, a pipeline's table fits 80 columns.
-        label = f"* {name.removeprefix('com.microsoft.')}" if is_fused(name) else f"  {name}"
-        table.add_row(label, *cells, style="bold" if is_fused(name) else "")
-    return table
-
-
-def _providers_table(components: list[Component]) -> Table:
-    from sdort.tables import Table
-
-    table = Table("To rewrite for each provider", ("provider", "component", "operator", ">nodes", "why"))
-    for provider in components[0].providers if components else ():
-        for c in components:
-            rewrites = c.providers[provider]
-            for rewrite in rewrites:
-                table.add_row(provider, c.component, rewrite.operator, f"{rewrite.nodes:,}", rewrite.reason)
-            if not rewrites:
-                table.add_row(provider, c.component, "none", "", "it has a kernel for every node")
-    return table
-
-
-def _change_tables(changes: dict[str, list[Change]]) -> list[Table]:
-    from sdort.tables import Table, size_text
-
-    counts = Table("Counts", ("component", "", "name", ">before", ">after", ">change"))
-    values = Table("Inputs, outputs, components", ("component", "", "name", "before", "after"))
-    for component, differences in changes.items():
-        for change in differences:
-            if change.kind in _COUNTED:
-                before, after = change.before or 0, change.after or 0
-                text = size_text if change.kind == "bytes" else "{:,}".format
-                cells = (text(before), text(after), ("-" if after < before else "+") + text(abs(after - before)))
-                counts.add_row(component, change.kind, change.name, *cells)
-            else:
-                values.add_row(component, change.kind, change.name, change.before or "-", change.after or "-")
-    return [table for table in (counts, values) if table.row_count]

@@ -1,0 +1,223 @@
+"""Tables of what is in models, and of what differs between two; what does not fit a screen is shown under ``-v``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from sdort import console
+from sdort.inspection.description import Change, Component, Rewrite, is_fused
+from sdort.tables import Table, count_text, share_text, size_text
+
+_MOST_ROWS = 14
+"""Operators that are shown without -v: the fused ones, then the most frequent."""
+_SMALL_SHARE = 0.001
+"""Dtypes of a smaller share of the weights are named under -v only."""
+_FUSED = "* fused: of domain com.microsoft or sdort"
+
+
+def component_tables(components: Sequence[Component]) -> Iterator[Table]:
+    """What is in each component: sizes, operators, and, for one component or under ``-v``, inputs and outputs."""
+    yield _sizes(components)
+    yield _operators(components)
+    if len(components) == 1 or _is_verbose():
+        yield _inputs_and_outputs(components)
+    rewrites = _rewrites(components)
+    if rewrites.row_count:
+        yield rewrites
+
+
+def rewriting_verdict(components: Sequence[Component]) -> str:
+    """How many nodes each provider's lowering has to rewrite: ``To rewrite: nothing for rocm and cuda; ...``."""
+    nodes = {
+        provider: sum(rewrite.nodes for c in components for rewrite in c.providers[provider] if not _is_opset(rewrite))
+        for provider in components[0].providers
+    }
+    opset = {
+        provider for provider in nodes for c in components for rewrite in c.providers[provider] if _is_opset(rewrite)
+    }
+    providers: dict[str, list[str]] = {}
+    for provider, count in nodes.items():
+        parts = [*["the opset"] * (provider in opset), *[_nodes(count)] * bool(count)]
+        providers.setdefault(" and ".join(parts) or "nothing", []).append(provider)
+    return "To rewrite: " + "; ".join(f"{what} for {', '.join(names)}" for what, names in providers.items()) + "."
+
+
+def change_tables(changes: Mapping[str, Sequence[Change]]) -> Iterator[Table]:
+    """What differs: a summary of each component, then inputs and outputs; under ``-v`` every number."""
+    if not any(changes.values()):
+        return
+    tables = [_change_summary(changes), _operator_changes(changes), _changed_values(changes)]
+    if _is_verbose():
+        tables.append(_changed_counts(changes))
+    yield from (table for table in tables if table.row_count)
+
+
+def change_verdict(changes: Mapping[str, Sequence[Change]]) -> str:
+    """One sentence: ``4 components differ: 376 nodes less, 12.0 MB of weights less, the same inputs and outputs.``"""
+    differing = [name for name, differences in changes.items() if differences]
+    if not differing:
+        return "No differences."
+    every = [change for differences in changes.values() for change in differences]
+    nodes = sum(_difference(change) for change in every if (change.kind, change.name) == ("count", "nodes"))
+    size = sum(_difference(change) for change in every if change.kind == "bytes")
+    values = sum(change.kind in ("input", "output", "component") for change in every)
+    parts = [
+        f"{_nodes(abs(nodes))} {_more_or_less(nodes)}" if nodes else "as many nodes",
+        f"{size_text(abs(size))} of weights {_more_or_less(size)}" if size else "weights of the same size",
+        f"{values} changes of inputs, outputs and components" if values else "the same inputs and outputs",
+    ]
+    what = "1 component differs" if len(differing) == 1 else f"{len(differing)} components differ"
+    return f"{what}: {', '.join(parts)}."
+
+
+def _is_verbose() -> bool:
+    return console.verbosity() >= console.VERBOSE
+
+
+def _sizes(components: Sequence[Component]) -> Table:
+    table = Table(
+        "Components",
+        ("component", ">nodes", ">parameters", ">weights", "dtypes", "opsets", ">IR", "producer"),
+        details=("opsets", "IR", "producer"),
+    )
+    for c in components:
+        opsets = ", ".join(f"{domain} {version}" for domain, version in c.opsets.items())
+        row = (c.component, f"{c.nodes:,}", count_text(c.parameters), size_text(sum(c.weight_bytes.values())))
+        table.add_row(*row, _dtypes(c), opsets, str(c.ir_version or ""), c.producer)
+    return table
+
+
+def _dtypes(c: Component) -> str:
+    total = sum(c.weight_bytes.values()) or 1
+    shares = {dtype: size / total for dtype, size in c.weight_bytes.items()}
+    shown = [dtype for dtype, share in shares.items() if share >= _SMALL_SHARE or _is_verbose()]
+    text = ", ".join(f"{dtype} {share_text(shares[dtype])}" for dtype in shown)
+    return f"{text}, computed in {c.computed_in}" if c.computed_in else text
+
+
+def _inputs_and_outputs(components: Sequence[Component]) -> Table:
+    table = Table("Inputs and outputs", ("component", "", "name", "dtype and shape"))
+    for c in components:
+        for direction, values in (("in", c.inputs), ("out", c.outputs)):
+            for value in values:
+                table.add_row(c.component, direction, value.name, str(value))
+    return table
+
+
+def _operators(components: Sequence[Component]) -> Table:
+    totals: Counter[str] = Counter()
+    for c in components:
+        totals.update(c.operators)
+    names = sorted(totals, key=lambda name: (not is_fused(name), -totals[name], name))
+    counts = {name: [c.operators.get(name, 0) for c in components] for name in names}
+    return _operator_table("Operators", [c.component for c in components], counts, "{:,}")
+
+
+def _operator_table(title: str, components: Sequence[str], rows: Mapping[str, Sequence[int]], form: str) -> Table:
+    """A row an operator and a column a component; without ``-v`` the first rows, and one for the rest."""
+    title += f" ({_FUSED})" if any(map(is_fused, rows)) else ""
+    table = Table(title, ("operator", *(f">{name}" for name in components)))
+    names = list(rows)
+    most = len(names) if _is_verbose() or len(names) <= _MOST_ROWS + 1 else _MOST_ROWS
+    for name in names[:most]:
+        cells = [form.format(number) if number else "" for number in rows[name]]
+        table.add_row(_label(name), *cells, style="bold" if is_fused(name) else "")
+    if rest := [rows[name] for name in names[most:]]:
+        sums = [sum(column) for column in zip(*rest, strict=True)]
+        table.add_row(f"  {len(rest)} more (-v)", *(form.format(number) if number else "" for number in sums))
+    return table
+
+
+def _label(operator: str) -> str:
+    """Without the domain, a pipeline's table fits 80 columns."""
+    return f"* {operator.rpartition('.')[2]}" if is_fused(operator) else f"  {operator}"
+
+
+def _rewrites(components: Sequence[Component]) -> Table:
+    """A row for each operator and reason, whatever providers and components it is of."""
+    table = Table("To rewrite", ("operator", ">nodes", "for", "why", "in"), details=("in",))
+    nodes: dict[tuple[str, str], dict[str, dict[str, int]]] = {}
+    for c in components:
+        for provider, rewrites in c.providers.items():
+            for rewrite in rewrites:
+                why = rewrite.reason.replace(
+                    f"{provider} has no kernel for {rewrite.operator.rpartition('.')[2]}", "no kernel"
+                )
+                places = nodes.setdefault((rewrite.operator, why), {}).setdefault(provider, {})
+                places[c.component] = rewrite.nodes
+    rows = []
+    for (operator, why), providers in nodes.items():
+        for places in {tuple(places.items()): places for places in providers.values()}.values():
+            names = [provider for provider, others in providers.items() if others == places]
+            rows.append((sum(places.values()), operator, names, why, list(places)))
+    for count, operator, names, why, where in sorted(rows, key=lambda row: -row[0]):
+        table.add_row(_label(operator), f"{count:,}", ", ".join(names), why, ", ".join(where))
+    return table
+
+
+def _is_opset(rewrite: Rewrite) -> bool:
+    return rewrite.operator.startswith("opset ")
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count:,} nodes"
+
+
+def _change_summary(changes: Mapping[str, Sequence[Change]]) -> Table:
+    table = Table("Differences", ("component", ">nodes", ">weights", ">opset"))
+    for component, differences in changes.items():
+        of = {(change.kind, change.name): change for change in differences}
+        nodes, opset = of.get(("count", "nodes")), of.get(("version", "opset ai.onnx"))
+        sizes = [change for change in differences if change.kind == "bytes"]
+        size = sum(map(_difference, sizes))
+        table.add_row(
+            component if differences else f"{component} (none)",
+            f"{nodes.before:,} -> {nodes.after:,}" if nodes else "",
+            f"{'-' if size < 0 else '+'}{size_text(abs(size))}" if sizes else "",
+            f"{opset.before} -> {opset.after}" if opset else "",
+        )
+    return table
+
+
+def _operator_changes(changes: Mapping[str, Sequence[Change]]) -> Table:
+    differences = {
+        component: {change.name: _difference(change) for change in every if change.kind == "operator"}
+        for component, every in changes.items()
+    }
+    names = {
+        name: sum(abs(of.get(name, 0)) for of in differences.values()) for of in differences.values() for name in of
+    }
+    ordered = sorted(names, key=lambda name: (not is_fused(name), -names[name], name))
+    rows = {name: [of.get(name, 0) for of in differences.values()] for name in ordered}
+    return _operator_table("Changes of operators", list(changes), rows, "{:+,}")
+
+
+def _changed_values(changes: Mapping[str, Sequence[Change]]) -> Table:
+    table = Table("Inputs, outputs, components", ("component", "", "name", "before", "after"))
+    for component, differences in changes.items():
+        for change in differences:
+            if change.kind in ("input", "output", "component"):
+                table.add_row(component, change.kind, change.name, change.before or "-", change.after or "-")
+    return table
+
+
+def _changed_counts(changes: Mapping[str, Sequence[Change]]) -> Table:
+    table = Table("Counts", ("component", "", "name", ">before", ">after", ">change"))
+    for component, differences in changes.items():
+        for change in differences:
+            if change.kind in ("count", "bytes", "version"):
+                text = size_text if change.kind == "bytes" else "{:,}".format
+                sign = "-" if _difference(change) < 0 else "+"
+                cells = (text(change.before or 0), text(change.after or 0), sign + text(abs(_difference(change))))
+                table.add_row(component, change.kind, change.name, *cells)
+    return table
+
+
+def _difference(change: Change) -> int:
+    """How much more there is after; a missing one is 0."""
+    return int((change.after or 0) - (change.before or 0))
+
+
+def _more_or_less(difference: int) -> str:
+    return "less" if difference < 0 else "more"
