@@ -76,7 +76,7 @@ class Table:
         from rich.text import Text
 
         if self.title:
-            yield Text(f"\n{self.title}", "bold")
+            yield Text("\n".join(["", *_wrapped(self.title, options.max_width)]), "bold")
         columns = self._columns()
         widths = _widths(columns, options.max_width)
         if widths is None:

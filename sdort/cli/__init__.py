@@ -7,6 +7,8 @@ imported in the command's body. Each module exposes its click command as ``comma
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 
 import click
 
@@ -97,4 +99,8 @@ def cli(verbose: bool, quiet: bool) -> None:
 
 def main() -> None:
     """Entry point of the ``sdort`` script and of ``python -m sdort``."""
+    for stream in (sys.stdout, sys.stderr):
+        # Of another encoding than UTF-8, as in some containers: what it lacks is escaped, no reason to fail.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     cli.main(prog_name="sdort")
