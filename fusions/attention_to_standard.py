@@ -86,7 +86,7 @@ def check(m: Match) -> Refusal | None:
     if not isinstance(heads, int) or any(width % heads for width in widths if width):
         return refuse("the width is no multiple of the heads", (*widths, heads))
     if m.attrs.get("precision", TensorProto.FLOAT) not in FLOATS:
-        return refuse("a softmax is computed in floating point only", m.attrs["precision"])
+        return refuse("softmax_precision is no floating-point type", m.attrs["precision"])
     return None
 
 

@@ -45,7 +45,9 @@ def check(m: Match) -> Refusal | None:
     if m.attrs["cap"]:
         return _without_kernel("no kernel of MultiHeadAttention caps its scores")
     if m.attrs["precision"]:
-        return _without_kernel("no kernel of MultiHeadAttention widens its softmax")
+        return _without_kernel(
+            f"softmax_precision is {m.attrs['precision']}, and no kernel of MultiHeadAttention widens its softmax"
+        )
     # In fp16 such a number would be an infinity, and a row of them would have no largest one.
     if "mask" in m.tensors and extremes(m.editor, m["mask"]).beyond_half:
         return _without_kernel(

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
-from sdort.errors import BadModelError, SdortError
+from sdort.errors import SdortError
 from sdort.model.model import Model
 from sdort.optimizer.report import ComponentReport, count_operators
+from sdort.optimizer.unlowered import unlowered
 from sdort.passes import (
     attention_form,
     borrow_shapes,
@@ -118,8 +119,10 @@ def _run_step(run: PipelineRun, step: PipelineStep) -> None:
 def _stage(stage: str) -> Callable[[PipelineRun], int]:
     def apply(run: PipelineRun) -> int:
         support = None if stage in ("restore", "raise") else run.target
-        fusions = [f for f in load_fusions().values() if f.stage == stage and f.name not in run.options.disable]
-        outcomes = apply_stage(fusions, run.editor, support, explain=run.options.explain)
+        fusions = [f for f in load_fusions().values() if f.stage == stage]
+        disabled = [f for f in fusions if f.name in run.options.disable]
+        enabled = [f for f in fusions if f not in disabled]
+        outcomes = apply_stage(enabled, run.editor, support, explain=run.options.explain, disabled=disabled)
         run.report.add_outcomes(outcomes)
         return sum(outcome.matched for outcome in outcomes)
 
@@ -177,15 +180,9 @@ def _half(run: PipelineRun) -> int:
 
 
 def _all_supported(run: PipelineRun) -> int:
-    for node in run.model.graph.nodes:
-        reason = _lacks(run, node)
-        if reason:
-            raise BadModelError(
-                f"{reason}, and sdort knows no other form of it",
-                component=run.model.component,
-                node=node.name,
-                hint=upgrade.HINT,
-            )
+    lacking = [(node, reason) for node in run.model.graph.nodes if (reason := _lacks(run, node))]
+    if lacking:
+        raise unlowered(run.editor, lacking, run.options.disable, run.report)
     hint = "This is a bug in sdort; please report it with the model's architecture."
     types.check(run.editor, run.target.opset, hint)
     return 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Fusion, Support, Variant
 from sdort.rewrite.match import Progress, Refusal, find
+from sdort.rewrite.pattern import Pattern
 from sdort.rewrite.substitute import substitute
 
 
@@ -31,9 +33,16 @@ class Unfused:
     """Whether it should have fused."""
     tensors: int = field(default=0, metadata={"json": None})
     """Tensors that were bound when ``matched`` nodes were: of two attempts, it tells which came further."""
+    kind: str = field(default="", metadata={"json": None})
+    """The reason without the graph's own names and sizes: places with one cause share it."""
+
+    @property
+    def why(self) -> str:
+        """The reason, and how far the fusion came."""
+        return f"{self.reason} ({self.matched} of {self.of} nodes matched)" if self.of > 1 else self.reason
 
     def __str__(self) -> str:
-        return f"{self.fusion} left {self.node!r}: {self.reason} ({self.matched} of {self.of} nodes matched)"
+        return f"{self.fusion} left {self.node!r}: {self.why}"
 
     @property
     def nearness(self) -> tuple[float, int]:
@@ -48,7 +57,7 @@ class Outcome:
     name: str = field(metadata={"json": None})
     matched: int = 0
     candidates: int = 0
-    """Anchors that were there before the fusion ran."""
+    """Anchors that were there before the fusion ran; of a lowering, those that the target does not run."""
     declined: dict[str, int] = field(default_factory=dict, metadata={"json": None})
     """Why the target does not run the result -> how many anchors stayed as they were for it."""
     left: list[Unfused] = field(default_factory=list)
@@ -59,29 +68,59 @@ class Outcome:
 
 
 def apply_stage(
-    fusions: Sequence[Fusion], editor: Editor, support: Support | None = None, *, explain: bool = False
+    fusions: Sequence[Fusion],
+    editor: Editor,
+    support: Support | None = None,
+    *,
+    explain: bool = False,
+    disabled: Sequence[Fusion] = (),
 ) -> list[Outcome]:
     """Apply the fusions of one stage in order, then account for every place that should have fused and did not.
 
     Args:
         support: the target; a rewrite into operators that it does not run is not done.
         explain: account also for the places that a fusion may leave.
+        disabled: fusions of the stage that are not applied. A place that one of them would take is no miss; it is
+            accounted for as left by that fusion.
     """
     refused: dict[str, dict[str, Refusal]] = {f.name: {} for f in fusions}
     outcomes = {f.name: apply_fusion(f, editor, support, refused[f.name]) for f in fusions}
     for anchor in {f.anchor: None for f in fusions}:
         group = [f for f in fusions if f.anchor == anchor]
         must_fuse = any(f.must_fuse for f in group)
-        left = _anchors(anchor, editor)
+        left = _places(group[0], editor, support)
         for fusion in group:
             outcomes[fusion.name].declined.update(_declined(left, refused[fusion.name]))
         for node in left if must_fuse or explain else ():
-            places = [_explain(f, editor, node, refused[f.name].get(node.name)) for f in group]
-            nearest = max(places, key=lambda place: place.nearness)
-            nearest.miss = must_fuse and all(place.applicable for place in places)
-            for place in places if explain else [nearest] if nearest.miss else []:
+            attempts = [_explain(f, editor, node, refused[f.name].get(node.name)) for f in group]
+            nearest = max(attempts, key=lambda place: place.nearness)
+            nearest.miss = must_fuse and all(place.applicable for place in attempts)
+            kept = attempts if explain else [nearest] if nearest.miss else []
+            taker = next((f for f in disabled if nearest.miss and f.anchor == anchor and fits(f, editor, node)), None)
+            if taker is not None:
+                nearest.miss = False
+                outcomes.setdefault(taker.name, Outcome(taker.name, candidates=len(left)))
+                kept = [*(attempts if explain else ()), Unfused(taker.name, node.name, DISABLED, 1, 1, False)]
+            for place in kept:
                 outcomes[place.fusion].left.append(place)
     return list(outcomes.values())
+
+
+DISABLED = "it is disabled"
+"""The reason of a place that a disabled fusion would take."""
+
+
+def fits(fusion: Fusion, editor: Editor, anchor: gs.Node) -> bool:
+    """Whether a fusion matches at a place and its check lets it; the target is not asked."""
+    return _attempt(fusion, editor, anchor) is None
+
+
+def explain_place(fusion: Fusion, editor: Editor, anchor: gs.Node) -> Unfused | None:
+    """The cause that keeps a fusion from an anchor as the graph is now; None if it :func:`fits`."""
+    attempt = _attempt(fusion, editor, anchor)
+    if attempt is None:
+        return None
+    return _explain(fusion, editor, anchor, attempt if isinstance(attempt, Refusal) else None)
 
 
 def apply_fusion(
@@ -93,7 +132,7 @@ def apply_fusion(
         refused: takes the checks' refusals, by node.
     """
     editor.step = fusion.name
-    outcome = Outcome(fusion.name, candidates=len(_anchors(fusion.anchor, editor)))
+    outcome = Outcome(fusion.name, candidates=len(_places(fusion, editor, support)))
     application = _Application(fusion, editor, support, {} if refused is None else refused, outcome)
     limit = 2 * len(editor.graph.nodes)
     while sum([application.sweep(variants) for variants in fusion.variants_by_size]):
@@ -148,9 +187,12 @@ class _Application:
         return False
 
 
-def _anchors(anchor: str, editor: Editor) -> list[gs.Node]:
-    domain, _, op = anchor.rpartition(".")
-    return [n for n in editor.graph.nodes if n.op == op and (n.domain or "") == domain]
+def _places(fusion: Fusion, editor: Editor, support: Support | None) -> list[gs.Node]:
+    """The fusion's anchors; a lowering's are only those that the target does not run."""
+    nodes = [node for node in editor.graph.nodes if fusion.is_anchor(node)]
+    if support is None or fusion.stage != "lower":
+        return nodes
+    return [node for node in nodes if support.unsupported(node, editor) is not None]
 
 
 def _declined(left: list[gs.Node], refused: dict[str, Refusal]) -> dict[str, int]:
@@ -161,14 +203,13 @@ def _declined(left: list[gs.Node], refused: dict[str, Refusal]) -> dict[str, int
 def _explain(fusion: Fusion, editor: Editor, anchor: gs.Node, refusal: Refusal | None) -> Unfused:
     """Explain one anchor that is left: the refusal of the check, or the furthest that any variant reached."""
     if refusal is not None:
-        return Unfused(fusion.name, anchor.name, str(refusal), 1, 1, refusal.applicable)
+        return Unfused(fusion.name, anchor.name, str(refusal), 1, 1, refusal.applicable, kind=refusal.reason)
     nearest, size = Progress(), 0
-    for before, _ in fusion.variants:
-        for root in _downstream(anchor, len(before.nodes)):
-            progress = Progress(anchor=anchor)
-            find(editor, before, root, progress, through_casts=fusion.through_casts)
-            if progress.reached > nearest.reached:
-                nearest, size = progress, len(before.nodes)
+    for before, root in _roots(fusion, anchor):
+        progress = Progress(anchor=anchor)
+        find(editor, before, root, progress, through_casts=fusion.through_casts)
+        if progress.reached > nearest.reached:
+            nearest, size = progress, len(before.nodes)
     reason = nearest.reason or f"nothing after it looks like the end of {fusion.name}"
     return Unfused(
         fusion.name,
@@ -178,7 +219,29 @@ def _explain(fusion: Fusion, editor: Editor, anchor: gs.Node, refusal: Refusal |
         size,
         fusion.concerns(editor, anchor),
         tensors=nearest.tensors,
+        kind=nearest.kind or reason,
     )
+
+
+def _attempt(fusion: Fusion, editor: Editor, anchor: gs.Node) -> Refusal | Literal["no match"] | None:
+    """What keeps a fusion from an anchor: the refusal of its check, or that it does not match; None if nothing does."""
+    refusal: Refusal | Literal["no match"] = "no match"
+    for before, root in _roots(fusion, anchor):
+        match = find(editor, before, root, Progress(), through_casts=fusion.through_casts)
+        if match is None or not any(node is anchor for node in match.nodes.values()):
+            continue
+        found = fusion.check(match)
+        if found is None:
+            return None
+        refusal = found
+    return refusal
+
+
+def _roots(fusion: Fusion, anchor: gs.Node) -> Iterator[tuple[Pattern, gs.Node]]:
+    """Each Before with the nodes that may be its last one, where the anchor is in it."""
+    for before, _ in fusion.variants:
+        for root in _downstream(anchor, len(before.nodes)):
+            yield before, root
 
 
 def _downstream(anchor: gs.Node, depth: int) -> list[gs.Node]:

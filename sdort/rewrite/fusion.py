@@ -56,6 +56,11 @@ class Fusion:
     def anchor(self) -> str:
         return str(self.module.ANCHOR)
 
+    def is_anchor(self, node: gs.Node) -> bool:
+        """Whether a node makes its place a candidate."""
+        domain, _, op = self.anchor.rpartition(".")
+        return bool(node.op == op and (node.domain or "") == domain)
+
     @property
     def must_fuse(self) -> bool:
         return bool(getattr(self.module, "MUST_FUSE", False))

@@ -29,7 +29,10 @@ class Refusal:
     """Whether it was the target that has no kernel for the result."""
 
     def __str__(self) -> str:
-        return self.reason if self.value is None else f"{self.reason} ({self.value})"
+        if self.value is None:
+            return self.reason
+        value = ", ".join(map(str, self.value)) if isinstance(self.value, tuple) else self.value
+        return f"{self.reason} ({value})"
 
 
 def refuse(reason: str, value: Any = None) -> Refusal:
@@ -113,6 +116,8 @@ class Progress:
     matched: int = -1
     node: str = ""
     reason: str = ""
+    kind: str = ""
+    """The reason without what only this graph has, its names and sizes: places with one cause share it."""
     tensors: int = 0
     """How many tensors were bound: of two attempts that matched as many nodes, it tells which came further."""
     anchor: gs.Node | None = None
@@ -125,12 +130,12 @@ class Progress:
         """Nodes, then whether the anchor is among them, then tensors: of two attempts the larger came further."""
         return self.matched, self.own, self.tensors
 
-    def note(self, match: Match, tensor: gs.Tensor | gs.Node, reason: str) -> None:
+    def note(self, match: Match, tensor: gs.Tensor | gs.Node, reason: str, kind: str) -> None:
         own = 2 if any(node is self.anchor for node in match.nodes.values()) else int(tensor is self.anchor)
         reached = len(match.nodes), own, len(match.tensors)
         if reached > self.reached:
             self.matched, self.own, self.tensors = reached
-            self.node, self.reason = tensor.name, reason
+            self.node, self.reason, self.kind = tensor.name, reason, kind
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -180,9 +185,13 @@ class _Search:
     match: Match
     progress: Progress
 
-    def fail(self, at: gs.Tensor | gs.Node, reason: str) -> Literal[False]:
-        """Note why the candidate goes no further; always False."""
-        self.progress.note(self.match, at, reason)
+    def fail(self, at: gs.Tensor | gs.Node, reason: str, kind: str = "") -> Literal[False]:
+        """Note why the candidate goes no further; always False.
+
+        Args:
+            kind: the reason without the graph's own names and sizes, where it has any.
+        """
+        self.progress.note(self.match, at, reason, kind or reason)
         return False
 
     def run(self, goals: list[Goal]) -> Match | None:
@@ -207,8 +216,10 @@ class _Search:
                 match.casts.update((id(cast), cast) for cast in casts)
         bound = match.tensors.get(name)
         if bound is not None:
-            same = same_tensor(bound, tensor)
-            return [[]] if same or self.fail(tensor, f"{name!r} would have to be {bound.name!r} here too") else []
+            if same_tensor(bound, tensor):
+                return [[]]
+            self.fail(tensor, f"{name!r} would have to be {bound.name!r} here too", f"{name!r} is two tensors")
+            return []
         if name in pattern.producers:
             return self._bind_node(name, tensor)
         if not self._is_leaf(name, tensor):
@@ -235,7 +246,8 @@ class _Search:
         if name in self.pattern.inputs:
             return True
         if not isinstance(tensor, gs.Constant):
-            return self.fail(tensor, f"{name!r} has to be a constant, {tensor.name!r} is computed")
+            problem = f"{name!r} has to be a constant"
+            return self.fail(tensor, f"{problem}, {tensor.name!r} is computed", problem)
         expected = self.pattern.values.get(name)
         if expected is None:
             return True
@@ -249,7 +261,8 @@ class _Search:
         node = producer(tensor)
         if node is None:
             kind = "a constant" if isinstance(tensor, gs.Constant) else "a graph input"
-            self.fail(tensor, f"expected {expected.op} -> {name!r}, found {kind} {tensor.name!r}")
+            problem = f"expected {expected.op} -> {name!r}, found {kind}"
+            self.fail(tensor, f"{problem} {tensor.name!r}", problem)
             return None
         if node.op != expected.op or (node.domain or "") != expected.domain:
             self.fail(node, f"expected {expected.op} -> {name!r}, found {node.op}")
@@ -303,7 +316,8 @@ class _Search:
         for name in self.pattern.inputs:
             tensor = self.match.tensors.get(name)
             if tensor is not None and any(id(node) in inside for node in tensor.inputs):
-                return self.fail(tensor, f"{name!r} is {tensor.name!r}, which the match itself computes")
+                problem = "which the match itself computes"
+                return self.fail(tensor, f"{name!r} is {tensor.name!r}, {problem}", f"{name!r} is a tensor {problem}")
         return True
 
     def _is_closed(self) -> bool:
@@ -320,8 +334,11 @@ class _Search:
             outsiders = (c for c in tensor.outputs if id(c) not in inside and not _returns(c, inside, last, editor))
             outsider = next(outsiders, None)
             if outsider is not None or editor.is_output(tensor):
-                reader = f"{outsider.op} {outsider.name!r}" if outsider is not None else "the graph's output"
-                return self.fail(tensor, f"{tensor.name!r} is also read by {reader}")
+                reader = outsider.op if outsider is not None else "the graph's output"
+                own = f" {outsider.name!r}" if outsider is not None else ""
+                name = next((n for n, bound in match.tensors.items() if bound is tensor), tensor.name)
+                problem = f"is also read by {reader}"
+                return self.fail(tensor, f"{tensor.name!r} {problem}{own}", f"{name!r} {problem}")
         return True
 
     def _is_typed(self) -> bool:
@@ -330,7 +347,8 @@ class _Search:
             tensor = self.match.tensors.get(name)
             problem = None if tensor is None else _unify(stated, self.match.editor, tensor, self.match.dims)
             if tensor is not None and problem:
-                return self.fail(tensor, f"{name!r} ({tensor.name}): {problem}")
+                kind = problem.partition(" is ")[0]  # "its shape", "its type"
+                return self.fail(tensor, f"{name!r} ({tensor.name}): {problem}", f"{name!r}: {kind}")
         return True
 
 

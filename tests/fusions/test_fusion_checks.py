@@ -94,7 +94,7 @@ REFUSED: list[tuple[str, int, Change, str]] = [
         "the width is no multiple of the heads",
     ),
     ("attention_to_standard", 0, shape("v", [2, 5, 13]), "the width is no multiple of the heads"),
-    ("attention_to_standard", 1, attribute("softmax_precision", 12), "a softmax is computed in floating point only"),
+    ("attention_to_standard", 1, attribute("softmax_precision", 12), "softmax_precision is no floating-point type"),
     (
         "group_norm_to_standard",
         0,

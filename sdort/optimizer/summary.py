@@ -1,0 +1,105 @@
+"""An optimization in words: what was missed, in groups; what was left to the provider's standard operators; the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdort.optimizer.report import OptimizeReport
+from sdort.rewrite.apply import DISABLED, Unfused
+from sdort.rewrite.fusion import load_fusions
+from sdort.units import size_text
+
+MOST_GROUPS = 8
+"""Kinds of misses that an error names; of the others it gives the number."""
+
+
+@dataclass(frozen=True)
+class MissGroup:
+    """Places of one component that should have fused and did not, for one reason.
+
+    Attributes:
+        component: of the pipeline.
+        places: what was left, in the graph's order; the first one stands for all.
+        candidates: the places that were there.
+    """
+
+    component: str
+    places: Sequence[Unfused]
+    candidates: int
+
+    @property
+    def fusion(self) -> str:
+        """The fusion that came nearest."""
+        return self.places[0].fusion
+
+    @property
+    def count(self) -> str:
+        """``2 of 16 Softmax``."""
+        anchor = load_fusions()[self.fusion].anchor.rpartition(".")[2]
+        return f"{len(self.places)} of {max(self.candidates, len(self.places))} {anchor}"
+
+    @property
+    def sentence(self) -> str:
+        """The group on one line, with one place of it."""
+        first = self.places[0]
+        example = f"such as {first.node!r}" if len(self.places) > 1 else repr(first.node)
+        return f"{self.component}: {self.fusion} left {self.count}, {example}: {first.why}"
+
+
+def miss_groups(report: OptimizeReport) -> list[MissGroup]:
+    """The places that should have fused and did not, those with the same fusion and reason together."""
+    fusions = load_fusions()
+    groups = []
+    for name, component in report.components.items():
+        alike: dict[tuple[str, str], list[Unfused]] = {}
+        for miss in component.misses:
+            alike.setdefault((miss.fusion, miss.kind), []).append(miss)
+        for (fusion, _), places in alike.items():
+            same_anchor = [o for n, o in component.fusions.items() if _anchor(n) == fusions[fusion].anchor]
+            groups.append(MissGroup(name, places, max(outcome.candidates for outcome in same_anchor)))
+    return groups
+
+
+def _anchor(name: str) -> str | None:
+    fusion = load_fusions().get(name)
+    return fusion.anchor if fusion else None
+
+
+def miss_lines(report: OptimizeReport) -> list[str]:
+    """A line for each group of misses, each count that a config.json gives, and each ``expect``; many are cut short."""
+    groups = miss_groups(report)
+    lines = [group.sentence for group in groups[:MOST_GROUPS]]
+    if len(groups) > MOST_GROUPS:
+        lines.append(f"and {sum(len(group.places) for group in groups[MOST_GROUPS:])} places for other reasons")
+    return lines + report.wrong_counts
+
+
+def miss_number(report: OptimizeReport) -> str:
+    """``3 places did not fuse``, and how many counts are wrong."""
+    places = sum(len(group.places) for group in miss_groups(report))
+    parts = [f"{places} place{'s' * (places != 1)} that should have fused did not"] if places else []
+    counts = len(report.wrong_counts)
+    parts += [f"{counts} count{'s' * (counts != 1)} of operators {'are' if counts != 1 else 'is'} wrong"] * bool(counts)
+    return " and ".join(parts)
+
+
+def fused_operators(report: OptimizeReport) -> Counter[str]:
+    """Operators that are not ONNX's own, over all components, by name."""
+    total: Counter[str] = Counter()
+    for component in report.components.values():
+        total.update({name.rpartition(".")[2]: n for name, n in component.operators.items() if "." in name})
+    return total
+
+
+def explanation(report: OptimizeReport) -> str:
+    """What ``--explain`` concludes: that all fused, and how often; or how much did not."""
+    if report.misses or any(component.misses for component in report.components.values()):
+        return f"{_sentence(miss_number(report))}."
+    fused = ", ".join(f"{n} {name}" for name, n in fused_operators(report).most_common())
+    idle = [
+        name for name in load_fusions() if not any(name in c.fusions and c.fusions[name].candidates for c in _done(report))
+    ]
+    ends = f"; {len(idle)} of {len(load_fusions())} fusions found nothing to do" if idle else ""
+    return f"Everything that should fuse did: {fused or 'nothing to fuse into'}{ends}."
