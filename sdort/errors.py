@@ -6,6 +6,15 @@ and what to do next. The command line prints it as one sentence and exits with t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``Did you mean 'unet'? ``, to begin a hint with; empty where no known name is like it."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"Did you mean {close[0]!r}? " if close else ""
+
 
 class SdortError(Exception):
     """Base of all errors that sdort reports as a sentence.

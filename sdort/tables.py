@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = 2
+
+NO_BREAK = "\u00a0"
+"""Stands between two words of a cell that stay on one line; a space is printed."""
 
 # Cells that are verdicts have a colour that can be read on black and on white; the words say the same without one.
 _STYLES = {
@@ -128,7 +132,7 @@ class _Column:
         """Width of what cannot be wrapped: numbers, and of text the longest word."""
         if self.is_number:
             return self.natural
-        return max((len(word) for text in (self.name, *self.cells) for word in text.split()), default=0)
+        return max((len(word) for text in (self.name, *self.cells) for word in re.split(r"[ \n]", text)), default=0)
 
 
 def _widths(columns: Sequence[_Column], width: int) -> list[int] | None:
@@ -174,7 +178,7 @@ def _row(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]
 def _wrapped(text: str, width: int) -> list[str]:
     """The lines of a cell; a word that is longer than the width stays whole."""
     return [
-        line
+        line.replace(NO_BREAK, " ")
         for part in text.split("\n")
         for line in textwrap.wrap(
             part, max(width, 1), break_long_words=False, break_on_hyphens=False, drop_whitespace=True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
+from sdort.cli.options import complete_fusions
 from sdort.cli.sections import SectionedCommand
 from sdort.providers import PROVIDER_NAMES
 
@@ -24,6 +26,7 @@ Examples:
   sdort optimize model fast --expect unet:MultiHeadAttention=32
   sdort optimize model fast --fp16 auto               fp32 where it must
   sdort optimize model fast --explain --allow-misses  why it did not fuse
+  sdort optimize model fast --explain attention       every place of one fusion
   sdort optimize cut.onnx out --any-graph --explain   no diffusion component
 """
 MOST_KINDS = 4
@@ -41,6 +44,8 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
 
 
 PLAIN, AUTO = "plain", "auto"
+MISSES, ALL = "misses", "all"
+"""Values of ``--explain`` that are no fusions: what it says without one, and every fusion."""
 
 
 _SECTIONS = {
@@ -52,23 +57,44 @@ _SECTIONS = {
 
 
 class _Command(SectionedCommand):
-    """``--fp16`` takes a value that may be left out: what follows is one only if it is one of its values."""
+    """``--fp16`` and ``--explain`` take a value that may be left out: what follows is one only if it can be."""
 
     def make_parser(self, ctx: click.Context) -> Any:
         parser = super().make_parser(ctx)
         parse = parser.parse_args
-        parser.parse_args = lambda args: parse(_with_explicit_fp16(args))  # type: ignore[method-assign]
+        parser.parse_args = lambda args: parse(_with_explicit_values(args))  # type: ignore[method-assign]
         return parser
 
 
-def _with_explicit_fp16(args: list[str]) -> list[str]:
-    """The arguments with the value of ``--fp16`` always there."""
+def _with_explicit_values(args: list[str]) -> list[str]:
+    """The arguments with the values of ``--fp16`` and ``--explain`` always there."""
     end = args.index("--") if "--" in args else len(args)
-    alone = [
-        arg == "--fp16" and index < end and args[index + 1 : index + 2] not in ([PLAIN], [AUTO])
-        for index, arg in enumerate(args)
-    ]
-    return [f"--fp16={PLAIN}" if lacks else arg for arg, lacks in zip(args, alone, strict=True)]
+    lone = {}
+    for index, arg in enumerate(args[:end]):
+        follows = args[index + 1] if index + 1 < end else ""
+        if arg == "--fp16" and follows not in (PLAIN, AUTO):
+            lone[index] = f"--fp16={PLAIN}"
+        if arg == "--explain" and not _names_fusions(follows):
+            lone[index] = f"--explain={MISSES}"
+    return [lone.get(index, arg) for index, arg in enumerate(args)]
+
+
+def _names_fusions(text: str) -> bool:
+    from sdort.rewrite.fusion_names import fusion_names
+
+    return bool(text) and {*text.split(",")} <= {ALL, *fusion_names()}
+
+
+def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> frozenset[str]:
+    """The names in ``--explain NAME,NAME``; empty without the option."""
+    from sdort.errors import did_you_mean
+    from sdort.rewrite.fusion_names import fusion_names
+
+    names = frozenset(name for value in values for name in value.split(","))
+    for name in sorted(names - {MISSES, ALL}):
+        if name not in (known := fusion_names()):
+            raise click.BadParameter(f"{name!r} is no fusion. {did_you_mean(name, known)}sdort fusions lists them.")
+    return names
 
 
 @click.command(cls=_Command, sections=_SECTIONS, epilog=_EPILOG)
@@ -102,7 +128,13 @@ def _with_explicit_fp16(args: list[str]) -> list[str]:
     "components' folders no config.json is held against it; what should have fused and did not is an error all the "
     "same, unless --allow-misses.",
 )
-@click.option("--disable", multiple=True, metavar="FUSION", help="Leave a fusion out (repeatable).")
+@click.option(
+    "--disable",
+    multiple=True,
+    metavar="FUSION",
+    shell_complete=complete_fusions,
+    help="Leave a fusion out (repeatable); sdort fusions lists them.",
+)
 @click.option(
     "--expect",
     multiple=True,
@@ -113,7 +145,15 @@ def _with_explicit_fp16(args: list[str]) -> list[str]:
 @click.option(
     "--allow-misses", is_flag=True, help="Write the result though something did not fuse; a wrong --expect still fails."
 )
-@click.option("--explain", is_flag=True, help="Say for every fusion what it left, and why.")
+@click.option(
+    "--explain",
+    multiple=True,
+    callback=_explained_names,
+    metavar="[FUSION]",
+    shell_complete=complete_fusions,
+    help="Say what should have fused and did not, and why. With a fusion's name, or several with commas: every place "
+    "that it left; all: those of every fusion.",
+)
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -131,7 +171,7 @@ def command(
     disable: tuple[str, ...],
     expect: dict[str, int],
     allow_misses: bool,
-    explain: bool,
+    explain: frozenset[str],
     report: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -146,7 +186,7 @@ def command(
     from sdort.optimizer.command import optimize
 
     quiet = as_json or verbosity() <= QUIET
-    with _explained(quiet):
+    with _explained(explain, quiet):
         result = optimize(
             source,
             out,
@@ -161,44 +201,62 @@ def command(
             disable=disable,
             expect=expect,
             allow_misses=allow_misses,
-            explain=explain,
+            explain=bool(explain),
             report=report,
             overwrite=overwrite,
         )
     if as_json:
         emit_json(result)
     elif not quiet:
-        _show(result, explain)
+        _show(result, explain, _next(result))
 
 
 @contextmanager
-def _explained(quiet: bool) -> Iterator[None]:
-    """Show what an error leaves of --explain: every place that was left until then."""
+def _explained(names: Collection[str], quiet: bool) -> Iterator[None]:
+    """Show what an error leaves of --explain: what was left until then."""
     from sdort.console import show
     from sdort.errors import SdortError
+    from sdort.optimizer.summary import explanation
 
     try:
         yield
     except SdortError as error:
-        report = error.record.get("report")
-        if report is not None and not quiet:
-            show(_explanations(cast("OptimizeReport", report)))
+        report = cast("OptimizeReport | None", error.record.get("report"))
+        if report is not None and report.components and not quiet:
+            for part in _explanations(report, names):
+                show(part)
+            if not report.misses:
+                show(f"Until the error: {explanation(report)}")
         raise
 
 
-def _show(report: OptimizeReport, explain: bool) -> None:
-    from sdort.console import show
+def _show(report: OptimizeReport, explain: Collection[str], next_command: str) -> None:
+    from sdort.console import conclude, show
+    from sdort.optimizer.summary import left_places
 
     show(_summary(report))
-    if explain:
-        show(_explanations(report))
+    if any(c.precision for c in report.components.values()):
+        show("")
     for name, c in report.components.items():
         for line in _precision(c.precision, bool(explain)):
             show(f"{name}: {line}")
-        for reason, places in c.declined.items():
-            show(f"{name}: {places} left in standard operators: {reason}")
-    for miss in report.misses:
-        show(f"missed: {miss}")
+    if places := left_places(report):
+        show(_left(places))
+    for part in _explanations(report, explain):
+        show(part)
+    show("")
+    conclude(_verdict(report, bool(explain)), next_command)
+
+
+def _next(report: OptimizeReport) -> str:
+    """The command that comes next: generate with a pipeline, look at anything else."""
+    from sdort.engines.prompts import default_prompts
+    from sdort.staging import INDEX
+
+    out = Path(report.out)
+    if not (out / INDEX).is_file() or "unet" not in report.components:
+        return shlex.join(["sdort", "inspect", "--diff", report.source, report.out])
+    return shlex.join(["sdort", "run", report.out, "--provider", report.provider, "--prompt", default_prompts(out)[0]])
 
 
 def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
@@ -221,27 +279,80 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
 
 
 def _summary(report: OptimizeReport) -> Table:
-    from sdort.tables import Table, size_text
+    from sdort.optimizer.summary import fused_operators
+    from sdort.tables import NO_BREAK, Table, size_text
 
-    title = f"{report.out}, for {report.provider}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB"
-    table = Table(title, ("component", ">nodes", ">seconds", ">size", "fused operators"))
+    table = Table("", ("component", ">nodes", ">seconds", ">size", "fused operators"), details=("seconds",))
     for name, c in report.components.items():
-        fused = [f"{n} {op.rpartition('.')[2]}" for op, n in c.operators.items() if "." in op]
-        nodes = f"{c.nodes_before:,} -> {c.nodes_after:,}"
-        table.add_row(name, nodes, f"{sum(c.seconds.values()):.1f}", size_text(c.bytes), ", ".join(fused))
+        fused = [f"{n}{NO_BREAK}{operator}" for operator, n in fused_operators([c]).most_common()]
+        nodes, seconds = f"{c.nodes_before:,} -> {c.nodes_after:,}", f"{sum(c.seconds.values()):.1f}"
+        table.add_row(name, nodes, seconds, size_text(c.bytes), ", ".join(fused) or "none")
     return table
 
 
-def _explanations(report: OptimizeReport) -> Table:
+def _left(places: list[tuple[int, str, str]]) -> Table:
     from sdort.tables import Table
 
-    table = Table("What was left, and why", ("component", "fusion", ">fused", "node", "furthest", "why"))
-    for name, c in report.components.items():
-        for fusion, outcome in c.fusions.items():
-            fused = f"{outcome.matched}/{outcome.candidates}"
-            if not outcome.left:
-                table.add_row(name, fusion, fused, "", "", "nothing left")
-            for place in outcome.left:
-                reached = f"{place.matched}/{place.of}" if place.of else ""
-                table.add_row(name, fusion, fused, place.node, reached, place.reason)
+    table = Table("Left in standard operators, which is no error", (">places", "component", "why"))
+    for number, components, reason in places:
+        table.add_row(str(number), components, reason)
+    return table
+
+
+def _verdict(report: OptimizeReport, explain: bool) -> str:
+    """``4 components optimized for rocm in fp16: 26.1 MB -> 12.0 MB in fast. Everything that should fuse did``."""
+    from sdort.optimizer.summary import explanation, miss_number
+    from sdort.tables import size_text
+
+    parts = report.components.values()
+    before, after = sum(part.bytes_before for part in parts), sum(part.bytes for part in parts)
+    what = f"{len(parts)} components" if len(parts) > 1 else next(iter(report.components))
+    missed = miss_number(report)
+    ends = explanation(report) if explain else "Everything that should fuse did."
+    return (
+        f"{what} optimized for {report.provider} in {report.precision}: {size_text(before)} -> {size_text(after)} in "
+        f"{report.out}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB. "
+        + (f"But {missed}." if missed else ends)
+    )
+
+
+def _explanations(report: OptimizeReport, names: Collection[str]) -> Iterator[Table | str]:
+    """The misses, then every place of the fusions that are named."""
+    from sdort.console import VERBOSE, verbosity
+    from sdort.optimizer.summary import miss_groups
+    from sdort.tables import Table
+
+    table = Table("Not fused", ("component", ">left", "nearest fusion", "node", "why"))
+    for group in miss_groups(report):
+        shown = group.places if verbosity() >= VERBOSE else group.places[:1]
+        nodes = "\n".join(place.node for place in shown)
+        table.add_row(group.component, group.count, group.fusion, nodes, group.places[0].why)
+    if table.row_count:
+        yield table
+    if report.wrong_counts:
+        yield "\n".join(("", *report.wrong_counts))
+    outcomes = [outcome for component in report.components.values() for outcome in component.fusions.values()]
+    for name in dict.fromkeys(outcome.name for outcome in outcomes):
+        if name in names or (ALL in names and any(o.candidates for o in outcomes if o.name == name)):
+            yield (
+                _places(report, name)
+                if any(o.candidates for o in outcomes if o.name == name)
+                else (f"{name} found nothing to do.")
+            )
+
+
+def _places(report: OptimizeReport, fusion: str) -> Table:
+    """Every place that one fusion left."""
+    from sdort.tables import Table
+
+    table = Table(f"Places of {fusion}", ("component", ">fused", "node", ">furthest", "why"))
+    for name, component in report.components.items():
+        outcome = component.fusions.get(fusion)
+        if outcome is None:
+            continue
+        fused = f"{outcome.matched}/{outcome.candidates}"
+        if not outcome.left and outcome.candidates:
+            table.add_row(name, fused, "", "", "nothing left")
+        for place in outcome.left:
+            table.add_row(name, fused, place.node, f"{place.matched}/{place.of}" if place.of else "", place.reason)
     return table

@@ -12,6 +12,14 @@ from sdort.providers import AUTO, PROVIDER_NAMES, PROVIDERS
 if TYPE_CHECKING:
     from sdort.inspection.profile import Placement
 
+
+def complete_fusions(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+    """Fusions whose names begin so, for the shell's completion."""
+    from sdort.rewrite.fusion_names import fusion_names
+
+    return [name for name in fusion_names() if name.startswith(incomplete)]
+
+
 custom_ops_option = click.option(
     "--custom-ops",
     metavar="auto|on|off|PATH",

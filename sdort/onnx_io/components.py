@@ -56,13 +56,12 @@ class Survey:
         return {**self.components, **self.misfits, **self.others, **self.spare}
 
 
-def survey(path: Path, apart_from: Path | None = None, *, recognise_lone: bool = True) -> Survey:
+def survey(path: Path, *, recognise_lone: bool = True) -> Survey:
     """The models in a file or folder, by what sdort takes them for.
 
     Args:
         path: a pipeline folder as ``sdort export``, optimum or diffusers' conversion script write it, the folder of
             one component, any other folder, or one ``.onnx`` file. Hidden folders are not looked into.
-        apart_from: a folder that is left out.
         recognise_lone: whether a model in no component's folder may be a component, by its inputs and outputs.
 
     Raises:
@@ -73,7 +72,7 @@ def survey(path: Path, apart_from: Path | None = None, *, recognise_lone: bool =
     if not path.exists():
         raise UsageError(f"{path} does not exist")
     root = path if path.is_dir() else path.parent
-    files = [file for file in walk(path, apart_from) if file.suffix == ".onnx"] if path.is_dir() else [path]
+    files = [file for file in walk(path) if file.suffix == ".onnx"] if path.is_dir() else [path]
     known = {name: file for name in COMPONENTS if (file := _main_model(root / name, files))}
     fits = [name for name, file in known.items() if _fits(name, file)]
     lone = None if known else _main_model(root, files)
@@ -91,11 +90,10 @@ def survey(path: Path, apart_from: Path | None = None, *, recognise_lone: bool =
     )
 
 
-def walk(folder: Path, apart_from: Path | None = None, *, follow: bool = True) -> Iterator[Path]:
+def walk(folder: Path, *, follow: bool = True) -> Iterator[Path]:
     """The files of a folder and of those in it that are not hidden, in order.
 
     Args:
-        apart_from: a folder that is left out.
         follow: go into folders that are reached by links too, each once.
 
     Raises:
@@ -105,7 +103,7 @@ def walk(folder: Path, apart_from: Path | None = None, *, follow: bool = True) -
     def refuse(error: OSError) -> None:
         raise BadModelError(f"cannot read {error.filename}: {error.strerror}") from error
 
-    seen = {apart_from.resolve()} - {folder.resolve()} if apart_from else set()
+    seen: set[Path] = set()
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=follow):
         real = Path(place).resolve()
         if real in seen:

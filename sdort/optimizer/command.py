@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sdort.console import detail, progress, to_json
-from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError
+from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
+from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.expected import config_misses, wrong_counts
+from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.pipelines.configs import write_json
 from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
@@ -34,8 +36,11 @@ if TYPE_CHECKING:
     from sdort.model.model import Model
     from sdort.precision.fp32_selection import Fp32Selector
 
-PASSES = ("nhwc", "group_norm")
-"""Beside the fusions, what can be disabled: the channels-last region, and the target's GroupNorm kernels in it."""
+PASSES = {
+    "nhwc": "the channels-last region: convolutions and group normalizations stay channels-first",
+    "group_norm": "the provider's GroupNorm kernels: group normalizations stay in standard operators",
+}
+"""Beside the fusions, what can be disabled, and what that leaves out."""
 GROUP_NORMS = (f"{MICROSOFT}.GroupNorm", f"{MICROSOFT}.SkipGroupNorm")
 
 
@@ -83,7 +88,8 @@ def optimize(
         Each component's nodes, operators, fusions, bytes and seconds.
 
     Raises:
-        UsageError: parameters that exclude each other, or ``disable`` or ``components`` names nothing.
+        UsageError: parameters that exclude each other, ``disable``, ``components`` or ``expect`` names nothing, or
+            ``out`` lies in ``source``.
         BadModelError: a component cannot be read, or a model is no component and was not asked for.
         MissedFusionError: something should have fused and did not, and ``allow_misses`` is off; or a count that
             ``expect`` names is another.
@@ -117,7 +123,8 @@ def optimize(
     )
     _check_precision(request)
     _check_disable(request.disable)
-    result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16)
+    _check_out(request)
+    result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
     try:
         _optimize(request, result)
     except SdortError as error:
@@ -141,17 +148,27 @@ def _check_precision(request: OptimizeRequest) -> None:
 
 
 def _check_disable(names: Collection[str]) -> None:
-    known = {*load_fusions(), *PASSES}
+    known = [*load_fusions(), *PASSES]
     for name in names:
         if name not in known:
-            raise UsageError(f"--disable {name!r} names no fusion", hint=f"Known: {', '.join(sorted(known))}.")
+            hint = f"{did_you_mean(name, known)}To list them:\n    sdort fusions"
+            raise UsageError(f"--disable {name!r} names no fusion", hint=hint)
+
+
+def _check_out(request: OptimizeRequest) -> None:
+    """A later run would take what lies in IN for a part of it."""
+    source, out = request.source.resolve(), request.out.resolve()
+    if source.is_dir() and out.is_relative_to(source):
+        place = "is the input" if out == source else f"lies in the input ({request.source})"
+        raise UsageError(f"{request.out} {place}", hint="Choose an output folder apart from the input.")
 
 
 def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
     start = time.perf_counter()
     expect_onnx(request.source, nested=request.any_graph)
-    models = survey(request.source, apart_from=request.out, recognise_lone=not request.any_graph)
+    models = survey(request.source, recognise_lone=not request.any_graph)
     chosen = select_models(request, models)
+    check_expected(request.expect, chosen)
     report.left_out.update(left_out(request, models))
     with staged_directory(request.out, request.overwrite, [request.source, *chosen.values()]) as stage:
         selector = _fp32_selector(request, stage)
@@ -160,7 +177,8 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
         if selector:
             selector.write_plan(stage, request.provider)
         wrong = wrong_counts(request.expect, report.components)
-        report.misses += wrong
+        report.wrong_counts += wrong
+        report.misses += report.wrong_counts
         if request.source.is_dir():
             copy_configs(request, stage)
         report.seconds = round(time.perf_counter() - start, 3)
@@ -174,12 +192,13 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
 
 def _missed(request: OptimizeRequest, report: OptimizeReport, *, certain: bool) -> MissedFusionError:
     """``certain``: what was expected is not so, which --allow-misses does not allow."""
-    ways = ["--explain for every place"] * (not request.explain)
-    ways += ["--allow-misses to write the result anyway"] * (not certain)
-    return MissedFusionError(
-        "what should have fused did not:\n" + "\n".join(f"    {miss}" for miss in report.misses),
-        hint=f"Use {', '.join(ways)}." if ways else None,
-    )
+    ways = ["--explain shows them as a table, with -v every node."] * (not request.explain)
+    ways += ["--allow-misses writes the result all the same."] * (not certain)
+    if request.disable and not certain:
+        ways.append(f"Other fusions may need what --disable leaves out: {', '.join(request.disable)}.")
+    lines = [] if request.explain else [f"\n  {line}" for line in miss_lines(report)]
+    message = f"{miss_number(report)}, so nothing was written{':' * bool(lines)}{''.join(lines)}"
+    return MissedFusionError(message, hint=" ".join(ways) or None)
 
 
 def _fp32_selector(request: OptimizeRequest, stage: Path) -> Fp32Selector | None:
@@ -206,13 +225,14 @@ def _optimize_component(
     start = time.perf_counter()
     model = load_model(path, name)
     done = report.components[name] = ComponentReport(name)
+    done.bytes_before = sum(read_component(path, name).weight_bytes.values())
     done.seconds["load"] = round(time.perf_counter() - start, 4)
     with progress(f"{name}: fusing"):
         optimize_model(model, _options(request, path, selector), done)
     report.misses.extend(f"{name}: {miss}" for miss in done.misses)
     if known and not request.disable:
         misses = config_misses(model, path.parent / "config.json", request.provider, done)
-        report.misses.extend(f"{name}: {miss}" for miss in misses)
+        report.wrong_counts.extend(f"{name}: {miss}" for miss in misses)
     _write(request, model, model_file(request, name, path, stage, known=known), done)
     if selector and name in selector.selections:
         done.precision = selector.selections[name].report()

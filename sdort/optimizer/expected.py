@@ -7,14 +7,15 @@ operators stand for them, and the optimized graph is held to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_graphsurgeon as gs
 
 from sdort.console import detail
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, UsageError, did_you_mean
 from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
 from sdort.optimizer.architecture import Config, architecture
@@ -148,22 +149,37 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
     return [miss for miss in misses if miss]
 
 
-def wrong_counts(expected: Mapping[str, int], components: Mapping[str, ComponentReport]) -> list[str]:
-    """The differences between counts that were asked for and those of the optimized components, in words.
+def check_expected(expected: Iterable[str], components: Collection[str]) -> None:
+    """Check the names of counts that are asked for.
 
     Args:
-        expected: operator, or ``component:operator``, and its count.
+        expected: operator, or ``component:operator``.
+        components: those that are optimized.
 
     Raises:
         UsageError: a component is named that is not there.
     """
+    for name in expected:
+        component = name.rpartition(":")[0]
+        if component and component not in components:
+            hint = f"{did_you_mean(component, components)}What is optimized: {', '.join(components)}."
+            raise UsageError(f"--expect {name}: there is no component {component!r}", hint=hint)
+
+
+def wrong_counts(expected: Mapping[str, int], components: Mapping[str, ComponentReport]) -> list[str]:
+    """The differences between counts that were asked for and those of the optimized components, in words.
+
+    Args:
+        expected: operator, or ``component:operator``, and its count; :func:`check_expected` knows the components.
+    """
     wrong = []
     for name, count in expected.items():
         component, _, operator = name.rpartition(":")
-        if component and component not in components:
-            raise UsageError(f"--expect {name}: there is no component {component!r}")
         operators = [c.operators for n, c in components.items() if component in ("", n)]
-        total = sum(v for c in operators for k, v in c.items() if k.rpartition(".")[2] == operator)
-        if total != count:
-            wrong.append(f"--expect {name}={count}: found {total}")
+        numbers: Counter[str] = Counter()
+        for each in operators:
+            numbers.update({k.rpartition(".")[2]: v for k, v in each.items()})
+        if numbers[operator] != count:
+            close = "" if operator in numbers else did_you_mean(operator, numbers).strip()
+            wrong.append(f"--expect {name}={count}: found {numbers[operator]}{f'. {close}' if close else ''}")
     return wrong

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sdort.onnx_io.precision_mark import BF16
+
 
 @dataclass(frozen=True)
 class OptimizeRequest:
@@ -35,3 +37,8 @@ class OptimizeRequest:
     explain: bool = False
     overwrite: bool = False
     report: Path | None = None
+
+    @property
+    def precision(self) -> str:
+        """``fp32``, ``fp16`` or ``bf16``."""
+        return BF16 if self.bf16 else "fp16" if self.fp16 else "fp32"

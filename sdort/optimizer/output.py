@@ -8,7 +8,6 @@ from pathlib import Path
 from sdort.console import say
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
-from sdort.onnx_io.precision_mark import BF16
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
 from sdort.pipelines.configs import MANIFEST, optional_config, write_json
@@ -41,7 +40,7 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
     Links are not followed. They are named in a message, and so is what lies in folders without a model and is not
     copied either.
     """
-    files = list(walk(request.source, request.out, follow=False))
+    files = list(walk(request.source, follow=False))
     with_models = {path.parent for path in files if path.suffix == ".onnx"}
     left = []
     for path in files:
@@ -68,7 +67,7 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
         "from": str(request.source.resolve()),
         "provider": request.provider,
         "fp16": request.fp16,
-        "precision": BF16 if request.bf16 else "fp16" if request.fp16 else "fp32",
+        "precision": request.precision,
         "components": components,
     }
     write_json(stage / MANIFEST, {**optional_config(request.source / MANIFEST), "optimized": optimized})

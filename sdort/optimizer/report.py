@@ -34,6 +34,8 @@ class ComponentReport:
     changes: dict[str, int] = field(default_factory=dict)
     """Changes that each step made to the graph."""
     seconds: dict[str, float] = field(default_factory=dict)
+    bytes_before: int = 0
+    """Size of the weights that were read."""
     bytes: int = 0
     """Size of what was written, weights included."""
     precision: Fp32Report | None = None
@@ -62,11 +64,16 @@ class OptimizeReport:
     out: str
     provider: str
     fp16: bool
+    precision: str = "fp32"
+    """``fp32``, ``fp16`` or ``bf16``."""
     sdort: str = __version__
     components: dict[str, ComponentReport] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Models that nobody asked for, and why they were not optimized."""
     misses: list[str] = field(default_factory=list)
+    """All that should have fused and did not, in words: every place, then :attr:`wrong_counts`."""
+    wrong_counts: list[str] = field(default_factory=list, metadata=_INTERNAL)
+    """Of ``misses``, the numbers of operators that are not what a config.json or ``expect`` says."""
     seconds: float = 0.0
     peak_rss_mb: int = 0
     """Peak resident memory of the process, in MB (10^6 bytes)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sdort.console import say
-from sdort.errors import UsageError
+from sdort.errors import UsageError, did_you_mean
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others
 from sdort.optimizer.optimize_request import OptimizeRequest
@@ -20,7 +20,8 @@ def select_models(request: OptimizeRequest, survey: Survey) -> dict[str, Path]:
     """
     for name in request.components:
         if name not in survey.models:
-            raise UsageError(f"there is no component {name!r}", hint=f"The model has {', '.join(survey.models)}.")
+            hint = f"{did_you_mean(name, survey.models)}The model has {', '.join(survey.models) or 'none'}."
+            raise UsageError(f"there is no component {name!r}", hint=hint)
     if not survey.models:
         refuse_none(survey)
     if request.any_graph:

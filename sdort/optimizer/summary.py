@@ -1,15 +1,14 @@
-"""An optimization in words: what was missed, in groups; what was left to the provider's standard operators; the verdict."""
+"""An optimization in words: what was missed, in groups, and what was left in standard operators."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdort.optimizer.report import OptimizeReport
+from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.rewrite.apply import DISABLED, Unfused
 from sdort.rewrite.fusion import load_fusions
-from sdort.units import size_text
 
 MOST_GROUPS = 8
 """Kinds of misses that an error names; of the others it gives the number."""
@@ -85,21 +84,57 @@ def miss_number(report: OptimizeReport) -> str:
     return " and ".join(parts)
 
 
-def fused_operators(report: OptimizeReport) -> Counter[str]:
+def fused_operators(components: Iterable[ComponentReport]) -> Counter[str]:
     """Operators that are not ONNX's own, over all components, by name."""
     total: Counter[str] = Counter()
-    for component in report.components.values():
+    for component in components:
         total.update({name.rpartition(".")[2]: n for name, n in component.operators.items() if "." in name})
     return total
 
 
 def explanation(report: OptimizeReport) -> str:
-    """What ``--explain`` concludes: that all fused, and how often; or how much did not."""
-    if report.misses or any(component.misses for component in report.components.values()):
-        return f"{_sentence(miss_number(report))}."
-    fused = ", ".join(f"{n} {name}" for name, n in fused_operators(report).most_common())
-    idle = [
-        name for name in load_fusions() if not any(name in c.fusions and c.fusions[name].candidates for c in _done(report))
-    ]
-    ends = f"; {len(idle)} of {len(load_fusions())} fusions found nothing to do" if idle else ""
-    return f"Everything that should fuse did: {fused or 'nothing to fuse into'}{ends}."
+    """The conclusion of ``--explain``: that all fused, and how often; or how much did not."""
+    if miss := miss_number(report):
+        return f"{miss[0].upper()}{miss[1:]}."
+    fused = ", ".join(f"{n} {name}" for name, n in fused_operators(report.components.values()).most_common())
+    outcomes = [outcome for component in report.components.values() for outcome in component.fusions.values()]
+    idle = {outcome.name for outcome in outcomes} - {outcome.name for outcome in outcomes if outcome.candidates}
+    ends = f"; {len(idle)} fusions found nothing to do" if idle else ""
+    return f"Everything that should fuse did: {fused or 'no operator is fused'}{ends}."
+
+
+def left_places(report: OptimizeReport) -> list[tuple[int, str, str]]:
+    """Places that stay in standard operators, and are no misses: number, components, reason.
+
+    The provider has no kernel for more there, or the user disabled the fusion that fits.
+    Reasons that differ in the graph's own number alone (``..., this one is 256``) are one, with all numbers.
+    """
+    merged: dict[str, dict[str, Counter[str]]] = {}
+    for name, component in report.components.items():
+        for reason, places in component.declined.items():
+            rule, own, value = reason.rpartition(_OWN)
+            merged.setdefault(rule or reason, {}).setdefault(value if own else "", Counter())[name] += places
+    rows = []
+    for rule, values in merged.items():
+        total = sum(values.values(), Counter[str]())
+        if len(values) == 1:
+            (own,) = values
+            text = f"{rule}{_OWN}{own}" if own else rule
+        else:
+            text = f"{rule}; here: " + ", ".join(f"{own.split()[-1]} ({n.total()})" for own, n in values.items())
+        rows.append((total.total(), ", ".join(total), text))
+    return rows + _disabled(report)
+
+
+def _disabled(report: OptimizeReport) -> list[tuple[int, str, str]]:
+    places: dict[str, Counter[str]] = {}
+    for name, component in report.components.items():
+        for outcome in component.fusions.values():
+            number = sum(place.kind == DISABLED for place in outcome.left)
+            if number:
+                places.setdefault(outcome.name, Counter())[name] += number
+    return [(n.total(), ", ".join(n), f"--disable {fusion}") for fusion, n in places.items()]
+
+
+_OWN = ", this one "
+"""Before the graph's own number in an operator's reason."""

@@ -1,4 +1,4 @@
-"""The error for a node that a target does not run and that no rule lowers: the rule that came nearest, and its reason."""
+"""The error for a node that a target does not run and no rule lowers: the rule that came nearest, and its reason."""
 
 from __future__ import annotations
 

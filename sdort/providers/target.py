@@ -74,7 +74,8 @@ class Target:
             name = node.op if node.domain == MICROSOFT else f"{node.domain}.{node.op}"
             condition = self.conditions.get(f"{node.domain}.{node.op}")
             if condition is None:
-                return f"{self.name} has no kernel for {name}"
+                left_out = f"{node.domain}.{node.op}" in self.left_out
+                return f"{name} is left out, as --disable asks" if left_out else f"{self.name} has no kernel for {name}"
             return condition(editor.facts.call(node)) if editor is not None else None
         if node.domain:
             return f"{self.name} has no kernels of domain {node.domain}"

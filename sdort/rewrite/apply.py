@@ -80,11 +80,13 @@ def apply_stage(
     Args:
         support: the target; a rewrite into operators that it does not run is not done.
         explain: account also for the places that a fusion may leave.
-        disabled: fusions of the stage that are not applied. A place that one of them would take is no miss; it is
-            accounted for as left by that fusion.
+        disabled: fusions of the stage that are not applied. A place where one of them fits is accounted for as left by
+            that fusion, and is no miss.
     """
     refused: dict[str, dict[str, Refusal]] = {f.name: {} for f in fusions}
     outcomes = {f.name: apply_fusion(f, editor, support, refused[f.name]) for f in fusions}
+    unused = {f.name: _disabled(f, editor, support) for f in disabled}
+    wanted = {place.node for outcome in unused.values() for place in outcome.left}
     for anchor in {f.anchor: None for f in fusions}:
         group = [f for f in fusions if f.anchor == anchor]
         must_fuse = any(f.must_fuse for f in group)
@@ -94,29 +96,26 @@ def apply_stage(
         for node in left if must_fuse or explain else ():
             attempts = [_explain(f, editor, node, refused[f.name].get(node.name)) for f in group]
             nearest = max(attempts, key=lambda place: place.nearness)
-            nearest.miss = must_fuse and all(place.applicable for place in attempts)
-            kept = attempts if explain else [nearest] if nearest.miss else []
-            taker = next((f for f in disabled if nearest.miss and f.anchor == anchor and fits(f, editor, node)), None)
-            if taker is not None:
-                nearest.miss = False
-                outcomes.setdefault(taker.name, Outcome(taker.name, candidates=len(left)))
-                kept = [*(attempts if explain else ()), Unfused(taker.name, node.name, DISABLED, 1, 1, False)]
-            for place in kept:
+            nearest.miss = must_fuse and all(place.applicable for place in attempts) and node.name not in wanted
+            for place in attempts if explain else [nearest] if nearest.miss else []:
                 outcomes[place.fusion].left.append(place)
-    return list(outcomes.values())
+    return [*outcomes.values(), *unused.values()]
 
 
 DISABLED = "it is disabled"
 """The reason of a place that a disabled fusion would take."""
 
 
-def fits(fusion: Fusion, editor: Editor, anchor: gs.Node) -> bool:
-    """Whether a fusion matches at a place and its check lets it; the target is not asked."""
-    return _attempt(fusion, editor, anchor) is None
+def _disabled(fusion: Fusion, editor: Editor, support: Support | None) -> Outcome:
+    """The places where a fusion that is not applied fits; the target is not asked."""
+    places = _places(fusion, editor, support)
+    taken = [node for node in places if _attempt(fusion, editor, node) is None]
+    left = [Unfused(fusion.name, node.name, DISABLED, 1, 1, applicable=False, kind=DISABLED) for node in taken]
+    return Outcome(fusion.name, candidates=len(places), left=left)
 
 
 def explain_place(fusion: Fusion, editor: Editor, anchor: gs.Node) -> Unfused | None:
-    """The cause that keeps a fusion from an anchor as the graph is now; None if it :func:`fits`."""
+    """The cause that keeps a fusion from an anchor as the graph is now; None if it matches and its check lets it."""
     attempt = _attempt(fusion, editor, anchor)
     if attempt is None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,8 +11,8 @@ from typing import Any, Protocol
 
 import onnx_graphsurgeon as gs
 
-from sdort.machine.checkout import import_part
 from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion_names import fusion_names
 from sdort.rewrite.match import Match, Refusal
 from sdort.rewrite.pattern import Pattern, check_connected, parse_pattern
 
@@ -120,9 +119,8 @@ def load_fusions() -> Mapping[str, Fusion]:
     Raises:
         UsageError: they are another checkout's (:func:`sdort.machine.checkout.import_part`).
     """
-    package = import_part("fusions")
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    return {f.name: f for f in in_order([Fusion(importlib.import_module(f"sdort.fusions.{name}")) for name in names])}
+    modules = [importlib.import_module(f"sdort.fusions.{name}") for name in fusion_names()]
+    return {fusion.name: fusion for fusion in in_order(map(Fusion, modules))}
 
 
 def in_order(fusions: Iterable[Fusion]) -> list[Fusion]:

@@ -264,14 +264,15 @@ def test_what_should_have_fused_is_a_miss_in_any_graph_too(call: Callable[..., R
     path = write(tmp_path / "cut.onnx", MISSED)
     result = call("--any-graph", "--report", tmp_path / "report.json", given=path)
     assert result.exit_code == 4
-    assert "cut: gelu_erf left 'Erf.2'" in result.stderr
+    assert "cut: gelu_erf left 1 of 1 Erf, 'Erf.2'" in result.stderr
     assert not (tmp_path / "out").exists()
     assert len(json.loads((tmp_path / "report.json").read_text())["misses"]) == 1
     result = call("--any-graph", "--allow-misses", "--explain", given=path)
     assert result.exit_code == 0
-    (line,) = (line for line in result.stdout.splitlines() if line.split()[:2] == ["cut", "gelu_erf"])
+    (line,) = (
+        line for line in result.stdout.splitlines() if line.split()[:6] == ["cut", "1", "of", "1", "Erf", "gelu_erf"]
+    )
     assert "expected Mul" in line
-    assert "missed: cut: gelu_erf" in result.stdout
 
 
 def test_a_fusion_can_be_left_out(call: Callable[..., Result], tmp_path: Path) -> None:
@@ -283,18 +284,6 @@ def test_a_fusion_can_be_left_out(call: Callable[..., Result], tmp_path: Path) -
 def test_fp16_is_measured_on_random_inputs(call: Callable[..., Result], tmp_path: Path) -> None:
     found = report(call("--any-graph", "--fp16", "auto", "--json", given=write(tmp_path / "cut.onnx")))
     assert found["components"]["cut"]["precision"]["measured"] == "random"
-
-
-def test_out_may_lie_in_the_folder(source: Path) -> None:
-    """What an earlier run made there is neither an input nor copied."""
-    write(source / "cut.onnx")
-    arguments = ["optimize", str(source), str(source / "fast"), "--provider", "cpu", "--any-graph", "--overwrite"]
-    for _ in range(2):
-        result = CliRunner().invoke(cli, arguments)
-        assert result.exit_code == 0, result.output
-    assert models(source / "fast") == {"text_encoder/model.onnx", "cut.onnx"}
-    assert not (source / "fast" / "fast").exists()
-    assert [path.name for path in source.iterdir() if path.name.startswith(".")] == []
 
 
 def test_from_python(tmp_path: Path) -> None:

@@ -220,32 +220,85 @@ def test_quiet_says_nothing(call: Callable[..., Result], source: Path, tmp_path:
     assert json.loads(call("-q", "--allow-misses", "--overwrite", "--json").stdout)["misses"] != []
 
 
-def test_explain_says_what_was_left_and_why(call: Callable[..., Result], source: Path) -> None:
-    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+BROKEN = ENCODER.replace(GELU, "g = Mul (h, a)")
+"""Gelu without its half, which begins like one."""
+MISS = "text_encoder 1 of 1 Erf gelu_erf Erf.3 expected Mul -> 'q', found Add at 'Add.4' (1 of 5 nodes matched)"
+
+
+def lines(text: str) -> list[str]:
+    """Lines without the spaces of columns."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_explain_shows_misses_and_nothing_else(call: Callable[..., Result], source: Path) -> None:
+    write_model(source / "text_encoder", BROKEN)
     result = call("--explain", "--allow-misses", "--component", "text_encoder")
-    (line,) = (line for line in result.stdout.splitlines() if line.split()[:2] == ["text_encoder", "gelu_erf"])
-    assert line.split()[2:5] == ["0/1", "Erf.3", "1/5"]
-    assert "expected Mul" in line
-    assert "What was left" not in call("--allow-misses", "--overwrite").stdout
+    assert MISS in lines(result.stdout)
+    assert "But 1 place that should have fused did not." in result.stdout
+    assert "restore_gelu" not in result.stdout
+
+
+def test_explain_is_one_line_where_all_fused(call: Callable[..., Result]) -> None:
+    plain, explained = call(), call("--explain", "--overwrite")
+    assert "Everything that should fuse did: 2 Gelu; " in explained.stdout
+    assert len(explained.stdout.splitlines()) == len(plain.stdout.splitlines())
+
+
+def test_places_with_one_reason_are_one_row(call: Callable[..., Result], source: Path) -> None:
+    """Two Gelus lack the same part; a third one has another constant in its place."""
+    others = (
+        "d2 = Div (g1, root)  r2 = Erf (d2)  a2 = Add (r2, one)  g2 = Mul (g1, a2)",
+        "d3 = Div (g2, root)  r3 = Erf (d3)  a3 = Add (r3, one)  c3 = Mul (g2, a3)  g = Mul (c3, root)",
+    )
+    write_model(source / "text_encoder", ENCODER.replace(GELU, f"g1 = Mul (h, a)  {'  '.join(others)}"))
+    arguments = ("--explain", "--allow-misses", "--component", "text_encoder")
+    rows = [line for line in lines(call(*arguments).stdout) if " Erf gelu_erf " in line]
+    assert [row.split(" Erf ")[0] for row in rows] == ["text_encoder 2 of 3", "text_encoder 1 of 3"]
+    assert "Erf.7" not in " ".join(rows)
+    verbose = lines(call(*arguments, "--overwrite", "-v").stdout)
+    assert "Erf.7" in verbose, "the second place of the first row has a line of its own"
+
+
+@pytest.mark.parametrize("given", [["--explain", "gelu_erf"], ["--explain=gelu_erf,gelu"], ["--explain", "all"]])
+def test_explain_of_a_fusion_shows_each_place(call: Callable[..., Result], source: Path, given: list[str]) -> None:
+    write_model(source / "text_encoder", BROKEN)
+    printed = lines(call(*given, "--allow-misses").stdout)
+    at = printed.index("Places of gelu_erf")
+    assert printed[at + 3] == "text_encoder 0/1 Erf.3 1/5 expected Mul -> 'q', found Add at 'Add.4'"
+    assert printed[at + 4] == "text_encoder_2 1/1 nothing left"
+    assert "Places of attention" not in printed, "there is nothing that it could take"
+
+
+def test_explain_takes_no_folder_for_a_name(source: Path, tmp_path: Path) -> None:
+    """Its value may be left out: what follows is one only if it is a fusion."""
+    ends = ["--provider", "cpu"]
+    result = CliRunner().invoke(cli, ["optimize", "--explain", str(source), str(tmp_path / "out"), *ends])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(cli, ["optimize", "--explain", "gelu", str(source), str(tmp_path / "two"), *ends])
+    assert result.exit_code == 0, result.output
+    assert "Places of gelu" in result.stdout
+    result = CliRunner().invoke(cli, ["optimize", "--explain=gelu_orf", str(source), str(tmp_path / "three"), *ends])
+    assert result.exit_code == 2
+    assert "'gelu_orf' is no fusion. Did you mean 'gelu_erf'?" in result.stderr
 
 
 def test_explain_is_shown_before_an_error(
     call: Callable[..., Result], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A miss, and a step that refuses the graph after the fusions: both come with what was left until then."""
-    write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
+    write_model(source / "text_encoder", BROKEN)
     missed = call("--explain", "--component", "text_encoder")
     assert missed.exit_code == 4
     assert "--explain" not in missed.stderr
     monkeypatch.setattr("sdort.passes.upgrade.inexpressible", lambda *_: "no kernel takes this")
     refused = call("--explain", "--component", "text_encoder")
-    assert refused.exit_code == 3
-    assert "no kernel takes this" in refused.stderr
+    assert refused.exit_code == 4
+    assert "no kernel takes this, and there is no rule that lowers Gather" in refused.stderr
+    assert "Until the error: 1 place that should have fused did not." in refused.stdout
     for result in (missed, refused):
-        (line,) = (line for line in result.stdout.splitlines() if line.split()[:2] == ["text_encoder", "gelu_erf"])
-        assert line.split()[2:5] == ["0/1", "Erf.3", "1/5"]
+        assert MISS in lines(result.stdout)
     printed = json.loads(call("--explain", "--json", "--component", "text_encoder").stdout)
-    assert printed["exit_code"] == 3
+    assert printed["exit_code"] == 4
     (place,) = printed["report"]["components"]["text_encoder"]["fusions"]["gelu_erf"]["left"]
     assert (place["node"], place["matched"], place["of"]) == ("Erf.3", 1, 5)
     assert call("--component", "text_encoder").stdout == ""
@@ -282,8 +335,9 @@ def test_a_failure_leaves_an_existing_out_as_it_was(call: Callable[..., Result],
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--disable", "gelu_orf"], ["'gelu_orf' names no fusion", "gelu_erf", "nhwc"]),
+        (["--disable", "gelu_orf"], ["'gelu_orf' names no fusion", "Did you mean 'gelu_erf'?", "sdort fusions"]),
         (["--component", "vae"], ["no component 'vae'", "text_encoder, text_encoder_2"]),
+        (["--component", "text_encodr"], ["Did you mean 'text_encoder'?"]),
         (["--expect", "Gelu"], ["is not NAME=COUNT"]),
         (["--expect", "Gelu=-1"], ["is not NAME=COUNT"]),
         (["--expect", "unet:Gelu=1"], ["--expect unet:Gelu", "no component 'unet'"]),
@@ -327,6 +381,10 @@ def test_expected_counts(call: Callable[..., Result], tmp_path: Path, expected: 
         refused(result, tmp_path, 4, f"--expect {expected}: found {found}")
 
 
+def test_an_expected_operator_that_is_misspelt(call: Callable[..., Result], tmp_path: Path) -> None:
+    refused(call("--expect", "Gelo=2"), tmp_path, 4, "--expect Gelo=2: found 0. Did you mean 'Gelu'?")
+
+
 def test_what_is_expected_is_not_forgiven(call: Callable[..., Result], tmp_path: Path) -> None:
     result = call("--expect", "Gelu=7", "--allow-misses")
     refused(result, tmp_path, 4, "--expect Gelu=7: found 2")
@@ -337,11 +395,17 @@ def test_a_miss_is_an_error_with_a_report(call: Callable[..., Result], source: P
     write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
     result = call("--report", tmp_path / "report.json")
     refused(
-        result, tmp_path, 4, "text_encoder: gelu_erf left 'Erf.3'", "expected Mul", "1 of 5 nodes", "--allow-misses"
+        result,
+        tmp_path,
+        4,
+        "1 place that should have fused did not",
+        "gelu_erf left 1 of 1 Erf, 'Erf.3': expected Mul",
+        "1 of 5 nodes",
+        "--allow-misses",
     )
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(report["misses"]) == 1
-    assert report["misses"][0] in result.stderr
+    assert report["misses"][0] == "text_encoder: gelu_erf left 'Erf.3': " + MISS.partition("Erf.3 ")[2]
     assert report["components"]["text_encoder"]["fusions"]["gelu_erf"]["candidates"] == 1
 
 
@@ -349,7 +413,8 @@ def test_misses_may_be_allowed(call: Callable[..., Result], source: Path, tmp_pa
     write_model(source / "text_encoder", ENCODER.replace(GELU, "g = Mul (h, a)"))
     result = call("--allow-misses", "--report", tmp_path / "report.json")
     assert result.exit_code == 0
-    assert "missed: text_encoder: gelu_erf left 'Erf.3'" in result.stdout
+    assert MISS in lines(result.stdout)
+    assert "But 1 place that should have fused did not." in result.stdout
     assert (tmp_path / "out" / "text_encoder" / "model.onnx").is_file()
     assert len(json.loads((tmp_path / "report.json").read_text())["misses"]) == 1
 
@@ -420,8 +485,11 @@ def test_a_report_that_cannot_be_written(call: Callable[..., Result], tmp_path: 
 def test_out_may_not_be_the_input(source: Path) -> None:
     before = files(source)
     result = CliRunner().invoke(cli, ["optimize", str(source), str(source), "--overwrite"])
-    assert result.exit_code == 7
+    assert result.exit_code == 2
     assert "is the input" in result.stderr
+    inside = CliRunner().invoke(cli, ["optimize", str(source), str(source / "fast")])
+    assert inside.exit_code == 2
+    assert f"fast lies in the input ({source})" in inside.stderr
     assert files(source) == before
 
 
