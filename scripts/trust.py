@@ -87,7 +87,9 @@ def environment() -> dict[str, str]:
 def right(said: Any, folder: Path) -> Iterator[str]:
     """All components against both references on both kinds of inputs, images, and what prompts ask for."""
     compared = {(row["component"], row["inputs"], row["against"]) for row in said["components"]}
-    expected = {(name, kind, against) for name in COMPONENTS for kind in ("random", "real") for against in REFERENCES}
+    expected = {
+        (name, kind, against) for name in COMPONENTS for kind in ("random", "recorded") for against in REFERENCES
+    }
     if compared != expected:
         yield f"not compared: {sorted(expected - compared)}"
     if len(said["images"]) != 2:
@@ -184,7 +186,7 @@ STEPS = (
         ("verify", "fast", *CPU, *FEW, "--semantic", "--semantic-prompts", str(JUDGED), "--report", "verify.html"),
         right,
     ),
-    Step("verify-auto", ("verify", "auto", *CPU, *FEW, "--no-torch", "--inputs", "real"), safe),
+    Step("verify-auto", ("verify", "auto", *CPU, *FEW, "--no-torch", "--inputs", "recorded"), safe),
     Step(
         "bisect",
         ("verify", "broken", *CPU, "--component", "unet", "--no-torch", "--inputs", "random", "--bisect", "--json"),

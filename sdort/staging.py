@@ -13,6 +13,7 @@ import fcntl
 import glob
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -105,6 +106,28 @@ def write_atomically(path: Path, text: str) -> None:
     """
     with staged_output(path) as file:
         file.write(text.encode())
+
+
+def check_output_file(path: Path, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, or that exists, before the work for it begins.
+
+    Args:
+        overwrite: a file may be replaced.
+
+    Raises:
+        OutputError: it exists and may not be replaced, is a folder, or its folder is missing or not writable.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder", hint="Name a file.")
+    if path.exists() and not overwrite:
+        raise OutputError(f"{path} exists", hint="Choose another name, or replace it with --overwrite.")
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"cannot write to the folder {path.parent}: it does not exist",
+            hint=f"Create it:\n    mkdir -p {shlex.quote(str(path.parent))}",
+        )
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"cannot write to the folder {path.parent}: it is read-only", hint="Choose another folder.")
 
 
 def _open_stage(path: Path) -> tuple[Path, int]:

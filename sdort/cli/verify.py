@@ -68,7 +68,7 @@ _SECTIONS = {
     "What is compared": ("against", "checkpoint", "torch", "components", "inputs"),
     "Images": ("images", "prompts", "seeds", "steps", "semantic", "semantic_prompts", "semantic_original"),
     **RUNTIME,
-    "Results": ("bisect", "report", "as_json"),
+    "Results": ("bisect", "report", "overwrite", "as_json"),
 }
 
 
@@ -91,9 +91,9 @@ _SECTIONS = {
 @click.option("--component", "components", multiple=True, metavar="NAME", help="Only this component (repeatable).")
 @click.option(
     "--inputs",
-    type=click.Choice(["all", "random", "real"]),
+    type=click.Choice(["all", "random", "recorded"]),
     default="all",
-    help="Random numbers, or what flows between the components while the original generates.",
+    help="Random numbers, or what is recorded between the components while the original generates.",
 )
 @click.option(
     "--images/--no-images", default=None, show_default="unless --component", help="Also compare images of the pipeline."
@@ -119,6 +119,7 @@ _SECTIONS = {
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a page with images and difference maps.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace the report if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     candidate: Path,
@@ -126,7 +127,7 @@ def command(
     checkpoint: Path | None,
     torch: bool,
     components: tuple[str, ...],
-    inputs: Literal["all", "random", "real"],
+    inputs: Literal["all", "random", "recorded"],
     images: bool | None,
     prompts: Path | None,
     seeds: int,
@@ -140,6 +141,7 @@ def command(
     custom_ops: str,
     bisect: bool,
     report: Path | None,
+    overwrite: bool,
     as_json: bool,
     semantic: bool = False,
     semantic_prompts: int | None = None,
@@ -147,7 +149,7 @@ def command(
 ) -> None:
     """Compare CANDIDATE with what it was made from.
 
-    Each component, on random and on real inputs, against the un-optimized ONNX and against torch in fp32; then the
+    Each component, on random and on recorded inputs, against the un-optimized ONNX and against torch in fp32; then the
     images of the whole pipeline. A graph made for a GPU is checked on any machine. The exit code is 5 if anything is
     out of its limits or could not be compared.
     """
@@ -178,6 +180,7 @@ def command(
         semantic_prompts=semantic_prompts,
         semantic_original=semantic_original,
         report=report,
+        overwrite=overwrite,
     )
     if not as_json:
         _show(result)
@@ -192,13 +195,13 @@ def command(
 
 
 def _show(result: Verification) -> None:
-    from sdort.console import detail, show
+    from sdort.console import conclude, show
     from sdort.verification.report.text import notes, tables
-    from sdort.verification.report.timesteps import timestep_lines
 
     for table in tables(result):
         show(table)
-    for line in timestep_lines(result.comparisons):
-        detail(line)
+    show("")
     for line in notes(result):
         show(line)
+    if result.passed:
+        conclude(result.verdict, result.next_command)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from sdort.console import say
 from sdort.engines.prompts import default_prompts
-from sdort.errors import OutputError, UsageError
+from sdort.errors import UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.staging import write_atomically
+from sdort.staging import check_output_file, write_atomically
 from sdort.verification.image_comparison import read_prompts
-from sdort.verification.outcome import Verification, VerifyOptions
+from sdort.verification.options import VerifyOptions
+from sdort.verification.outcome import Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.verification_page import verification_page
 
@@ -26,7 +26,7 @@ def verify(
     checkpoint: str | Path | None = None,
     torch: bool = True,
     components: Sequence[str] = (),
-    inputs: Literal["all", "random", "real"] = "all",
+    inputs: Literal["all", "random", "recorded"] = "all",
     images: bool | None = None,
     prompts: str | Path | Sequence[str] | None = None,
     seeds: int = 2,
@@ -43,10 +43,11 @@ def verify(
     semantic_prompts: int | None = None,
     semantic_original: bool = False,
     report: str | Path | None = None,
+    overwrite: bool = False,
 ) -> Verification:
     """Compare a pipeline, or one component, with what it was made from.
 
-    Each component on random and on real inputs, against the un-optimized ONNX and against torch in fp32; then the
+    Each component on random and on recorded inputs, against the un-optimized ONNX and against torch in fp32; then the
     images of the whole pipeline.
 
     Args:
@@ -55,7 +56,8 @@ def verify(
         checkpoint: the diffusers folder that torch runs in fp32; by default as the manifest says.
         torch: compare with torch, where the checkpoint is known.
         components: names of components; all of them if empty.
-        inputs: random numbers, what flows between the components while the original generates (``real``), or both.
+        inputs: random numbers, what flows between the components while the original generates (``recorded``), or
+            both.
         images: also compare images of the pipeline; by default unless ``components`` are named.
         prompts: prompts, or the path of a file with one prompt a line; by default two that the model can draw.
         seeds: images for each prompt: the seeds 0, 1, ...
@@ -67,6 +69,7 @@ def verify(
         semantic_prompts: with ``semantic``: how many prompts; by default all.
         semantic_original: with ``semantic``: judge the original on all of them too.
         report: an HTML page to write, with images and difference maps.
+        overwrite: replace ``report`` if it exists.
 
     Returns:
         What was measured. A difference is not raised: see :attr:`Verification.passed` and
@@ -76,7 +79,7 @@ def verify(
         UsageError: it is not known what to compare with, or a component does not exist.
         BadModelError: there is no pipeline.
         ProviderError: the provider does not load and may not be replaced.
-        OutputError: the report cannot be written; raised before anything runs.
+        OutputError: the report cannot be written or exists; raised before anything runs.
 
     Example:
         >>> result = sdort.verify("fast", provider="cpu", components=["unet"])
@@ -86,8 +89,8 @@ def verify(
     if (semantic_prompts or semantic_original) and not semantic:
         raise UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
     page = Path(report) if report else None
-    if page and not (page.parent.is_dir() and os.access(page.parent, os.W_OK)):
-        raise OutputError(f"cannot write to the folder {page.parent}", hint="Create it, or choose another.")
+    if page:
+        check_output_file(page, overwrite)
     runtime = RuntimeOptions(
         provider=provider,
         tuning=tuning,
@@ -103,11 +106,12 @@ def verify(
         checkpoint=Path(checkpoint) if checkpoint else None,
         torch=torch,
         components=components,
-        inputs=("random", "real") if inputs == "all" else (inputs,),
+        inputs=("random", "recorded") if inputs == "all" else (inputs,),
         images=not components if images is None else images,
         prompts=read_prompts(Path(prompts))
         if isinstance(prompts, str | Path)
         else prompts or default_prompts(Path(candidate)),
+        prompts_file=Path(prompts) if isinstance(prompts, str | Path) else None,
         seeds=seeds,
         steps=steps,
         bisect=bisect,

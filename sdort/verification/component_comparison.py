@@ -26,7 +26,7 @@ class Comparison:
     component: str
     precision: str
     inputs: str
-    """``random`` or ``real``."""
+    """``random`` or ``recorded``."""
     sample: str
     """Which of them, in words."""
     against: str

@@ -47,6 +47,19 @@ class ImageComparison:
         """Whether there is nothing to say about it."""
         return self.problem is None and self.differs is None
 
+    @property
+    def share(self) -> float | None:
+        """Difference as a multiple of what the limits of the median allow: of PSNR's root mean square, of 1 - SSIM and
+        of the largest pixel's difference the one that uses most. None where nothing was measured."""
+        if self.psnr is None:
+            return None
+        most = PIXEL[self.precision]
+        return max(
+            10 ** ((PSNR[self.precision] - self.psnr) / 20),
+            0.0 if self.ssim is None else (1 - self.ssim) / (1 - SSIM[self.precision]),
+            (self.largest_pixel or 0) / most if most else 0.0,
+        )
+
 
 @dataclass(frozen=True)
 class ImageSummary:

@@ -1,48 +1,46 @@
-"""Options and result of ``sdort verify``."""
+"""Result of ``sdort verify``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdort.engines.prompts import PROMPTS
 from sdort.errors import ParityError
-from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
 from sdort.verification.component_comparison import ONNX, Comparison
 from sdort.verification.image_comparison import ImageComparison, ImageSummary, summarize_images
-from sdort.verification.recorded_inputs import RANDOM, REAL
+from sdort.verification.limits import ENOUGH
+from sdort.verification.options import VerifyOptions, runtime_words
+from sdort.verification.report.shares import of_the_limit, percent
 from sdort.verification.semantic import SemanticScore
+from sdort.verification.summary import Summary, summarize_comparisons, worst_summary
 
-PASSED, FAILED, DIFFERS = "ok", "FAILED", "differs"
+PASSED, FAILED, DIFFERS = "ok", "failed", "differs"
 """An image that differs may be one of a few in a right pipeline."""
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
-    """Options of a verification. ``None`` and empty leave the choice to the manifest and the model."""
+class Provenance:
+    """Time, place and tools of a verification.
 
-    runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
-    against: Path | None = None
-    checkpoint: Path | None = None
-    torch: bool = True
-    """Also compare with torch where the checkpoint is known; with ``checkpoint`` it must be."""
-    components: Sequence[str] = ()
-    inputs: Sequence[str] = (RANDOM, REAL)
-    images: bool = True
-    prompts: Sequence[str] = PROMPTS
-    seeds: int = 2
-    steps: int = 8
-    bisect: bool = False
-    semantic: bool = False
-    """Also score the images of the demo's held-out prompts."""
-    semantic_prompts: int | None = None
-    """Number of them; None for all."""
-    semantic_original: bool = False
-    """Also score the original on all of them, not only on those that the candidate got wrong."""
+    Attributes:
+        date: of its beginning, ISO 8601 with the offset from UTC.
+        machine: the device that the candidate ran on.
+        versions: of sdort, Python, ONNX Runtime and other packages that took part.
+        made_for: the execution provider that the candidate was optimized for; None if that is not known.
+        command: the command line that asks for the same.
+    """
+
+    date: str = ""
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    made_for: str | None = None
+    command: str = ""
 
 
 @dataclass
@@ -56,6 +54,9 @@ class Verification:
     """The diffusers checkpoint that torch ran."""
     provider: str
     steps: int
+    options: VerifyOptions = field(default_factory=VerifyOptions)
+    """What was asked for."""
+    provenance: Provenance = field(default_factory=Provenance)
     precisions: dict[str, Precision] = field(default_factory=dict)
     """By component."""
     comparisons: list[Comparison] = field(default_factory=list)
@@ -75,6 +76,11 @@ class Verification:
         return summarize_images(self.images)
 
     @property
+    def summaries(self) -> list[Summary]:
+        """One for each component, kind of inputs and reference: what the verdict counts as comparisons."""
+        return summarize_comparisons(self.comparisons)
+
+    @property
     def failed(self) -> list[str]:
         """Components, ``images`` and ``semantic score``: what is out of its limits."""
         names = [comparison.component for comparison in self.comparisons if not comparison.passed]
@@ -87,6 +93,59 @@ class Verification:
         """Everything that was asked for was compared and is within its limits."""
         return not self.failed and not self.missing
 
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence, with what is worst or closest to its limit."""
+        return self._success() if self.passed else "; ".join(self._failures())
+
+    def _success(self) -> str:
+        summaries = self.summaries
+        counted = [_count(len(summaries), "comparison"), _count(len(self.images), "image")]
+        sentence = f"{' and '.join(filter(None, counted)) or 'nothing'} within limits"
+        if summaries:
+            closest = worst_summary(summaries)
+            sentence += f", closest: {closest.component} {percent(closest.worst.share)}"
+        return sentence + (", semantic score reached" if self.semantic else "")
+
+    def _failures(self) -> list[str]:
+        summaries, parts = self.summaries, []
+        wrong = [summary for summary in summaries if not summary.passed]
+        if wrong:
+            worst = worst_summary(wrong)
+            share = of_the_limit(worst.worst.share) if math.isfinite(worst.worst.share) else worst.worst.problem
+            parts.append(
+                f"{len(wrong)} of {_count(len(summaries), 'comparison')} out of limits, worst: {worst.component}, "
+                f"{worst.inputs} inputs, against {worst.against}: {share}"
+            )
+        if self.judged.problem:
+            parts.append(f"images out of limits: {self.judged.problem}")
+        if self.semantic and not self.semantic.passed:
+            parts.append(f"semantic score too low: {self.semantic.wanted} wanted")
+        if self.missing:
+            more = f" (and {len(self.missing) - 1} more)" if len(self.missing) > 1 else ""
+            parts.append(f"not compared: {self.missing[0]}{more}")
+        return parts
+
+    @property
+    def next_command(self) -> str | None:
+        """The command that comes next: the search for the first wrong node, more images, or what is left to check."""
+        options = self.options
+        # The search walks the ONNX original: of what differs from torch alone it finds nothing.
+        wrong = [each.component for each in self.comparisons if each.against == ONNX and not each.passed]
+        left = [name for name in wrong if name not in self.searched]
+        if left:
+            return replace(options, components=left[:1], images=False, bisect=True).command_line(self.candidate)
+        if self.failed == ["images"] and self.judged.few:
+            prompts = len({comparison.prompt for comparison in self.images})
+            return replace(options, seeds=math.ceil(ENOUGH / prompts)).command_line(self.candidate)
+        if self.passed and self.images:
+            prompt = min((image.prompt for image in self.images), key=len)
+            where = runtime_words(RuntimeOptions(options.runtime.provider))
+            return shlex.join(["sdort", "run", str(self.candidate), "--prompt", prompt, *map(str, where)])
+        if self.passed and options.components and self.candidate.is_dir():
+            return replace(options, components=(), images=True, bisect=False).command_line(self.candidate)
+        return None
+
     def raise_if_failed(self) -> None:
         """Raise if something failed or is missing.
 
@@ -95,18 +154,10 @@ class Verification:
         """
         if self.passed:
             return
-        parts = [f"{', '.join(self.failed)} out of limits"] if self.failed else []
-        if self.missing:
-            more = f" (and {len(self.missing) - 1} more)" if len(self.missing) > 1 else ""
-            parts.append(f"not compared: {self.missing[0]}{more}")
-        # The search walks the ONNX original: of what differs from torch alone it finds nothing.
-        there = {
-            comparison.component
-            for comparison in self.comparisons
-            if comparison.against == ONNX and not comparison.passed
-        }
-        left = [name for name in self.failed if name in there and name not in self.searched]
-        hint = (
-            f"--bisect finds the node: sdort verify {self.candidate} --component {left[0]} --bisect." if left else None
-        )
-        raise ParityError("; ".join(parts), hint=hint)
+        step = "Find the node" if set(self.failed) - {"images"} else "Compare more images, chance may have done it"
+        hint = f"{step}:\n    {self.next_command}" if self.next_command else None
+        raise ParityError(self.verdict, hint=hint)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""

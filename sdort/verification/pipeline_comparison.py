@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from sdort.console import progress, warn
@@ -15,6 +16,8 @@ from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.providers.provider import Provider
+from sdort.runtime.environment import device_name, versions
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
 from sdort.verification.bisection.blame import bisect
@@ -22,19 +25,15 @@ from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import precision
 from sdort.verification.component_comparison import ONNX, TORCH, Comparison, compare_component
 from sdort.verification.image_comparison import compare_images, failed_images, make_requests
-from sdort.verification.outcome import Verification, VerifyOptions
-from sdort.verification.recorded_inputs import RANDOM, REAL, Inputs, RecordedRun, random_inputs, record_run
-from sdort.verification.runners import RunConfiguration, open_text_to_image
+from sdort.verification.options import VerifyOptions
+from sdort.verification.outcome import Provenance, Verification
+from sdort.verification.recorded_inputs import RANDOM, RECORDED, Inputs, RecordedRun, random_inputs, record_run
+from sdort.verification.runners import RunConfiguration, is_emulated, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
 
 SKIPPED = (SAFETY_CHECKER,)
 """Components that take no part in the generation."""
-
-ROUNDED = (
-    "fp16 or bf16 on the CPU: a graph made for a GPU is rounded here where a GPU stores a result, one made for the CPU "
-    "where ONNX Runtime does, which keeps fp32 in between; what a GPU's kernels do inside shows only there"
-)
 
 
 @dataclass
@@ -74,14 +73,12 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
     with ExitStack() as stack:
         folder = open_folder(candidate, ())
         original, checkpoint, note = _find_references(candidate, options, stack)
-        result = Verification(candidate, original.path if original else None, checkpoint, provider.name, options.steps)
+        against = original.path if original else None
+        result = Verification(candidate, against, checkpoint, provider.name, options.steps, options)
+        result.provenance = _provenance(folder, provider, options)
         result.notes += [note] if note else []
         run = _Run(folder, original, checkpoint, RunConfiguration(provider, options.runtime), options, result)
         _check_components(run)
-        if provider.is_fallback and {"float16", "bfloat16"} & {
-            precision.dtype for precision in result.precisions.values()
-        }:
-            result.notes.append(ROUNDED)
         recorded = _record(run)
         for component in run.components:
             _verify_component(run, component, recorded)
@@ -119,9 +116,26 @@ def _check_components(run: _Run) -> None:
         if name not in run.folder.models:
             raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
     generated = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
-    for name in dict.fromkeys([*run.components, *generated]):
-        dtype = stored_dtype(run.folder.file(name).graph)
-        run.result.precisions[name] = precision(dtype, run.configuration.provider)
+    graphs = {name: run.folder.file(name).graph for name in dict.fromkeys([*run.components, *generated])}
+    for name, graph in graphs.items():
+        run.result.precisions[name] = precision(stored_dtype(graph), run.configuration.provider)
+    if any(is_emulated(graph, run.configuration) for graph in graphs.values()):
+        device = run.result.provenance.made_for or "a GPU"
+        run.result.notes.append(
+            f"made for {device} and checked on the CPU, with every result rounded as "
+            "a GPU stores it; errors inside a GPU's kernels show only on that GPU"
+        )
+
+
+def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptions) -> Provenance:
+    optimized = folder.manifest.get("optimized")
+    return Provenance(
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
+        machine=device_name(provider, options.runtime.device_id),
+        versions=versions(),
+        made_for=optimized.get("provider") if isinstance(optimized, dict) else None,
+        command=options.command_line(folder.path),
+    )
 
 
 def _requests(options: VerifyOptions) -> list[Request]:
@@ -129,12 +143,14 @@ def _requests(options: VerifyOptions) -> list[Request]:
 
 
 def _record(run: _Run) -> RecordedRun:
-    """Generate with the original, for real inputs and for its images; an export has no ONNX original and stands for it.
+    """Generate with the original, for recorded inputs and for images; an export has no ONNX original and stands for it.
 
     What cannot be compared without a whole pipeline is recorded as missing.
     """
     options = run.options
-    originals = [what for what, asked in (("real inputs", REAL in options.inputs), ("images", options.images)) if asked]
+    originals = [
+        what for what, asked in (("recorded inputs", RECORDED in options.inputs), ("images", options.images)) if asked
+    ]
     if not originals:
         return RecordedRun()
     requests = _requests(options)
@@ -165,7 +181,7 @@ def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
         height, width = (side // factor for side in run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
         inputs += random_inputs(path, component, factor, (height, width))
-    return [*inputs, *recorded.inputs.get(component, [])] if REAL in run.options.inputs else inputs
+    return [*inputs, *recorded.inputs.get(component, [])] if RECORDED in run.options.inputs else inputs
 
 
 def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:

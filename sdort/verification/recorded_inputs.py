@@ -19,7 +19,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
-RANDOM, REAL = "random", "real"
+RANDOM, RECORDED = "random", "recorded"
 RECORDED_TIMESTEPS = 4
 """Timesteps of a denoising run whose inputs are inputs: the first, the last and two between."""
 LARGEST_LATENT_SIDE = 64
@@ -112,15 +112,15 @@ def _collect(
     for index in sorted({round(part * last / (RECORDED_TIMESTEPS - 1)) for part in range(RECORDED_TIMESTEPS)}):
         timestep = float(np.asarray(steps[index]["timestep"]).flat[0])
         what = f"{label}, step {index + 1} of {len(steps)}, timestep {timestep:g}"
-        inputs.setdefault("unet", []).append(Inputs(REAL, what, steps[index], timestep))
+        inputs.setdefault("unet", []).append(Inputs(RECORDED, what, steps[index], timestep))
     for encoder in folder.family.encoders:
         prompts = fed[encoder.component]
         for index, feeds in enumerate(prompts):
             what = f"{label}{'' if index else ', the negative one' if len(prompts) > 1 else ''}"
-            inputs.setdefault(encoder.component, []).append(Inputs(REAL, what, feeds))
+            inputs.setdefault(encoder.component, []).append(Inputs(RECORDED, what, feeds))
     for feeds in fed[DECODER][:1]:
-        inputs.setdefault(DECODER, []).append(Inputs(REAL, f"{label}, its latent", feeds))
+        inputs.setdefault(DECODER, []).append(Inputs(RECORDED, f"{label}, its latent", feeds))
     if ENCODER in folder.models and image.problem is None:
         name = next(iter(folder.file(ENCODER).signature.inputs))
         feeds = {name: encoder_input(image)}
-        inputs.setdefault(ENCODER, []).append(Inputs(REAL, f"{label}, its image", feeds))
+        inputs.setdefault(ENCODER, []).append(Inputs(RECORDED, f"{label}, its image", feeds))

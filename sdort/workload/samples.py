@@ -23,6 +23,8 @@ from sdort.operators import channels_axis
 SampleDim = int | None
 
 TRAIN_TIMESTEPS = 1000
+GUIDANCE_EMBEDDING = "timestep_cond"
+"""The input of latent consistency models, float [B, C]: sines and cosines of the guidance scale."""
 LARGEST_SIZE_ID = 1024
 """SDXL's time_ids are image sizes and crops in pixels."""
 PASSED_THROUGH = ("Cast", "Identity", "Reshape", "Slice", "Transpose", "Unsqueeze")
@@ -122,14 +124,17 @@ class RandomNumbers:
     """Values over the whole range of each input, of one generator: what a graph and its original are compared on.
 
     Latents and embeddings are normal, images normal and clipped to [-1, 1], token ids within their table, timesteps and
-    SDXL's ``time_ids`` whole numbers, as schedulers and prompts give them whatever the input's dtype.
+    SDXL's ``time_ids`` whole numbers, as schedulers and prompts give them whatever the input's dtype. The embedding of
+    the guidance scale is made of sines.
     """
 
     component: str
     generator: np.random.Generator
 
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
-        if "timestep" in item.name or len(shape) < 2:
+        if item.name == GUIDANCE_EMBEDDING:
+            return np.sin(self.generator.uniform(0, 2 * np.pi, shape)).astype(item.dtype)
+        if len(shape) < 2:
             return self.generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
         if item.dtype.kind in "iu":
             return self.generator.integers(0, item.rows or 2, shape).astype(item.dtype)

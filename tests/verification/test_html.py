@@ -60,8 +60,21 @@ def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
 
 
 def test_a_share_within_its_limit_never_says_more_than_all_of_it() -> None:
-    shares = (0, 0.001, 0.01, 0.97, 0.999, 1.0, 1.0001, 3.4, 99, 1234.5, math.inf)
-    said = ("0 %", "< 1 %", "1 %", "97 %", "99 %", "100 %", "101 %", "340 %", "9900 %", "1.2e+05 %", "no number")
+    shares = (0, 0.001, 0.01, 0.97, 0.999, 1.0, 1.0001, 3.4, 10.1, 1234.5, 2e6, math.inf)
+    said = (
+        "0 %",
+        "< 1 %",
+        "1 %",
+        "97 %",
+        "99 %",
+        "100 %",
+        "101 %",
+        "340 %",
+        "11 times",
+        "1235 times",
+        "2.0e+06 times",
+        "no number",
+    )
     assert tuple(map(percent, shares)) == said
 
 

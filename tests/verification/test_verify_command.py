@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from PIL import Image
 from support import fragile
 from support.tiny_pipeline import Tiny, edit_weights
 
+from sdort import console
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import BadModelError, ParityError
@@ -32,12 +34,14 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import pipeline_comparison as verification
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.image_comparison import ImageComparison
-from sdort.verification.outcome import Verification, VerifyOptions
+from sdort.verification.options import VerifyOptions
+from sdort.verification.outcome import Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map, shared_gain
 from sdort.verification.report.json_report import report_of
+from sdort.verification.report.shares import percent
 from sdort.verification.report.text import notes, tables
-from sdort.verification.report.timesteps import timestep_table
+from sdort.verification.report.timesteps import timestep_errors
 from sdort.verification.report.verification_page import verification_page
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")
@@ -67,15 +71,15 @@ def test_a_right_pipeline_passes_everywhere(right: Verification, tiny: Tiny) -> 
     assert right.against == tiny.onnx
     kinds = {(each.component, each.inputs, each.against) for each in right.comparisons}
     components = ("text_encoder", "unet", "vae_decoder")
-    assert kinds == {(c, i, a) for c in components for i in ("random", "real") for a in ("ONNX", "torch")}
+    assert kinds == {(c, i, a) for c in components for i in ("random", "recorded") for a in ("ONNX", "torch")}
     assert [(each.seed, each.passed) for each in right.images] == [(0, True)] * 2
     # Two reductions of one truth: if the candidate is near both, they are near each other.
     assert {each.precision for each in right.comparisons} == {"float16"}
     assert all(0 < each.share < 1 for each in right.comparisons)
 
 
-def test_real_inputs_are_those_of_the_run(right: Verification, tiny: Tiny) -> None:
-    unet = [e for e in right.comparisons if (e.component, e.inputs, e.against) == ("unet", "real", "torch")]
+def test_recorded_inputs_are_those_of_the_run(right: Verification, tiny: Tiny) -> None:
+    unet = [e for e in right.comparisons if (e.component, e.inputs, e.against) == ("unet", "recorded", "torch")]
     moments = [float(re.findall(r"timestep (\S+)", each.sample)[0]) for each in unet]
     tiny.pipeline.scheduler.set_timesteps(3)
     assert moments == [float(t) for t in tiny.pipeline.scheduler.timesteps] * 2  # two prompts
@@ -118,7 +122,7 @@ def test_a_wrong_decoder_fails_with_its_image_report_and_node(tiny: Tiny, fast: 
     assert finding["operator"] == "Conv"
     assert "/decoder/conv_in/" in finding["node"]
     text = report.read_text()
-    assert "FAILED" in text
+    assert "✗ Failed: " in text
     assert finding["node"] in text
 
 
@@ -126,10 +130,13 @@ def test_the_table_names_what_failed_and_the_next_step(fast: Path, tmp_path: Pat
     spoiled = spoil(fast, tmp_path, "text_encoder", lambda array, _: array * 2, "final_layer_norm.weight")
     result = sdort(spoiled, *FEW, "--component", "text_encoder", "--inputs", "random", "--no-torch")
     assert result.exit_code == 5
-    assert re.search(r"text_encoder +│ random +│ ONNX.+FAILED", result.stdout)
+    assert re.search(r"^text_encoder +random +ONNX +\d+ times  failed$", result.stdout, re.MULTILINE)
     assert "largest error" in result.stdout
-    assert "--component text_encoder --bisect" in result.stderr
-    assert "images" not in result.output
+    error = r"Error: 1 of 1 comparison out of limits, worst: text_encoder, random inputs, against ONNX: \d+ times the"
+    assert re.search(error, result.stderr)
+    step = shlex.join(["sdort", "verify", str(spoiled), "--no-torch", "--component", "text_encoder"])
+    assert f"    {step} --bisect --inputs random " in result.stderr
+    assert "PSNR" not in result.output
 
 
 def test_no_search_is_advised_that_has_nothing_to_search(right: Verification) -> None:
@@ -140,7 +147,10 @@ def test_no_search_is_advised_that_has_nothing_to_search(right: Verification) ->
         found = replace(right, comparisons=[replace(wrong, problem="largest error 1, 0.1 allowed")])
         with pytest.raises(ParityError) as caught:
             found.raise_if_failed()
-        assert caught.value.message == "unet out of limits"
+        assert re.fullmatch(
+            rf"1 of 1 comparison out of limits, worst: unet, random inputs, against {against}: (\d+|< 1) % of.+",
+            caught.value.message,
+        )
         hints.append(caught.value.hint)
     assert hints[0] is None
     assert "--component unet --bisect" in str(hints[1])
@@ -156,7 +166,7 @@ def test_a_search_that_fails_leaves_what_was_compared(
     spoiled = spoil(fast, tmp_path, "text_encoder", lambda array, _: array * 2, "final_layer_norm.weight")
     result = sdort(spoiled, *FEW, "--component", "text_encoder", "--inputs", "random", "--no-torch", "--bisect")
     assert result.exit_code == 5
-    assert re.search(r"text_encoder +│ random +│ ONNX.+FAILED", result.stdout)
+    assert re.search(r"^text_encoder +random +ONNX .+failed$", result.stdout, re.MULTILINE)
     assert "text_encoder: --bisect cannot tell: a part of it does not run: no memory" in result.stdout
     assert "--component text_encoder --bisect" not in result.stderr
 
@@ -179,7 +189,7 @@ def test_what_cannot_be_compared_is_no_success(tiny: Tiny, tmp_path: Path) -> No
     optimize(original, fast, provider="cpu")
     result = sdort(fast, *FEW)
     assert result.exit_code == 5
-    assert "real inputs and images" in result.output
+    assert "recorded inputs and images" in result.output
     assert "has no text_encoder, vae_decoder" in result.output
     few = sdort(fast, *FEW, "--inputs", "random", "--no-images")
     assert few.exit_code == 0, few.output
@@ -208,7 +218,8 @@ def test_what_overflows_on_a_gpu_fails_on_the_cpu(tmp_path: Path) -> None:
     ("args", "code", "words"),
     [
         (["--component", "vae"], 2, "there is no component 'vae'"),
-        (["--report", "missing/report.html"], 7, "cannot write to the folder missing"),
+        (["--report", "missing/report.html"], 7, "mkdir -p missing"),
+        (["--report", __file__], 7, "test_verify_command.py exists"),
         (["--inputs", "some"], 2, "'some' is not one of"),
     ],
 )
@@ -303,33 +314,8 @@ def test_the_page_is_whole_and_needs_nothing_else(right: Verification) -> None:
     assert (np.asarray(pictures[0]) == right.images[0].reference).all()
     assert (np.asarray(pictures[1]) == right.images[0].image).all()
     assert "prefers-color-scheme: dark" in text
-    for reason in right.comparisons[0].component, "largest pixel, median", "finds a wrong corner":
+    for reason in right.comparisons[0].component, "largest pixel, median", "finds a wrong corner", "sdort verify ":
         assert reason in text
-
-
-def test_every_colour_of_the_page_is_stated_for_light_and_dark(right: Verification) -> None:
-    """A colour that only one scheme states would be read on the other's paper."""
-    style = verification_page(right).partition("<style>")[2].partition("</style>")[0]
-    light, dark = re.findall(r":root \{(.+?)\}", style, re.DOTALL)
-    assert set(re.findall(r"(--[\w-]+):", light)) == set(re.findall(r"(--[\w-]+):", dark))
-    rules = style.replace(light, "").replace(dark, "")
-    assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", rules)
-    for scheme in (light, dark):
-        colours = dict(re.findall(r"(--[\w-]+): (#\w{6})", scheme))
-        for ink, paper in (("ink", "paper"), ("quiet", "paper"), ("good", "good-paper"), ("bad", "bad-paper")):
-            assert contrast(colours[f"--{ink}"], colours[f"--{paper}"]) >= 4.5, (ink, paper)
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of WCAG 2.1; 4.5 is what text needs."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dim, bright = sorted((luminance(one), luminance(other)))
-    return (bright + 0.05) / (dim + 0.05)
 
 
 def test_images_are_judged_together_and_what_differs_is_said(right: Verification) -> None:
@@ -362,27 +348,23 @@ def test_equal_images_are_no_missing_ones_in_json(right: Verification) -> None:
     assert (told["images_together"]["psnr"], told["images_together"]["lowest"]) == ("inf", "inf")
 
 
-def test_errors_stand_beside_each_other_along_the_run(right: Verification, tiny: Tiny) -> None:
+def test_errors_along_the_run_have_a_row_each(right: Verification, tiny: Tiny) -> None:
     tiny.pipeline.scheduler.set_timesteps(3)
-    moments = [float(t) for t in tiny.pipeline.scheduler.timesteps]
-    heads, rows = timestep_table(right.comparisons)
-    assert heads[3:-2] == tuple(f"t {moment:g}" for moment in moments)
-    assert [row[:3] for row in rows] == [
-        ("unet", against, f"{what} / std") for against in ("ONNX", "torch") for what in ("max", "mean")
-    ]
+    moments = [f"{float(t):g}" for t in tiny.pipeline.scheduler.timesteps]
+    rows = [error.cells for error in timestep_errors(right.comparisons)]
+    assert [row[:3] for row in rows] == [("unet", against, t) for against in ("ONNX", "torch") for t in moments]
     kept = [each for each in to_json(report_of(right))["components"] if each["timestep"] is not None]
     assert {each["component"] for each in kept} == {"unet"}
-    for row, key in zip(rows, ("largest_share", "mean_share") * 2, strict=True):
-        for moment, cell in zip(moments, row[3:-2], strict=True):
-            both = [e[key] for e in kept if (e["timestep"], e["against"]) == (moment, row[1])]
-            assert len(both) == 2  # prompts
-            assert cell == f"{max(both):.1e}"
-        assert row[-1] == "ok"
+    for _, against, moment, *numbers, _, verdict in rows:
+        both = [each for each in kept if (f"{each['timestep']:g}", each["against"]) == (moment, against)]
+        assert len(both) == 2  # prompts
+        assert numbers == [f"{max(each[key] for each in both):.1e}" for key in ("largest_share", "mean_share")]
+        assert verdict == "ok"
     assert "<h2>Errors by timestep</h2>" in verification_page(right)
     broken = replace(kept_comparison(right), errors=None, problem="has NaN")
-    _, rows = timestep_table([*right.comparisons, broken])
-    assert [row[-1] for row in rows] == ["FAILED"] * 2 + ["ok"] * 2
-    assert rows[0][3] == "none"
+    rows = [error.cells for error in timestep_errors([*right.comparisons, broken])]
+    assert [row[-1] for row in rows] == ["failed"] + ["ok"] * 5
+    assert rows[0][-2] == "no number"
 
 
 def kept_comparison(right: Verification) -> Comparison:
@@ -390,21 +372,77 @@ def kept_comparison(right: Verification) -> Comparison:
     return next(each for each in right.comparisons if each.timestep is not None)
 
 
-def test_verbose_tells_errors_by_timestep(fast: Path) -> None:
-    few = [*FEW, "--no-torch", "--no-images", "--component", "unet"]
-    for words, told in ((["-v"], True), ([], False)):
-        result = sdort(fast, *few, *words)
-        assert result.exit_code == 0, result.output
-        found = re.findall(r"unet, ONNX, (max|mean) / std by timestep: (\S+) \S+e-\d+, ", result.stderr)
-        assert [what for what, _ in found] == (["max", "mean"] if told else [])
-
-
-def test_the_page_has_whole_prompts_and_the_terminal_short_ones(right: Verification) -> None:
+def test_the_terminal_has_the_worst_of_each_component_and_all_when_verbose(right: Verification) -> None:
     image = replace(right.images[0], prompt="a red circle " * 9)
     found = replace(right, images=[image])
+    components, images = tables(found)
+    assert [row.cells[0] for row in components.rows] == ["text_encoder", "unet", "vae_decoder"]
+    for row in components.rows:
+        of = [each for each in found.comparisons if each.component == row.cells[0]]
+        assert row.cells[-2:] == (percent(max(each.share for each in of)), "ok")
+    assert [row.cells[0] for row in images.rows] == ["a red circle a red circle a red circle a red ..."]
+    console.set_verbosity(console.VERBOSE)
+    components, timesteps, images = tables(found)
+    assert components.row_count == len(found.summaries) == 12
+    assert timesteps.row_count == 6
+    assert images.rows[0].cells[0] == image.prompt
     assert f"<td class='words wrap'>{image.prompt}</td>" in verification_page(found)
-    shown = list(next(t for t in tables(found) if t.columns[0].header == "prompt").columns[0].cells)
-    assert shown == [f"{image.prompt[:45]}..."]
+
+
+def test_the_last_line_is_the_verdict_and_the_next_command(right: Verification) -> None:
+    worst = max(right.comparisons, key=lambda each: each.share)
+    expected = f"12 comparisons and 2 images within limits, closest: {worst.component} {percent(worst.share)}"
+    assert right.verdict == expected
+    prompt = min((image.prompt for image in right.images), key=len)
+    assert shlex.split(str(right.next_command)) == [
+        "sdort", "run", str(right.candidate), "--prompt", prompt, "--provider", "cpu"
+    ]  # fmt: skip
+    some = replace(right, images=[], options=replace(right.options, components=["unet"], images=False))
+    assert some.next_command == replace(right.options).command_line(right.candidate)
+    failed = replace(right, comparisons=[replace(worst, errors=None, problem="all of it is NaN")], missing=["x", "y"])
+    assert failed.verdict == (
+        f"1 of 1 comparison out of limits, worst: {worst.component}, {worst.inputs} inputs, against {worst.against}: "
+        "all of it is NaN; not compared: x (and 1 more)"
+    )
+
+
+def test_a_command_line_asks_for_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prompts = tmp_path / "my prompts.txt"
+    prompts.write_text("a cat")
+    words = [
+        tmp_path, "--against", tmp_path, "--checkpoint", tmp_path, "--no-torch", "--component", "unet", "--component",
+        "vae_decoder", "--bisect", "--inputs", "random", "--images", "--prompts", prompts, "--seeds", "3", "--steps",
+        "5", "--provider", "rocm", "--tuning", "--graph", "--no-fallback", "--device-id", "1", "--provider-option",
+        "a=b c", "--custom-ops", "off", "--semantic", "--semantic-prompts", "7", "--semantic-original",
+    ]  # fmt: skip
+    asked: list[VerifyOptions] = []
+
+    def stand_in(candidate: Path, options: VerifyOptions) -> Verification:
+        asked.append(options)
+        return Verification(candidate, None, None, "cpu", options.steps)
+
+    monkeypatch.setattr("sdort.verification.command.verify_pipeline", stand_in)
+    for given in (words, [tmp_path], [tmp_path, "--no-images", "--fallback"]):
+        sdort(*given)
+        line = asked[-1].command_line(tmp_path)
+        assert shlex.split(line) == ["sdort", "verify", *map(str, given)]
+
+
+def test_a_report_is_replaced_only_if_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Path] = []
+
+    def stand_in(candidate: Path, options: VerifyOptions) -> Verification:
+        begun.append(candidate)
+        return Verification(candidate, None, None, "cpu", options.steps)
+
+    monkeypatch.setattr("sdort.verification.command.verify_pipeline", stand_in)
+    report = tmp_path / "report.html"
+    report.write_text("mine")
+    refused = sdort(tmp_path, "--report", report)
+    assert (refused.exit_code, begun, report.read_text()) == (7, [], "mine")
+    assert "--overwrite" in refused.stderr
+    assert sdort(tmp_path, "--report", report, "--overwrite").exit_code == 0
+    assert report.read_text().startswith("<!doctype html>")
 
 
 def test_prompts_are_text_on_the_page_not_markup(right: Verification) -> None:

@@ -22,7 +22,8 @@ from sdort.generation.request import Request
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score
-from sdort.verification.outcome import Verification, VerifyOptions
+from sdort.verification.options import VerifyOptions
+from sdort.verification.outcome import Verification
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.text import notes
 from sdort.verification.report.verification_page import verification_page
@@ -130,7 +131,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     assert [miss["prompt"] for miss in kept["misses"]] == list(wrong)
     assert set(kept["misses"][0]) == {"prompt", "seed", "wrong", "seen", "original", "original_right"}
     page = verification_page(result)
-    assert all(f"<p>{prompt} · seed" in page for prompt in wrong)
+    assert all(f"<h3>{prompt} · seed" in page for prompt in wrong)
     assert page.count("<figure>") == 2 * len(wrong)
     assert f"and {len(wrong) - 8} more wrong images" in " ".join(notes(result))
 

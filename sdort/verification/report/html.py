@@ -98,6 +98,7 @@ picture img { max-width: 100%; height: auto; }
 figure { margin: 0; } figcaption { color: var(--quiet); font-size: .85rem; margin-top: .25rem; }
 figure img, .none { width: 100%; border: 1px solid var(--line); border-radius: 4px; background: var(--soft);
   display: block; box-sizing: border-box; }
+.row:has(img.small) { max-width: 50rem; }
 img.small { image-rendering: pixelated; }
 .none { aspect-ratio: 1; display: grid; place-items: center; color: var(--quiet); }
 code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; }

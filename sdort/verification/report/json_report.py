@@ -12,7 +12,7 @@ from sdort.verification.checks import Precision
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.image_comparison import ImageComparison, ImageSummary
 from sdort.verification.limits import REASONS, Reason
-from sdort.verification.outcome import Verification
+from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.semantic import Counts, Miss, SemanticScore
 
 
@@ -44,6 +44,8 @@ class ComparisonReport:
     largest_share: float | None
     mean_share: float | None
     allowed: Allowed
+    limit_share: float | None
+    """The error that uses most of its limit, as a multiple of that limit."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class ImageReport:
     differs: str | None
     passed: bool
     problem: str | None
+    limit_share: float | None
+    """The difference that uses most of the median's limit, as a multiple of that limit."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ class VerificationReport:
     findings: Sequence[BisectionFinding]
     semantic: SemanticReport | None
     limits: Sequence[Reason]
+    verdict: str
+    """The result in one sentence."""
+    provenance: Provenance
 
 
 def report_of(result: Verification) -> VerificationReport:
@@ -114,6 +121,8 @@ def report_of(result: Verification) -> VerificationReport:
         findings=result.findings,
         semantic=None if result.semantic is None else _semantic(result.semantic),
         limits=REASONS,
+        verdict=result.verdict,
+        provenance=result.provenance,
     )
 
 
@@ -135,6 +144,7 @@ def _comparison(comparison: Comparison) -> ComparisonReport:
         largest_share=errors.largest_share if errors else None,
         mean_share=errors.mean_share if errors else None,
         allowed=Allowed(limit.largest, limit.mean, limit.cosine),
+        limit_share=comparison.share if errors else None,
     )
 
 
@@ -149,6 +159,7 @@ def _image(image: ImageComparison) -> ImageReport:
         differs=image.differs,
         passed=image.passed,
         problem=image.problem,
+        limit_share=image.share,
     )
 
 

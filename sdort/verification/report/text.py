@@ -3,108 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import textwrap
 
-from sdort.model.error_measure import Errors
-from sdort.verification.component_comparison import Comparison
+from sdort import console
+from sdort.tables import Table
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import ENOUGH
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.semantic_text import semantic_lines
+from sdort.verification.report.shares import percent
+from sdort.verification.report.timesteps import timestep_table
+from sdort.verification.summary import Summary, worst_summaries
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-MOST_LETTERS = 48
-"""Letters of a prompt that the terminal's table shows."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """All comparisons of a component with one reference on one kind of inputs."""
-
-    component: str
-    inputs: str
-    against: str
-    cases: int
-    worst: Comparison
-    """The one that uses most of its limit."""
-    largest: Errors | None
-    """The largest of each error over all cases, and the smallest cosine; None if nothing could be compared."""
-
-    @property
-    def verdict(self) -> str:
-        return PASSED if self.worst.passed else FAILED
+MOST_LETTERS = 52
+"""Letters of a prompt that the terminal's table shows without ``-v``."""
 
 
-def summarize_comparisons(comparisons: Sequence[Comparison]) -> list[Summary]:
-    """One summary for each component, kind of inputs and reference, in their order."""
-    groups: dict[tuple[str, str, str], list[Comparison]] = {}
-    for comparison in comparisons:
-        groups.setdefault((comparison.component, comparison.inputs, comparison.against), []).append(comparison)
-    return [
-        Summary(
-            *key,
-            len(group),
-            max(group, key=lambda comparison: (not comparison.passed, comparison.share)),
-            _largest(group),
-        )
-        for key, group in groups.items()
-    ]
-
-
-def _largest(group: Sequence[Comparison]) -> Errors | None:
-    measured = [comparison.errors for comparison in group if comparison.errors is not None]
-    if not measured:
-        return None
-    return Errors(
-        largest=max(errors.largest for errors in measured),
-        mean=max(errors.mean for errors in measured),
-        cosine=min(errors.cosine for errors in measured),
-        largest_share=max(errors.largest_share for errors in measured),
-        mean_share=max(errors.mean_share for errors in measured),
-        largest_relative=max(errors.largest_relative for errors in measured),
-    )
-
-
-SUMMARY_HEADS = (
-    "component", "inputs", "against", "cases", "max error", "mean error", "1 - cosine", "max / std", "allowed",
-    "mean / std", "allowed", "",
-)  # fmt: skip
-IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "")
-
-
-def summary_cells(summary: Summary) -> tuple[str, ...]:
-    """A row under :data:`SUMMARY_HEADS`."""
-    errors, limit = summary.largest, summary.worst.limit
-    first = (summary.component, summary.inputs, summary.against, str(summary.cases))
-    if errors is None:
-        return (*first, *[""] * 7, summary.verdict)
-    return (
-        *first,
-        f"{errors.largest:.1e}",
-        f"{errors.mean:.1e}",
-        f"{max(1 - errors.cosine, 0):.1e}",
-        f"{errors.largest_share:.1e}",
-        f"{limit.largest:.1e}",
-        f"{errors.mean_share:.1e}",
-        f"{limit.mean:.1e}",
-        summary.verdict,
-    )
-
-
-def image_cells(comparison: ImageComparison) -> tuple[str, ...]:
-    """A row under :data:`IMAGE_HEADS`."""
-    decibels = "" if comparison.psnr is None else f"{comparison.psnr:.1f}"
-    similarity = "" if comparison.ssim is None else f"{comparison.ssim:.4f}"
-    pixel = "" if comparison.largest_pixel is None else str(comparison.largest_pixel)
-    return (comparison.prompt, str(comparison.seed), decibels, similarity, pixel, image_verdict(comparison))
-
-
-def _short(prompt: str) -> str:
-    return prompt if len(prompt) <= MOST_LETTERS else f"{prompt[: MOST_LETTERS - 3]}..."
+def verdict_of(passed: bool) -> str:
+    """:data:`PASSED` or :data:`FAILED`."""
+    return PASSED if passed else FAILED
 
 
 def image_verdict(comparison: ImageComparison) -> str:
@@ -112,31 +29,59 @@ def image_verdict(comparison: ImageComparison) -> str:
     return PASSED if comparison.passed else FAILED if comparison.problem else DIFFERS
 
 
-def tables(result: Verification) -> list[Table]:
-    """Tables for the terminal: components, then images."""
-    from rich.table import Table
+def image_numbers(comparison: ImageComparison) -> tuple[str, str, str]:
+    """PSNR in dB, SSIM and the largest difference of a pixel; empty where it was not measured."""
+    decibels = "" if comparison.psnr is None else "equal" if math.isinf(comparison.psnr) else f"{comparison.psnr:.1f}"
+    similarity = "" if comparison.ssim is None else f"{comparison.ssim:.4f}"
+    pixel = "" if comparison.largest_pixel is None else str(comparison.largest_pixel)
+    return decibels, similarity, pixel
 
-    made = []
-    rows = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
-    pictures = [(_short(cells[0]), *cells[1:]) for cells in map(image_cells, result.images)]
-    for heads, cells, words in ((SUMMARY_HEADS, rows, 3), (IMAGE_HEADS, pictures, 1)):
-        if not cells:
-            continue
-        table = Table()
-        for index, head in enumerate(heads):
-            table.add_column(head, justify="left" if index < words or not head else "right", no_wrap=index != 0)
-        for row in cells:
-            table.add_row(*row, style={PASSED: None, DIFFERS: "yellow"}.get(row[-1], "red"))
-        made.append(table)
-    return made
+
+def error_numbers(summary: Summary) -> tuple[str, str, str]:
+    """The largest error, the mean error and 1 - cosine, the first two relative to the standard deviation."""
+    errors = summary.largest
+    if errors is None:
+        return ("", "", "")
+    return f"{errors.largest_share:.1e}", f"{errors.mean_share:.1e}", f"{max(1 - errors.cosine, 0):.1e}"
+
+
+def tables(result: Verification) -> list[Table]:
+    """Tables for the terminal: components (the worst of each, all under ``-v``), images, under ``-v`` timesteps."""
+    every = console.verbosity() >= console.VERBOSE
+    made = [_components(result.summaries if every else worst_summaries(result.summaries), every)]
+    made += [timestep_table(result.comparisons)] if every else []
+    made.append(_images(result.images, every))
+    return [table for table in made if table.row_count]
+
+
+def _components(summaries: list[Summary], every: bool) -> Table:
+    details = ("max / std", "mean / std", "1 - cosine")
+    table = Table(
+        "Components" if every else "Components, the worst comparison of each (-v shows all)",
+        ("component", "inputs", "against", *(f">{name}" for name in details), ">of limit", "verdict"),
+        details,
+    )
+    for summary in summaries:
+        share, verdict = percent(summary.worst.share), verdict_of(summary.passed)
+        table.add_row(summary.component, summary.inputs, summary.against, *error_numbers(summary), share, verdict)
+    return table
+
+
+def _images(images: list[ImageComparison], every: bool) -> Table:
+    details = ("SSIM", "largest pixel")
+    table = Table("Images", ("prompt", ">seed", ">PSNR, dB", *(f">{name}" for name in details), "verdict"), details)
+    for image in images:
+        prompt = image.prompt if every else textwrap.shorten(image.prompt, MOST_LETTERS, placeholder=" ...")
+        table.add_row(prompt, str(image.seed), *image_numbers(image), image_verdict(image))
+    return table
 
 
 def notes(result: Verification) -> list[str]:
     """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
     parts = [
         f"{summary.component}, {summary.inputs} inputs, {summary.against}: {_problem(summary)}"
-        for summary in summarize_comparisons(result.comparisons)
-        if not summary.worst.passed
+        for summary in result.summaries
+        if not summary.passed
     ]
     parts += [
         f"image, seed {image.seed}, {image.prompt!r}: {image.problem or image.differs}"

@@ -1,19 +1,23 @@
-"""The report of ``sdort verify`` as one HTML file."""
+"""The report of ``sdort verify`` as one HTML file: the verdict, what was compared, images, then tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from sdort.machine.version import __version__
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.difference import shared_gain
 from sdort.verification.report.html import (
+    Cell,
+    Share,
+    answer,
     badge,
     beside,
+    collapsed,
+    command,
     difference_figure,
     facts,
     figure,
@@ -22,55 +26,54 @@ from sdort.verification.report.html import (
     section,
 )
 from sdort.verification.report.semantic_text import KIND_HEADS, kind_cells, original_words
-from sdort.verification.report.text import (
-    IMAGE_HEADS,
-    SUMMARY_HEADS,
-    image_cells,
-    image_verdict,
-    notes,
-    summarize_comparisons,
-    summary_cells,
-)
-from sdort.verification.report.timesteps import COURSE_HEADS, timestep_table
+from sdort.verification.report.text import error_numbers, image_numbers, image_verdict, notes, verdict_of
+from sdort.verification.report.timesteps import TIMESTEP_HEADS, timestep_errors
 from sdort.verification.semantic import Miss, SemanticScore
+from sdort.verification.summary import Summary
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)
+_COMPONENT_HEADS = ("component", "inputs", "against", "of limit", "verdict")
+_NUMBER_HEADS = (
+    "component", "inputs", "against", "cases", "max error", "mean error", "max / std", "allowed", "mean / std",
+    "allowed", "1 - cosine", "allowed",
+)  # fmt: skip
+_IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "of limit", "verdict")
 
 
 def verification_page(result: Verification) -> str:
     """The whole report."""
-    verdict = badge(PASSED, "everything is within its limits") if result.passed else badge(FAILED, FAILED)
-    problems = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result))
-    components = [summary_cells(summary) for summary in summarize_comparisons(result.comparisons)]
-    images = [image_cells(comparison) for comparison in result.images]
-    gain = shared_gain((image.image, image.reference) for image in result.images)
+    reasons = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result))
     parts = [
-        f"<p>{verdict}</p>",
+        answer(result.passed, f"{'' if result.passed else 'Failed: '}{result.verdict}"),
         _facts(result),
-        f"<h2>Notes</h2><ul>{problems}</ul>" if problems else "",
-        section("Components", SUMMARY_HEADS, components, left=SUMMARY_HEADS[:3], verdicts=_VERDICTS),
-        section("Errors by timestep", *timestep_table(result.comparisons), left=COURSE_HEADS, verdicts=_VERDICTS),
+        command(result.provenance.command),
+        f"<h2>Notes</h2><ul>{reasons}</ul>" if reasons else "",
         _findings(result.findings),
-        section("Images", IMAGE_HEADS, images, left=IMAGE_HEADS[:1], wide=IMAGE_HEADS[:1], verdicts=_VERDICTS),
-        *(_image(image, gain) for image in result.images),
+        _pictures(result.images),
+        _components(result.summaries),
+        _timesteps(result),
+        _image_numbers(result.images),
         _semantic(result.semantic) if result.semantic else "",
         _limits(),
-        paragraph(f"sdort {__version__}"),
     ]
     return page(f"sdort verify: {result.candidate.resolve().name}", parts)
 
 
 def _facts(result: Verification) -> str:
+    told = result.provenance
+    dtypes = {precision.dtype for precision in result.precisions.values()}
+    each = ", ".join(f"{name} {precision.dtype}" for name, precision in result.precisions.items())
     return facts(
         {
+            "date": told.date,
             "candidate": result.candidate,
+            "made for": told.made_for or "no provider in particular",
+            "checked on": f"{result.provider}, {told.machine}",
             "ONNX original": result.against or "none",
             "torch, fp32": result.checkpoint or "not compared",
-            "execution provider": result.provider,
-            "limits are those of": ", ".join(
-                f"{name} {precision.dtype}" for name, precision in result.precisions.items()
-            ),
-            "steps": result.steps,
+            "precision": each if len(dtypes) > 1 else "".join(dtypes),
+            "denoising steps": result.steps,
+            "versions": ", ".join(f"{name} {version}" for name, version in told.versions.items()),
         }
     )
 
@@ -92,16 +95,74 @@ def _findings(findings: Sequence[BisectionFinding]) -> str:
     return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
 
 
+def _pictures(images: Sequence[ImageComparison]) -> str:
+    """Reference, candidate and difference of each image side by side."""
+    if not images:
+        return ""
+    gain = shared_gain((image.image, image.reference) for image in images)
+    factor = "as they are" if gain == 1 else f"{gain} times as bright as they are"
+    explained = paragraph(f"Original, candidate and their difference, which all maps show {factor}.")
+    return "<h2>Images</h2>" + explained + "".join(_image(image, gain) for image in images)
+
+
 def _image(image: ImageComparison, gain: int) -> str:
-    """Reference, candidate and difference side by side."""
-    figures = [figure(image.reference, "reference"), figure(image.image, "candidate")]
+    figures = [
+        figure(image.reference, "original"),
+        figure(image.image, "candidate"),
+        difference_figure(image.image, image.reference, gain),
+    ]
     verdict = badge(image_verdict(image), PASSED if image.passed else image.problem or image.differs or "")
-    figures.append(difference_figure(image.image, image.reference, gain))
     return _titled(image.prompt, image.seed, verdict, figures)
 
 
 def _titled(prompt: str, seed: int, verdict: str, figures: Sequence[str]) -> str:
-    return f"<p>{escape(prompt)} · seed {seed} {verdict}</p>{beside(figures)}"
+    return f"<h3>{escape(prompt)} · seed {seed} {verdict}</h3>{beside(figures)}"
+
+
+def _components(summaries: Sequence[Summary]) -> str:
+    rows: list[tuple[Cell, ...]] = [
+        (each.component, each.inputs, each.against, Share(each.worst.share), verdict_of(each.passed))
+        for each in summaries
+    ]
+    table = section("Components", _COMPONENT_HEADS, rows, left=_COMPONENT_HEADS, verdicts=_VERDICTS)
+    numbers = section("", _NUMBER_HEADS, map(_numbers, summaries), left=_NUMBER_HEADS[:3])
+    return table + collapsed("All errors and limits of components", numbers)
+
+
+def _numbers(summary: Summary) -> tuple[str, ...]:
+    """A row under :data:`_NUMBER_HEADS`."""
+    first = (summary.component, summary.inputs, summary.against, str(summary.cases))
+    errors, limit = summary.largest, summary.worst.limit
+    if errors is None:
+        return (*first, *[""] * 8)
+    largest, mean, turned = error_numbers(summary)
+    allowed = (f"{limit.largest:.1e}", f"{limit.mean:.1e}", f"{1 - limit.cosine:.1e}")
+    absolute = (f"{errors.largest:.1e}", f"{errors.mean:.1e}")
+    return (*first, *absolute, largest, allowed[0], mean, allowed[1], turned, allowed[2])
+
+
+def _timesteps(result: Verification) -> str:
+    rows: list[tuple[Cell, ...]] = [
+        (*error.cells[:-2], Share(error.summary.worst.share), error.cells[-1])
+        for error in timestep_errors(result.comparisons)
+    ]
+    words = (*TIMESTEP_HEADS[:2], *TIMESTEP_HEADS[-2:])
+    return section("Errors by timestep", TIMESTEP_HEADS, rows, left=words, verdicts=_VERDICTS)
+
+
+def _image_numbers(images: Sequence[ImageComparison]) -> str:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            image.prompt,
+            str(image.seed),
+            *image_numbers(image),
+            "" if image.share is None else Share(image.share),
+            image_verdict(image),
+        )
+        for image in images
+    ]
+    words = (_IMAGE_HEADS[0], *_IMAGE_HEADS[-2:])
+    return section("Images in numbers", _IMAGE_HEADS, rows, left=words, wide=_IMAGE_HEADS[:1], verdicts=_VERDICTS)
 
 
 def _semantic(score: SemanticScore) -> str:
@@ -118,6 +179,7 @@ def _miss(miss: Miss) -> str:
 
 
 def _limits() -> str:
-    heads = ("measure", "fp32", "fp16", "bf16", "why")
-    rows = [(reason.measure, reason.float32, reason.float16, reason.bfloat16, reason.why) for reason in REASONS]
-    return section("Limits, and why", heads, rows, left=("measure", "why"), wide=("why",))
+    heads = ("measure", "fp32", "fp16", "bf16")
+    rows = [(reason.measure, reason.float32, reason.float16, reason.bfloat16) for reason in REASONS]
+    reasons = "".join(f"<li><b>{escape(reason.measure)}</b> {escape(reason.why)}</li>" for reason in REASONS)
+    return section("Limits", heads, rows, left=heads[:1]) + collapsed("Why these limits", f"<ul>{reasons}</ul>")

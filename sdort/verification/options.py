@@ -1,0 +1,73 @@
+"""Options of ``sdort verify``, and the command line that asks for them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdort.engines.prompts import PROMPTS
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.verification.recorded_inputs import RANDOM, RECORDED
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Options of a verification. ``None`` and empty leave the choice to the manifest and the model."""
+
+    runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
+    against: Path | None = None
+    checkpoint: Path | None = None
+    torch: bool = True
+    """Also compare with torch where the checkpoint is known; with ``checkpoint`` it must be."""
+    components: Sequence[str] = ()
+    inputs: Sequence[str] = (RANDOM, RECORDED)
+    images: bool = True
+    prompts: Sequence[str] = PROMPTS
+    prompts_file: Path | None = None
+    """The file that the prompts are from."""
+    seeds: int = 2
+    steps: int = 8
+    bisect: bool = False
+    semantic: bool = False
+    """Also score the images of the demo's held-out prompts."""
+    semantic_prompts: int | None = None
+    """Number of them; None for all."""
+    semantic_original: bool = False
+    """Also score the original on all of them, not only on those that the candidate got wrong."""
+
+    def command_line(self, candidate: Path) -> str:
+        """The ``sdort verify`` command with these options, to be copied; prompts of a program have no file to name."""
+        plain = VerifyOptions()
+        words: list[object] = ["sdort", "verify", candidate]
+        for name, value in (("--against", self.against), ("--checkpoint", self.checkpoint)):
+            words += [name, value] if value else []
+        words += [] if self.torch else ["--no-torch"]
+        for component in self.components:
+            words += ["--component", component]
+        words += ["--bisect"] if self.bisect else []
+        words += ["--inputs", *self.inputs] if len(self.inputs) == 1 else []
+        words += [] if self.images == (not self.components) else ["--images" if self.images else "--no-images"]
+        words += ["--prompts", self.prompts_file] if self.prompts_file else []
+        words += ["--seeds", self.seeds] if self.seeds != plain.seeds else []
+        words += ["--steps", self.steps] if self.steps != plain.steps else []
+        words += runtime_words(self.runtime)
+        words += ["--semantic"] if self.semantic else []
+        words += ["--semantic-prompts", self.semantic_prompts] if self.semantic_prompts else []
+        words += ["--semantic-original"] if self.semantic_original else []
+        return shlex.join(map(str, words))
+
+
+def runtime_words(options: RuntimeOptions) -> list[object]:
+    """Options of the runtime that differ from the command line's defaults, as words of it."""
+    plain = RuntimeOptions()
+    words: list[object] = ["--provider", options.provider] if options.provider != plain.provider else []
+    words += ["--tuning"] if options.tuning else []
+    words += ["--graph"] if options.graph else []
+    words += [] if options.fallback is None else ["--fallback" if options.fallback else "--no-fallback"]
+    words += ["--device-id", options.device_id] if options.device_id != plain.device_id else []
+    for name, value in options.provider_options.items():
+        words += ["--provider-option", f"{name}={value}"]
+    return [*words, *(["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else [])]

@@ -1,0 +1,103 @@
+"""The page of ``sdort verify`` in a browser, of made-up results: on a phone and in a window, light and dark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from support.browser import views
+
+from sdort.model.error_measure import Errors
+from sdort.model.signature import Array
+from sdort.verification.bisection.blame import BisectionFinding, Culprit
+from sdort.verification.checks import Precision
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.image_comparison import ImageComparison
+from sdort.verification.limits import TOLERANCES
+from sdort.verification.outcome import Provenance, Verification
+from sdort.verification.recorded_inputs import Inputs
+from sdort.verification.report.verification_page import verification_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+_ERRORS = Errors(largest=0.1, mean=0.01, cosine=1 - 1e-6, largest_share=2e-2, mean_share=1e-3, largest_relative=1e-2)
+_NODE = "/down_blocks.0/attentions.0/transformer_blocks.0/attn1/to_out.0/MatMul"
+
+
+def comparison(component: str, kind: str, against: str, error: float, timestep: float | None = None) -> Comparison:
+    limit = TOLERANCES["float16", component]
+    wrong = f"largest error {error:.1e} of the standard deviation, {limit.largest:.1e} allowed"
+    return Comparison(
+        component, "float16", kind, "1x4x8x8", against, "out", limit, replace(_ERRORS, largest_share=error),
+        wrong if error > limit.largest else None, Inputs(kind, "", {}, timestep),
+    )  # fmt: skip
+
+
+def image(prompt: str, difference: int) -> ImageComparison:
+    reference = np.full((64, 64, 3), 100, np.uint8)
+    changed: Array = reference.copy()
+    changed[8:16, 8:16] += np.uint8(difference)
+    differs = "PSNR 28.1 dB, at least 40 wanted" if difference > 20 else None
+    decibels = 28.1 if difference > 20 else 52.0
+    return ImageComparison(prompt, 0, "float16", decibels, 0.99, difference, None, differs, changed, reference)
+
+
+def result(unet: float = 2.4e-2) -> Verification:
+    """Everything that a page may show; the UNet's error is 96 % of its limit."""
+    made = Verification(Path("/somewhere/long/enough/to/wrap/on/a/phone/fast"), Path("model"), Path("demo"), "cpu", 8)
+    made.provenance = Provenance(
+        "2026-01-02T03:04:05+00:00", "a processor (2 processors)", {"sdort": "1", "onnxruntime": "1.22"}, "rocm",
+        "sdort verify fast --against model --checkpoint /somewhere/long/enough/to/wrap/on/a/phone/checkpoint",
+    )  # fmt: skip
+    made.precisions = {name: Precision("float16") for name in ("text_encoder_2", "unet", "vae_decoder")}
+    for against in ("ONNX", "torch"):
+        made.comparisons += [comparison(name, "random", against, 1e-3) for name in made.precisions]
+        made.comparisons += [comparison("unet", "recorded", against, error, t) for error, t in ((3e-3, 999), (unet, 1))]
+    made.images = [image("a photo of an astronaut riding a horse on mars", 3), image("word" * 20, 50)]
+    made.images += [image("a red circle", 2)]
+    made.notes = ["made for rocm and checked on the CPU"]
+    return made
+
+
+def test_the_page_can_be_read_everywhere_and_begins_with_its_verdict(browser: Browser, tmp_path: Path) -> None:
+    wrong = result(unet=9e-2)
+    culprit = Culprit(_NODE, "com.microsoft.MultiHeadAttention", ("attention",))
+    wrong.findings = [BisectionFinding("unet", "out", "fusion", f"it diverges at {_NODE}", culprits=(culprit,))]
+    wrong.missing = ["vae_encoder: the original has no such component"]
+    verdicts = {
+        "right": "✓ 8 comparisons and 3 images within limits, closest: unet 96 %",
+        "wrong": "✗ Failed: 2 of 8 comparisons out of limits, worst: unet, recorded inputs, against ONNX: "
+        "360 % of the limit; not compared: vae_encoder: the original has no such component",
+    }
+    for name, verification in (("right", result()), ("wrong", wrong)):
+        page = tmp_path / f"{name}.html"
+        page.write_text(verification_page(verification))
+        for seen in views(browser, page, ["figure", "table", ".share.over"]):
+            assert seen.problems == []
+            assert seen.first_screen.startswith(f"sdort verify: fast {verdicts[name]} date 2026-01-02")
+            for fact in ("a processor", "sdort 1, onnxruntime 1.22", "made for rocm", "checked on cpu"):
+                assert fact in seen.first_screen
+            assert len(seen.images) == 9
+            assert seen.boxes["figure"][-1].top < seen.boxes["table"][0].top
+            # The components' two rows and the two of the timestep; the second image.
+            assert len(seen.boxes[".share.over"]) == (5 if name == "wrong" else 1)
+
+
+def test_all_difference_maps_have_one_factor() -> None:
+    text = verification_page(result())
+    assert "which all maps show 4 times as bright" in text
+    for largest in (2, 3, 50):
+        assert f"difference: times 4, at most {largest} of 255" in text
+
+
+def test_an_images_share_is_that_of_what_uses_most_of_its_limit() -> None:
+    same = ImageComparison("a", 0, "float32", 60.0, 1.0, 0)
+    assert same.share == 0.1  # 20 dB below the limit: a tenth of the root mean square
+    assert replace(same, ssim=0.9975).share == pytest.approx(0.5)
+    assert replace(same, largest_pixel=48).share == 1.5
+    assert replace(same, precision="float16", largest_pixel=48).share == 0.1
+    assert replace(same, psnr=None).share is None
