@@ -11,7 +11,7 @@ from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 
 _SECTIONS = {
     "What is generated": (
-        "prompt", "negative_prompt", "steps", "guidance_scale", "height", "width", "seed", "num_images", "scheduler",
+        "prompts", "negative_prompts", "steps", "guidance_scale", "height", "width", "seed", "num_images", "scheduler",
     ),
     **RUNTIME,
     **DECODING,
@@ -26,12 +26,26 @@ _SECTIONS = {
 Examples:
   sdort run fast --prompt "a lighthouse at dusk" -o lighthouse.png
   sdort run fast --prompt "a cat" --seed 7 --num-images 4 --steps 25
+  sdort run fast --prompt "a cat" --prompt "a dog" --negative-prompt "blurry"
   sdort run fast --prompt "a cat" --provider rocm --tuning --no-fallback
 """,
 )
 @click.argument("pipeline", type=click.Path(path_type=Path))
-@click.option("--prompt", required=True, metavar="TEXT", help="What the images are to show.")
-@click.option("--negative-prompt", default="", metavar="TEXT", help="What they are not to show.")
+@click.option(
+    "--prompt",
+    "prompts",
+    required=True,
+    multiple=True,
+    metavar="TEXT",
+    help="What the images are to show. Repeatable: each prompt gets --num-images images, of the same seeds.",
+)
+@click.option(
+    "--negative-prompt",
+    "negative_prompts",
+    multiple=True,
+    metavar="TEXT",
+    help="What they are not to show: once for all prompts, or once for each.",
+)
 @click.option("--steps", type=click.IntRange(1), default=50, help="Denoising steps.")
 @click.option("--guidance-scale", type=float, default=7.5, help="How closely to follow the prompt; 1 turns it off.")
 @click.option("--height", type=click.IntRange(1), show_default="the model's own", help="Pixels.")
@@ -42,7 +56,7 @@ Examples:
     show_default="random",
     help="The same seed gives the same image. The second image of --num-images has the seed + 1, and so on.",
 )
-@click.option("--num-images", type=click.IntRange(1), default=1, help="Number of images.")
+@click.option("--num-images", type=click.IntRange(1), default=1, help="Number of images of each prompt.")
 @click.option(
     "--scheduler",
     metavar="NAME",
@@ -57,14 +71,14 @@ Examples:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     show_default="sdort-SEED.png",
-    help="PNG to write; several images get -1, -2, ... before the suffix.",
+    help="PNG to write; several images get -1, -2, ... before the suffix. A missing folder is made.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
 def command(
     pipeline: Path,
-    prompt: str,
-    negative_prompt: str,
+    prompts: tuple[str, ...],
+    negative_prompts: tuple[str, ...],
     steps: int,
     guidance_scale: float,
     height: int | None,
@@ -92,13 +106,14 @@ def command(
     generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that
     still has NaN pixels or one colour is an error and is not written.
     """
-    from sdort.console import emit_json
+    from sdort.console import QUIET, conclude, emit_json, verbosity
     from sdort.generation.command import run
+    from sdort.generation.summary import summarize
 
     result = run(
         pipeline,
-        prompt,
-        negative_prompt=negative_prompt,
+        prompts,
+        negative_prompt=negative_prompts,
         steps=steps,
         guidance_scale=guidance_scale,
         height=height,
@@ -121,5 +136,8 @@ def command(
     )
     if as_json:
         emit_json(result)
-    elif result.placement:
+        return
+    if result.placement:
         show_placement(result.placement, result.placement_remarks)
+    if verbosity() > QUIET:
+        conclude(summarize(result))

@@ -128,7 +128,7 @@ class _OnnxPipeline:
         self.pipeline = assemble(engine.folder, sessions, engine.provider, None)
         self.request = request
         self.images: list[Generated] = []
-        self.keep: Callable[[], None] | None = partial(keep_generated, self.pipeline, request)
+        self.keep: Callable[[], None] | None = partial(keep_generated, self.pipeline, [request])
 
     def __call__(self) -> None:
         self.images = list(self.pipeline.generate(self.request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -18,16 +18,19 @@ from sdort.generation.images import Generated, output_paths, save_png
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, check_request
-from sdort.generation.result import Generation, Image
+from sdort.generation.request import Request, check_request, each_prompt, image_size
+from sdort.generation.result import Generation, Image, PeakMemory
 from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
+from sdort.generation.step_progress import StepProgress
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
-from sdort.pipelines.folder import PipelineFolder
+from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
+from sdort.runtime.memory import DeviceGrowth, peak_resident
+from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import IMAGES_AT_ONCE, Case, generation_cases
 
 OnProgress = Callable[[float, float], None]
@@ -42,12 +45,13 @@ class Pipeline:
         fallback: why it, or a component's, is not the requested one; None if all are.
     """
 
-    def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float) -> None:
+    def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float, device: DeviceGrowth) -> None:
         self.provider: str = models.provider.name
         self.fallback: str | None = models.fallback
         self._models = models
         self._options = options
         self._load_seconds = load_seconds
+        self._device = device
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -56,9 +60,9 @@ class Pipeline:
 
     def generate(
         self,
-        prompt: str,
+        prompt: str | Sequence[str],
         *,
-        negative_prompt: str = "",
+        negative_prompt: str | Sequence[str] = "",
         steps: int = 50,
         guidance_scale: float = 7.5,
         height: int | None = None,
@@ -76,22 +80,24 @@ class Pipeline:
         """Generate images from text.
 
         Args:
-            prompt: what the images are to show.
-            negative_prompt: what they are not to show.
+            prompt: what the images are to show. Of several prompts each gets ``num_images`` images of the same seeds,
+                the same as alone, in the order of the prompts.
+            negative_prompt: what they are not to show: one for all prompts, or one for each.
             steps: denoising steps.
             guidance_scale: how closely to follow the prompt; 1 turns guidance off.
             height: pixels; by default the pipeline's own.
             width: pixels; by default the pipeline's own.
             seed: of the first image; the second has ``seed + 1``, and so on. The same seed gives the same image;
                 by default random.
-            num_images: how many images.
+            num_images: how many images of each prompt.
             scheduler: a short name (``ddim``, ``euler-a``, ``dpm++-2m``, ...) or the name of a class in diffusers;
                 by default the pipeline's own.
-            images_at_once: how many images share a call of the UNet.
+            images_at_once: how many images share a call of the UNet, also of several prompts.
             vae_tiling: decode in overlapping tiles; by default where memory asks for it.
             vae_slicing: decode one image at a time; by default where memory asks for it.
             output: a PNG to write each image to as soon as it is done, with its parameters inside; several images get
-                -1, -2, ... before the suffix. By default nothing is written: see :meth:`Generation.save`.
+                -1, -2, ... before the suffix. Its folder is made where it is missing. By default nothing is written:
+                see :meth:`Generation.save`.
             overwrite: replace ``output`` if it exists.
             on_progress: called after each step of a batch with the steps done and in all, times images.
 
@@ -109,9 +115,8 @@ class Pipeline:
             >>> result.images[0].pixels.shape
             (64, 64, 3)
         """
-        request = Request(
-            prompt=prompt,
-            negative_prompt=negative_prompt,
+        settings = Request(
+            prompt="",
             steps=steps,
             guidance_scale=guidance_scale,
             height=height,
@@ -123,35 +128,48 @@ class Pipeline:
             vae_tiling=vae_tiling,
             vae_slicing=vae_slicing,
         )
-        _check(request)
+        requests = _checked(each_prompt(prompt, negative_prompt, settings))
         paths = None
         if output is not None:
-            paths = output_paths(Path(output), request.seed, num_images, overwrite)
-        return self._generate(request, paths, on_progress)
+            paths = output_paths(Path(output), settings.seed, len(requests) * num_images, overwrite)
+        return self._generate(requests, paths, on_progress)
 
-    def _generate(self, request: Request, paths: list[Path] | None, on_progress: OnProgress | None) -> Generation:
+    def _generate(
+        self, requests: list[Request], paths: list[Path] | None, on_progress: OnProgress | None
+    ) -> Generation:
         models = self._models
-        models.size(request)  # refused before anything runs
+        calls = unet_calls(models.folder, requests[0])  # refused before anything runs
+        owners = [request for request in requests for _ in range(request.num_images)]
         images: list[Image] = []
-        bad: list[Generated] = []
+        bad: list[tuple[Request, Generated]] = []
         try:
-            with _steps(models, request, on_progress) as advance:
+            with _shown_progress(owners, calls, on_progress) as watch:
                 # Each is written as soon as it is done: what ends the rest does not take it away.
-                for image in models.generate(request, advance):
+                for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
+                    watch.image_done()
                     if image.problem is not None:
-                        bad.append(image)
+                        bad.append((owners[index], image))
                         continue
-                    record, path = self._record(request), paths[image.seed - request.seed] if paths else None
-                    if path:
-                        save_png(path, image.pixels, record, image.seed)
-                    images.append(Image(path, image.seed, image.pixels, record))
-        finally:
+                    images.append(self._kept(owners[index], image, paths[index] if paths else None))
+            keep_generated(models, requests)
+            _refuse_bad(bad, len(requests))
+        except BaseException:
             for written in images:
                 if written.path:
                     say(f"wrote {written.path}")
-        keep_generated(models, request)
-        _refuse_bad(bad)
-        return Generation(**_values(self._record(request)), images=images)
+            raise
+        return Generation(
+            **_values(self._record(requests[0])),
+            images=images,
+            iterations_per_second=round(len(models.timings.steps) / sum(models.timings.steps), 4),
+            peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
+        )
+
+    def _kept(self, request: Request, image: Generated, path: Path | None) -> Image:
+        record = self._record(request)
+        if path:
+            save_png(path, image.pixels, record, image.seed)
+        return Image(path, image.seed, request.prompt, request.negative_prompt, image.pixels, record)
 
     def _record(self, request: Request) -> GenerationRecord:
         models, options, timings = self._models, self._options, self._models.timings
@@ -237,18 +255,19 @@ def load(
 
 def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
     announce(options)
+    device = DeviceGrowth(choose_provider(options)[0], options.device_id)
     started = time.perf_counter()
     models = load_pipeline(folder, options)
     seconds = time.perf_counter() - started
     models.guard = Guard(models.sessions)
-    return Pipeline(models, options, seconds)
+    return Pipeline(models, options, seconds, device)
 
 
 def run(
     pipeline: str | Path,
-    prompt: str,
+    prompt: str | Sequence[str],
     *,
-    negative_prompt: str = "",
+    negative_prompt: str | Sequence[str] = "",
     steps: int = 50,
     guidance_scale: float = 7.5,
     height: int | None = None,
@@ -303,9 +322,8 @@ def run(
         provider_options=provider_options or {},
         custom_ops=custom_ops,
     )
-    request = Request(
-        prompt=prompt,
-        negative_prompt=negative_prompt,
+    settings = Request(
+        prompt="",
         steps=steps,
         guidance_scale=guidance_scale,
         height=height,
@@ -317,44 +335,66 @@ def run(
         vae_tiling=vae_tiling,
         vae_slicing=vae_slicing,
     )
-    _check(request)
-    paths = output_paths(Path(output) if output else None, request.seed, num_images, overwrite)
+    requests = _checked(each_prompt(prompt, negative_prompt, settings))
+    count = len(requests) * num_images
+    paths = output_paths(Path(output) if output else None, settings.seed, count, overwrite)
+    unet_calls(open_folder(Path(pipeline)), settings)
     loaded = _load(Path(pipeline), options)
-    result = loaded._generate(request, paths, on_progress)
-    return _with_placement(result, loaded._models, request, options) if placement else result
+    result = loaded._generate(requests, paths, on_progress)
+    return _with_placement(result, loaded._models, requests, options) if placement else result
 
 
 def _seed(seed: int | None) -> int:
     return secrets.randbelow(1 << 32) if seed is None else seed
 
 
-def _check(request: Request) -> None:
-    check_request(request)
-    if request.scheduler:
-        find_scheduler(request.scheduler)
+def _checked(requests: list[Request]) -> list[Request]:
+    check_request(requests[0])
+    if requests[0].scheduler:
+        find_scheduler(requests[0].scheduler)
+    return requests
+
+
+def unet_calls(folder: PipelineFolder, request: Request) -> int:
+    """The calls of the UNet that a batch takes: some schedulers call it twice a step.
+
+    Raises:
+        UsageError: the size or the number of steps is one that the pipeline cannot do.
+        BadModelError: a file of the pipeline is broken.
+    """
+    image_size(folder, request)
+    scheduler = load_scheduler(folder.path / "scheduler", request.scheduler)
+    set_steps(scheduler, request.steps)
+    return len(scheduler.timesteps)
 
 
 @contextmanager
-def _steps(models: TextToImage, request: Request, on_progress: OnProgress | None) -> Iterator[Callable[[float], None]]:
-    """The progress of a request, in UNet steps times images: some schedulers take two UNet calls a step."""
-    scheduler = load_scheduler(models.folder.path / "scheduler", request.scheduler)
-    set_steps(scheduler, request.steps)
-    done, total = 0.0, float(len(scheduler.timesteps) * request.num_images)
-    with progress("denoising", total=total) as advance:
+def _shown_progress(owners: list[Request], calls: int, on_progress: OnProgress | None) -> Iterator[StepProgress]:
+    """The progress of a generation, on a bar and by ``on_progress``.
 
-        def step(amount: float) -> None:
-            nonlocal done
-            done += amount
+    Args:
+        owners: the request of each image.
+        calls: calls of the UNet for a batch.
+    """
+    request = owners[0]
+    watch = StepProgress(len(owners), request.images_at_once, request.steps, calls)
+    with progress(watch.description, watch.total, numbers=watch.numbers) as advance:
+
+        def moved(amount: float) -> None:
             advance(amount)
             if on_progress:
-                on_progress(done, total)
+                on_progress(watch.done, watch.total)
 
-        yield step
+        watch.on_step = moved
+        yield watch
 
 
-def _with_placement(result: Generation, models: TextToImage, request: Request, options: RuntimeOptions) -> Generation:
+def _with_placement(
+    result: Generation, models: TextToImage, requests: Sequence[Request], options: RuntimeOptions
+) -> Generation:
     """The result with the placement of each component, which is opened anew and runs twice."""
     folder, placement, lines = models.folder, [], []
+    request = replace(requests[0], num_images=sum(request.num_images for request in requests))
     for component, session in models.sessions.items():
         case = _case(folder, component, request, result)
         measured = measure_cases(folder.models, [case], session.provider, options, folder.vae_factor)
@@ -381,13 +421,16 @@ def _values(record: GenerationRecord) -> dict[str, Any]:
     return {attribute.name: getattr(record, attribute.name) for attribute in fields(record)}
 
 
-def _refuse_bad(bad: list[Generated]) -> None:
+def _refuse_bad(bad: list[tuple[Request, Generated]], prompts: int) -> None:
     if not bad:
         return
-    what = "; ".join(f"the image of seed {image.seed} is not written: {image.problem}" for image in bad)
     raise ParityError(
-        what,
+        "; ".join(
+            f"the image of seed {image.seed}{f' of {request.prompt!r}' if prompts > 1 else ''} is not written: "
+            f"{image.problem}"
+            for request, image in bad
+        ),
         component=DECODER,
-        hint="An fp16 overflow does this: optimize with --fp16 auto, or without --fp16; compare with the fp32 "
-        "pipeline (sdort bench OUT --reference IN --component vae_decoder).",
+        hint="An fp16 overflow does this: optimize with --fp16 auto, or without --fp16. To compare with the fp32 "
+        "pipeline:\n    sdort bench OUT --reference IN --component vae_decoder",
     )

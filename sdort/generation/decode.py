@@ -7,6 +7,7 @@ variance, so tiles overlap by a quarter and are blended.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ from sdort.runtime.session import Session
 
 if TYPE_CHECKING:
     from sdort.workload.cases import Case
+
+OnTile = Callable[[int, int], None]
+"""Called before each call of the decoder with the number of the tile, from 1, and all there are: 1 without tiling."""
 
 Size = tuple[int, int, int]
 """Images, and the latents along their height and their width."""
@@ -127,9 +131,12 @@ class Planner:
 class Decoder(Planner):
     """The autoencoder's decoder."""
 
-    def __init__(self, session: Session, config: dict[str, Any], factor: int) -> None:
+    def __init__(
+        self, session: Session, config: dict[str, Any], factor: int, on_tile: OnTile = lambda tile, tiles: None
+    ) -> None:
         super().__init__(next(iter(session.inputs.values())), config, factor)
         self.session = session
+        self.on_tile = on_tile
         self._name, self._output = self.latents.name, session.outputs[0].name
         self.plan_now = Plan()
         """How it decodes by now."""
@@ -160,7 +167,9 @@ class Decoder(Planner):
 
     def _at_once(self, latents: Array, tile: int | None) -> Array:
         parts = batch_slices(self.session, self._name, len(latents))
-        return np.concatenate([decode_tiles(self._run, latents[part], tile, self.factor) for part in parts])
+        return np.concatenate(
+            [decode_tiles(self._run, latents[part], tile, self.factor, self.on_tile) for part in parts]
+        )
 
     def _run(self, latents: Array) -> Array:
         return np.asarray(self.session.run({self._name: latents})[self._output], np.float32)
@@ -172,7 +181,13 @@ def size_of(latents: Array) -> Size:
     return images, height, width
 
 
-def decode_tiles(run: Callable[[Array], Array], latents: Array, tile: int | None, factor: int) -> Array:
+def decode_tiles(
+    run: Callable[[Array], Array],
+    latents: Array,
+    tile: int | None,
+    factor: int,
+    on_tile: OnTile = lambda tile, tiles: None,
+) -> Array:
     """Decode [n, channels, h, w] through tiles of at most ``tile`` latents a side, blended where they overlap.
 
     Args:
@@ -180,20 +195,22 @@ def decode_tiles(run: Callable[[Array], Array], latents: Array, tile: int | None
     """
     height, width = latents.shape[2:]
     if tile is None or max(height, width) <= tile:
+        on_tile(1, 1)
         return run(latents)
     total = np.zeros((len(latents), 3, height * factor, width * factor), np.float32)
     weight = np.zeros(total.shape[2:], np.float32)
-    for top in starts(height, tile):
-        for left in starts(width, tile):
-            part = run(np.ascontiguousarray(latents[:, :, top : top + tile, left : left + tile]))
-            rows, columns = part.shape[2:]
-            mask = np.outer(
-                ramp(rows, int(OVERLAP * tile * factor), top > 0, top + tile < height),
-                ramp(columns, int(OVERLAP * tile * factor), left > 0, left + tile < width),
-            )
-            place = np.s_[..., top * factor : top * factor + rows, left * factor : left * factor + columns]
-            total[place] += part * mask
-            weight[place] += mask
+    corners = list(itertools.product(starts(height, tile), starts(width, tile)))
+    for number, (top, left) in enumerate(corners, 1):
+        on_tile(number, len(corners))
+        part = run(np.ascontiguousarray(latents[:, :, top : top + tile, left : left + tile]))
+        rows, columns = part.shape[2:]
+        mask = np.outer(
+            ramp(rows, int(OVERLAP * tile * factor), top > 0, top + tile < height),
+            ramp(columns, int(OVERLAP * tile * factor), left > 0, left + tile < width),
+        )
+        place = np.s_[..., top * factor : top * factor + rows, left * factor : left * factor + columns]
+        total[place] += part * mask
+        weight[place] += mask
     return total / weight
 
 

@@ -135,9 +135,15 @@ class BoundBuffers:
 
 
 def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:
-    """The conditioning of all samples: [conditions * images, ...] by input, every condition for all images in a row."""
+    """The conditioning of all samples: [conditions * images, ...] by input, every condition for all images in a row.
+
+    Args:
+        conditions: arrays [1, ...], the same for all images, or [images, ...].
+    """
     return {
-        name: np.concatenate([np.repeat(condition[name], images, axis=0) for condition in conditions])
+        name: np.concatenate(
+            [np.broadcast_to(condition[name], (images, *condition[name].shape[1:])) for condition in conditions]
+        )
         for name in conditions[0]
     }
 

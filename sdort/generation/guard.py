@@ -76,8 +76,8 @@ class Guard:
                 self.sessions[component] = session
                 self.widened[component] = what
                 warn(
-                    f"{component}: {problem}. It is done again with {what} in fp32, which takes longer; "
-                    "sdort optimize --fp16 auto makes a pipeline that needs no second try"
+                    f"{component}: {problem}. It is done again with {what} in fp32, which takes longer. "
+                    "What needs no second try:\n    sdort optimize IN OUT --fp16 auto"
                 )
                 return True
         return False

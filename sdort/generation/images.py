@@ -74,20 +74,34 @@ def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) ->
 
     Raises:
         UsageError: ``output`` is not a ``.png`` file.
-        OutputError: the folder is missing or not writable, or a file exists and ``overwrite`` is not set.
+        OutputError: the folder cannot be made or written, or a file exists and ``overwrite`` is not set.
     """
     if output is None:
         return _free_paths(Path(f"sdort-{seed}.png"), count)
     if output.suffix.lower() != ".png":
         raise UsageError(f"{output} is no .png file", hint="Images are written as PNG: -o FILE.png.")
-    folder = output.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise OutputError(f"cannot write to the folder {folder}", hint="Create it, or choose another with -o.")
     paths = numbered(output, count)
-    taken = [path for path in paths if path.exists()]
+    _check_folder(output.parent)
+    folders = [path for path in paths if path.is_dir()]
+    if folders:
+        raise OutputError(f"{folders[0]} is a folder", hint="Choose another file with -o.")
+    taken = [path for path in paths if os.path.lexists(path)]
     if taken and not overwrite:
-        raise OutputError(f"{taken[0]} exists", hint="Choose another file with -o, or add --overwrite.")
+        others = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+        raise OutputError(
+            f"{taken[0]}{others} {'exist' if others else 'exists'}",
+            hint="Choose another file with -o, or replace what is there with --overwrite.",
+        )
     return paths
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written; one that is missing is made with the first image."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{nearest} is no folder", hint="Choose another file with -o.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write to the folder {nearest}", hint="Choose another file with -o.")
 
 
 def numbered(path: Path, count: int) -> list[Path]:
@@ -107,7 +121,7 @@ def _free_paths(path: Path, count: int) -> list[Path]:
 
 
 def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> None:
-    """Write a PNG with its parameters inside: never a part of one.
+    """Write a PNG with its parameters inside: never a part of one. Its folder is made where it is missing.
 
     The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
 
@@ -119,5 +133,9 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> 
     texts = PngImagePlugin.PngInfo()
     texts.add_text("parameters", parameters_text(record, seed))
     texts.add_text("sdort", json.dumps({**to_json(record), "seed": seed}))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make {path.parent}: {error.strerror or error}") from error
     with staged_output(path) as file:
         Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)

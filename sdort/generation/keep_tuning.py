@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdort.generation.request import Request
@@ -12,8 +13,10 @@ if TYPE_CHECKING:
     from sdort.generation.pipeline import TextToImage
 
 
-def keep_generated(pipeline: TextToImage, request: Request) -> None:
+def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
     """Keep what was tuned while images were generated; a cache that cannot be written costs a warning."""
+    request = requests[0]
+    images = sum(request.num_images for request in requests)
     size, guided = pipeline.size(request), request.guidance_scale > 1
     for component, session in pipeline.sessions.items():
         if component != "unet":  # the decoder's depend on the memory that was free
@@ -21,6 +24,6 @@ def keep_generated(pipeline: TextToImage, request: Request) -> None:
                 keep_shapes(session, dict(shapes))
             continue
         for case in generation_cases(
-            component, session.inputs, request.num_images, size, guided=guided, at_once=request.images_at_once
+            component, session.inputs, images, size, guided=guided, at_once=request.images_at_once
         ):
             keep_case(session, case, pipeline.folder.vae_factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sdort.console import detail, progress
-from sdort.generation.decode import Decoder, Plan, choose, size_of
+from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.device_loop import Batch, Loop, condition_width
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
-from sdort.generation.prompts import load_tokenizer, tokenize, warn_of_cut
+from sdort.generation.prompts import load_tokenizer, remark_on_prompts, tokenize
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request, check_request, check_side, check_text_to_image
+from sdort.generation.request import Request, check_request, check_text_to_image, image_size
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
@@ -76,43 +76,46 @@ class TextToImage:
         return static_size(spec.shape, 1) or int(self.folder.vae.get("latent_channels", 4))
 
     def size(self, request: Request) -> tuple[int, int]:
-        """Height and width in pixels of the images of ``request``: as asked, or as the model was made for.
-
-        Raises:
-            UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
-        """
-        factor = self.folder.vae_factor
-        height, width = self.folder.default_size
-        latent = self.sessions["unet"].inputs["sample"].shape
-        return (
-            check_side("height", request.height, height, static_size(latent, 2), factor),
-            check_side("width", request.width, width, static_size(latent, 3), factor),
-        )
+        """Height and width in pixels of the images of ``request``, as :func:`image_size`."""
+        return image_size(self.folder, request)
 
     def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
-        """Generate the images of a request, each yielded as soon as it is done.
+        """Generate the images of a request; as :meth:`generate_all`."""
+        return self.generate_all([request], on_step)
+
+    def generate_all(
+        self,
+        requests: Sequence[Request],
+        on_step: Callable[[float], None] = lambda _: None,
+        on_tile: OnTile = lambda tile, tiles: None,
+    ) -> Iterator[Generated]:
+        """Generate the images of requests that differ in their prompts alone, each yielded as soon as it is done.
 
         Args:
             on_step: called after every denoising step with the number of images that it advanced.
+            on_tile: called before each call of the decoder with the number of the tile and all there are.
 
         Raises:
             UsageError: a value that the pipeline cannot do.
             ParityError: the UNet returned NaN or infinity.
             ProviderError: a run failed.
         """
+        request = requests[0]
         check_request(request)
         size = self.size(request)
         self.timings = Timings()
         started = time.perf_counter()
-        conditions = self._conditions(request, size)
+        conditions = self._conditions(requests, size)
         self.timings.encode = time.perf_counter() - started
-        seeds = [request.seed + index for index in range(request.num_images)]
+        images = [(of_one, request.seed + index) for of_one in conditions for index in range(request.num_images)]
         recurrence = find_recurrence(partial(self._scheduler, request))
-        for first in range(0, len(seeds), request.images_at_once):
-            batch_seeds = seeds[first : first + request.images_at_once]
-            denoise_batch = partial(self._denoise_batch, request, recurrence, conditions, batch_seeds, size)
+        for first in range(0, len(images), request.images_at_once):
+            batch = images[first : first + request.images_at_once]
+            seeds = [seed for _, seed in batch]
+            stacked = _stacked([of_one for of_one, _ in batch])
+            denoise_batch = partial(self._denoise_batch, request, recurrence, stacked, seeds, size)
             latents = self._denoised(denoise_batch, on_step)
-            yield from self._decode(latents, request, batch_seeds)
+            yield from self._decode(latents, request, seeds, on_tile)
 
     def _guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
@@ -146,19 +149,27 @@ class TextToImage:
         latents = self._guarded("unet", again, list)
         return np.stack(latents)
 
-    def _conditions(self, request: Request, size: tuple[int, int]) -> list[Conditioning]:
-        """The conditioning of each prompt, that of the negative one first if there is guidance."""
-        guided = self._guidance(request) is not None
-        silent = guided and not request.negative_prompt and self.folder.empty_is_zero
-        prompts = [request.negative_prompt, request.prompt] if guided and not silent else [request.prompt]
-        for prompt in prompts:
-            warn_of_cut(self.tokenizers["text_encoder"], prompt)
-        parts = [self._encode(encoder, prompts) for encoder in self.folder.family.encoders]
-        if silent:
-            parts = [[{name: np.zeros_like(value) for name, value in part[0].items()}, *part] for part in parts]
+    def _conditions(self, requests: Sequence[Request], size: tuple[int, int]) -> list[list[Conditioning]]:
+        """For each request the conditioning of its prompt, after that of the negative one if there is guidance."""
+        guided = self._guidance(requests[0]) is not None
+        remark_on_prompts(self.tokenizers["text_encoder"], requests, guided)
+        zeros_for_empty = self.folder.empty_is_zero
+        texts = [
+            [None if zeros_for_empty and not request.negative_prompt else request.negative_prompt, request.prompt]
+            if guided
+            else [request.prompt]
+            for request in requests
+        ]
+        distinct = list(dict.fromkeys(text for pair in texts for text in pair if text is not None))
+        encoders = [self._encode(encoder, distinct) for encoder in self.folder.family.encoders]
+        parts: dict[str | None, list[Conditioning]] = {
+            text: [encoded[index] for encoded in encoders] for index, text in enumerate(distinct)
+        }
+        parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in parts[distinct[0]]]
         width = condition_width(self.sessions["unet"])
-        scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
-        return [self.folder.family.condition(prompt_parts, size) | scale for prompt_parts in zip(*parts, strict=True)]
+        scale = {} if width is None else {"timestep_cond": embed_guidance(requests[0].guidance_scale, width)}
+        condition = self.folder.family.condition
+        return [[condition(parts[text], size) | scale for text in pair] for pair in texts]
 
     def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Conditioning]:
         """The conditioning of each prompt by one text encoder."""
@@ -213,8 +224,8 @@ class TextToImage:
         set_steps(scheduler, request.steps)
         return scheduler
 
-    def _decode(self, latents: Array, request: Request, seeds: list[int]) -> Iterator[Generated]:
-        decoder = Decoder(self.sessions[DECODER], self.folder.vae, self.folder.vae_factor)
+    def _decode(self, latents: Array, request: Request, seeds: list[int], on_tile: OnTile) -> Iterator[Generated]:
+        decoder = Decoder(self.sessions[DECODER], self.folder.vae, self.folder.vae_factor, on_tile)
         scaled = self.folder.unscaled(latents)
         plan = choose(decoder, size_of(latents), request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
@@ -238,6 +249,14 @@ class TextToImage:
         return image
 
 
+def _stacked(images: Sequence[Sequence[Conditioning]]) -> list[Conditioning]:
+    """The conditioning of several images, each copy's arrays [images, ...], from that of each, [1, ...]."""
+    return [
+        {name: np.concatenate([condition[name] for condition in copies]) for name in copies[0]}
+        for copies in zip(*images, strict=True)
+    ]
+
+
 def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
     """Open a pipeline's sessions on a provider.
 
@@ -249,13 +268,15 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
     provider, replaced = choose_provider(options)
     reasons = [replaced]
     sessions = {}
-    with progress("loading", total=len(folder.needed)) as advance:
+    loading = list(folder.needed)
+    with progress(lambda: f"loading {loading[0]}", total=len(loading)) as advance:
         for name in folder.needed:
             # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
             own = options if name == "unet" else replace(options, graph=False)
             sessions[name], refused = open_or_fall_back(folder.models[name], name, provider, own)
             reasons.append(refused)
             advance(1)
+            loading = loading[1:] or loading  # the bar is drawn once more at its end
     # What runs the UNet is what runs the pipeline: nearly all of the time is spent there.
     return assemble(folder, sessions, sessions["unet"].provider, "; ".join(filter(None, reasons)) or None)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sdort.console import warn
+from sdort.console import say, warn
 from sdort.errors import BadModelError
+from sdort.generation.request import Request
 from sdort.model.signature import Array
 
 
@@ -35,11 +37,35 @@ def tokenize(tokenizer: Any, prompt: str) -> Array:
     return np.asarray([ids], np.int64)
 
 
-def warn_of_cut(tokenizer: Any, prompt: str) -> None:
+def remark_on_prompts(tokenizer: Any, requests: Sequence[Request], guided: bool) -> None:
+    """Say what of the prompts has no effect: what CLIP cuts off, and negative prompts without guidance.
+
+    Args:
+        guided: whether there is classifier-free guidance.
+    """
+    prompts = dict.fromkeys(request.prompt for request in requests)
+    negative = dict.fromkeys(request.negative_prompt for request in requests if request.negative_prompt)
+    for prompt in prompts:
+        _warn_of_cut(tokenizer, prompt, "prompt")
+    if not all(prompt.strip() for prompt in prompts):
+        say("the prompt is empty: the image shows what the model makes up")
+    for prompt in negative if guided else ():
+        _warn_of_cut(tokenizer, prompt, "negative prompt")
+    if negative and not guided:
+        off = requests[0].guidance_scale <= 1
+        warn(
+            "the negative prompt has no effect: "
+            + ("--guidance-scale 1 and less turn guidance off" if off else "the UNet of this model takes none")
+        )
+
+
+def _warn_of_cut(tokenizer: Any, prompt: str, kind: str) -> None:
     """Say which part of a prompt is beyond CLIP's length."""
     length = tokenizer.model_max_length
     # Truncation off: this only looks for what was lost.
     whole = tokenizer(prompt, truncation=False, verbose=False).input_ids
     if len(whole) > length:
         lost = tokenizer.decode(whole[length - 1 : -1])
-        warn(f"the prompt is longer than {length - 2} tokens; this part has no effect: {lost}")
+        warn(
+            f"the {kind} has {len(whole) - 2} tokens, and the model reads {length - 2}; this part has no effect: {lost}"
+        )

@@ -23,6 +23,9 @@ TOLERANCE = 1e-3
 """Allowed difference between the scheduler in fp32 and the weighted sums, in standard deviations of the latents; a
 scheduler that clips is off by far more."""
 
+MAX_STEPS = 4096
+"""Upper bound of the UNet's calls that are expressed in numbers: their table grows with the square, to 134 MB here."""
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -61,7 +64,7 @@ class _Draws:
 
 
 def find_recurrence(make: Callable[[], Any]) -> Recurrence | None:
-    """The recurrence of a scheduler; None if it is not linear, or takes its noise in a way of its own.
+    """The recurrence of a scheduler; None if it is not linear, takes its noise in a way of its own, or is too long.
 
     Args:
         make: gives a new scheduler with its timesteps set, the same each time.
@@ -70,6 +73,8 @@ def find_recurrence(make: Callable[[], Any]) -> Recurrence | None:
 
     scheduler = make()
     steps = len(scheduler.timesteps)
+    if steps > MAX_STEPS:
+        return None
     size = 1 + 2 * steps + 1
     latents = _unit(size, 0) * float(scheduler.init_noise_sigma)
     inputs = []

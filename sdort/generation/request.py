@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sdort.errors import BadModelError, UsageError
 from sdort.model.signature import static_size
 from sdort.pipelines.families import SIZE_NUMBERS, Family
+from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session
 from sdort.workload.cases import IMAGES_AT_ONCE
-
-"""Images that share a UNet call: more fill a small card's memory and gain little."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request for images. Image ``i`` of several has the seed ``seed + i``, so that each can be made again alone."""
+    """A request for images of one prompt. Image ``i`` of several has the seed ``seed + i``, so that each can be made
+    again alone."""
 
     prompt: str
     negative_prompt: str = ""
@@ -28,10 +29,48 @@ class Request:
     num_images: int = 1
     scheduler: str | None = None
     images_at_once: int = IMAGES_AT_ONCE
+    """Images that share a UNet call: more fill a small card's memory and gain little."""
     vae_tiling: bool | None = None
     """Decode in tiles; None where memory asks for it."""
     vae_slicing: bool | None = None
     """Decode one image at a time; None where memory asks for it."""
+
+
+def each_prompt(prompts: str | Sequence[str], negative_prompts: str | Sequence[str], request: Request) -> list[Request]:
+    """A request like ``request`` for each prompt.
+
+    Args:
+        prompts: one, or several.
+        negative_prompts: one for all, or one for each prompt.
+
+    Raises:
+        UsageError: no prompt, or another number of negative prompts.
+    """
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    negative = [negative_prompts] if isinstance(negative_prompts, str) else list(negative_prompts) or [""]
+    if not texts:
+        raise UsageError("there is no prompt")
+    if len(negative) not in (1, len(texts)):
+        raise UsageError(
+            f"--prompt is given {len(texts)} times, --negative-prompt {len(negative)} times",
+            hint="Give one negative prompt for all prompts, or one for each, in their order.",
+        )
+    pairs = zip(texts, negative * len(texts) if len(negative) == 1 else negative, strict=True)
+    return [replace(request, prompt=prompt, negative_prompt=unwanted) for prompt, unwanted in pairs]
+
+
+def image_size(folder: PipelineFolder, request: Request) -> tuple[int, int]:
+    """Height and width in pixels of the images of ``request``: as asked, or as the model was made for.
+
+    Raises:
+        UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
+    """
+    height, width = folder.default_size
+    latent = folder.file("unet").signature.inputs["sample"].shape
+    return (
+        check_side("height", request.height, height, static_size(latent, 2), folder.vae_factor),
+        check_side("width", request.width, width, static_size(latent, 3), folder.vae_factor),
+    )
 
 
 def check_request(request: Request) -> None:
@@ -47,6 +86,10 @@ def check_request(request: Request) -> None:
     # torch's generator takes 64 bits; a negative seed is an alias of a positive one.
     if not 0 <= request.seed < 1 << 63:
         raise UsageError(f"--seed {request.seed} is not between 0 and 2^63 - 1")
+    if not (math.isfinite(request.guidance_scale) and request.guidance_scale >= 0):
+        raise UsageError(
+            f"--guidance-scale {request.guidance_scale:g} is not a number from 0 on", hint="1 and less turn it off."
+        )
 
 
 def check_text_to_image(sessions: Mapping[str, Session], family: Family, latent_channels: int) -> None:

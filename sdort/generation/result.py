@@ -19,6 +19,8 @@ class Image:
     path: Path | None
     """The PNG that it was written to; None if it was not written."""
     seed: int
+    prompt: str
+    negative_prompt: str
     pixels: Array = field(metadata={"json": None}, repr=False)
     """uint8 [height, width, 3], red, green and blue."""
     record: GenerationRecord = field(metadata={"json": None}, repr=False)
@@ -35,12 +37,29 @@ class Image:
         return target
 
 
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes of memory at the highest point; None where the machine does not tell."""
+
+    host: int | None
+    """Of the process since it began, as the kernel counts resident memory."""
+    device: int | None
+    """In use on the GPU at the end, beyond what was in use before loading: ONNX Runtime's arenas do not shrink."""
+
+
 @document("run", 1)
 @dataclass(frozen=True, kw_only=True)
 class Generation(GenerationRecord):
-    """The images of a request and its record. :func:`sdort.to_json` gives what ``sdort run --json`` prints."""
+    """The images of a request and its record. :func:`sdort.to_json` gives what ``sdort run --json`` prints.
+
+    With several prompts ``prompt`` and ``negative_prompt`` are the first ones; each image has its own.
+    """
 
     images: list[Image]
+    """Those of the first prompt, then those of the second, and so on."""
+    iterations_per_second: float
+    """Calls of the UNet a second while denoising, each on all images of a batch."""
+    peak_memory: PeakMemory
     placement: list[Placement] | None = None
     """Where each component's operators ran, if that was asked for."""
     placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})

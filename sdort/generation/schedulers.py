@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,24 @@ def find_scheduler(name: str) -> tuple[str, dict[str, Any]]:
     Case and punctuation do not matter: ``DPM++ 2M``, ``dpm++_2m`` and ``DPMSolverMultistepScheduler`` are one.
 
     Raises:
-        UsageError: no such scheduler; the hint lists them.
+        UsageError: no such scheduler; the hint says which is meant, or lists them.
     """
     for short, (class_name, config) in SCHEDULERS.items():
         if _key(name) == _key(short):
             return class_name, config
         if _key(name) in (_key(class_name), _key(class_name.removesuffix("Scheduler"))):
             return class_name, {}
-    raise UsageError(f"there is no scheduler {name!r}", hint=f"Choose one of: {', '.join(SCHEDULERS)}.")
+    raise UsageError(f"there is no scheduler {name!r}", hint=_meant(name))
+
+
+def _meant(name: str) -> str:
+    classes = [class_name for class_name, _ in SCHEDULERS.values()]
+    known = {
+        _key(text): text for text in (*classes, *(text.removesuffix("Scheduler") for text in classes), *SCHEDULERS)
+    }
+    close = difflib.get_close_matches(_key(name), known, n=1)
+    question = f"Did you mean {known[close[0]]}? " if close else ""
+    return f"{question}There are: {', '.join(SCHEDULERS)}; diffusers' class names do too."
 
 
 def _key(name: str) -> str:
@@ -93,6 +104,12 @@ def set_steps(scheduler: Any, steps: int) -> None:
     try:
         scheduler.set_timesteps(steps)
     except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
+        trained = scheduler.config.get("num_train_timesteps", steps)
+        if steps > trained:
+            raise UsageError(
+                f"--steps {steps} is more than the {trained} timesteps of {type(scheduler).__name__}",
+                hint="20 to 50 steps are usual.",
+            ) from error
         raise UsageError(
             f"{type(scheduler).__name__} cannot take {steps} steps with this pipeline's settings: {error}",
             hint="Ask for another number of --steps, or for another --scheduler.",

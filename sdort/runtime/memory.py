@@ -68,7 +68,7 @@ class Meter:
         start = resident()
         with device, host:
             yield result
-        highest = _kernel_peak() if exact else host.highest
+        highest = peak_resident() if exact else host.highest
         result.host = self._held.host + max(0, (highest or start) - start)
         # What the block freed may still lie with the allocators: the engine does not hold it.
         _return_freed_memory()
@@ -140,11 +140,12 @@ def _reset_peak(process: Path = _PROCESS) -> bool:
         (process / "clear_refs").write_text("5")
     except OSError:
         return False
-    peak = _kernel_peak(process)
+    peak = peak_resident(process)
     return peak is not None and peak <= resident() + _SLACK
 
 
-def _kernel_peak(process: Path = _PROCESS) -> int | None:
+def peak_resident(process: Path = _PROCESS) -> int | None:
+    """Bytes that the process held at its highest point; None where the kernel does not tell."""
     with suppress(OSError, ValueError, StopIteration):
         lines = (process / "status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
@@ -161,6 +162,19 @@ def device_reader(provider: Provider, device_id: int) -> Callable[[], int | None
     }
     reader = readers.get(provider.vendor, lambda: None)
     return reader if reader() is not None else None
+
+
+class DeviceGrowth:
+    """Bytes of the device that are in use beyond those at the start; other programs' growth counts too."""
+
+    def __init__(self, provider: Provider, device_id: int) -> None:
+        self._used = device_reader(provider, device_id)
+        self._start = self._used() if self._used else None
+
+    def bytes(self) -> int | None:
+        """The growth by now; None where nothing tells."""
+        used = self._used() if self._used else None
+        return None if used is None or self._start is None else max(0, used - self._start)
 
 
 def _is_fast(reader: Callable[[], int | None] | None) -> bool:

@@ -1,0 +1,35 @@
+"""The last lines of ``sdort run``: the files, what they show again, and what they took."""
+
+from __future__ import annotations
+
+from sdort.generation.result import Generation
+from sdort.generation.step_progress import speed, three_digits
+from sdort.tables import size_text
+
+
+def summarize(result: Generation) -> str:
+    """Two lines: files, seeds, size, steps, provider and memory; then the seconds of each stage."""
+    seconds, images = result.seconds, result.images
+    files = [str(image.path) for image in images if image.path]
+    first, last = images[0].seed, max(image.seed for image in images)
+    made = [
+        f"seed {first}" if first == last else f"seeds {first} to {last}",
+        f"{result.width}x{result.height}",
+        f"{result.steps} steps on {result.provider}",
+        *_memory(result),
+    ]
+    stages = {
+        "load": three_digits(seconds.load) + " s",
+        "text encoder": three_digits(seconds.encode) + " s",
+        "denoise": f"{three_digits(seconds.denoise)} s ({speed(result.iterations_per_second)})",
+        "decode": three_digits(seconds.decode) + " s",
+    }
+    named = files[0] if len(files) == 1 else f"{len(files)} images, {files[0]} to {files[-1]}"
+    return f"{named}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"
+
+
+def _memory(result: Generation) -> list[str]:
+    peak = result.peak_memory
+    where = {"": peak.host, " on the GPU": peak.device}
+    known = [f"{size_text(number)}{place}" for place, number in where.items() if number is not None]
+    return [f"peak memory {' and '.join(known)}"] if known else []
