@@ -211,7 +211,11 @@ def test_json_is_the_record_of_the_run(tiny: Tiny, sdort: Callable[..., Result])
     result = sdort(tiny.onnx, "--num-images", "2", "-o", "out.png", "--json", "-q")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    assert record["images"] == [{"path": "out-1.png", "seed": 7}, {"path": "out-2.png", "seed": 8}]
+    same = {"prompt": PROMPT, "negative_prompt": ""}
+    assert record["images"] == [{"path": "out-1.png", "seed": 7, **same}, {"path": "out-2.png", "seed": 8, **same}]
+    assert record["iterations_per_second"] == pytest.approx(2 / record["seconds"]["denoise"], rel=1e-2)
+    assert record["peak_memory"]["host"] > 50e6
+    assert record["peak_memory"]["device"] is None
     assert sorted(Path().iterdir()) == [Path("out-1.png"), Path("out-2.png")]
     assert {"load", "encode", "denoise", "first_step", "decode"} == set(record["seconds"])
     assert record["versions"]["sdort"]
@@ -228,7 +232,12 @@ def test_without_a_name_the_file_is_called_after_the_seed(tiny: Tiny, sdort: Cal
 
 @pytest.mark.parametrize(
     ("output", "exit_code", "message"),
-    [("out.jpg", 2, "no .png file"), ("missing/out.png", 7, "missing"), ("taken.png", 7, "taken.png exists")],
+    [
+        ("out.jpg", 2, "no .png file"),
+        ("taken.png/out.png", 7, "taken.png is no folder"),
+        ("taken.png", 7, "taken.png exists"),
+        ("several.png", 7, "several-2.png and 1 more exist"),
+    ],
 )
 def test_a_bad_output_is_refused_before_anything_is_loaded(
     output: str, exit_code: int, message: str, tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
@@ -238,16 +247,41 @@ def test_a_bad_output_is_refused_before_anything_is_loaded(
 
     monkeypatch.setattr("sdort.generation.command.load_pipeline", never)
     Path("taken.png").write_bytes(b"mine")
-    result = sdort(tiny.onnx, "-o", output)
+    for number in (2, 3):
+        Path(f"several-{number}.png").write_bytes(b"mine")
+    result = sdort(tiny.onnx, "-o", output, *(["--num-images", "3"] if output == "several.png" else []))
     assert (result.exit_code, message in result.stderr) == (exit_code, True), result.stderr
     assert Path("taken.png").read_bytes() == b"mine"
 
 
-def test_overwrite_replaces_the_file(tiny: Tiny, sdort: Callable[..., Result]) -> None:
+def test_overwrite_replaces_the_file_but_no_folder(tiny: Tiny, sdort: Callable[..., Result]) -> None:
     Path("taken.png").write_bytes(b"mine")
     assert sdort(tiny.onnx, "-o", "taken.png", "--overwrite").exit_code == 0
     with Image.open("taken.png") as image:
         image.verify()
+    Path("folder.png").mkdir()
+    with pytest.raises(OutputError, match=r"folder.png is a folder"):
+        images.output_paths(Path("folder.png"), 1, 1, overwrite=True)
+
+
+def test_each_prompt_gets_the_images_that_it_gets_alone(tiny: Tiny, tmp_path: Path) -> None:
+    prompts, unwanted = ["a cat", "a dog"], ["", "sea"]
+    result = run(
+        tiny.onnx, prompts, negative_prompt=unwanted, steps=2, seed=3, num_images=2, images_at_once=3,
+        provider="cpu", output=tmp_path / "new" / "out.png",
+    )  # fmt: skip
+    assert [(image.prompt, image.negative_prompt, image.seed) for image in result.images] == [
+        ("a cat", "", 3), ("a cat", "", 4), ("a dog", "sea", 3), ("a dog", "sea", 4),
+    ]  # fmt: skip
+    for number, image in enumerate(result.images, 1):
+        alone = ours(tiny.onnx, Request(image.prompt, image.negative_prompt, steps=2, seed=image.seed))[0]
+        assert psnr(image.pixels, alone) >= 60
+        assert image.path == tmp_path / "new" / f"out-{number}.png"
+        with Image.open(image.path) as written:
+            record = json.loads(written.text["sdort"])  # type: ignore[attr-defined]
+        assert [record[key] for key in ("prompt", "negative_prompt", "seed")] == [
+            image.prompt, image.negative_prompt, image.seed,
+        ]  # fmt: skip
 
 
 def test_a_full_disk_leaves_no_part_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
