@@ -325,7 +325,7 @@ def test_drawing_feeds_the_shapes_that_are_planned(
         monkeypatch.setattr(
             module, "keep_shapes", lambda session, shapes: told[session.component].add(tuple(sorted(shapes.items())))
         )
-    keep_generated(drawer, request)
+    keep_generated(drawer, [request])
     assert told == {name: spy.seen for name, spy in spies.items()}
     if guidance > 1:
         options = plan.WarmupOptions(RuntimeOptions("cpu"), [(16, 24)], (images,))
