@@ -47,6 +47,9 @@ __all__ = [
     "load",
     "optimize",
     "placement",
+    "plan_export",
+    "plan_optimize",
+    "plan_warm",
     "prune_tuning",
     "report_of",
     "run",
@@ -69,7 +72,10 @@ _MODULES = {
     ),
     "sdort.doctor.command": ("diagnose",),
     "sdort.doctor.diagnosis": ("Diagnosis",),
-    "sdort.exporter.command": ("export",),
+    "sdort.exporter.command": (
+        "export",
+        "plan_export",
+    ),
     "sdort.exporter.manifest": ("ExportReport",),
     "sdort.generation.command": (
         "Pipeline",
@@ -90,7 +96,10 @@ _MODULES = {
         "list_ops",
         "tuned_ops",
     ),
-    "sdort.optimizer.command": ("optimize",),
+    "sdort.optimizer.command": (
+        "optimize",
+        "plan_optimize",
+    ),
     "sdort.optimizer.report": ("OptimizeReport",),
     "sdort.tuning.command": (
         "export_tuning",
@@ -104,6 +113,7 @@ _MODULES = {
     "sdort.verification.outcome": ("Verification",),
     "sdort.warmup.command": (
         "Warmup",
+        "plan_warm",
         "warm",
     ),
     "sdort.warmup.tune_ops": ("tune_ops",),

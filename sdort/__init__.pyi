@@ -9,6 +9,7 @@ from sdort.console import to_json as to_json
 from sdort.doctor.command import diagnose as diagnose
 from sdort.doctor.diagnosis import Diagnosis as Diagnosis
 from sdort.exporter.command import export as export
+from sdort.exporter.command import plan_export as plan_export
 from sdort.exporter.manifest import ExportReport as ExportReport
 from sdort.generation.command import Pipeline as Pipeline
 from sdort.generation.command import load as load
@@ -23,6 +24,7 @@ from sdort.ops.command import build_ops as build_ops
 from sdort.ops.command import list_ops as list_ops
 from sdort.ops.command import tuned_ops as tuned_ops
 from sdort.optimizer.command import optimize as optimize
+from sdort.optimizer.command import plan_optimize as plan_optimize
 from sdort.optimizer.report import OptimizeReport as OptimizeReport
 from sdort.tuning.command import export_tuning as export_tuning
 from sdort.tuning.command import import_tuning as import_tuning
@@ -33,6 +35,7 @@ from sdort.verification.command import verify as verify
 from sdort.verification.outcome import Verification as Verification
 from sdort.verification.report.json_report import report_of as report_of
 from sdort.warmup.command import Warmup as Warmup
+from sdort.warmup.command import plan_warm as plan_warm
 from sdort.warmup.command import warm as warm
 from sdort.warmup.tune_ops import tune_ops as tune_ops
 

@@ -64,6 +64,18 @@ def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> 
         raise
 
 
+def check_output(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> None:
+    """Raise what :func:`staged_directory` would before it makes anything.
+
+    Raises:
+        OutputError: ``out`` exists, or is or holds something that is read.
+    """
+    out = Path(out).absolute()
+    out = out.resolve() if out.is_symlink() else out
+    _refuse_input(out, reads)
+    _check_target(out, overwrite)
+
+
 @contextmanager
 def staged_file(path: Path) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of ``path`` if the block succeeds and vanishes if it does not.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.model.component_names import EXPORTED
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sdort.exporter.manifest import ExportReport
+    from sdort.tables import Table
 
 
 _EPILOG = """\b
@@ -45,6 +46,7 @@ Examples:
 @click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Where traces are kept. [default: ~/.cache/sdort]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print a report as JSON.")
 def command(
     model: str,
@@ -56,6 +58,7 @@ def command(
     allow_pickle: bool,
     cache_dir: Path | None,
     overwrite: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Export a Stable Diffusion pipeline to ONNX.
@@ -63,42 +66,55 @@ def command(
     MODEL is a diffusers directory, a hub id, or demo. OUT gets one folder per component, the scheduler and tokenizer,
     and a manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
     """
-    from sdort.console import emit_json, show
-    from sdort.exporter.command import export
+    from sdort.console import conclude, emit_json, show
+    from sdort.exporter.command import export, plan_export
+    from sdort.tables import size_text
 
-    report = export(
-        model,
-        out,
-        components=components,
-        opset=opset,
-        static=static,
-        variant=variant,
-        allow_pickle=allow_pickle,
-        cache_dir=cache_dir,
-        overwrite=overwrite,
-    )
+    options: dict[str, Any] = {
+        "components": components,
+        "opset": opset,
+        "static": static,
+        "variant": variant,
+        "allow_pickle": allow_pickle,
+        "cache_dir": cache_dir,
+        "overwrite": overwrite,
+    }
+    if dry_run:
+        show_plan(plan_export(model, out, **options), as_json=as_json)
+        return
+    report = export(model, out, **options)
     if as_json:
         emit_json(report)
-    else:
-        show(_table(report))
+        return
+    show(_table(report))
+    size = size_text(sum(component.bytes for component in report.components))
+    verdict = f"Exported to {report.out}: {size} in {report.seconds:.1f} s"
+    conclude(verdict, f"sdort optimize {shlex.quote(str(report.out))} fast {_fastest()}")
 
 
 def _table(report: ExportReport) -> Table:
-    from rich import box
-    from rich.table import Table
+    from sdort.tables import Table, count_text, size_text
 
     table = Table(
-        title=f"\n{report.out}: {report.pipeline}, opset {report.opset}", box=box.SIMPLE_HEAD, show_edge=False
+        f"{report.source}: {report.pipeline}, opset {report.opset}",
+        ("component", ">nodes", ">parameters", ">size", ">seconds", "graph"),
     )
-    for header in ("component", "nodes", "parameters", "MB", "seconds", "graph"):
-        table.add_column(header, justify="left" if header in ("component", "graph") else "right")
     for component in report.components:
         table.add_row(
             component.name,
             f"{component.nodes:,}",
-            f"{component.parameters:,}",
-            f"{component.bytes / 1e6:,.1f}",
+            count_text(component.parameters),
+            size_text(component.bytes),
             f"{component.seconds:.1f}",
             "traced" if component.traced else "from the cache",
         )
     return table
+
+
+def _fastest() -> str:
+    """The options of ``sdort optimize`` for the installed ONNX Runtime; a CPU gains nothing from fp16."""
+    from sdort.machine.distributions import installed_flavours
+
+    vendors = {"onnxruntime-rocm": "rocm", "onnxruntime-migraphx": "migraphx", "onnxruntime-gpu": "cuda"}
+    named = [vendors[flavour.distribution] for flavour in installed_flavours() if flavour.distribution in vendors]
+    return f"--fp16 --provider {named[0]}" if named else "--provider cpu"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
+from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.options import complete_fusions
 from sdort.cli.sections import SectionedCommand
 from sdort.providers import PROVIDER_NAMES
@@ -156,6 +157,7 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
 )
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(
     source: Path,
@@ -174,6 +176,7 @@ def command(
     explain: frozenset[str],
     report: Path | None,
     overwrite: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Fuse the operators of a model for an execution provider.
@@ -183,27 +186,33 @@ def command(
     no component sdort knows, unless --component names it or --any-graph takes it.
     """
     from sdort.console import QUIET, emit_json, verbosity
-    from sdort.optimizer.command import optimize
+    from sdort.optimizer.command import optimize, plan_optimize
 
+    sized: dict[str, Any] = {
+        "provider": provider,
+        "fp16": fp16 or False,
+        "fp16_plan": fp16_plan,
+        "bf16": bf16,
+        "io_fp16": io_fp16,
+        "components": components,
+        "any_graph": any_graph,
+        "disable": disable,
+        "overwrite": overwrite,
+    }
+    if dry_run:
+        show_plan(plan_optimize(source, out, **sized), as_json=as_json)
+        return
     quiet = as_json or verbosity() <= QUIET
     with _explained(explain, quiet):
         result = optimize(
             source,
             out,
-            provider=provider,
-            fp16=fp16 or False,
-            fp16_plan=fp16_plan,
-            bf16=bf16,
-            io_fp16=io_fp16,
+            **sized,
             sdort_ops=sdort_ops,
-            components=components,
-            any_graph=any_graph,
-            disable=disable,
             expect=expect,
             allow_misses=allow_misses,
             explain=bool(explain),
             report=report,
-            overwrite=overwrite,
         )
     if as_json:
         emit_json(result)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sdort.cli.bench import NumberList, SizeList
+from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.options import decoding_options, runtime_options
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.cli.tuning import Duration
@@ -45,6 +46,7 @@ Examples:
 @click.option("--budget", type=Duration(), help="Stop after this time: 90s, 30m, 2h. What is left is listed.")
 @decoding_options
 @runtime_options
+@click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     pipeline: Path,
@@ -61,6 +63,7 @@ def command(
     device_id: int,
     provider_options: dict[str, str],
     custom_ops: str,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Compile and tune PIPELINE ahead of time, and keep it.
@@ -72,24 +75,27 @@ def command(
     """
     from sdort.console import emit_json, say, show, to_json
     from sdort.errors import SdortError
-    from sdort.warmup.command import warm
+    from sdort.warmup.command import plan_warm, warm
 
-    warmup = warm(
-        pipeline,
-        sizes=sizes or (),
-        batch_sizes=batch_sizes,
-        components=components,
-        budget=budget,
-        vae_tiling=vae_tiling,
-        vae_slicing=vae_slicing,
-        provider=provider,
-        tuning=tuning,
-        graph=graph,
-        fallback=fallback,
-        device_id=device_id,
-        provider_options=provider_options,
-        custom_ops=custom_ops,
-    )
+    options: dict[str, Any] = {
+        "sizes": sizes or (),
+        "batch_sizes": batch_sizes,
+        "components": components,
+        "budget": budget,
+        "vae_tiling": vae_tiling,
+        "vae_slicing": vae_slicing,
+        "provider": provider,
+        "tuning": tuning,
+        "graph": graph,
+        "fallback": fallback,
+        "device_id": device_id,
+        "provider_options": provider_options,
+        "custom_ops": custom_ops,
+    }
+    if dry_run:
+        show_plan(plan_warm(pipeline, **options), as_json=as_json)
+        return
+    warmup = warm(pipeline, **options)
     if not as_json:
         show(_table(warmup.items))
         if warmup.left:

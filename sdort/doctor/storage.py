@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.machine.cache_folder import cache_folder
+from sdort.machine.disk import existing, free_bytes
 from sdort.machine.system import System
 from sdort.ops.library import Description
 
@@ -52,12 +52,11 @@ def cache_findings(system: System) -> Iterator[Finding]:
     home = folder.parent.parent
     for place in (*_folders(home / ".cache", "miopen"), *_folders(home / ".config", "miopen")):
         yield Finding("caches", "MIOpen", OK, f"{_size(_bytes(place))} in {place}")
-    # Not Path.exists, which raises where a folder above may not be entered.
-    place = next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), Path("/"))
+    place = existing(folder)
     if not system.access(place, os.W_OK | os.X_OK):
         step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
         yield Finding("caches", "permission", PROBLEM, f"{place} cannot be written", step)
-    yield _disk(place, shutil.disk_usage(place).free)
+    yield _disk(place, free_bytes(place))
 
 
 def _folders(folder: Path, name: str = "") -> list[Path]:

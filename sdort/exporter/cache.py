@@ -49,10 +49,15 @@ def _versions() -> dict[str, str]:
 
 
 class TraceCache:
-    """Templates and class defaults in a folder, which is made when the first one is stored."""
+    """Templates and class defaults in a folder, which is made when the first one is stored.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        keeps: False stores nothing.
+    """
+
+    def __init__(self, folder: Path, *, keeps: bool = True) -> None:
         self.folder = folder
+        self.keeps = keeps
 
     def load(self, component: ComponentSpec, opset: int) -> Template | None:
         """The stored template; None if there is none that is whole."""
@@ -72,6 +77,10 @@ class TraceCache:
         except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
             warn(f"{path} is damaged ({error}); tracing again")
             return None
+
+    def has(self, component: ComponentSpec, opset: int) -> bool:
+        """Whether there is a stored template, whole or not."""
+        return self._path(component, opset).is_file()
 
     def store(self, component: ComponentSpec, opset: int, template: Template) -> None:
         """Keep a template; a folder that cannot be written costs a warning, not the export."""
@@ -97,6 +106,8 @@ class TraceCache:
         return self.folder / f"{component.name}-{trace_key(component, opset)[:32]}.trace"
 
     def _write(self, path: Path, content: bytes) -> None:
+        if not self.keeps:
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with staged_file(path) as file:

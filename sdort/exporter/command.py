@@ -24,13 +24,15 @@ from sdort.exporter.manifest import (
 )
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
 from sdort.exporter.source import Source, component_config, open_source, select_components
+from sdort.exporter.space import plan_space
 from sdort.exporter.template import Template, fill, make_template
+from sdort.machine.disk import WritePlan
 from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
 from sdort.onnx_io.hashing import hash_file
 from sdort.onnx_io.save import data_file, write
 from sdort.pipelines.configs import write_json
-from sdort.staging import staged_directory
+from sdort.staging import check_output, staged_directory
 
 DEFAULT_OPSET = 23
 """The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
@@ -112,25 +114,80 @@ def export(
         >>> [component.name for component in report.components]
         ['text_encoder', 'unet', 'vae_encoder', 'vae_decoder']
     """
+    options = _options(components, opset, static, variant, allow_pickle, cache_dir)
+    return _export(str(model), Path(out), options, overwrite)
+
+
+def plan_export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    components: Collection[str] = (),
+    opset: int = DEFAULT_OPSET,
+    static: str | StaticSize | None = None,
+    variant: str | None = None,
+    allow_pickle: bool = False,
+    cache_dir: str | Path | None = None,
+    overwrite: bool = False,
+) -> WritePlan:
+    """Say what :func:`export` would write, and whether it fits; nothing is written or downloaded.
+
+    Args:
+        model: a diffusers directory, ``demo``, or a hub id that was downloaded before.
+        out: as for :func:`export`, and so are ``components``, ``opset``, ``static``, ``variant``, ``allow_pickle``,
+            ``cache_dir`` and ``overwrite``.
+
+    Returns:
+        Sizes of each component, free disk space, and an estimate of the peak memory.
+        See :meth:`sdort.machine.disk.WritePlan.raise_if_short`.
+
+    Raises:
+        SdortError: as :func:`export`; or the hub id is not on this disk.
+
+    Example:
+        >>> sdort.plan_export("demo", "model").fits
+        True
+    """
+    options = _options(components, opset, static, variant, allow_pickle, cache_dir)
+    check_output(Path(out), overwrite, _reads(str(model)))
+    cache = TraceCache(options.cache_dir, keeps=False)
+    with open_source(str(model), variant=variant, allow_pickle=allow_pickle, downloads=False) as source:
+        chosen = _components(source, options, cache)
+        return plan_space(chosen, _read_tensors(source, chosen, options), Path(out), opset, cache)
+
+
+def _options(
+    components: Collection[str],
+    opset: int,
+    static: str | StaticSize | None,
+    variant: str | None,
+    allow_pickle: bool,
+    cache_dir: str | Path | None,
+) -> ExportOptions:
     size = StaticSize.parse(static) if isinstance(static, str) else static
     traces = Path(cache_dir) if cache_dir else traces_folder()
-    options = ExportOptions(components, opset, size, variant, allow_pickle, traces)
-    return _export(str(model), Path(out), options, overwrite)
+    return ExportOptions(components, opset, size, variant, allow_pickle, traces)
+
+
+def _reads(model: str) -> list[Path]:
+    """The folder that is read; a folder that is called demo is not the demo."""
+    return [Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else []
+
+
+def _components(source: Source, options: ExportOptions, cache: TraceCache) -> list[ComponentSpec]:
+    components = select_components(source, options.components, cache)
+    return _at_static_size(source, components, options.static, cache) if options.static else components
 
 
 def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> ExportReport:
     start = time.perf_counter()
     cache = TraceCache(options.cache_dir)
-    # A folder that is called demo is not the demo.
-    reads = [Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else []
     with (
         # First, so that an existing OUT is an error before a long download.
-        staged_directory(out, overwrite, reads) as stage,
+        staged_directory(out, overwrite, _reads(model)) as stage,
         open_source(model, variant=options.variant, allow_pickle=options.allow_pickle) as source,
     ):
-        components = select_components(source, options.components, cache)
-        if options.static:
-            components = _at_static_size(source, components, options.static, cache)
+        components = _components(source, options, cache)
         report = ExportReport(
             out,
             source.name,
@@ -139,6 +196,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
             str(options.static) if options.static else None,
         )
         tensors = _read_tensors(source, components, options)
+        plan_space(components, tensors, out, options.opset, cache).raise_if_short()
         for component in components:
             written = _export_component(component, tensors[FOLDERS[component.name]], stage, options.opset, cache)
             write_json(stage / component.name / "config.json", component_config(source, component.name, cache))

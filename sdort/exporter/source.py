@@ -35,8 +35,13 @@ class Source:
 
 
 @contextmanager
-def open_source(model: str, *, variant: str | None = None, allow_pickle: bool = False) -> Iterator[Source]:
+def open_source(
+    model: str, *, variant: str | None = None, allow_pickle: bool = False, downloads: bool = True
+) -> Iterator[Source]:
     """Find ``model`` on disk, after making or downloading it if need be.
+
+    Args:
+        downloads: False takes a hub id only if it was downloaded before.
 
     Raises:
         UsageError: there is no such thing.
@@ -54,7 +59,7 @@ def open_source(model: str, *, variant: str | None = None, allow_pickle: bool = 
     elif path.exists():
         raise no_diffusers_pipeline(path)
     elif HUB_ID.fullmatch(model) and not path.parent.is_dir():
-        yield read_source(_download(model, variant, allow_pickle), model)
+        yield read_source(_download(model, variant, allow_pickle, local=not downloads), model)
     else:
         raise not_there(model, DEMO_NAMES)
 
@@ -144,7 +149,7 @@ def _class_name(source: Source, name: str) -> str:
     return str(class_name)
 
 
-def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
+def _download(model: str, variant: str | None, allow_pickle: bool, *, local: bool) -> Path:
     """diffusers' own download, or its copy of an earlier one."""
     with progress(f"downloading {model}"):
         from diffusers import DiffusionPipeline
@@ -154,14 +159,15 @@ def _download(model: str, variant: str | None, allow_pickle: bool) -> Path:
         try:
             with quiet_libraries():
                 # None: safetensors, or pickles where there are none.
-                folder = DiffusionPipeline.download(
-                    model, variant=variant, use_safetensors=None if allow_pickle else True
-                )
+                options = {"variant": variant, "use_safetensors": None if allow_pickle else True}
+                folder = DiffusionPipeline.download(model, **options, **({"local_files_only": True} if local else {}))
         except Exception as error:  # offline, no such model, gated: each library below raises its own
             first = str(error).strip().partition("\n")[0].partition(" Please check out")[0]
             hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
             if variant and f"variant={variant}" in first:
                 hint = "Leave out --variant."
+            if local:
+                hint = "--dry-run downloads nothing: give a folder, or a hub id that was downloaded before."
             raise SdortError(
                 f"cannot load {model} from the hub ({type(error).__name__}: {first})", hint=hint
             ) from error

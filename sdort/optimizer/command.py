@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
+from sdort.machine.disk import WritePlan
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
 from sdort.onnx_io.component_file import read_component
-from sdort.onnx_io.components import survey
+from sdort.onnx_io.components import Survey, survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
@@ -23,6 +24,7 @@ from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.selection import left_out, select_models
+from sdort.optimizer.space import plan_space
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.pipelines.configs import write_json
@@ -30,7 +32,7 @@ from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
-from sdort.staging import staged_directory
+from sdort.staging import check_output, staged_directory
 
 if TYPE_CHECKING:
     from sdort.model.model import Model
@@ -134,6 +136,59 @@ def optimize(
     return result
 
 
+def plan_optimize(
+    source: str | Path,
+    out: str | Path,
+    *,
+    provider: str = "rocm",
+    fp16: bool | Literal["plain", "auto"] = False,
+    fp16_plan: str | Path | None = None,
+    bf16: bool = False,
+    io_fp16: bool = False,
+    components: Collection[str] = (),
+    any_graph: bool = False,
+    disable: Collection[str] = (),
+    overwrite: bool = False,
+) -> WritePlan:
+    """Say what :func:`optimize` would write, and whether it fits; nothing is written or fused.
+
+    Args:
+        source: as for :func:`optimize`, and so are ``out``, ``provider``, ``fp16``, ``fp16_plan``, ``bf16``,
+            ``io_fp16``, ``components``, ``any_graph``, ``disable`` and ``overwrite``.
+
+    Returns:
+        The size of each component, free disk space, and an estimate of the peak memory.
+        See :meth:`sdort.machine.disk.WritePlan.raise_if_short`.
+
+    Raises:
+        SdortError: as :func:`optimize` where a parameter, the source or ``out`` is wrong.
+
+    Example:
+        >>> sdort.plan_optimize("model", "fast", provider="cpu", fp16=True).fits
+        True
+    """
+    request = OptimizeRequest(
+        source=Path(source),
+        out=Path(out),
+        provider=provider,
+        fp16=bool(fp16),
+        io_fp16=io_fp16,
+        fp16_auto=fp16 == "auto",
+        bf16=bf16,
+        fp16_plan=Path(fp16_plan) if fp16_plan else None,
+        components=components,
+        any_graph=any_graph,
+        disable=disable,
+        overwrite=overwrite,
+    )
+    _check_precision(request)
+    _check_disable(request.disable)
+    _check_out(request)
+    chosen = select_models(request, _survey(request))
+    check_output(request.out, request.overwrite, [request.source, *chosen.values()])
+    return plan_space(request, chosen)
+
+
 def _check_precision(request: OptimizeRequest) -> None:
     if request.io_fp16 and not request.fp16:
         raise UsageError("--io-fp16 needs --fp16")
@@ -165,12 +220,12 @@ def _check_out(request: OptimizeRequest) -> None:
 
 def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
     start = time.perf_counter()
-    expect_onnx(request.source, nested=request.any_graph)
-    models = survey(request.source, recognise_lone=not request.any_graph)
+    models = _survey(request)
     chosen = select_models(request, models)
     check_expected(request.expect, chosen)
     report.left_out.update(left_out(request, models))
     with staged_directory(request.out, request.overwrite, [request.source, *chosen.values()]) as stage:
+        plan_space(request, chosen).raise_if_short()
         selector = _fp32_selector(request, stage)
         for name, path in chosen.items():
             _optimize_component(request, report, name, path, stage, selector, known=name in models.components)
@@ -188,6 +243,11 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
             write_json(request.report, to_json(report))
         if wrong or (report.misses and not request.allow_misses):
             raise _missed(request, report, certain=bool(wrong))
+
+
+def _survey(request: OptimizeRequest) -> Survey:
+    expect_onnx(request.source, nested=request.any_graph)
+    return survey(request.source, recognise_lone=not request.any_graph)
 
 
 def _missed(request: OptimizeRequest, report: OptimizeReport, *, certain: bool) -> MissedFusionError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from sdort.console import detail, document, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
+from sdort.machine.disk import WritePlan
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
@@ -27,6 +28,7 @@ from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
 from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, describe_item, plan
+from sdort.warmup.space import plan_space
 from sdort.workload.cases import Case
 
 _RUNS = 5
@@ -133,35 +135,99 @@ def warm(
         >>> warmup = sdort.warm("fast", provider="rocm", sizes=[(512, 512)], budget=1800)
         >>> warmup.raise_if_failed()
     """
-    runtime = RuntimeOptions(
-        provider=provider,
-        tuning=tuning,
-        graph=graph,
-        fallback=fallback,
-        device_id=device_id,
-        provider_options=provider_options or {},
-        custom_ops=custom_ops,
+    options = WarmupOptions(
+        RuntimeOptions(
+            provider=provider,
+            tuning=tuning,
+            graph=graph,
+            fallback=fallback,
+            device_id=device_id,
+            provider_options=provider_options or {},
+            custom_ops=custom_ops,
+        ),
+        sizes,
+        batch_sizes,
+        components,
+        budget,
+        vae_tiling,
+        vae_slicing,
     )
-    return _warm(
-        Path(pipeline), WarmupOptions(runtime, sizes, batch_sizes, components, budget, vae_tiling, vae_slicing)
+    return _warm(Path(pipeline), options)
+
+
+def plan_warm(
+    pipeline: str | Path,
+    *,
+    sizes: Sequence[tuple[int, int]] = (),
+    batch_sizes: Sequence[int] = (1,),
+    components: Sequence[str] = (),
+    budget: float | None = None,
+    vae_tiling: bool | None = None,
+    vae_slicing: bool | None = None,
+    provider: str = AUTO,
+    tuning: bool = False,
+    graph: bool = False,
+    fallback: bool | None = None,
+    device_id: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+    custom_ops: str = "auto",
+) -> WritePlan:
+    """Say what :func:`warm` would keep, and whether it fits; nothing is run or written.
+
+    Args:
+        pipeline: as for :func:`warm`, and so are ``sizes``, ``batch_sizes``, ``components``, ``budget``,
+            ``vae_tiling``, ``vae_slicing``, ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
+            ``provider_options`` and ``custom_ops``.
+
+    Returns:
+        A bound of the size of each item, free disk space, and an estimate of the peak memory.
+        See :meth:`sdort.machine.disk.WritePlan.raise_if_short`.
+
+    Raises:
+        SdortError: as :func:`warm`.
+
+    Example:
+        >>> sdort.plan_warm("fast", provider="cpu").fits
+        True
+    """
+    options = WarmupOptions(
+        RuntimeOptions(
+            provider=provider,
+            tuning=tuning,
+            graph=graph,
+            fallback=fallback,
+            device_id=device_id,
+            provider_options=provider_options or {},
+            custom_ops=custom_ops,
+        ),
+        sizes,
+        batch_sizes,
+        components,
+        budget,
+        vae_tiling,
+        vae_slicing,
     )
+    return plan_space(*_planned(Path(pipeline), options))
 
 
 def _warm(path: Path, options: WarmupOptions) -> Warmup:
-    store = Store()
     announce(options.runtime)
-    provider, _ = choose_provider(options.runtime)
-    tunes = can_tune(provider, options.runtime)
-    if not tunes:
-        say(f"there is nothing to tune on {provider.name}: every shape is run once, to see that it runs")
-    # A graph cannot be recorded while kernels are tried, and is not part of the key.
-    runtime = replace(options.runtime, tuning=tunes, graph=False)
-    target = WarmupTarget(open_folder(path, ()), provider, runtime)
-    items = plan(target, options)
+    items, store, target = _planned(path, options)
+    if not target.runtime.tuning:
+        say(f"there is nothing to tune on {target.provider.name}: every shape is run once, to see that it runs")
+    plan_space(items, store, target).raise_if_short()
     with store.hidden():  # a cache that cannot be written is known before hours of work
         pass
     done = _Warmer(store, target, options.budget).warm_all(items)
     return Warmup(done, sum(item.status == LEFT for item in done))
+
+
+def _planned(path: Path, options: WarmupOptions) -> tuple[list[Item], Store, WarmupTarget]:
+    provider, _ = choose_provider(options.runtime)
+    # A graph cannot be recorded while kernels are tried, and is not part of the key.
+    runtime = replace(options.runtime, tuning=can_tune(provider, options.runtime), graph=False)
+    target = WarmupTarget(open_folder(path, ()), provider, runtime)
+    return plan(target, options), Store(), target
 
 
 class _Warmer:

@@ -148,6 +148,12 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
 def _free_beside(target: WarmupTarget, components: Sequence[str]) -> int | None:
     """Bytes that a run has left to decode in, with all components loaded; None where nothing tells."""
     free = free_memory(target.provider.vendor, target.runtime.device_id)
+    return None if free is None else max(0, free - weight_bytes(target, components))
+
+
+def weight_bytes(target: WarmupTarget, components: Sequence[str]) -> int:
+    """Bytes of the files of components, each counted once."""
     folders = [target.folder.models[name].parent for name in components]
-    files = [file for folder in folders for file in folder.iterdir() if file.is_file()]
-    return None if free is None else max(0, free - sum(file.stat().st_size for file in set(files)))
+    return sum(
+        file.stat().st_size for file in {file for folder in folders for file in folder.iterdir()} if file.is_file()
+    )

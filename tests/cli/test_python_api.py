@@ -32,13 +32,13 @@ BLOCKS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 CALLS: dict[str, tuple[str, ...]] = {
-    "export": ("export",),
-    "optimize": ("optimize",),
+    "export": ("export", "plan_export"),
+    "optimize": ("optimize", "plan_optimize"),
     "run": ("run",),
     "verify": ("verify",),
     "bench": ("bench",),
     "inspect": ("inspect", "compare", "placement"),
-    "warm": ("warm",),
+    "warm": ("warm", "plan_warm"),
     "tuning list": ("list_tuning",),
     "tuning export": ("export_tuning",),
     "tuning import": ("import_tuning",),
@@ -55,6 +55,9 @@ NO_PARAMETER = {
     ("", "as_json"): "the function returns its result; sdort.to_json makes JSON of it",
     ("", "verbose"): "sdort.set_verbosity",
     ("", "quiet"): "sdort.set_verbosity",
+    ("export", "dry_run"): "sdort.plan_export",
+    ("optimize", "dry_run"): "sdort.plan_optimize",
+    ("warm", "dry_run"): "sdort.plan_warm",
     ("inspect", "paths"): "path; before and after",
     ("inspect", "diff"): "sdort.compare",
     ("inspect", "placement"): "sdort.placement",
