@@ -223,3 +223,13 @@ def test_a_terminal_of_ascii_gets_every_line(tmp_path: Path) -> None:
     assert set(lines[3]) == {"-"}
     assert lines[4].split() == ["gfx1100", "bias", "f16", "r2", "3.5"]
     assert lines[-1].endswith("\\xe9/sdort/ops/tuning.tsv")
+
+
+@pytest.mark.parametrize("width", [30, *WIDTHS])
+@pytest.mark.parametrize("description", ["denoising", "tracing text_encoder_2 (once per architecture)", "x" * 200])
+def test_a_progress_bar_is_one_line_with_its_percent(description: str, width: int) -> None:
+    text, numbers, bar = console.bar_layout(description, [" 42%", "0:00:12 left", "0:00:08"], width)
+    line = " ".join([text, *["-" * bar] * (bar > 0), *numbers])
+    assert len(line) <= width
+    assert numbers[0] == " 42%"
+    assert (text == description) == (len(description) + len("  42%") <= width)
