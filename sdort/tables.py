@@ -176,15 +176,15 @@ def _row(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The lines of a cell; a word that is longer than the width stays whole."""
-    return [
-        line.replace(NO_BREAK, " ")
-        for part in text.split("\n")
-        for line in textwrap.wrap(
-            part, max(width, 1), break_long_words=False, break_on_hyphens=False, drop_whitespace=True
-        )
-        or [""]
-    ]
+    """The lines of a cell; a word that is longer than the width stays whole.
+
+    A no-break space is printed as a space: pipes are searched for words as people type them.
+    """
+    lines = []
+    for part in text.split("\n"):
+        wrapped = textwrap.wrap(part, max(width, 1), break_long_words=False, break_on_hyphens=False)
+        lines += [line.replace("\xa0", " ") for line in wrapped] or [""]
+    return lines
 
 
 def share_text(share: float) -> str:

@@ -27,7 +27,7 @@ Examples:
   sdort optimize model fast --expect unet:MultiHeadAttention=32
   sdort optimize model fast --fp16 auto               fp32 where it must
   sdort optimize model fast --explain --allow-misses  why it did not fuse
-  sdort optimize model fast --explain attention       every place of one fusion
+  sdort optimize model fast --explain attention       every place of one
   sdort optimize cut.onnx out --any-graph --explain   no diffusion component
 """
 MOST_KINDS = 4

@@ -100,3 +100,9 @@ def test_a_pipe_gets_a_line_a_row_unless_columns_is_set(
     table.add_row("x", "word " * 10)  # 24 columns are left for its second cell: 5 words
     console.show(table)
     assert len(capsys.readouterr().out.splitlines()) == lines
+
+
+def test_a_no_break_space_holds_words_together_and_is_printed_as_a_space() -> None:
+    table = Table("", ("what",))
+    table.add_row("2\xa0Attention, 14\xa0MultiHeadAttention")
+    assert printed(table, 24)[2:] == ["2 Attention,", "14 MultiHeadAttention"]
