@@ -18,9 +18,6 @@ from __future__ import annotations
 
 import importlib
 
-from sdort import errors
-from sdort.machine.version import __version__
-
 __all__ = [
     "Ablation",
     "Diagnosis",
@@ -91,6 +88,7 @@ _MODULES = {
         "inspect",
         "placement",
     ),
+    "sdort.machine.version": ("__version__",),
     "sdort.ops.command": (
         "build_ops",
         "list_ops",
@@ -124,6 +122,8 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("sdort.errors")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)

@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from sdort.cli import interruption
 from sdort.cli.reporting import reporting
 from sdort.machine.version import __version__
 
@@ -33,7 +34,7 @@ Exit codes:
   0 done           4 missed fusion      7 output not writable
   2 usage error    5 failed parity      8 slower (bench --compare)
   3 bad model      6 missing provider   130 interrupted
-  1 anything else
+  1 anything else                       143 terminated
 
 \b
 Shell completion (bash; also zsh and fish):
@@ -63,7 +64,7 @@ class CommandGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        with reporting(as_json=ctx.meta[_WANTS_JSON]):
+        with interruption.unwinding(), reporting(as_json=ctx.meta[_WANTS_JSON]):
             return super().invoke(ctx)
 
 
@@ -98,7 +99,8 @@ def cli(verbose: bool, quiet: bool) -> None:
 
 
 def main() -> None:
-    """Entry point of the ``sdort`` script and of ``python -m sdort``."""
+    """Run the command line of this process, with its signals and streams."""
+    interruption.install()
     for stream in (sys.stdout, sys.stderr):
         # Of another encoding than UTF-8, as in some containers: what it lacks is escaped, no reason to fail.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":

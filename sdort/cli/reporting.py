@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import signal
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import click
 
+from sdort.cli.interruption import WORDS, received
 from sdort.errors import OutputError, SdortError, UsageError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+SIGNALLED = 128  # and the signal's number, as shells report it
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
@@ -26,6 +28,8 @@ def reporting(as_json: bool) -> Iterator[None]:
     """
     try:
         yield
+        if received():  # something swallowed the interrupt, and the command went on
+            raise KeyboardInterrupt
     except (click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise  # click ends these itself, the last one quietly: the reader of our output has gone
     except click.ClickException as error:
@@ -43,10 +47,13 @@ def reporting(as_json: bool) -> Iterator[None]:
 
 def _describe(error: BaseException) -> tuple[str, int]:
     """The message to the user, and the exit code."""
+    signum = received()
+    if signum is not None:  # whatever became of it on its way: of an import that it ended, an ImportError
+        return WORDS[signal.Signals(signum)], SIGNALLED + signum
     if isinstance(error, SdortError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED
+        return WORDS[signal.SIGINT], SIGNALLED + signal.SIGINT
     if isinstance(error, MemoryError):
         return "not enough memory", 1
     if isinstance(error, OSError) and error.strerror:
@@ -59,9 +66,11 @@ def _describe(error: BaseException) -> tuple[str, int]:
 def _print_message(error: BaseException, message: str) -> None:
     from sdort import console
 
-    if console.verbosity() >= console.VERBOSE and not isinstance(error, KeyboardInterrupt):
+    interrupted = received() is not None or isinstance(error, KeyboardInterrupt)
+    if console.verbosity() >= console.VERBOSE and not interrupted:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    console.print_error(message)
+    with suppress(OSError) if interrupted else nullcontext():  # the terminal may have gone
+        console.print_error(message)
 
 
 def _print_json(error: BaseException, message: str, exit_code: int) -> None:

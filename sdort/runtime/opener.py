@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sdort.ops.library import resolve
 from sdort.ops.opening import prepare_model
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, provider_options, session_options
+from sdort.runtime.stopping import stoppable
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 FATAL, _WARNING = 4, 2
@@ -70,10 +72,16 @@ def create_session(
         settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, optimization)
     if optimization == NONE:
         settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    session, printed = start_session(onnxruntime, model, settings, [*chain, FALLBACK])
+    with stoppable(partial(_cancel_loading, settings)):
+        session, printed = start_session(onnxruntime, model, settings, [*chain, FALLBACK])
     if provider.ep not in session.get_providers():
         raise NotLoadedError(provider, _printed_reason(printed) or "ONNX Runtime gives no reason")
     return session
+
+
+def _cancel_loading(settings: Any) -> None:
+    if hasattr(settings, "set_load_cancellation_flag"):  # since ONNX Runtime 1.21
+        settings.set_load_cancellation_flag(True)
 
 
 def _printed_reason(printed: str) -> str | None:

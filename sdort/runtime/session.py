@@ -23,6 +23,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
+from sdort.runtime.stopping import stoppable
 from sdort.tuning.session_hooks import prepare_tuning
 
 _DTYPES = {
@@ -133,7 +134,8 @@ class Session:
 
     def stop(self) -> None:
         """End every run of this session, the one that is going on in another thread too, with a ProviderError."""
-        self._quiet.terminate = True
+        for settings in (self._quiet, *self._graphs.values()):
+            settings.terminate = True
 
     def bind(self, feeds: Mapping[str, Array]) -> Binding:
         """Put ``feeds`` on the device once, for many runs."""
@@ -162,7 +164,8 @@ class Session:
     def guard(self, call: Any) -> Any:
         """Run ``call`` and turn what ONNX Runtime raises into an error of ours."""
         try:
-            return call()
+            with stoppable(self.stop):
+                return call()
         except SdortError:
             raise
         except Exception as error:  # its classes share no base but Exception

@@ -116,7 +116,7 @@ def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
 def test_the_wheel_has_the_command_the_licence_and_the_type_marker(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entry_points = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "sdort = sdort.cli:main" in archive.read(entry_points).decode().splitlines()
+        assert "sdort = sdort.__main__:main" in archive.read(entry_points).decode().splitlines()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_files(wheel))
     assert metadata(wheel)["License-Expression"] == "MIT"
 

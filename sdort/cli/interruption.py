@@ -1,0 +1,157 @@
+"""Ctrl-C, SIGTERM and SIGHUP in the ``sdort`` command: a sentence, the exit code of the signal, and nothing left over.
+
+While a command runs, the first signal raises KeyboardInterrupt in the main thread, so that every ``with`` and
+``finally`` cleans up; before and after, it ends the process. Python runs signal handlers between its own instructions
+only, and ONNX Runtime computes for minutes: a thread hears of every signal at once, ends ONNX Runtime's runs, and ends
+the process where people insist. What a process that ends so leaves behind (hidden folders) the next command for the
+same output removes (:mod:`sdort.staging`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal has gone"}
+
+_PATIENCE = 1.0
+"""Seconds after which people are told why nothing seems to happen."""
+
+_AGAIN = 0.01
+"""Seconds until an interrupt is raised that had to wait for something whole, or that a destructor could not pass on."""
+
+_WHOLE = ("<frozen importlib", str(Path(__file__).parents[1] / "staging.py"))
+"""Files whose functions are not broken off: C++ of a module that is imported ends the process if Python raises in it,
+and a folder is made, put in its place or removed at once. The blocks between are none of these functions."""
+
+_running = False
+_received: int | None = None
+_raised = False
+
+
+def received() -> int | None:
+    """The number of the signal that ends the command, None if there was none."""
+    return _received
+
+
+def install() -> None:
+    """Handle signals from now on, but for those that the process was started to ignore (``nohup``, a shell's ``&``)."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
+    threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+    sys.unraisablehook = _unraisable
+    signal.signal(signal.SIGALRM, _raise)
+    atexit.register(_ignore)
+    for signum in WORDS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _handle)
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """A block in which a signal raises KeyboardInterrupt, once, rather than end the process."""
+    global _running, _received, _raised
+    _running, _received, _raised = True, None, False
+    try:
+        yield
+    finally:
+        _running = False
+        if _received is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # nothing is there to raise in
+
+
+def leave(signum: int) -> None:
+    """End the process at once, with a sentence and the code that shells give to the signal."""
+    cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides it
+    try:
+        os.write(2, cursor + f"Error: {WORDS[signal.Signals(signum)]}\n".encode())
+    finally:
+        os._exit(128 + signum)
+
+
+def _handle(signum: int, frame: FrameType | None) -> None:
+    global _received
+    if not _running:
+        leave(signum)
+    if _received is None:
+        _received = signum
+        _raise(signum, frame)
+
+
+def _raise(signum: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, now or when what must not be broken off is over."""
+    global _raised
+    if not _running:
+        return
+    if _is_whole(frame):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        return
+    _raised = True
+    raise KeyboardInterrupt
+
+
+def _is_whole(frame: FrameType | None) -> bool:
+    """Whether ``frame`` is inside of something that is not to be broken off."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_WHOLE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _ignore() -> None:
+    """Nothing is left to be interrupted but Python's own end: the exit code says how the command ended."""
+    for signum in WORDS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _unraisable(caught: Any) -> None:
+    """An exception that its place cannot pass on (a destructor, a callback): the interrupt is raised elsewhere."""
+    if _received is not None and issubclass(caught.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+    else:
+        sys.__unraisablehook__(caught)
+
+
+def _watch(reader: int) -> None:
+    count = 0
+    while True:
+        if count == 1 and not select.select([reader], [], [], _PATIENCE)[0] and not _raised:
+            _tell("stopping; Ctrl-C again ends it at once")
+        for signum in os.read(reader, 64):
+            if signum in set(WORDS):
+                count += 1
+                _react(count, signum)
+
+
+def _react(count: int, signum: int) -> None:
+    """End runs at the first signal and the process at the second, or at the third where the command cleans up."""
+    if count == 1:
+        _stop_runs()
+    elif count == 2 and _raised:
+        _tell("cleaning up; Ctrl-C once more ends it at once")
+    else:
+        leave(signum)
+
+
+def _stop_runs() -> None:
+    stopping = sys.modules.get("sdort.runtime.stopping")  # not imported: nothing runs
+    stop_all = getattr(stopping, "stop_all", None)  # half imported: likewise
+    if stop_all:
+        stop_all()
+
+
+def _tell(message: str) -> None:
+    with suppress(OSError):  # the terminal may have gone
+        os.write(2, f"{message}\n".encode())

@@ -1,0 +1,201 @@
+"""Ctrl-C and other signals: when a command starts, in C code, while it cleans up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from sdort.cli import interruption
+from sdort.runtime import stopping
+from sdort.staging import staged_directory
+
+
+def start(code: str) -> subprocess.Popen[str]:
+    """A process that handles signals as the command does, runs ``code`` as one, and has printed a line."""
+    program = f"""\
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import click
+from pathlib import Path
+from sdort.cli import cli, main
+@click.command()
+def command():
+{textwrap.indent(textwrap.dedent(code), "    ")}
+cli.commands["doctor"] = command
+sys.argv[1:] = ["doctor"]
+main()
+"""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and stderr."""
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def test_an_interrupt_before_anything_is_imported_ends_in_a_sentence() -> None:
+    """The first thing that ``main`` does; what it imports then is where the interrupt arrives."""
+    code = """\
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from sdort.__main__ import main
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "sdort.cli":
+            assert "click" not in sys.modules
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "Error: interrupted\n")
+
+
+@pytest.mark.parametrize("milliseconds", [150, 300, 600])
+@pytest.mark.parametrize("arguments", [("doctor",), ("inspect", "--help")], ids=" ".join)
+def test_an_interrupt_at_the_start_leaves_no_traceback(arguments: tuple[str, ...], milliseconds: int) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); print('here', flush=True);"
+        f"import sys; sys.argv[1:] = {list(arguments)}; from sdort.__main__ import main; main()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        time.sleep(milliseconds / 1000)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode in (0, 130)  # 0: it had ended already
+    assert "Traceback" not in said
+    assert process.returncode == 0 or said.endswith("Error: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("signum", "words"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated"), ("SIGHUP", "the terminal has gone")]
+)
+def test_a_signal_cleans_up_and_gives_its_exit_code(signum: str, words: str, tmp_path: Path) -> None:
+    process = start(f"""\
+        from sdort.staging import staged_directory
+        with staged_directory(Path({str(tmp_path)!r}) / "out", False):
+            print("here", flush=True)
+            time.sleep(60)
+        """)
+    process.send_signal(getattr(signal, signum))
+    assert finish(process) == (128 + getattr(signal, signum), f"Error: {words}\n")
+    assert os.listdir(tmp_path) == []
+
+
+SWALLOWED = {
+    "an import that turned it into ImportError": 'raise ImportError("numpy.core.multiarray failed to import")',
+    "a bare except": "pass",
+}
+
+
+@pytest.mark.parametrize("what", SWALLOWED)
+def test_an_interrupt_that_became_something_else_is_one(what: str) -> None:
+    process = start(f"""\
+        try:
+            print("here", flush=True)
+            time.sleep(60)
+        except BaseException:
+            {SWALLOWED[what]}
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_an_import_is_not_broken_off(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(0.3)\nprint('whole')\n")
+    process = start(f"""\
+        sys.path.insert(0, {str(tmp_path)!r})
+        import slow
+        time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout
+    assert process.stdout.readline() == "whole\n"
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_an_interrupt_in_a_destructor_is_raised_again() -> None:
+    process = start("""\
+        class Slow:
+            def __del__(self):
+                print("here", flush=True)
+                time.sleep(60)
+        Slow()
+        time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_who_interrupts_again_while_it_cleans_up_is_told_and_then_obeyed() -> None:
+    process = start("""\
+        try:
+            print("here", flush=True)
+            time.sleep(60)
+        finally:
+            print("cleaning", flush=True)
+            time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout
+    assert process.stdout.readline() == "cleaning\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr
+    assert process.stderr.readline() == "cleaning up; Ctrl-C once more ends it at once\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_a_run_of_onnxruntime_ends() -> None:
+    """Its run does not return to Python by itself: ``stop`` ends it."""
+    process = start("""\
+        import threading
+        from sdort.runtime.stopping import stoppable
+        ended = threading.Lock()
+        ended.acquire()
+        with stoppable(ended.release):
+            print("here", flush=True)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the main thread hears of nothing, as in C code
+            ended.acquire()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_what_is_over_is_not_stopped() -> None:
+    stopped: list[str] = []
+    with stopping.stoppable(lambda: stopped.append("outer")):
+        with stopping.stoppable(lambda: stopped.append("inner")):
+            pass
+        stopping.stop_all()
+    stopping.stop_all()
+    assert stopped == ["outer"]
+
+
+def test_the_staging_is_not_broken_off_and_its_block_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(*_: object) -> None:
+        seen.append(interruption._is_whole(sys._getframe()))
+
+    monkeypatch.setattr("sdort.staging._refuse_input", look)
+    with staged_directory(tmp_path / "out", False):
+        look()
+    assert seen == [True, False]
