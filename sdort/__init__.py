@@ -22,6 +22,7 @@ __all__ = [
     "Ablation",
     "Diagnosis",
     "ExportReport",
+    "FusionList",
     "Generation",
     "Image",
     "Measurement",
@@ -39,6 +40,7 @@ __all__ = [
     "export_tuning",
     "import_tuning",
     "inspect",
+    "list_fusions",
     "list_ops",
     "list_tuning",
     "load",
@@ -97,6 +99,10 @@ _MODULES = {
     "sdort.optimizer.command": (
         "optimize",
         "plan_optimize",
+    ),
+    "sdort.optimizer.fusion_list": (
+        "FusionList",
+        "list_fusions",
     ),
     "sdort.optimizer.report": ("OptimizeReport",),
     "sdort.tuning.command": (

@@ -25,6 +25,8 @@ from sdort.ops.command import list_ops as list_ops
 from sdort.ops.command import tuned_ops as tuned_ops
 from sdort.optimizer.command import optimize as optimize
 from sdort.optimizer.command import plan_optimize as plan_optimize
+from sdort.optimizer.fusion_list import FusionList as FusionList
+from sdort.optimizer.fusion_list import list_fusions as list_fusions
 from sdort.optimizer.report import OptimizeReport as OptimizeReport
 from sdort.tuning.command import export_tuning as export_tuning
 from sdort.tuning.command import import_tuning as import_tuning

@@ -65,10 +65,13 @@ def optional_fusions() -> list[str]:
     Raising stays, since the fusions are written for what it makes, and so does lowering, without which a variant would
     not be legal. sdort's own operators are not part of the ablation.
     """
-    from sdort.optimizer.command import PASSES
+    from sdort.optimizer.fusion_list import DISABLED_STEPS
     from sdort.rewrite.fusion import load_fusions
 
-    return [*PASSES, *(fusion.name for fusion in load_fusions().values() if fusion.stage in ("fuse", "fuse_nhwc"))]
+    return [
+        *DISABLED_STEPS,
+        *(fusion.name for fusion in load_fusions().values() if fusion.stage in ("fuse", "fuse_nhwc")),
+    ]
 
 
 @dataclass

@@ -20,6 +20,7 @@ from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
+from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import ComponentReport, OptimizeReport
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
     from sdort.model.model import Model
     from sdort.precision.fp32_selection import Fp32Selector
 
-PASSES = {
-    "nhwc": "the channels-last region: convolutions and group normalizations stay channels-first",
-    "group_norm": "the provider's GroupNorm kernels: group normalizations stay in standard operators",
-}
-"""Beside the fusions, what can be disabled, and what that leaves out."""
 GROUP_NORMS = (f"{MICROSOFT}.GroupNorm", f"{MICROSOFT}.SkipGroupNorm")
 
 
@@ -203,7 +199,7 @@ def _check_precision(request: OptimizeRequest) -> None:
 
 
 def _check_disable(names: Collection[str]) -> None:
-    known = [*load_fusions(), *PASSES]
+    known = [*load_fusions(), *DISABLED_STEPS]
     for name in names:
         if name not in known:
             hint = f"{did_you_mean(name, known)}To list them:\n    sdort fusions"

@@ -112,14 +112,14 @@ def left_places(report: OptimizeReport) -> list[tuple[int, str, str]]:
     merged: dict[str, dict[str, Counter[str]]] = {}
     for name, component in report.components.items():
         for reason, places in component.declined.items():
-            rule, own, value = reason.rpartition(_OWN)
+            rule, own, value = reason.rpartition(OWN_VALUE)
             merged.setdefault(rule or reason, {}).setdefault(value if own else "", Counter())[name] += places
     rows = []
     for rule, values in merged.items():
         total = sum(values.values(), Counter[str]())
         if len(values) == 1:
             (own,) = values
-            text = f"{rule}{_OWN}{own}" if own else rule
+            text = f"{rule}{OWN_VALUE}{own}" if own else rule
         else:
             text = f"{rule}; here: " + ", ".join(f"{own.split()[-1]} ({n.total()})" for own, n in values.items())
         rows.append((total.total(), ", ".join(total), text))
@@ -136,5 +136,5 @@ def _disabled(report: OptimizeReport) -> list[tuple[int, str, str]]:
     return [(n.total(), ", ".join(n), f"--disable {fusion}") for fusion, n in places.items()]
 
 
-_OWN = ", this one "
+OWN_VALUE = ", this one "
 """Before the graph's own number in an operator's reason."""

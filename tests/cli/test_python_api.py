@@ -38,6 +38,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "verify": ("verify",),
     "bench": ("bench",),
     "inspect": ("inspect", "compare", "placement"),
+    "fusions": ("list_fusions",),
     "warm": ("warm", "plan_warm"),
     "tuning list": ("list_tuning",),
     "tuning export": ("export_tuning",),
