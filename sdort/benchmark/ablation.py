@@ -110,11 +110,12 @@ class Ablation:
         return self.measured.rows
 
     def raise_if_failed(self) -> None:
-        """Raise if a step could not be made, a row failed its check, or is slower than a saved one.
+        """Raise if a step could not be made, a row failed its check, or a comparison with saved ones says so.
 
         Raises:
             ParityError: the steps and rows that failed, and why.
             RegressionError: the rows that are slower.
+            UsageError: no row could be compared, and why.
         """
         unmade = [
             f"the step {stage.name!r} could not be made: {stage.problem}" for stage in self.stages if stage.problem
@@ -152,7 +153,7 @@ def ablate(path: Path, options: BenchOptions) -> Ablation:
     with _original(path) as original:
         engine = OnnxEngine(original, provider, options.runtime)
         components = choose_components([engine], options.components)
-        todo = plan_cases(components, [engine], options)
+        todo = plan_cases(original, components, [engine], options)
         compared = replace(options, baseline=None, reference=options.reference or original)
         reference = find_reference(original, compared, todo, provider)
         plan = _Plan(original, provider, components, todo, reference, options)

@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.benchmark import regression, rows
+from sdort.benchmark import regression, row_table
 from sdort.benchmark.ablation import Ablation, ablate
 from sdort.benchmark.measure import Measurement, measure_pipeline
+from sdort.benchmark.noise import noise_warning, save_warnings
 from sdort.benchmark.regression import as_saved, load_rows
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
+from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, apply_preset
-from sdort.console import say, to_json
+from sdort.benchmark.timing import LEAST
+from sdort.console import say, to_json, warn
 from sdort.errors import OutputError, UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
@@ -35,6 +38,7 @@ class Files:
         save: every timed call, to be compared with later.
         report: an HTML page with plots, tables and images.
         plots: a folder for the plots as PNG files.
+        overwrite: replace those that exist.
     """
 
     form: str
@@ -42,12 +46,13 @@ class Files:
     save: Path | None
     report: Path | None
     plots: Path | None
+    overwrite: bool
 
     def check(self) -> None:
         """Refuse what cannot be written, before anything is measured.
 
         Raises:
-            OutputError: a folder is missing or not writable.
+            OutputError: a folder is missing or not writable, or a file exists that is not to be replaced.
             UsageError: matplotlib is not installed.
         """
         if self.report or self.plots:
@@ -55,6 +60,13 @@ class Files:
         for file in (self.output, self.save, self.report, self.plots):
             if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
                 raise OutputError(f"cannot write to the folder {file.parent}", hint="Create it, or choose another.")
+            if file is not None and not self.overwrite and _is_taken(file):
+                raise OutputError(f"{file} exists", hint="Choose another name, or replace it with --overwrite.")
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether there is a file, or a folder with something in it."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def bench(
@@ -91,6 +103,8 @@ def bench(
     output: str | Path | None = None,
     report: str | Path | None = None,
     plots: str | Path | None = None,
+    overwrite: bool = False,
+    command_line: str = "",
     on_measured: Callable[[Measurement | Ablation], None] | None = None,
 ) -> Measurement | Ablation:
     """Measure a pipeline: latency, memory and correctness of each component and of the whole.
@@ -126,6 +140,8 @@ def bench(
         output: a file for the result.
         report: an HTML page to write, with plots, tables and images (needs matplotlib).
         plots: a folder for the plots as PNG files (needs matplotlib).
+        overwrite: replace ``output``, ``save``, ``report`` and ``plots`` where they exist.
+        command_line: shown in the report, so that people can measure again.
         on_measured: called with the result before anything is plotted.
 
     Returns:
@@ -135,7 +151,7 @@ def bench(
         UsageError: parameters that exclude each other, or a value that the pipeline cannot do.
         BadModelError: there is no pipeline.
         ProviderError: the provider does not load, and ``fallback`` is not True.
-        OutputError: a file cannot be written; raised before anything is measured.
+        OutputError: a file cannot be written, or exists without ``overwrite``; raised before anything is measured.
 
     Example:
         >>> result = sdort.bench("fast", provider="cpu", components=["unet"])
@@ -144,6 +160,7 @@ def bench(
     """
     _refuse_other_pipelines(ablation, placement, baseline, engine, engines)
     _refuse_unused_limits(compare, across, margin)
+    _refuse_few_calls(compare, repeat)
     options = BenchOptions(
         runtime=RuntimeOptions(
             provider=provider,
@@ -172,16 +189,19 @@ def bench(
     path = Path(pipeline)
     if preset:
         options = apply_preset(preset, path, options)
-    files = Files(form, _path(output), _path(save), _path(report), _path(plots))
+    files = Files(form, _path(output), _path(save), _path(report), _path(plots), overwrite)
     files.check()
     saved = load_rows(Path(compare)) if compare else None
+    if save and repeat < LEAST:  # told now: measuring may take an hour
+        warn(f"--compare will not be able to judge what is saved: it needs --repeat {LEAST} or more, not {repeat}")
     result = ablate(path, options) if ablation else measure_pipeline(path, options)
     if saved is not None:
         regression.compare_with_saved(result.rows, saved, (MARGIN if margin is None else margin) / 100, across)
     _write(result, files)
     if on_measured:
         on_measured(result)
-    _draw(result, files, path, options)
+    _warn_of_noise(result.rows, files)
+    _draw(result, files, path, options, command_line)
     return result
 
 
@@ -203,13 +223,28 @@ def _refuse_unused_limits(compare: object, across: Sequence[str], margin: float 
         raise UsageError("--margin and --across say how to judge: they want --compare")
 
 
+def _refuse_few_calls(compare: object, repeat: int) -> None:
+    """Raise UsageError where so few calls are asked for that no comparison can judge them."""
+    if compare and repeat < LEAST:
+        raise UsageError(f"--compare needs {LEAST} timed calls or more, not --repeat {repeat}")
+
+
 def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)
+
+
+def _warn_of_noise(rows: Sequence[Row], files: Files) -> None:
+    if noisy := noise_warning(rows):
+        warn(noisy)
+    if files.save:
+        for reason in save_warnings(rows):
+            warn(f"{files.save}: {reason}")
 
 
 def _write(result: Measurement | Ablation, files: Files) -> None:
     if files.save:
         write_atomically(files.save, as_saved(result.rows))
+        say(f"wrote {files.save}")
     if files.output:
         write_atomically(files.output, as_text(result, "markdown" if files.form == "table" else files.form))
         say(f"wrote {files.output}")
@@ -220,12 +255,12 @@ def as_text(result: Measurement | Ablation, form: str) -> str:
     if form == "json":
         return json.dumps(to_json(result), indent=2) + "\n"
     measured = result.rows
-    text = ablation_table.as_text(result, form) if isinstance(result, Ablation) else rows.as_text(measured, form)
+    text = ablation_table.as_text(result, form) if isinstance(result, Ablation) else row_table.as_text(measured, form)
     compared = form == "markdown" and any(row.compared for row in measured)
-    return f"{text}\n{regression.as_markdown(measured)}" if compared else text
+    return f"{text}\n{regression.comparison_markdown(measured)}" if compared else text
 
 
-def _draw(result: Measurement | Ablation, files: Files, path: Path, options: BenchOptions) -> None:
+def _draw(result: Measurement | Ablation, files: Files, path: Path, options: BenchOptions, command_line: str) -> None:
     """Plots and report; of an ablation without rooflines, as its variants are gone by now."""
     if not (files.report or files.plots):
         return
@@ -236,6 +271,7 @@ def _draw(result: Measurement | Ablation, files: Files, path: Path, options: Ben
     else:
         page = benchmark_report(result, f"sdort bench {path.resolve().name}")
         add_rooflines(page, path, options)
+    page.command_line = command_line
     if files.plots:
         write_plots(page, files.plots)
     if files.report:

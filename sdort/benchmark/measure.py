@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from statistics import median
 
+from sdort.benchmark.conditions import watch_machine
 from sdort.benchmark.failed_rows import refuse_failed
-from sdort.benchmark.regression import refuse_slower
+from sdort.benchmark.regression import refuse_slower, refuse_unjudged
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, document, progress
-from sdort.engines.engine import Engine, Runner
+from sdort.engines.engine import Engine, ImageStages, Runner, StagedRunner
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
 from sdort.generation.images import Generated
@@ -49,14 +52,16 @@ class Measurement:
     images: list[ImagePair] = field(default_factory=list, metadata={"json": None})
 
     def raise_if_failed(self) -> None:
-        """Raise if a row failed its check, or is slower than a saved one that it was compared with.
+        """Raise if a row failed its check, or a comparison with saved ones says so.
 
         Raises:
             ParityError: the rows that failed, and why.
             RegressionError: the rows that are slower.
+            UsageError: no row could be compared, and why.
         """
         refuse_failed(self.rows)
         refuse_slower(self.rows)
+        refuse_unjudged(self.rows)
 
 
 def measure_pipeline(path: Path, options: BenchOptions) -> Measurement:
@@ -75,7 +80,7 @@ def measure_pipeline(path: Path, options: BenchOptions) -> Measurement:
     provider = prepare_benchmark(options)
     with open_engines(path, options, provider) as engines:
         components = choose_components(engines, options.components)
-        todo = plan_cases(components, engines, options)
+        todo = plan_cases(path, components, engines, options)
         reference = find_reference(path, options, todo, provider)
         measurement = measure_engines(engines, components, todo, reference, options)
         if options.placement:
@@ -104,7 +109,8 @@ def measure_engines(
         engine.import_libraries(components)
     meters = [Meter(engine.provider, options.runtime.device_id) for engine in engines]
     calls = options.warmup + 1 + options.repeat
-    with progress("measuring", total=len(todo) * len(engines) * calls) as advance:
+    bar = progress("measuring", total=len(todo) * len(engines) * calls)
+    with watch_machine(engines[-1].provider.on_gpu) as disturbances, bar as advance:
         for component in components:
             for case in todo:
                 if case.component == component:
@@ -112,6 +118,8 @@ def measure_engines(
             for engine, meter in zip(engines, meters, strict=True):
                 engine.close()
                 meter.forget()
+    for row in measurement.rows:
+        row.disturbances = list(disturbances)
     return measurement
 
 
@@ -166,6 +174,8 @@ def _measure(
     times = interleave([measured.runner for measured in good], options.repeat, advance)
     for measured, milliseconds in zip(good, times, strict=True):
         _fill_times(measured.row, milliseconds, case, options)
+        if isinstance(measured.runner, StagedRunner):
+            measured.row.stages = _median_stages(measured.runner.stages[-options.repeat :])
         _check_repeats(measured, case)
     _compare(good, times, rows[0])
     measurement.rows += rows
@@ -226,6 +236,8 @@ def _row(engine: Engine, case: Case, options: BenchOptions) -> Row:
         steps=options.steps if case.component == WHOLE_PIPELINE else None,
         dtype=engine.dtype(case.component),
         model_hash=engine.model_hash(),
+        measured_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        prompt=case.prompt,
         versions=versions(),
     )
 
@@ -294,10 +306,21 @@ def _check_repeats(measured: _Ready, case: Case) -> None:
         measured.row.fail(f"not repeatable: {again.problem}")
 
 
+def _median_stages(calls: Sequence[ImageStages]) -> ImageStages:
+    """The median of each stage over calls."""
+    return ImageStages(
+        median(call.encode for call in calls),
+        median(call.denoise for call in calls),
+        median(call.decode for call in calls),
+        calls[-1].samples,
+    )
+
+
 def _fill_times(row: Row, milliseconds: Sequence[float], case: Case, options: BenchOptions) -> None:
     numbers = statistics(milliseconds)
     row.times_ms = list(milliseconds)
     row.median_ms, row.mean_ms, row.p90_ms, row.min_ms = numbers.median, numbers.mean, numbers.p90, numbers.minimum
+    row.low_ms, row.high_ms = numbers.low, numbers.high
     row.repeat, row.warmup = numbers.repeat, options.warmup
     if case.component == WHOLE_PIPELINE:
         row.images_per_s = case.batch / (numbers.median / 1e3)

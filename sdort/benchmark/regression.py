@@ -8,24 +8,24 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sdort.benchmark.digits import counted, digits, optional_digits
+from sdort.benchmark.labels import case_label, contender_label
+from sdort.benchmark.row_table import as_markdown
 from sdort.benchmark.rows import Compared, Row
+from sdort.benchmark.timing import LEAST, interval, resampled_medians
 from sdort.console import to_json
 from sdort.errors import RegressionError, UsageError
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from sdort.tables import Table
 
 FORMAT_KEY = "sdort_bench"
 FORMAT_VERSION = 1
-LEAST = 5
-"""Timed calls that each side needs: the interval of a median of fewer is no more than their range."""
-RESAMPLES = 4000
-CONFIDENCE = 95.0
+UNSURE = "the noise allows no other verdict; more --repeat might"
 SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
+_VERDICTS = (SLOWER, FASTER, NOT_COMPARABLE, SAME)
 
 
 def as_saved(rows: Sequence[Row]) -> str:
@@ -56,8 +56,11 @@ def load_rows(path: Path) -> list[Row]:
         ) from None
 
 
+_NOT_READ = {"placement", "compared", "times_ms", "stages", "disturbances", "psnr_db", "lowest_psnr_db"}
+
+
 def _row(saved: Mapping[str, Any]) -> Row:
-    known = {column.name for column in fields(Row)} - {"placement", "compared", "times_ms", "psnr_db", "lowest_psnr_db"}
+    known = {column.name for column in fields(Row)} - _NOT_READ
     row = Row(**{name: value for name, value in saved.items() if name in known})
     row.times_ms = [float(value) for value in saved["times_ms"]]
     if not all(math.isfinite(value) and value > 0 for value in row.times_ms):
@@ -93,14 +96,14 @@ def compare_rows(before: Row | None, now: Row, margin: float, across: Collection
     problem = _obstacle(before, now, across)
     if problem:
         return Compared(NOT_COMPARABLE, before_ms=before.median_ms, reason=problem)
-    ratio, low, high = interval(before.times_ms, now.times_ms)
+    ratio, low, high = ratio_interval(before.times_ms, now.times_ms)
     most = 1 + margin
     if low > most:
         return Compared(SLOWER, ratio, low, high, before.median_ms, f"by more than {margin:.0%}")
     if high < 1 / most:
         return Compared(FASTER, ratio, low, high, before.median_ms, f"by more than {margin:.0%}")
     sure = 1 / most <= low and high <= most
-    reason = f"within {margin:.0%}" if sure else "the noise allows no other verdict; more --repeat might"
+    reason = f"within {margin:.0%}" if sure else UNSURE
     return Compared(SAME, ratio, low, high, before.median_ms, reason)
 
 
@@ -117,7 +120,7 @@ def _obstacle(before: Row, now: Row, across: Collection[str]) -> str:
         differences.append(f"model: {before.dtype} {before.model_hash[:8]} then, {now.dtype} {now.model_hash[:8]} now")
     fewest = min(len(before.times_ms), len(now.times_ms))
     if fewest < LEAST:
-        differences.append(f"{fewest} timed calls, and {LEAST} are needed")
+        differences.append(f"{counted(fewest, 'timed call')}, and {LEAST} are needed")
     return "; ".join(differences)
 
 
@@ -126,21 +129,15 @@ def _changed(before: dict[str, str], now: dict[str, str]) -> str:
     return ", ".join(f"{name} {before.get(name, 'absent')} then, {now.get(name, 'absent')} now" for name in names)
 
 
-def interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, float, float]:
-    """The ratio of the medians, now over before, and its 95 % percentile bootstrap interval.
+def ratio_interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of the medians, now over before, and its 95 % interval.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13. Seeded: the same times give the same
-    verdict. It knows the noise within the two runs; what else changes from run to run is what the margin is for.
+    Seeded: the same times give the same verdict. It knows the noise within the two runs; what else changes from run to
+    run is what the margin is for.
     """
     rng = np.random.default_rng(0)
-    medians = [_medians(np.asarray(times, np.float64), rng) for times in (now, before)]
-    low, high = np.percentile(medians[0] / medians[1], [50 - CONFIDENCE / 2, 50 + CONFIDENCE / 2])
-    return float(np.median(now) / np.median(before)), float(low), float(high)
-
-
-def _medians(times: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    resampled = rng.integers(0, len(times), (RESAMPLES, len(times)))
-    return np.asarray(np.median(times[resampled], axis=1))
+    medians = [resampled_medians(times, rng) for times in (now, before)]
+    return float(np.median(now) / np.median(before)), *interval(medians[0] / medians[1])
 
 
 def refuse_slower(rows: Sequence[Row]) -> None:
@@ -151,58 +148,90 @@ def refuse_slower(rows: Sequence[Row]) -> None:
     """
     slower = [(row, row.compared) for row in rows if row.compared and row.compared.verdict == SLOWER]
     if slower:
-        words = [f"{_what(row)} takes {comparison.ratio:.2f} times as long" for row, comparison in slower]
+        words = [f"{_what(row, rows)} takes {digits(each.ratio or 0)} times as long" for row, each in slower]
         raise RegressionError(f"slower than the saved benchmark: {'; '.join(words)}")
 
 
-def _what(row: Row) -> str:
-    what = f"{row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.engine}"
+def refuse_unjudged(rows: Sequence[Row]) -> None:
+    """Raise if rows were to be compared, and none could be.
+
+    Raises:
+        UsageError: what stands in the way, and what to change.
+    """
+    compared = [row for row in rows if row.compared]
+    if compared and not judged(rows):
+        raise UsageError(
+            f"none of {counted(len(compared), 'row')} could be compared with the saved benchmark:{_obstacles(rows)}",
+            hint="Measure what was saved, save it again with --save, or compare although something differs:\n"
+            "    sdort bench ... --compare FILE --across device|versions|model",
+        )
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """The rows that could be compared."""
+    return [row for row in rows if row.compared and row.compared.verdict != NOT_COMPARABLE]
+
+
+def _obstacles(rows: Sequence[Row]) -> str:
+    """Why rows could not be compared, a line a reason with how many rows it concerns."""
+    reasons = Counter(row.compared.reason for row in rows if row.compared and row.compared.verdict == NOT_COMPARABLE)
+    return "".join(f"\n  {reason} ({counted(number, 'row')})" for reason, number in reasons.items())
+
+
+def comparison_conclusion(rows: Sequence[Row]) -> str:
+    """How many rows are slower, faster and the same as the saved ones; what could not be compared, and why."""
+    verdicts = Counter(row.compared.verdict for row in rows if row.compared)
+    parts = [f"{verdicts[verdict]} {verdict}" for verdict in _VERDICTS if verdicts[verdict]]
+    unsure = sum(row.compared.reason == UNSURE for row in rows if row.compared)
+    if unsure:
+        parts[-1] += f" ({unsure} of them within the noise alone: a higher --repeat would tell)"
+    text = f"Against the saved benchmark, {counted(sum(verdicts.values()), 'row')}: {', '.join(parts)}"
+    return text + (_obstacles(rows) if judged(rows) else "")
+
+
+def _what(row: Row, rows: Sequence[Row]) -> str:
+    """A row's step, case and contender, without what all rows share."""
+    several = len({contender_label(other, rows) for other in rows}) > 1 and not row.step
+    what = case_label(row, rows) + (f" of {contender_label(row, rows)}" if several else "")
     return f"{row.step}: {what}" if row.step else what
 
 
-TITLES = ("what", "then ms", "now ms", "now / then", "95 % interval", "verdict", "why")
+TITLES = ("what", "then ms", "now ms", "time ratio", "95 % interval", "verdict", "why")
 LEFT = ("what", "verdict", "why")
 """Titles of the columns that hold words."""
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
     """The comparison's cells."""
-    compared = [(row, row.compared) for row in rows if row.compared]
     return [
         [
-            _what(row),
-            _ms(comparison.before_ms),
-            _ms(row.median_ms),
+            _what(row, rows),
+            optional_digits(comparison.before_ms),
+            optional_digits(row.median_ms),
             *_ratio(comparison),
             comparison.verdict,
             comparison.reason,
         ]
-        for row, comparison in compared
+        for row in rows
+        if (comparison := row.compared)
     ]
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _ratio(comparison: Compared) -> tuple[str, str]:
-    if comparison.ratio is None:
+    if comparison.ratio is None or comparison.low is None or comparison.high is None:
         return "-", "-"
-    return f"{comparison.ratio:.3f}", f"{comparison.low:.3f} to {comparison.high:.3f}"
+    return digits(comparison.ratio), f"{digits(comparison.low)} to {digits(comparison.high)}"
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
+def comparison_markdown(rows: Sequence[Row]) -> str:
     """The comparison as a Markdown table."""
-    cells = [list(TITLES), ["---"] * len(TITLES), *lines(rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    return as_markdown(TITLES, lines(rows))
 
 
-def as_table(rows: Sequence[Row]) -> Table:
-    """The comparison as a rich table."""
-    from rich.table import Table
-
-    table = Table(*TITLES, title="Against the saved benchmark", title_justify="left")
-    styles = {SLOWER: "red", FASTER: "green", NOT_COMPARABLE: "yellow"}
+def comparison_table(rows: Sequence[Row]) -> Table:
+    """The comparison for a terminal."""
+    headers = ["what", ">then ms", ">now ms", ">time ratio", "95 % interval", "verdict", "why"]
+    table = Table("Against the saved benchmark (time ratio: now over then)", headers, details=["why"])
     for line in lines(rows):
-        table.add_row(*line, style=styles.get(line[-2]))
+        table.add_row(*line)
     return table

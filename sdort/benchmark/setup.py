@@ -12,6 +12,7 @@ from sdort.console import progress
 from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, original_of
+from sdort.engines.prompts import default_prompts
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
@@ -46,8 +47,11 @@ class BenchOptions:
     """Also see on which execution provider each component's operators run, and how long."""
 
 
-def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: BenchOptions) -> list[Case]:
+def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine], options: BenchOptions) -> list[Case]:
     """Every case to measure.
+
+    Args:
+        path: the pipeline, which says what it can generate images of.
 
     Raises:
         UsageError: a size that the autoencoder cannot make.
@@ -56,7 +60,8 @@ def plan_cases(components: Sequence[str], engines: Sequence[Engine], options: Be
     for height, width in options.sizes:
         if height % factor or width % factor:
             raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
-    made = cases(components, options.batch_sizes, options.sizes or [engines[-1].default_size()])
+    sizes = options.sizes or [engines[-1].default_size()]
+    made = cases(components, options.batch_sizes, sizes, default_prompts(path)[0])
     return [_guided(case, engines) for case in made]
 
 

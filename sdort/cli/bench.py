@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,12 +73,22 @@ _SECTIONS = {
         "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
     ),
     "Regressions": ("save", "compare", "margin", "across"),
-    "Results": ("placement", "form", "as_json", "output", "report", "plots"),
+    "Results": ("placement", "form", "as_json", "output", "report", "plots", "overwrite"),
 }  # fmt: skip
+_ARGUMENTS = "sdort.bench.arguments"
+"""Key of the command's arguments as they were typed: the report shows them, and the next command begins with them."""
+
+
+class _Command(SectionedCommand):
+    """The command, which keeps its arguments for :data:`_ARGUMENTS`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
 
 
 @click.command(
-    cls=SectionedCommand,
+    cls=_Command,
     sections=_SECTIONS,
     epilog="""\b
 Examples:
@@ -190,7 +202,10 @@ Examples:
     type=click.Path(file_okay=False, path_type=Path),
     help="Write the plots as PNG files to a folder, for light and dark surroundings.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace the files of --save, --output, --report and --plots.")
+@click.pass_context
 def command(
+    ctx: click.Context,
     pipeline: Path,
     provider: str,
     tuning: bool,
@@ -224,6 +239,7 @@ def command(
     output: Path | None,
     report: Path | None,
     plots: Path | None,
+    overwrite: bool,
 ) -> None:
     """Measure PIPELINE: per component and as a whole.
 
@@ -237,6 +253,7 @@ def command(
     from sdort.console import show_text, to_json
     from sdort.errors import SdortError
 
+    arguments: tuple[str, ...] = ctx.meta[_ARGUMENTS]
     form = "json" if as_json else form
     measured: list[Measurement | Ablation] = []
     # An error on stdout holds the result, so that the result is not printed before it.
@@ -244,8 +261,10 @@ def command(
 
     def show_result(result: Measurement | Ablation) -> None:
         measured.append(result)
-        if output is None and not together:
-            _show(result, form)
+        if form == "table" or (output is not None and not as_json):
+            _show(result)
+        elif not as_json:
+            show_text(as_text(result, form))
 
     try:
         result = bench(
@@ -281,8 +300,12 @@ def command(
             output=output,
             report=report,
             plots=plots,
+            overwrite=overwrite,
+            command_line=shlex.join(["sdort", "bench", *arguments]),
             on_measured=show_result,
         )
+        if form == "table" or (output is not None and not as_json):
+            _conclude(result, _compare_command(arguments) if save else None)
         result.raise_if_failed()
     except SdortError as error:
         if together and measured:
@@ -292,18 +315,44 @@ def command(
         show_text(as_text(result, form))
 
 
-def _show(result: Measurement | Ablation, form: str) -> None:
-    from sdort.benchmark import regression, rows
+def _show(result: Measurement | Ablation) -> None:
+    """Tables, and what all of their rows share."""
+    from sdort.benchmark import regression, row_table
     from sdort.benchmark.ablation import Ablation
-    from sdort.benchmark.command import as_text
     from sdort.benchmark.report import ablation_table
-    from sdort.console import show, show_text
+    from sdort.console import show
 
-    if form != "table":
-        show_text(as_text(result, form))
-        return
-    show(ablation_table.as_table(result) if isinstance(result, Ablation) else rows.as_table(result.rows))
+    if isinstance(result, Ablation):
+        for table in ablation_table.as_tables(result):
+            show(table)
+        show(f"\n{ablation_table.ablation_caption(result)}")
+    else:
+        show(row_table.as_table(result.rows))
+        show("\n" + "\n".join(filter(None, (row_table.legend(result.rows), row_table.caption(result.rows)))))
     if any(row.compared for row in result.rows):
-        show(regression.as_table(result.rows))
+        show(regression.comparison_table(result.rows))
     if placements := [row.placement for row in result.rows if row.placement]:
         show_placement(placements, [])
+
+
+def _conclude(result: Measurement | Ablation, next_command: str | None) -> None:
+    from sdort.benchmark.ablation import Ablation
+    from sdort.benchmark.conclusion import conclusion
+    from sdort.benchmark.regression import comparison_conclusion
+    from sdort.benchmark.report.ablation_table import ablation_conclusion
+    from sdort.console import conclude
+
+    verdict = ablation_conclusion(result) if isinstance(result, Ablation) else conclusion(result.rows)
+    if any(row.compared for row in result.rows):
+        verdict += f"\n{comparison_conclusion(result.rows)}"
+    conclude(f"\n{verdict}", next_command)
+
+
+def _compare_command(arguments: Sequence[str]) -> str:
+    """The same command that compares with what was saved."""
+    words = [
+        word.replace("--save", "--compare", 1) if word.partition("=")[0] == "--save" else word
+        for word in arguments
+        if word != "--overwrite"
+    ]
+    return shlex.join(["sdort", "bench", *words])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from sdort.engines.prompts import PROMPTS
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.signature import Array
@@ -60,10 +60,35 @@ class Engine(Protocol):
         """Free the sessions."""
 
 
+@dataclass(frozen=True)
+class ImageStages:
+    """Milliseconds of the stages of generating the images of one call.
+
+    Attributes:
+        encode: the text encoders, on all prompts.
+        denoise: all steps of the UNet, with the scheduler's arithmetic.
+        decode: the decoder, with the conversion to pixels.
+        samples: latents that the UNet takes at once: two for each image with classifier-free guidance.
+    """
+
+    encode: float
+    denoise: float
+    decode: float
+    samples: int
+
+
+@runtime_checkable
+class StagedRunner(Protocol):
+    """A :class:`Runner` of a pipeline that knows how long its stages took."""
+
+    stages: list[ImageStages]
+    """Those of every call so far."""
+
+
 def case_request(case: Case, steps: int, scheduler: str | None) -> Request:
     """The request for the images of a pipeline case."""
     return Request(
-        PROMPTS[0],
+        case.prompt,
         steps=steps,
         height=case.height,
         width=case.width,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from sdort.engines.engine import Runner, case_request
+from sdort.engines.engine import ImageStages, Runner, case_request
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
@@ -128,10 +128,14 @@ class _OnnxPipeline:
         self.pipeline = assemble(engine.folder, sessions, engine.provider, None)
         self.request = request
         self.images: list[Generated] = []
+        self.stages: list[ImageStages] = []
         self.keep: Callable[[], None] | None = partial(keep_generated, self.pipeline, [request])
 
     def __call__(self) -> None:
         self.images = list(self.pipeline.generate(self.request))
+        timings, images = self.pipeline.timings, self.request.images_at_once
+        samples = images if self.pipeline.guidance(self.request) is None else 2 * images
+        self.stages.append(ImageStages(timings.encode * 1e3, sum(timings.steps) * 1e3, timings.decode * 1e3, samples))
 
     def result(self) -> list[Generated]:
         if self.keep:

@@ -117,7 +117,7 @@ class TextToImage:
             latents = self._denoised(denoise_batch, on_step)
             yield from self._decode(latents, request, seeds, on_tile)
 
-    def _guidance(self, request: Request) -> float | None:
+    def guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
         embedded = "timestep_cond" in self.sessions["unet"].inputs
         return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
@@ -151,7 +151,7 @@ class TextToImage:
 
     def _conditions(self, requests: Sequence[Request], size: tuple[int, int]) -> list[list[Conditioning]]:
         """For each request the conditioning of its prompt, after that of the negative one if there is guidance."""
-        guided = self._guidance(requests[0]) is not None
+        guided = self.guidance(requests[0]) is not None
         remark_on_prompts(self.tokenizers["text_encoder"], requests, guided)
         zeros_for_empty = self.folder.empty_is_zero
         texts = [
@@ -198,7 +198,7 @@ class TextToImage:
         import torch
         from diffusers.utils.torch_utils import randn_tensor
 
-        factor, scale = self.folder.vae_factor, self._guidance(request)
+        factor, scale = self.folder.vae_factor, self.guidance(request)
         latent = (self.latent_channels, size[0] // factor, size[1] // factor)
         batch = Batch(len(conditions), len(seeds), latent)
         # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.

@@ -30,6 +30,8 @@ class Case:
     width: int
     seed: int = SEED
     """Seed of the pipeline's first image."""
+    prompt: str = ""
+    """The pipeline's; components do without."""
 
     def __str__(self) -> str:
         return f"{self.component}, batch {self.batch}, {self.height}x{self.width}"
@@ -40,10 +42,12 @@ def further_cases(case: Case, images: int) -> list[Case]:
     return [replace(case, seed=case.seed + first) for first in range(case.batch, images, case.batch)]
 
 
-def cases(components: Sequence[str], batches: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[Case]:
+def cases(
+    components: Sequence[str], batches: Sequence[int], sizes: Sequence[tuple[int, int]], prompt: str = ""
+) -> list[Case]:
     """Every combination once; text encoders do not depend on the size and are measured at the first one only."""
     return [
-        Case(component, batch, height, width)
+        Case(component, batch, height, width, prompt=prompt if component == WHOLE_PIPELINE else "")
         for component in components
         for batch in batches
         for height, width in (sizes[:1] if component.startswith("text_encoder") else sizes)

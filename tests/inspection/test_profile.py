@@ -13,7 +13,7 @@ from PIL import Image
 from support.tiny_pipeline import Tiny
 
 from sdort.benchmark.measure import measure_pipeline
-from sdort.benchmark.rows import as_text
+from sdort.benchmark.row_table import as_text
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.console import to_json

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sdort.benchmark.ablation import Ablation, MeasuredStep
+from sdort.benchmark.conclusion import capitalized, outputs
+from sdort.benchmark.digits import digits, optional_digits
 from sdort.benchmark.published import CAPTION, PUBLISHED, published_text
-from sdort.benchmark.rows import Row, caption, rows_as_csv
+from sdort.benchmark.row_table import as_markdown, caption, rows_as_csv
+from sdort.benchmark.rows import Row
+from sdort.tables import Table
 from sdort.workload.cases import WHOLE_PIPELINE
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MOST_CHANGES = 3
 LEFT = ("step", "verify", "graph")
@@ -70,7 +70,7 @@ def batches(ablation: Ablation) -> list[int]:
 def titles(ablation: Ablation) -> list[str]:
     times = [f"{name} ms" for name in components(ablation)]
     published = [f"published {device}" for device in PUBLISHED]
-    return ["batch", "step", *times, "vs raw", "MiB", "verify", "graph", *published]
+    return ["batch", "step", *times, "time / raw", "MiB", "verify", "graph", *published]
 
 
 def lines(ablation: Ablation) -> list[list[str]]:
@@ -81,26 +81,22 @@ def lines(ablation: Ablation) -> list[list[str]]:
 def _line(ablation: Ablation, stage: MeasuredStep, batch: int) -> list[str]:
     names = components(ablation)
     rows = {name: row_of(stage, batch, name) for name in names}
-    times = ["=" if stage.same_as else _number(row.median_ms if row else None) for row in rows.values()]
+    times = ["=" if stage.same_as else optional_digits(row.median_ms if row else None) for row in rows.values()]
     whole = names[-1]
     first = row_of(ablation.stages[0], batch, whole)
     mine = rows[whole]
-    faster = first.median_ms / mine.median_ms if first and mine and first.median_ms and mine.median_ms else None
+    ratio = mine.median_ms / first.median_ms if first and mine and first.median_ms and mine.median_ms else None
     published = [published_text(rows, stage.name, batch) for rows in PUBLISHED.values()]
     return [
-        str(batch), stage.name, *times, f"{faster:.2f}x" if faster else "-", _number(memory(mine)),
+        str(batch), stage.name, *times, optional_digits(ratio), optional_digits(memory(mine)),
         verdict(stage, batch), changes(stage), *published,
     ]  # fmt: skip
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def ablation_caption(ablation: Ablation) -> str:
     """Model, provider, device and versions, which all rows share."""
     whole = components(ablation)[-1:] or [WHOLE_PIPELINE]
-    shared = f"vs raw and MiB are of: {whole[0]}. {caption(ablation.measured.rows)}."
+    shared = f"time / raw (fp32 without fusions) and MiB are those of: {whole[0]}. {caption(ablation.measured.rows)}."
     return f"{ablation.original} for {ablation.provider}. {shared}\n{CAPTION}"
 
 
@@ -108,26 +104,53 @@ def as_text(ablation: Ablation, form: str) -> str:
     """``csv``, which has every field of every row, or ``markdown``."""
     if form == "csv":
         return rows_as_csv([row for stage in ablation.stages for row in stage.rows], _steps(ablation.stages))
-    cells = [titles(ablation), ["---"] * len(titles(ablation)), *lines(ablation)]
-    table = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in cells)
-    return f"{table}\n{ablation_caption(ablation)}\n"
+    return f"{as_markdown(titles(ablation), lines(ablation))}\n{ablation_caption(ablation)}\n"
 
 
 def _steps(stages: Sequence[MeasuredStep]) -> list[dict[str, str]]:
     return [{"step": stage.name, "same_as": stage.same_as} for stage in stages for _ in stage.rows]
 
 
-def as_table(ablation: Ablation) -> Table:
-    """A rich table."""
-    from rich.table import Table
+def as_tables(ablation: Ablation) -> list[Table]:
+    """A table for each batch: each step's time as a whole, its share of the first step's, memory and verdict."""
+    return [_table(ablation, batch) for batch in batches(ablation)]
 
-    table = Table(caption=ablation_caption(ablation), caption_justify="left")
-    for title in titles(ablation):
-        table.add_column(title, justify="left" if title in LEFT else "right")
-    before = ""
-    for line in lines(ablation):
-        if before and line[0] != before:
-            table.add_section()
-        before = line[0]
-        table.add_row(*line, style="red" if any(cell.startswith("FAILED") for cell in line) else None)
+
+def _table(ablation: Ablation, batch: int) -> Table:
+    names = components(ablation)
+    others = [f">{name} ms" for name in names[:-1]]
+    published = [f"published {device}" for device in PUBLISHED]
+    headers = ["step", f">{names[-1]} ms", ">time / raw", ">MiB", "output", *others, "verify", "graph", *published]
+    details = [header.removeprefix(">") for header in headers[5:]]
+    table = Table(f"{ablation.original} for {ablation.provider}, batch {batch}", headers, details)
+    for stage in ablation.stages:
+        cells = dict(zip(titles(ablation), _line(ablation, stage, batch), strict=True))
+        shown = [cells[header.removeprefix(">")] for header in headers if header != "output"]
+        table.add_row(*shown[:4], _output(stage, batch), *shown[4:])
     return table
+
+
+def _output(stage: MeasuredStep, batch: int) -> str:
+    """Verdict on a step's outputs in a word or two; the whole one is a detail."""
+    if stage.same_as:
+        return f"as {stage.same_as}"
+    return verdict(stage, batch).partition(":")[0].lower()
+
+
+def ablation_conclusion(ablation: Ablation) -> str:
+    """The last step's share of the first one's time, which step was worth most, and whether outputs are right."""
+    name, first, last = components(ablation)[-1:], ablation.stages[0], ablation.stages[-1]
+    parts = []
+    for batch in batches(ablation):
+        times = [(stage, row_of(stage, batch, name[0])) for stage in ablation.stages]
+        known = [(stage, row.median_ms) for stage, row in times if row and row.median_ms is not None]
+        if len(known) > 1 and (known[0][0], known[-1][0]) == (first, last):
+            share, most = digits(known[-1][1] / known[0][1]), min(zip(known[1:], known, strict=False), key=_gain)
+            worth = f"; the step worth most is {most[0][0].name!r} ({digits(_gain(most))})" if _gain(most) < 1 else ""
+            parts.append(f"at batch {batch} all fusions together take {share} of the time of {first.name}{worth}")
+    return capitalized("; ".join([*parts, outputs(ablation.rows)]))
+
+
+def _gain(pair: tuple[tuple[MeasuredStep, float], tuple[MeasuredStep, float]]) -> float:
+    """A step's time over that of the step before it."""
+    return pair[0][1] / pair[1][1]

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdort.benchmark import regression
-from sdort.benchmark import rows as tables
+from sdort.benchmark import row_table as tables
 from sdort.benchmark.ablation import Ablation
+from sdort.benchmark.labels import bar_label
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import ablation_table, figures, image_maps
 from sdort.benchmark.report.roofline_plot import roofline
 from sdort.benchmark.roofline import measure_rooflines
-from sdort.benchmark.rows import Row, caption
+from sdort.benchmark.row_table import caption
+from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions
 from sdort.console import say
 from sdort.errors import OutputError
@@ -61,6 +63,7 @@ class BenchReport:
     remarks: list[str] = field(default_factory=list)
     """Sentences about what could not be shown."""
     more: list[Plot] = field(default_factory=list)
+    command_line: str = ""
 
     def plots(self) -> Iterator[Plot]:
         """Those that the data is there for."""
@@ -94,7 +97,7 @@ def add_rooflines(report: BenchReport, path: Path, options: BenchOptions) -> Non
 
 def image_labels(report: BenchReport) -> list[str]:
     """Label of each image, different from the others'."""
-    return [figures.bar_label(pair.row, report.rows) for pair in report.images]
+    return [bar_label(pair.row, report.rows) for pair in report.images]
 
 
 def write_plots(report: BenchReport, folder: Path) -> list[Path]:
@@ -131,7 +134,7 @@ def benchmark_page(report: BenchReport) -> str:
         parts += [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
         parts += [paragraph(ablation_table.ablation_caption(report.ablation))]
     else:
-        parts += [section("Rows", *tables.cells(report.rows), left=tables.LEFT, wide=("parity",))]
+        parts += [section("Rows", *tables.cells(report.rows), left=tables.LEFT, wide=("output",))]
     lines = regression.lines(report.rows)
     bad = ("FAILED", regression.SLOWER)
     parts += [

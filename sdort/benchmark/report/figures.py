@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdort.benchmark.ablation import Ablation, MeasuredStep
+from sdort.benchmark.digits import digits
+from sdort.benchmark.labels import bar_label
 from sdort.benchmark.published import PUBLISHED, Published, PublishedRows
 from sdort.benchmark.report.ablation_table import components, memory, row_of, verdict
 from sdort.benchmark.report.theme import ORANGE, RED, SERIES, SKY, new_figure, text_on, title
-from sdort.benchmark.rows import Row, dtype_text
+from sdort.benchmark.rows import Row
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.verification.report.html import Theme
 from sdort.workload.cases import WHOLE_PIPELINE
@@ -36,25 +38,6 @@ COMPONENT_COLOURS = {
 }
 
 
-def bar_label(row: Row, rows: Sequence[Row]) -> str:
-    """Label of a row's bar, different from the others'."""
-    values = {
-        row.pipeline: {other.pipeline for other in rows},
-        row.engine: {other.engine for other in rows},
-        dtype_text(row.dtype): {other.dtype for other in rows},
-    }
-    parts = [
-        word for word, words in values.items() if len(words) > 1 and not (word[:2] == "fp" and word in row.pipeline)
-    ]
-    several = len({(other.height, other.width) for other in rows if other.component == WHOLE_PIPELINE}) > 1
-    return ", ".join([*parts, f"batch {row.batch_size}", *([f"{row.height}x{row.width}"] if several else [])])
-
-
-def three_digits(value: float) -> str:
-    """Three digits or more."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
 def latency(rows: Sequence[Row], batch: int, theme: Theme) -> Figure | None:
     """One call of each component, stacked, a bar for each pipeline and engine; None where there are none."""
     timed = [
@@ -74,9 +57,7 @@ def latency(rows: Sequence[Row], batch: int, theme: Theme) -> Figure | None:
         for name in names:
             _segment(axes, index, left, bar.get(name, 0.0), COMPONENT_COLOURS[name], room)
             left += bar.get(name, 0.0)
-        axes.text(
-            left, index, f"  {three_digits(left)} ms", va="center", color=theme.ink, fontsize=9, fontweight="bold"
-        )
+        axes.text(left, index, f"  {digits(left)} ms", va="center", color=theme.ink, fontsize=9, fontweight="bold")
     _legend(figure, theme, {name.replace("_", " "): COMPONENT_COLOURS[name] for name in names})
     title(axes, theme, f"One call of each component at batch {batch}: median, ms")
     return figure
@@ -85,9 +66,7 @@ def latency(rows: Sequence[Row], batch: int, theme: Theme) -> Figure | None:
 def _segment(axes: Axes, index: int, left: float, width: float, colour: str, room: float) -> None:
     axes.barh(index, width, _BAR, left=left, color=colour)
     if width > _INSIDE * room:
-        axes.text(
-            left + width / 2, index, three_digits(width), ha="center", va="center", color=text_on(colour), fontsize=8.5
-        )
+        axes.text(left + width / 2, index, digits(width), ha="center", va="center", color=text_on(colour), fontsize=8.5)
 
 
 def _horizontal(axes: Axes, theme: Theme, labels: Sequence[str], room: float) -> None:
@@ -138,7 +117,7 @@ def _here(axes: Axes, ablated: Ablation, batch: int, component: str, theme: Them
         axes.barh(
             index, milliseconds, _BAR, color=theme.faint if stage.same_as else SKY, alpha=_ALPHA[bool(stage.same_as)]
         )
-        value = f"{three_digits(milliseconds)}  " if milliseconds else ""
+        value = f"{digits(milliseconds)}  " if milliseconds else ""
         axes.annotate(value, (milliseconds, index), (4, 0), textcoords="offset points", va="center", color=theme.ink,
                       fontsize=9, fontweight="bold")  # fmt: skip
         axes.annotate(words, (milliseconds, index), (44 if milliseconds else 4, 0), textcoords="offset points",
@@ -181,9 +160,7 @@ def memory_use(rows: Sequence[Row], theme: Theme) -> Figure | None:
     _horizontal(axes, theme, names, 1.2 * longest)
     for index, (row, value) in enumerate(peaks):
         axes.barh(index, value, _BAR, color=ORANGE if row.device_first_mib is not None else SKY)
-        axes.text(
-            value, index, f"  {three_digits(value)} MiB", va="center", color=theme.ink, fontsize=9, fontweight="bold"
-        )
+        axes.text(value, index, f"  {digits(value)} MiB", va="center", color=theme.ink, fontsize=9, fontweight="bold")
     device = any(row.device_first_mib is not None for row, _ in peaks)
     title(axes, theme, f"Peak memory of the {'device' if device else 'process'} above what was in use before, MiB")
     return figure
