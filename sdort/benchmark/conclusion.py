@@ -67,6 +67,25 @@ def _alone(rows: Sequence[Row], name: str) -> str:
     return f"{name}: {text}" if name and text else text
 
 
+def headline(rows: Sequence[Row]) -> tuple[str, str]:
+    """The one number of a benchmark, and what it is; empty where nothing was timed.
+
+    That of an image, else of a UNet step, else of the first component: the share of the baseline's time, or
+    milliseconds.
+    """
+    timed = [row for row in headline_rows(rows) if row.median_ms is not None]
+    row = max(timed, key=lambda row: (row.ratio is not None, row.component == WHOLE_PIPELINE), default=None)
+    if row is None:
+        return "", ""
+    if row.ratio is None:
+        return f"{digits(row.median_ms or 0)} ms", f"for {subject(row)}"
+    ratio, low, high = row.ratio
+    interval = "" if low is None or high is None else f" ({digits(low)} to {digits(high)} with 95 % confidence)"
+    if low is not None and high is not None and low <= 1 <= high:
+        return "No difference", f"is measurable in the time of {subject(row)}{interval.replace('(', '(ratio ')}"
+    return digits(ratio), f"of the baseline's time for {subject(row)}{interval}"
+
+
 def subject(row: Row) -> str:
     """What one call of a row is: ``an image of 20 steps``, ``a UNet step``."""
     if row.component == WHOLE_PIPELINE:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from sdort.benchmark.rows import Row
 from sdort.workload.cases import WHOLE_PIPELINE
@@ -26,28 +27,36 @@ def _varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def contender_label(row: Row, rows: Sequence[Row]) -> str:
-    """Those of pipeline, engine and dtype that tell a row's contender from the others; the pipeline if there is one."""
-    return ", ".join(_varying_contender(row, rows) or [row.pipeline])
+    """What tells the pipeline or engine of a row from the others: as much as it takes; the pipeline if it is alone."""
+    return ", ".join(_distinctions(row, rows) or [row.pipeline])
 
 
-def _varying_contender(row: Row, rows: Sequence[Row]) -> list[str]:
-    values = {
-        row.pipeline: {other.pipeline for other in rows},
-        row.engine: {other.engine for other in rows},
-        dtype_text(row.dtype): {other.dtype for other in rows},
-    }
-    varying = [
-        word for word, words in values.items() if len(words) > 1 and not (word[:2] == "fp" and word in row.pipeline)
-    ]
-    # Two folders of one name, such as a/fast and b/fast: the models' hashes tell them apart.
-    if len({other.model_hash for other in rows if other.pipeline == row.pipeline and other.engine == row.engine}) > 1:
-        varying.append(row.model_hash[:8])
-    return varying
+def _distinctions(row: Row, rows: Sequence[Row]) -> list[str]:
+    """Engine, pipeline, dtype and the model's hash, those that differ among the rows which are not told apart yet."""
+    facts: tuple[Callable[[Row], str], ...] = (attrgetter("engine"), attrgetter("pipeline"), _dtype, _short_hash)
+    words, others = [], list(rows)
+    for fact in facts:
+        if fact is _dtype:  # a pipeline may keep one component in fp32, which tells no pipelines apart
+            others = [other for other in others if _case(other) == _case(row)]
+        if len({fact(other) for other in others}) > 1:
+            words.append(fact(row))
+            others = [other for other in others if fact(other) == fact(row)]
+    return words
+
+
+def _dtype(row: Row) -> str:
+    return dtype_text(row.dtype)
+
+
+def _short_hash(row: Row) -> str:
+    return row.model_hash[:8]
+
+
+def _case(row: Row) -> tuple[str, int, int, int]:
+    return row.component, row.batch_size, row.height, row.width
 
 
 def bar_label(row: Row, rows: Sequence[Row]) -> str:
-    """Label of a row's bar: its contender and its batch, and the size where the images have several."""
-    whole = [other for other in rows if other.component == WHOLE_PIPELINE]
-    several = len({(other.height, other.width) for other in whole}) > 1
-    size = [f"{row.height}x{row.width}"] if several else []
-    return ", ".join([*_varying_contender(row, rows), f"batch {row.batch_size}", *size])
+    """Label of a row's bar: its contender, and the batch and the size of images where there are several."""
+    whole = [other for other in rows if other.component == WHOLE_PIPELINE] or rows
+    return ", ".join([contender_label(row, rows), *_varying_case(row, whole)])

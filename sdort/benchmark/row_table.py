@@ -53,23 +53,29 @@ def ratio_text(row: Row) -> str:
 def as_table(rows: Sequence[Row]) -> Table:
     """The rows for a terminal: what, in which pipeline or engine, how long, against the baseline, whether right."""
     title = f"Time of one call on {rows[0].provider}, median" if rows else ""
-    headers = ["component", "pipeline", ">median ms", "time ratio", "output"]
+    titles, lines = short_cells(rows)
+    headers = [f">{name}" if name == "median ms" else name for name in titles]
     details = [">mean", ">p90", ">min", ">first", ">images/s", ">host MiB", ">device MiB", "model and engine"]
     table = Table(title, [*headers, *details, "compared"], _DETAILS)
     full = dict(_FULL)
+    for row, line in zip(rows, lines, strict=True):
+        more = [full[name](row) for name in _DETAILS[:7]]
+        table.add_row(*line, *more, f"{row.model_hash[:8]} {full['engine'](row)}", row.parity())
+    return table
+
+
+def short_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The titles and the lines of the table with what matters most."""
     several = len({contender_label(row, rows) for row in rows}) > 1
     ratios, compared = any(row.ratio for row in rows), any(row.was_compared for row in rows)
+    lines = []
     for row in rows:
         ratio = ratio_text(row) or ("" if not ratios or row.failed else "baseline")
-        what = contender_label(row, rows) if several else ""
         # Where others were compared, what was not is what they were compared with.
         output = "reference" if compared and row.output == "no reference" else row.output
-        more = [full[name](row) for name in _DETAILS[:7]]
-        model = f"{row.model_hash[:8]} {full['engine'](row)}"
-        table.add_row(
-            case_label(row, rows), what, optional_digits(row.median_ms), ratio, output, *more, model, row.parity()
-        )
-    return table
+        pipeline = contender_label(row, rows) if several else ""
+        lines.append([case_label(row, rows), pipeline, optional_digits(row.median_ms), ratio, output])
+    return ["component", "pipeline", "median ms", "time ratio", "output"], lines
 
 
 def caption(rows: Sequence[Row]) -> str:

@@ -261,7 +261,7 @@ def test_every_format_has_every_step(whole: Ablation) -> None:
     assert len({line.count("|") for line in markdown[:20]}) == 1
     cells = [cell.strip() for cell in markdown[2 + 2].split("|")[1:-1]]
     # The third step's UNet is the ninth case; the pipeline's batch 1 is the 11th, and was the third in the first step.
-    assert cells[:5] == ["1", "+ FMHA", "9.00", "11.00", "3.67"]
+    assert cells[:5] == ["1", "+ FMHA", "9.00", "11.0", "3.67"]
     assert re.fullmatch(r"ok: [\d.]+ dB, unet [\d.]+e-\d\d", cells[6])
     assert cells[7] == "+9 MultiHeadAttention, +2 Attention"
     assert cells[8:] == ["6.1 s, 7,719 MiB", "2.6 s, 4,886 MiB"]

@@ -6,21 +6,23 @@ import importlib.util
 import itertools
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 from support import tiny_pipeline
+from support.browser import views
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import roofline, roofline_worker
 from sdort.benchmark.ablation import Ablation, MeasuredStep, ablation_steps
 from sdort.benchmark.measure import ImagePair, Measurement
-from sdort.benchmark.report import figures, image_maps
+from sdort.benchmark.report import figures, image_maps, latency_plots
 from sdort.benchmark.report.benchmark_page import (
     BenchReport,
     add_rooflines,
@@ -29,19 +31,24 @@ from sdort.benchmark.report.benchmark_page import (
     write_plots,
 )
 from sdort.benchmark.report.image_maps import similarity
+from sdort.benchmark.report.latency_plots import cost_segments, cost_words
 from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
-from sdort.benchmark.report.theme import SERIES, text_on
+from sdort.benchmark.report.theme import NARROW, SERIES, footnote, text_on
 from sdort.benchmark.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
 from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
+from sdort.engines.engine import ImageStages
 from sdort.errors import ProviderError, UsageError
 from sdort.generation.images import Generated
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.report.html import LIGHT, THEMES, Theme
 from sdort.workload.cases import Case
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 TIMES = {"text_encoder": 2.0, "unet": 90.0, "vae_decoder": 310.0, "pipeline": 1100.0}
 
@@ -130,11 +137,42 @@ def test_the_page_loads_nothing_and_shows_everything() -> None:
     assert all(re.match(r"data:image/(svg\+xml|png);base64,", each) for each in page.loaded)
     assert not {"script", "link", "iframe", "b"} & set(page.tags)
     assert "@import" not in text
-    # Two plots, each light and dark; two images, and the reference and difference of one.
-    assert (page.tags.count("picture"), page.tags.count("source"), page.tags.count("img")) == (2, 2, 2 + 4)
+    # Three plots, each light and dark, wide and narrow; two images, and the reference and difference of one.
+    assert (page.tags.count("picture"), page.tags.count("source"), page.tags.count("img")) == (3, 9, 3 + 4)
     for words in ("bench of <demo>", "demo <b>", 'differs from "demo" by 1 & more', "at most 7 of 255", "no reference"):
         assert words in page.text
-    assert page.tags.count("tr") == 1 + 8
+    assert page.tags.count("tr") == 2 * (1 + 8)  # what matters, and everything
+
+
+def test_the_page_of_a_baseline_shows_its_image_beside_the_others_only() -> None:
+    found = measurement()
+    image = found.images[1].image
+    found.images[1] = ImagePair(found.rows[7], image, image)
+    assert [pair.row for pair in benchmark_report(found, "x").images] == [found.rows[3]]
+
+
+def test_an_image_is_stacked_from_its_stages() -> None:
+    stages = ImageStages(encode=10.0, denoise=1800.0, decode=150.0, samples=4)
+    image = row("pipeline", batch_size=2, median_ms=2000.0, stages=stages)
+    assert cost_segments(image) == {"text encoders": 5.0, "UNet": 900.0, "decoder": 75.0, "the rest": 20.0}
+    assert cost_segments(row("pipeline", median_ms=1500.0)) == {"not split": 1500.0}
+    assert cost_words([image]) == "20 UNet steps, each on two latents an image (classifier-free guidance)"
+    alone = replace(image, stages=replace(stages, samples=2))
+    assert cost_words([alone]) == "20 UNet steps, each on one latent an image"
+
+
+def test_the_page_begins_with_its_answer_and_fits_every_screen(browser: Browser, tmp_path: Path) -> None:
+    found = measurement()
+    found.rows[1] = row("unet", speedup=1 / 0.86, speedup_low=1 / 0.89, speedup_high=1 / 0.83)
+    report = benchmark_report(found, "sdort bench fast")
+    report.command_line = (
+        "sdort bench fast --baseline model --provider cpu --repeat 20 --report fast.html --plots plots"
+    )
+    (tmp_path / "bench.html").write_text(benchmark_page(report))
+    for view in views(browser, tmp_path / "bench.html"):
+        assert view.problems == []
+        assert "every output is within its tolerance" in view.first_screen
+        assert "0.86 of the baseline's time for a UNet step" in view.first_screen
 
 
 def test_the_page_of_an_ablation_has_its_table() -> None:
@@ -178,17 +216,22 @@ def every_figure(theme: Theme) -> dict[str, Any]:
     several = [(f"a pipeline {i}", engine) for i in (1, 2) for engine in ("torch-compile", "torch")]
     long = [row(component, pipeline=name, engine=engine) for name, engine in several for component in TIMES]
     return {
-        "latency": figures.latency(long, 1, theme),
+        "cost": latency_plots.image_cost(long, theme),
+        "cost on a phone": latency_plots.image_cost(long, theme, NARROW),
+        "latency": latency_plots.component_latency(long, 1, theme),
+        "latency on a phone": latency_plots.component_latency(long, 1, theme, NARROW),
         "ablation": figures.ablation(ablation(), 8, theme),
         "memory": figures.memory_use(long, theme),
+        "memory on a phone": figures.memory_use(long, theme, NARROW),
         "roofline": roofline_figure(ROOFLINE, theme),
     }
 
 
 def test_no_text_lies_over_another() -> None:
-    assert {name: overlaps(figure) for name, figure in every_figure(THEMES[0]).items()} == {
-        "latency": [], "ablation": [], "memory": [], "roofline": [],
-    }  # fmt: skip
+    drawn = every_figure(THEMES[0])
+    for figure in drawn.values():
+        footnote(figure, THEMES[0], "AMD Ryzen 9 7950X (32 processors); 2026-11-22 13:12; batch 1, 64x64; " * 3)
+    assert {name: over for name, figure in drawn.items() if (over := overlaps(figure))} == {}
 
 
 def test_published_rows_stand_beside_where_there_are_some() -> None:
@@ -220,7 +263,8 @@ def test_words_can_be_read(theme: Theme) -> None:
 
 def test_plots_are_files_for_light_and_dark(tmp_path: Path) -> None:
     written = write_plots(benchmark_report(measurement(), "x"), tmp_path / "plots")
-    names = [f"{name}-{theme.name}.png" for name in ("latency-batch-1", "memory", "images") for theme in THEMES]
+    plots = ("image-cost", "latency-batch-1", "memory", "images")
+    names = [f"{name}-{theme.name}.png" for name in plots for theme in THEMES]
     assert [path.name for path in written] == names
     for path in written:
         wanted = next(theme.paper for theme in THEMES if path.stem.endswith(theme.name))
@@ -353,5 +397,5 @@ def test_the_command_writes_report_and_plots(tmp_path: Path, monkeypatch: pytest
     places = ["--report", str(tmp_path / "x.html"), "--plots", str(tmp_path / "plots"), "--provider", "cpu"]
     result = CliRunner().invoke(cli, ["bench", str(tmp_path), *places, "--format", "csv"])
     assert result.exit_code == 5, result.output  # a row failed, and all is delivered first
-    assert Page((tmp_path / "x.html").read_text()).tags.count("img") == 6
+    assert Page((tmp_path / "x.html").read_text()).tags.count("img") == 7
     assert (tmp_path / "plots" / "images-dark.png").is_file()

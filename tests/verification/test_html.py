@@ -11,6 +11,7 @@ from support.browser import views
 
 from sdort.verification.report.html import (
     Cell,
+    Drawing,
     Share,
     answer,
     beside,
@@ -52,9 +53,11 @@ def test_figures_have_their_pixels_or_an_empty_frame() -> None:
 
 
 def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
-    text = page("<t>", ["", facts({"<n>": "<v>"}), plot("<d>", b"light", b"dark")])
+    text = page("<t>", ["", facts({"<n>": "<v>"}), plot("<d>", Drawing(b"light", b"dark"), Drawing(b"", b"night"))])
     assert "<title>&lt;t&gt;</title>" in text
     assert "<body><h1>&lt;t&gt;</h1>\n<dl><dt>&lt;n&gt;</dt><dd>&lt;v&gt;</dd></dl>\n<picture>" in text
+    phone = "<source media='(max-width: 640px) and (prefers-color-scheme: dark)'"
+    assert f"{phone} srcset='data:image/svg+xml;base64,bmlnaHQ='>" in text
     assert "srcset='data:image/svg+xml;base64,ZGFyaw=='" in text
     assert "<img alt='&lt;d&gt;' src='data:image/svg+xml;base64,bGlnaHQ='>" in text
 

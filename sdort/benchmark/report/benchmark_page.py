@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 from sdort.benchmark import regression
 from sdort.benchmark import row_table as tables
 from sdort.benchmark.ablation import Ablation
+from sdort.benchmark.conclusion import conclusion, headline
 from sdort.benchmark.labels import bar_label
 from sdort.benchmark.measure import ImagePair, Measurement
-from sdort.benchmark.report import ablation_table, figures, image_maps
+from sdort.benchmark.noise import noise_warning
+from sdort.benchmark.report import ablation_table, figures, image_maps, latency_plots
+from sdort.benchmark.report.ablation_table import ablation_conclusion
 from sdort.benchmark.report.roofline_plot import roofline
+from sdort.benchmark.report.theme import NARROW, footnote
 from sdort.benchmark.roofline import measure_rooflines
 from sdort.benchmark.row_table import caption
 from sdort.benchmark.rows import Row
@@ -27,14 +31,20 @@ from sdort.verification.report.html import (
     DARK,
     LIGHT,
     THEMES,
+    Drawing,
     Theme,
+    answer,
     beside,
+    collapsed,
+    command,
     difference_figure,
+    facts,
     figure,
     page,
     paragraph,
     section,
 )
+from sdort.verification.report.html import headline as html_headline
 from sdort.verification.report.html import plot as html_plot
 
 if TYPE_CHECKING:
@@ -45,11 +55,24 @@ PlotFigure = Callable[[Theme], "Figure | None"]
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot; ``name`` is its file's, ``words`` describe it for those who cannot see it."""
+    """One plot.
+
+    Attributes:
+        name: its file's.
+        words: a description for those who cannot see it.
+        draw: makes it for a theme.
+        narrow: makes it for a phone's screen; None where it does not fit one.
+    """
 
     name: str
     words: str
     draw: PlotFigure
+    narrow: PlotFigure | None = None
+
+
+def _bars(name: str, words: str, draw: Callable[..., Figure | None]) -> Plot:
+    """A plot of bars, which can be narrow."""
+    return Plot(name, words, draw, partial(draw, width=NARROW))
 
 
 @dataclass
@@ -67,22 +90,30 @@ class BenchReport:
 
     def plots(self) -> Iterator[Plot]:
         """Those that the data is there for."""
+        yield self.cost()
         for batch in sorted({row.batch_size for row in self.rows}):
             words = f"Latency of one call of each component at batch {batch}"
-            yield Plot(f"latency-batch-{batch}", words, partial(figures.latency, self.rows, batch))
+            draw = partial(latency_plots.component_latency, self.rows, batch)
+            yield _bars(f"latency-batch-{batch}", words, draw)
         if self.ablation:
             for batch in ablation_table.batches(self.ablation):
                 words = f"Latency of each step of the ablation at batch {batch}"
                 yield Plot(f"ablation-batch-{batch}", words, partial(figures.ablation, self.ablation, batch))
-        yield Plot("memory", "Peak memory", partial(figures.memory_use, self.rows))
+        yield _bars("memory", "Peak memory", partial(figures.memory_use, self.rows))
         yield from self.more
+
+    def cost(self) -> Plot:
+        """What an image costs, by stages."""
+        words = "Time of one image by stages: text encoders, UNet steps, decoder"
+        return _bars("image-cost", words, partial(latency_plots.image_cost, self.rows))
 
 
 def benchmark_report(result: Measurement | Ablation, title: str) -> BenchReport:
     """Report of a measurement or an ablation, with the images of the smallest batch: larger ones begin alike."""
     measured = result.measured if isinstance(result, Ablation) else result
     smallest = min((pair.row.batch_size for pair in measured.images), default=0)
-    images = [pair for pair in measured.images if pair.row.batch_size == smallest]
+    # A baseline that is the reference of the others is shown beside them.
+    images = [pair for pair in measured.images if pair.row.batch_size == smallest and pair.image is not pair.reference]
     return BenchReport(title, measured.rows, images, result if isinstance(result, Ablation) else None)
 
 
@@ -114,6 +145,7 @@ def write_plots(report: BenchReport, folder: Path) -> list[Path]:
             for theme in THEMES:
                 figure = plot.draw(theme)
                 if figure is not None:
+                    footnote(figure, theme, caption(report.rows))
                     written.append(folder / f"{plot.name}-{theme.name}.png")
                     figure.savefig(written[-1], dpi=130)
     except OSError as error:
@@ -123,29 +155,83 @@ def write_plots(report: BenchReport, folder: Path) -> list[Path]:
 
 
 def benchmark_page(report: BenchReport) -> str:
-    """The report as one HTML file."""
-    parts = [paragraph(caption(report.rows)), *map(_plot, report.plots()), *map(paragraph, report.remarks)]
-    if report.images:
-        gain = image_maps.common_gain(report.images)
-        labels = image_labels(report)
-        parts += ["<h2>Images</h2>", *(_image(*pair, gain) for pair in zip(report.images, labels, strict=True))]
+    """The report as one HTML file: the answer, what it was measured on, images, plots, then tables."""
+    parts = [*_answer(report), _facts(report)]
+    cost, others = report.cost(), list(report.plots())[1:]
+    if drawn := _plot(cost):
+        parts += ["<h2>What an image costs</h2>", drawn, paragraph(latency_plots.cost_words(report.rows))]
+    parts += _images(report)
+    drawn_others = [*map(_plot, others)]
+    if any(drawn_others):
+        parts += ["<h2>Times and memory</h2>", *drawn_others]
+    parts += map(paragraph, report.remarks)
+    return page(report.title, [*parts, *_tables(report)])
+
+
+def _answer(report: BenchReport) -> list[str]:
+    """The verdict, and the one number."""
+    verdict = ablation_conclusion(report.ablation) if report.ablation else conclusion(report.rows)
+    if any(row.compared for row in report.rows):
+        verdict = f"{verdict}. {regression.comparison_conclusion(report.rows)}"
+    bad = any(row.failed or (row.compared and row.compared.verdict == regression.SLOWER) for row in report.rows)
+    checked = any(row.was_compared for row in report.rows)
+    number, words = headline(report.rows)
+    return [
+        answer(False if bad else True if checked else None, verdict),
+        html_headline(number, words) if number and not report.ablation else "",
+    ]
+
+
+def _facts(report: BenchReport) -> str:
+    rows = report.rows
+    prompts = dict.fromkeys(row.prompt for row in rows if row.prompt)
+    values = {
+        "date": tables.date_text(rows),
+        "machine": ", ".join(dict.fromkeys(row.device for row in rows)),
+        "execution provider": ", ".join(dict.fromkeys(row.provider for row in rows)),
+        "settings": tables.settings(rows),
+        "prompt": "; ".join(prompts),
+        "versions": tables.versions_text(rows),
+        "noise": noise_warning(rows) or "",
+    }
+    told = facts({name: value for name, value in values.items() if value})
+    return told + (command(report.command_line) if report.command_line else "")
+
+
+def _images(report: BenchReport) -> list[str]:
+    if not report.images:
+        return []
+    gain = image_maps.common_gain(report.images)
+    pairs = zip(report.images, image_labels(report), strict=True)
+    return ["<h2>Images</h2>", *(_image(pair, label, gain) for pair, label in pairs)]
+
+
+def _tables(report: BenchReport) -> list[str]:
     if report.ablation:
         heads, lines = ablation_table.titles(report.ablation), ablation_table.lines(report.ablation)
-        parts += [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
+        parts = [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
         parts += [paragraph(ablation_table.ablation_caption(report.ablation))]
     else:
-        parts += [section("Rows", *tables.cells(report.rows), left=tables.LEFT, wide=("output",))]
-    lines = regression.lines(report.rows)
-    bad = ("FAILED", regression.SLOWER)
-    parts += [
-        section("Against the saved benchmark", regression.TITLES, lines, left=regression.LEFT, wide=("why",), bad=bad)
-    ]
-    return page(report.title, parts)
+        heads, lines = tables.short_cells(report.rows)
+        parts = [section("Rows", heads, lines, left=("component", "pipeline", "time ratio", "output"))]
+        parts += [paragraph(tables.legend(report.rows))]
+        everything = section("", *tables.cells(report.rows), left=tables.LEFT, wide=("output",))
+        parts += [collapsed("All numbers", everything + paragraph(tables.caption(report.rows)))]
+    lines, bad = regression.lines(report.rows), ("FAILED", regression.SLOWER)
+    compared = section(
+        "Against the saved benchmark", regression.TITLES, lines, left=regression.LEFT, wide=("why",), bad=bad
+    )
+    return [*parts, compared]
 
 
 def _plot(plot: Plot) -> str:
-    light, dark = plot.draw(LIGHT), plot.draw(DARK)
-    return "" if light is None or dark is None else html_plot(plot.words, _svg(light), _svg(dark))
+    wide = _drawing(plot.draw)
+    return "" if wide is None else html_plot(plot.words, wide, plot.narrow and _drawing(plot.narrow))
+
+
+def _drawing(draw: PlotFigure) -> Drawing | None:
+    light, dark = draw(LIGHT), draw(DARK)
+    return None if light is None or dark is None else Drawing(_svg(light), _svg(dark))
 
 
 def _svg(figure: Figure) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sdort.errors import UsageError
@@ -17,6 +19,8 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E0
 SERIES = (SKY, ORANGE, GREEN, PURPLE, BLUE, RED)
 WIDTH = 9.5
 """Inches; the report shows plots at this width."""
+NARROW = 4.0
+"""Inches of plots on a phone, where those of :data:`WIDTH` would be too small to read."""
 
 
 def require_matplotlib() -> None:
@@ -33,12 +37,12 @@ def require_matplotlib() -> None:
 
 
 def new_figure(
-    theme: Theme, height: float, columns: int = 1, ratios: tuple[float, ...] = ()
+    theme: Theme, height: float, columns: int = 1, ratios: tuple[float, ...] = (), width: float = WIDTH
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with its axes beside each other, in a theme; ``height`` in inches."""
+    """A figure with its axes beside each other, in a theme; ``height`` and ``width`` in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=theme.paper)
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=theme.paper)
     axes = figure.subplots(1, columns, squeeze=False, width_ratios=ratios or None)[0]
     for plot in axes:
         plot.set_facecolor(theme.paper)
@@ -47,8 +51,39 @@ def new_figure(
     return figure, list(axes)
 
 
+def horizontal(axes: Axes, theme: Theme, labels: Sequence[str], room: float) -> None:
+    """Bars from the top down, named at the left; numbers stand at the bars, so there is no axis to read them from."""
+    is_narrow = axes.figure.bbox.width < WIDTH * axes.figure.dpi
+    lines = ["\n".join(textwrap.wrap(label, 16, break_on_hyphens=False)) if is_narrow else label for label in labels]
+    axes.set_yticks(range(len(labels)), lines)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlim(0, room)
+    axes.set_xticks([])
+    axes.axvline(0, color=theme.faint, linewidth=0.8)
+
+
+def legend(figure: Figure, theme: Theme, colours: Mapping[str, str], columns: int) -> None:
+    """Names of colours above the plot."""
+    from matplotlib.patches import Patch
+
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in colours.items()], loc="outside upper left",
+        ncols=columns, frameon=False, labelcolor=theme.ink, fontsize=9, handlelength=1, handleheight=1,
+    )  # fmt: skip
+
+
+def footnote(figure: Figure, theme: Theme, text: str) -> None:
+    """Small print under a plot, in addition to what stands there."""
+    above = [figure.get_supxlabel()] if figure.get_supxlabel() else []
+    lines = textwrap.wrap(text, int(figure.get_figwidth() * 17), break_on_hyphens=False)
+    figure.supxlabel("\n".join([*above, *lines]), x=0.01, ha="left", fontsize=7.5, color=theme.quiet)
+
+
 def title(axes: Axes, theme: Theme, text: str) -> None:
-    """Left over the plot, where reading begins."""
+    """Left over the plot, where reading begins; in lines that fit a narrow one."""
+    labels = [line for label in axes.get_yticklabels() for line in label.get_text().split("\n")]
+    beside = max(map(len, labels), default=0) * 0.075 + 0.2  # inches of the bars' names
+    text = "\n".join(textwrap.wrap(text, int((axes.figure.bbox.width / axes.figure.dpi - beside) * 11)))
     axes.set_title(text, loc="left", color=theme.ink, fontsize=10.5, fontweight="bold")
 
 

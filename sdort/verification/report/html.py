@@ -94,7 +94,8 @@ tr.bad td { background: var(--bad-paper); }
   background: repeating-linear-gradient(135deg, var(--bad) 0 3px, var(--bad-paper) 3px 6px); }
 .share.over b { color: var(--bad); font-weight: 600; }
 .row { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .8rem; margin: .5rem 0 1.6rem; }
-picture img { max-width: 100%; height: auto; }
+.headline span { font-size: 2.6rem; line-height: 1.1; font-weight: 700; margin-right: .3rem; }
+.plot { min-width: 40rem; } picture img { max-width: 100%; height: auto; }
 figure { margin: 0; } figcaption { color: var(--quiet); font-size: .85rem; margin-top: .25rem; }
 figure img, .none { width: 100%; border: 1px solid var(--line); border-radius: 4px; background: var(--soft);
   display: block; box-sizing: border-box; }
@@ -144,8 +145,8 @@ def collapsed(summary: str, content: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of text."""
-    return f"<p>{escape(text)}</p>"
+    """A paragraph of text; empty without text."""
+    return f"<p>{escape(text)}</p>" if text else ""
 
 
 def facts(values: Mapping[str, object]) -> str:
@@ -250,16 +251,34 @@ def beside(figures: Iterable[str]) -> str:
     return f"<div class='row'>{''.join(figures)}</div>"
 
 
-def plot(description: str, light: bytes, dark: bytes) -> str:
-    """A plot, given as two SVG files: the reader's light or dark decides which one is shown.
+@dataclass(frozen=True)
+class Drawing:
+    """A plot as two SVG files, for light and for dark surroundings."""
+
+    light: bytes
+    dark: bytes
+
+
+def plot(description: str, wide: Drawing, narrow: Drawing | None = None) -> str:
+    """A plot; the reader's light or dark and the width of the screen decide which file is shown.
 
     Args:
         description: for those who cannot see it.
+        narrow: for phones; without it they scroll ``wide`` in a box of its own.
     """
-    return (
-        f"<picture><source media='(prefers-color-scheme: dark)' srcset='{_data('image/svg+xml', dark)}'>"
-        f"<img alt='{escape(description)}' src='{_data('image/svg+xml', light)}'></picture>"
-    )
+    sources = [("(prefers-color-scheme: dark)", wide.dark)]
+    if narrow:
+        phone = "(max-width: 640px)"
+        sources = [(f"{phone} and (prefers-color-scheme: dark)", narrow.dark), (phone, narrow.light), *sources]
+    shown = "".join(f"<source media='{media}' srcset='{_data('image/svg+xml', svg)}'>" for media, svg in sources)
+    image = f"<img alt='{escape(description)}' src='{_data('image/svg+xml', wide.light)}'>"
+    picture = f"<picture>{shown}{image}</picture>"
+    return picture if narrow else f"<div class='scroll' tabindex='0'><div class='plot'>{picture}</div></div>"
+
+
+def headline(figure: str, words: str) -> str:
+    """The one number of a page, large, and what it is."""
+    return f"<p class='headline'><span>{escape(figure)}</span> {escape(words)}</p>"
 
 
 def _data(kind: str, content: bytes) -> str:
