@@ -154,7 +154,7 @@ CHECKED = (
     "bench {fast} --provider cpu --baseline {model} --component text_encoder --warmup 0 --repeat 2 --size 64x64",
     "verify {fast} --against {model} --provider cpu --component text_encoder --no-torch --inputs random",
 )
-NOT_YET = ("export", "run", "warm", "bench", "verify")
+NOT_YET = ("export", "run", "warm", "verify")
 
 
 @pytest.mark.parametrize("words", CHECKED)
