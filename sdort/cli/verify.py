@@ -195,13 +195,13 @@ def command(
 
 
 def _show(result: Verification) -> None:
-    from sdort.console import conclude, show
-    from sdort.verification.report.text import notes, tables
+    from sdort.console import VERBOSE, conclude, show, verbosity
+    from sdort.verification.report.text import finding_lines, notes, tables
 
     for table in tables(result):
         show(table)
     show("")
-    for line in notes(result):
+    for line in [*notes(result, every=verbosity() >= VERBOSE), *finding_lines(result)]:
         show(line)
     if result.passed:
         conclude(result.verdict, result.next_command)

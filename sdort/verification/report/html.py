@@ -75,8 +75,8 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; margin:
 .ok { color: var(--good); background: var(--good-paper); } .failed { color: var(--bad); background: var(--bad-paper); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--quiet); }
 dd { margin: 0; }
-.scroll, pre { overflow-x: auto; } pre { padding: .6rem .8rem; background: var(--soft); border-radius: 4px; }
-pre code { background: none; padding: 0; overflow-wrap: normal; }
+.scroll { overflow-x: auto; } pre { padding: .6rem .8rem; background: var(--soft); border-radius: 4px; }
+pre code { background: none; padding: 0; white-space: pre-wrap; }
 summary { cursor: pointer; font-weight: 600; margin: 1rem 0 .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
@@ -105,7 +105,7 @@ img.small { image-rendering: pixelated; }
 code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; }
 ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
 @media (max-width: 640px) {
-  body { padding: 1rem .8rem 3rem; } .row { gap: .4rem; } th, td { padding: .3rem .25rem; }
+  body { padding: 1rem .8rem 3rem; } .row { gap: .4rem; } table { font-size: 12px; } th, td { padding: .3rem .2rem; }
   th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
   tr.bad td:first-child { background: var(--bad-paper); }
   td.wrap { min-width: 9rem; } .share { gap: .3rem; } .share i { width: 3rem; } .verdict { padding: .1rem .4rem; }
@@ -136,7 +136,7 @@ def answer(passed: bool | None, sentence: str) -> str:
 
 def command(text: str) -> str:
     """A command to copy."""
-    return f"<pre tabindex='0'><code>{escape(text)}</code></pre>"
+    return f"<pre><code>{escape(text)}</code></pre>"
 
 
 def collapsed(summary: str, content: str) -> str:

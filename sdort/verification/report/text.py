@@ -76,25 +76,37 @@ def _images(images: list[ImageComparison], every: bool) -> Table:
     return table
 
 
-def notes(result: Verification) -> list[str]:
-    """Everything beside the tables: reasons, findings, what is missing, and what it was compared with."""
+def notes(result: Verification, every: bool = True) -> list[str]:
+    """Everything beside tables and findings: reasons, what is missing, and what it was compared with.
+
+    Args:
+        every: also what the tables say without ``-v``: the reason of each comparison, not only of each component's
+            worst, and of each image that differs.
+    """
+    summaries = result.summaries if every else worst_summaries(result.summaries)
     parts = [
         f"{summary.component}, {summary.inputs} inputs, {summary.against}: {_problem(summary)}"
-        for summary in result.summaries
+        for summary in summaries
         if not summary.passed
     ]
     parts += [
         f"image, seed {image.seed}, {image.prompt!r}: {image.problem or image.differs}"
         for image in result.images
-        if not image.passed
+        if image.problem or (every and image.differs)
     ]
     parts += images_lines(result)
-    for finding in result.findings:
-        parts.append(f"{finding.component}: {finding.message}")
-        parts += [f"  blamed: {', '.join(finding.blamed)}"] if finding.blamed else []
     parts += semantic_lines(result.semantic) if result.semantic else []
     parts += [f"not compared: {what}" for what in result.missing]
     return [*parts, *result.notes]
+
+
+def finding_lines(result: Verification) -> list[str]:
+    """What ``--bisect`` found, a line or two for each wrong component."""
+    lines = []
+    for finding in result.findings:
+        lines.append(f"{finding.component}: {finding.message}")
+        lines += [f"  made by: {', '.join(finding.blamed)}"] if finding.blamed else []
+    return lines
 
 
 def images_lines(result: Verification) -> list[str]:
@@ -102,7 +114,9 @@ def images_lines(result: Verification) -> list[str]:
     judged = result.judged
     if all(comparison.passed for comparison in result.images):
         return []
-    parts = [f"images: {judged.problem or 'the median is within the limits, so those that differ may'}"]
+    differing = sum(not comparison.passed for comparison in result.images)
+    few = f"{differing} of {len(result.images)} differ, as single ones may: the median is within the limits"
+    parts = [f"images: {judged.problem or few}"]
     if judged.few:
         seeds = math.ceil(ENOUGH / len({comparison.prompt for comparison in result.images}))
         parts.append(f"images: {judged.images} may differ by chance; --seeds {seeds} tells")

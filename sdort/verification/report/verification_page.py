@@ -37,12 +37,12 @@ _NUMBER_HEADS = (
     "component", "inputs", "against", "cases", "max error", "mean error", "max / std", "allowed", "mean / std",
     "allowed", "1 - cosine", "allowed",
 )  # fmt: skip
-_IMAGE_HEADS = ("prompt", "seed", "PSNR, dB", "SSIM", "largest pixel", "of limit", "verdict")
+_IMAGE_HEADS = ("prompt", "seed", "of limit", "verdict", "PSNR, dB", "SSIM", "largest pixel")
 
 
 def verification_page(result: Verification) -> str:
     """The whole report."""
-    reasons = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result))
+    reasons = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result, every=False))
     parts = [
         answer(result.passed, f"{'' if result.passed else 'Failed: '}{result.verdict}"),
         _facts(result),
@@ -90,7 +90,8 @@ def _findings(findings: Sequence[BisectionFinding]) -> str:
         items.append(
             f"<li><b>{escape(finding.component)}</b>: {escape(finding.message)}<br>"
             f"nodes of the candidate: {nodes or 'none'}"
-            f"<br>nodes of the original that they stand for: {originals or 'none'}</li>"
+            f"<br>nodes of the original that they stand for: {originals or 'none'}"
+            f"<br>made by: {escape(', '.join(finding.blamed) or 'no fusion or step of sdort')}</li>"
         )
     return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
 
@@ -143,11 +144,12 @@ def _numbers(summary: Summary) -> tuple[str, ...]:
 
 def _timesteps(result: Verification) -> str:
     rows: list[tuple[Cell, ...]] = [
-        (*error.cells[:-2], Share(error.summary.worst.share), error.cells[-1])
+        (*error.cells[:3], Share(error.summary.worst.share), error.cells[-1], *error.cells[3:-2])
         for error in timestep_errors(result.comparisons)
     ]
+    heads = (*TIMESTEP_HEADS[:3], *TIMESTEP_HEADS[-2:], *TIMESTEP_HEADS[3:-2])  # on phones the first ones are seen
     words = (*TIMESTEP_HEADS[:2], *TIMESTEP_HEADS[-2:])
-    return section("Errors by timestep", TIMESTEP_HEADS, rows, left=words, verdicts=_VERDICTS)
+    return section("Errors by timestep", heads, rows, left=words, verdicts=_VERDICTS)
 
 
 def _image_numbers(images: Sequence[ImageComparison]) -> str:
@@ -155,13 +157,13 @@ def _image_numbers(images: Sequence[ImageComparison]) -> str:
         (
             image.prompt,
             str(image.seed),
-            *image_numbers(image),
             "" if image.share is None else Share(image.share),
             image_verdict(image),
+            *image_numbers(image),
         )
         for image in images
     ]
-    words = (_IMAGE_HEADS[0], *_IMAGE_HEADS[-2:])
+    words = (_IMAGE_HEADS[0], *_IMAGE_HEADS[2:4])
     return section("Images in numbers", _IMAGE_HEADS, rows, left=words, wide=_IMAGE_HEADS[:1], verdicts=_VERDICTS)
 
 
