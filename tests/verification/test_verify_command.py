@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from rich.console import Console
 from support import fragile
 from support.tiny_pipeline import Tiny, edit_weights
 
@@ -386,6 +387,10 @@ def test_the_terminal_has_the_worst_of_each_component_and_all_when_verbose(right
     components, timesteps, images = tables(found)
     assert components.row_count == len(found.summaries) == 12
     assert timesteps.row_count == 6
+    with io.StringIO() as out:
+        Console(file=out, width=80).print(components)
+        lines = out.getvalue().splitlines()
+    assert [len(line.split()) for line in lines if line.startswith("text_encoder")] == [9] * 4  # no blocks
     assert images.rows[0].cells[0] == image.prompt
     assert f"<td class='words wrap'>{image.prompt}</td>" in verification_page(found)
 

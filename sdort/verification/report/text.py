@@ -55,7 +55,7 @@ def tables(result: Verification) -> list[Table]:
 
 
 def _components(summaries: list[Summary], every: bool) -> Table:
-    details = ("max / std", "mean / std", "1 - cosine")
+    details = ("max/std", "mean/std", "1-cos")  # with these names, seven columns fit 80
     table = Table(
         "Components" if every else "Components, the worst comparison of each (-v shows all)",
         ("component", "inputs", "against", *(f">{name}" for name in details), ">of limit", "verdict"),

@@ -11,7 +11,7 @@ from sdort.verification.outcome import FAILED, PASSED
 from sdort.verification.report.shares import percent
 from sdort.verification.summary import Summary, summarize_comparisons
 
-TIMESTEP_HEADS = ("component", "against", "timestep", "max / std", "mean / std", "of limit", "verdict")
+TIMESTEP_HEADS = ("component", "against", "timestep", "max/std", "mean/std", "of limit", "verdict")
 
 
 @dataclass(frozen=True)
