@@ -34,7 +34,7 @@ def device_findings(system: System, software: Software, requested: str | None) -
             yield from _facts(system, vendor, section, gpus)
             yield from _problems(system, software, section, needed)
         if gpus and not requested and not needed and not software.error:
-            step = f"pip uninstall -y {software.flavours[0].distribution} && pip install {providers[0].install}"
+            step = f"Install the one for it:\n{providers[0].install}"
             yield Finding(section, "provider", WARNING, "the installed ONNX Runtime has none for this GPU", step)
 
 

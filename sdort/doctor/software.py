@@ -108,7 +108,7 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
         if name in software.listed:
             yield _listed(name, software.refusals.get(name))
         elif name == requested:
-            step = f"pip uninstall -y {here.distribution} && pip install {PROVIDERS[name].install}"
+            step = f"Install the distribution that has it:\n{PROVIDERS[name].install}"
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
             yield Finding(_SECTION, name, PROBLEM, message, step)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
+from sdort.machine.distributions import install_commands
 from sdort.pipelines.configs import read_config
 
 # short name: (diffusers class, what its config gets in addition)
@@ -90,7 +91,9 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
         # diffusers' stand-in for a class whose packages are missing says: "... requires the scipy library but ..."
         needed = re.search(r"requires the (\w+) library", str(error))
         package = needed[1] if needed else "a package that is not installed"
-        raise UsageError(f"{class_name} needs {package}", hint=f"pip install {package}" if needed else None) from error
+        raise UsageError(
+            f"{class_name} needs {package}", hint=f"Install it:\n{install_commands(package)}" if needed else None
+        ) from error
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {error}") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from sdort.errors import UsageError
+from sdort.machine.distributions import pip
 
 
 def import_part(name: str) -> ModuleType:
@@ -24,7 +25,7 @@ def import_part(name: str) -> ModuleType:
     if folder.parent not in (own, own.parent):
         raise UsageError(
             f"two checkouts are mixed: sdort is {own}, and its {name} {folder}",
-            hint=f"Use the environment in which {own.parent} is installed, or install it into this one: "
-            f"pip install -e {own.parent}.",
+            hint=f"Use the environment in which {own.parent} is installed, or install it into this one:\n"
+            f"{pip('install', '-e', str(own.parent))}",
         )
     return part

@@ -7,7 +7,12 @@ uninstalling one then breaks the other, so exactly one must be there.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
+import re
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -31,11 +36,16 @@ DISTRIBUTIONS = (
 )
 """Distributions on package indexes whose import name is ``onnxruntime``."""
 
-_INSTALL = (
-    "Install the one for your device: pip install 'sdort[rocm]' (AMD), 'sdort[migraphx]' (AMD), "
-    "'sdort[cuda]' (NVIDIA) or 'sdort[cpu]'."
-)
+REQUIREMENTS = {
+    "rocm": "onnxruntime-rocm==1.22.2.post3",
+    "migraphx": "onnxruntime-migraphx>=1.23",
+    "cuda": "onnxruntime-gpu>=1.22",
+    "cpu": "onnxruntime>=1.22",
+    "report": "matplotlib>=3.8",
+}
+"""What each extra of sdort in pyproject.toml asks for. sdort is on no package index, so a hint names the package."""
 
+_DEVICES = {"rocm": "AMD", "migraphx": "AMD, compiles for every GPU", "cuda": "NVIDIA", "cpu": "no GPU"}
 
 FALLBACK = "CPUExecutionProvider"
 """The execution provider that every build has, and gives the nodes that no other takes."""
@@ -73,14 +83,44 @@ def flavour() -> Flavour:
     """
     flavours = installed_flavours()
     if not flavours:
-        raise ProviderError("ONNX Runtime is not installed", hint=_INSTALL)
+        raise ProviderError("ONNX Runtime is not installed", hint=_one_of_each())
     if len(flavours) > 1:
         names = [installed.distribution for installed in flavours]
         raise ProviderError(
             f"{len(flavours)} distributions of ONNX Runtime are installed over each other: {', '.join(names)}",
-            hint=f"Keep exactly one: pip uninstall -y {' '.join(names)}, then install it again. {_INSTALL}",
+            hint=f"Exactly one can be there. Uninstall them:\n{pip('uninstall', '-y', *names)}\n{_one_of_each()}",
         )
     return flavours[0]
+
+
+def pip(*arguments: str) -> str:
+    """The command line, indented by four spaces, with which this environment's packages are changed.
+
+    uv's environments have no pip of their own.
+    """
+    python = sys.executable if shutil.which("python") != sys.executable else "python"
+    command = [python, "-m", "pip", *arguments]
+    if importlib.util.find_spec("pip") is None and shutil.which("uv"):
+        command = ["uv", "pip", arguments[0], "--python", sys.executable, *arguments[1:]]
+        command = [word for word in command if (arguments[0], word) != ("uninstall", "-y")]  # it never asks
+    return "    " + shlex.join(command)
+
+
+def install_commands(requirement: str) -> str:
+    """The command lines that install ``requirement``, each indented by four spaces.
+
+    A distribution of ONNX Runtime takes the place of those that are there: they are uninstalled first.
+    """
+    name = re.split(r"[^\w.-]", requirement)[0]
+    others = [other.distribution for other in installed_flavours() if name in DISTRIBUTIONS]
+    if name in others:
+        return pip("install", "-U", requirement)
+    return "\n".join([*([pip("uninstall", "-y", *others)] if others else []), pip("install", requirement)])
+
+
+def _one_of_each() -> str:
+    lines = [f"{pip('install', REQUIREMENTS[name])}   # {device}" for name, device in _DEVICES.items()]
+    return "\n".join(["Install the one for your device:", *lines])
 
 
 @cache
@@ -98,8 +138,8 @@ def import_onnxruntime() -> Any:
     except (ImportError, AttributeError, OSError) as error:
         raise ProviderError(
             f"{installed.distribution} {installed.version} is installed but does not import: {error}",
-            hint="Install it again: "
-            f"pip install --force-reinstall --no-deps {installed.distribution}=={installed.version}",
+            hint="Install it again:\n"
+            + pip("install", "--force-reinstall", "--no-deps", f"{installed.distribution}=={installed.version}"),
         ) from error
     return module
 

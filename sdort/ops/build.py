@@ -106,9 +106,9 @@ def _check(options: BuildOptions) -> None:
         if not re.fullmatch(r"gfx[0-9a-f]{3,5}", name):
             raise UsageError(f"--arch {name}: an AMD architecture looks like gfx1100", hint="rocminfo tells yours.")
     if not shutil.which("cmake"):
-        raise UsageError("cmake is not here", hint="Install it: apt-get install cmake g++, or pip install cmake.")
+        raise UsageError("cmake is not here", hint="Install it:\n    apt-get install cmake g++")
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++", os.environ.get("CXX", "c++"))):
-        raise UsageError("there is no C++ compiler here", hint="Install one: apt-get install g++.")
+        raise UsageError("there is no C++ compiler here", hint="Install one:\n    apt-get install g++")
 
 
 def _compile(options: BuildOptions, staging: Path) -> Build:

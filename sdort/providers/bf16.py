@@ -70,7 +70,7 @@ def with_bf16(
         raise ProviderError(
             f"{provider.ep} of ONNX Runtime {release} has no {missing[0]}, which {path} needs",
             component=component,
-            hint=f"Install a newer one: pip install -U {provider.install}.",
+            hint=f"Install a newer one:\n{provider.install}",
         )
     for name, value in options.provider_options.items():
         if name in provider.precisions and (value in _ON) != (name in provider.bf16):

@@ -55,8 +55,8 @@ PROVIDER = Provider(
     "NhwcConv, BiasAdd and BiasSplitGelu only fp32 and fp16",
     vendor="nvidia",
     preload=True,
-    needs="Install the CUDA and cuDNN libraries that this onnxruntime-gpu was built for "
-    "(pip install 'onnxruntime-gpu[cuda,cudnn]'); check with nvidia-smi that the GPU is visible.",
+    needs="Check with nvidia-smi that the GPU is visible; install the CUDA and cuDNN libraries that this "
+    "onnxruntime-gpu was built for:\n    python -m pip install 'onnxruntime-gpu[cuda,cudnn]'",
     # The library's NEEDED entries and what it opens by name, and the packages on PyPI.
     libraries={
         "libcuda.so.1": "the NVIDIA driver",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sdort.machine.distributions import FALLBACK
+from sdort.machine.distributions import FALLBACK, REQUIREMENTS, install_commands
 from sdort.providers.target import Target
 
 
@@ -78,7 +78,7 @@ class Provider:
     library: str | None = None
     """The file in ONNX Runtime's package that has it, None where it is built in."""
     package: str = ""
-    """What pip installs to get it; where empty, sdort's extra of its name."""
+    """What pip installs to get it; where empty, what sdort's extra of its name asks for."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Set on every run."""
     tuning: Mapping[str, str] = field(default_factory=dict)
@@ -145,8 +145,8 @@ class Provider:
 
     @property
     def install(self) -> str:
-        """The requirement that pip installs, quoted for a shell."""
-        return f"'{self.package or f'sdort[{self.name}]'}'"
+        """The commands that install it, a line each (:func:`sdort.machine.distributions.install_commands`)."""
+        return install_commands(self.package or REQUIREMENTS[self.name])
 
     def known_options(self, version: str) -> tuple[str, KnownOptions]:
         """The release whose options hold for ``version``, and the options.

@@ -180,7 +180,7 @@ def _compiling(provider: Provider) -> str:
     if not others:
         return provider.needs
     other = others[0]
-    return f"Use {other.name}, which compiles on the machine: pip install {other.install} in place of {provider.name}."
+    return f"Use {other.name}, which compiles on the machine, in place of {provider.name}:\n{other.install}"
 
 
 def _installed_architectures(library: Path) -> set[str]:

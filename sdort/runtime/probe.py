@@ -41,8 +41,7 @@ def _why_not(name: str, device_id: int) -> str | None:
     if provider.ep not in onnxruntime.get_available_providers():
         return (
             f"{installed.distribution} {installed.version} was built without {provider.ep}. "
-            "Install the other distribution: "
-            f"pip uninstall -y {installed.distribution} && pip install {provider.install}"
+            f"Install the distribution that has it:\n{provider.install}"
         )
     library = installed_library(provider)
     # Code for another GPU than this one loads, and then aborts the process at its first kernel.
@@ -83,7 +82,7 @@ def explain_refusal(provider: Provider, reason: str, problems: list[Problem]) ->
     problems = [problem for problem in problems if problem.check != "libraries" or named or opened]
     what = [*([] if named else [reason]), *(problem.message for problem in problems)]
     steps = [problem.next_step for problem in problems] or [provider.needs]
-    return f"{'; '.join(what)}. {' '.join(steps)}"
+    return f"{'; '.join(what)}. " + "".join(f"{step}\n" if "\n" in step else f"{step} " for step in steps).rstrip()
 
 
 def _preload(onnxruntime: Any, provider: Provider) -> None:

@@ -387,7 +387,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
     result = CliRunner().invoke(cli, ["bench", str(tmp_path), "--report", str(tmp_path / "x.html")])
     assert result.exit_code == UsageError.exit_code
     assert "need matplotlib" in result.stderr
-    assert "pip install 'sdort[report]'" in result.stderr
+    assert "pip install 'matplotlib>=3.8'" in result.stderr
 
 
 def test_the_command_writes_report_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,8 @@ from sdort.runtime.environment import versions
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
 from sdort.runtime.session import Session, open_session
+
+ROOT = Path(__file__).parents[2]
 
 SAMPLE = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -82,8 +88,37 @@ def test_no_distribution_is_an_error_with_the_commands_that_install_one(installe
     with pytest.raises(ProviderError, match="is not installed") as caught:
         flavours.import_onnxruntime()
     assert caught.value.exit_code == 6
-    for extra in ("rocm", "migraphx", "cuda", "cpu"):
-        assert f"sdort[{extra}]" in str(caught.value)
+    for name in ("rocm", "migraphx", "cuda", "cpu"):
+        assert f"pip install {shlex.quote(flavours.REQUIREMENTS[name])}" in str(caught.value)
+
+
+def test_a_distribution_takes_the_place_of_the_one_that_is_there(installed: Callable[..., None]) -> None:
+    installed(onnxruntime="1.31.1")
+    remove, add = flavours.install_commands("onnxruntime-rocm==1.22.2.post3").split("\n")
+    assert remove.endswith("-m pip uninstall -y onnxruntime")
+    assert add.endswith("-m pip install onnxruntime-rocm==1.22.2.post3")
+    assert remove.startswith("    ")
+    assert add.startswith("    ")
+    assert flavours.install_commands("onnxruntime>=1.40").endswith("-m pip install -U 'onnxruntime>=1.40'")
+    assert flavours.install_commands("matplotlib>=3.8").endswith("-m pip install 'matplotlib>=3.8'")
+
+
+def test_an_environment_of_uv_has_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert flavours.pip("uninstall", "-y", "x") == f"    uv pip uninstall --python {sys.executable} x"
+    assert flavours.pip("install", "x") == f"    uv pip install --python {sys.executable} x"
+
+
+def test_hints_name_what_pyproject_asks_for_and_no_package_that_is_on_no_index() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for name, requirement in flavours.REQUIREMENTS.items():
+        assert re.search(rf'^{name} = \["{re.escape(requirement)}"\]', project, re.MULTILINE), name
+    for path in (ROOT / "sdort").rglob("*.py"):
+        text = path.read_text()
+        assert not re.search(r"sdort\[[\w{]", text), path
+        named = re.findall(r"pip install [-\w ]*'?([\w-]+)", text)
+        assert all(name in project for name in named), (path, named)
 
 
 def test_two_distributions_are_an_error_with_the_command_that_removes_both(installed: Callable[..., None]) -> None:
@@ -283,7 +318,7 @@ def test_a_provider_that_was_not_built_in_names_the_package_that_has_it() -> Non
     reason = probe.why_not(ROCM, RuntimeOptions())
     assert reason is not None
     assert "built without ROCMExecutionProvider" in reason
-    assert "sdort[rocm]" in reason
+    assert reason.endswith(flavours.install_commands(flavours.REQUIREMENTS["rocm"]))
 
 
 def test_a_listed_provider_that_does_not_load_is_found_by_its_session(

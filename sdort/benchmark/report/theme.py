@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sdort.errors import UsageError
+from sdort.machine.distributions import REQUIREMENTS, install_commands
 from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "--report and --plots need matplotlib, which is not installed",
-            hint="Install it: pip install 'sdort[report]'.",
+            hint=f"Install it:\n{install_commands(REQUIREMENTS['report'])}",
         )
 
 
