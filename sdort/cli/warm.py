@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,8 @@ from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.cli.tuning import Duration
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from sdort.warmup.command import Warmed
+    from sdort.tables import Table
+    from sdort.warmup.command import Warmed, Warmup
 
 
 _SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
@@ -73,7 +73,7 @@ def command(
     code is 0. The decoder is warmed up in the form that sdort run would take: whole, image by image or in tiles, as
     memory allows or as --vae-tiling and --vae-slicing say.
     """
-    from sdort.console import emit_json, say, show, to_json
+    from sdort.console import conclude, emit_json, show, to_json
     from sdort.errors import SdortError
     from sdort.warmup.command import plan_warm, warm
 
@@ -98,8 +98,6 @@ def command(
     warmup = warm(pipeline, **options)
     if not as_json:
         show(_table(warmup.items))
-        if warmup.left:
-            say(f"the time was up: {warmup.left} of {len(warmup.items)} are left; the same command goes on with them")
     try:
         warmup.raise_if_failed()
     except SdortError as error:
@@ -107,15 +105,25 @@ def command(
         raise
     if as_json:
         emit_json(warmup)
+    else:
+        conclude(f"\n{_verdict(warmup)}", "sdort tuning list")
 
 
 def _table(items: list[Warmed]) -> Table:
-    from rich.table import Table
+    from sdort.tables import Table
 
-    table = Table("component", "samples", "size", "", "first run before, s", "after, s")
+    headers = ("component", ">samples", ">size", "state", ">before, s", ">after, s", "decodes")
+    table = Table("First runs, before and after", headers)
     for item in items:
         seconds = ("" if value is None else f"{value:.2f}" for value in (item.before_s, item.after_s))
-        table.add_row(item.component, str(item.batch), f"{item.height}x{item.width}", item.status, *seconds)
-        for images in item.decodes:
-            table.add_row("", "", "", f"decodes {images}")
+        size = f"{item.height}x{item.width}"
+        table.add_row(item.component, str(item.batch), size, item.status, *seconds, "\n".join(item.decodes))
     return table
+
+
+def _verdict(warmup: Warmup) -> str:
+    states = Counter(item.status for item in warmup.items)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    if warmup.left:
+        return f"The time was up: {counts}. The same command goes on with those that are left."
+    return f"Everything is warm: {counts}."
