@@ -85,7 +85,9 @@ class MeasuredStep:
     """
 
     name: str = field(metadata={"json": "step"})
+    """The step's name."""
     rows: list[Row] = field(default_factory=list)
+    """The step's rows; those of ``same_as`` where that is not empty."""
     changes: dict[str, int] = field(default_factory=dict)
     same_as: str = ""
     problem: str | None = None
@@ -97,8 +99,11 @@ class Ablation:
     """Every measured step; ``original`` is the name of the folder that the variants were made from."""
 
     original: str
+    """Name of the folder that the variants were made from."""
     provider: str
+    """The execution provider that ran."""
     stages: list[MeasuredStep] = field(default_factory=list)
+    """The steps, in order."""
     measured: Measurement = field(default_factory=Measurement, metadata={"json": None})
     """The rows that were measured, each once, and their images."""
     published: Mapping[str, PublishedRows] = field(default_factory=lambda: PUBLISHED)

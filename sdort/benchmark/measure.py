@@ -49,6 +49,7 @@ class Measurement:
     """The rows of a benchmark and the images that they were checked by."""
 
     rows: list[Row] = field(default_factory=list)
+    """One row a case and pipeline, the cases in turn."""
     images: list[ImagePair] = field(default_factory=list, metadata={"json": None})
 
     def raise_if_failed(self) -> None:

@@ -15,8 +15,11 @@ class Published:
     that the images looked wrong."""
 
     seconds: float | None
+    """Seconds a batch; None where it ran out of memory."""
     mebibytes: int | None
+    """Memory in MiB; None where it ran out of memory."""
     suspicious: bool = False
+    """Whether it was published with a warning that the images looked wrong."""
 
 
 PublishedRows = dict[str, dict[int, Published]]

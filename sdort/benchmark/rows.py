@@ -25,40 +25,75 @@ class Row:
     """
 
     pipeline: str
+    """Name of the pipeline's folder."""
     engine: str
+    """``onnxruntime``, ``torch`` or ``torch-compile``."""
     provider: str
+    """The execution provider that ran; of torch the kind of device."""
     device: str
+    """Name of the processor or GPU."""
     component: str
+    """The component, or ``pipeline`` for text to image."""
     batch_size: int
+    """Samples of a component, images of the pipeline."""
     height: int
+    """Height of the image in pixels."""
     width: int
+    """Width of the image in pixels."""
     steps: int | None
+    """Denoising steps of the pipeline; None for a component."""
     dtype: str
+    """Dtype of the weights: ``float32``, ``float16`` or ``bfloat16``."""
     model_hash: str
+    """Hash of the model's files."""
     status: str = "ok"
+    """``ok``, or why the row has no times."""
     checked_against: str = ""
+    """What the outputs were compared with; empty if with nothing."""
     error: float | None = None
+    """A component's largest error, over the standard deviation of the reference's output."""
     mean_error: float | None = None
+    """A component's mean error, over the same."""
     psnr_db: float | None = None
+    """Median PSNR of the pipeline's images, in dB."""
     lowest_psnr_db: float | None = None
+    """The lowest PSNR of them, in dB."""
     load_s: float | None = None
+    """Seconds of loading."""
     first_ms: float | None = None
+    """Milliseconds of the first call."""
     median_ms: float | None = None
+    """Median of the timed calls, in milliseconds."""
     low_ms: float | None = None
+    """Lower end of the 95 % confidence interval of ``median_ms``; None with fewer than five calls."""
     high_ms: float | None = None
+    """Upper end of it."""
     mean_ms: float | None = None
+    """Mean of the timed calls, in milliseconds."""
     p90_ms: float | None = None
+    """The time that 90 % of the timed calls stayed within, in milliseconds."""
     min_ms: float | None = None
+    """The shortest timed call, in milliseconds."""
     repeat: int | None = None
+    """Number of timed calls."""
     warmup: int | None = None
+    """Number of calls after the first that were not timed."""
     images_per_s: float | None = None
+    """Images a second, of the pipeline."""
     host_first_mib: float | None = None
+    """Growth of the process's memory in MiB during the first call, with loading."""
     host_later_mib: float | None = None
+    """The same during the later warm-up calls."""
     device_first_mib: float | None = None
+    """Growth of the GPU's memory in MiB during the first call, with loading."""
     device_later_mib: float | None = None
+    """The same during the later warm-up calls."""
     speedup: float | None = None
+    """The baseline's median time over this row's."""
     speedup_low: float | None = None
+    """Lower end of its 95 % confidence interval."""
     speedup_high: float | None = None
+    """Upper end of its 95 % confidence interval."""
     step: str = ""
     """Step of an ablation, whose table and CSV have a column for it."""
     measured_at: str = ""
@@ -70,6 +105,7 @@ class Row:
     disturbances: list[Disturbance] = field(default_factory=list)
     """What else the machine did while the benchmark ran; a CSV has no place for it."""
     versions: dict[str, str] = field(default_factory=dict)
+    """Package -> version."""
     times_ms: list[float] = field(default_factory=list)
     """Every timed call, in order; a CSV has no place for it."""
     placement: Placement | None = None
@@ -133,8 +169,14 @@ class Compared:
     """
 
     verdict: str
+    """``slower`` or ``faster`` where the whole interval is beyond the margin, else ``same``, or ``not comparable``."""
     ratio: float | None = None
+    """The median time now over the saved one."""
     low: float | None = None
+    """Lower end of the ratio's 95 % confidence interval."""
     high: float | None = None
+    """Upper end of the ratio's 95 % confidence interval."""
     before_ms: float | None = None
+    """The saved median time, in milliseconds."""
     reason: str = ""
+    """What else there is to know; empty if nothing."""

@@ -17,6 +17,7 @@ class ErrorReport:
     type: str
     """The class of the error, as from Python: ``BadModelError``."""
     exit_code: int
+    """The command's exit code."""
     component: str | None = None
     """The component of the pipeline that it happened in."""
     node: str | None = None

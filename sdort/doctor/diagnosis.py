@@ -23,6 +23,7 @@ class ProviderStatus:
     listed: bool
     """ONNX Runtime names it."""
     loads: bool
+    """Whether it really loads."""
     reason: str | None
     """Why it does not load."""
     options_of: str
@@ -37,11 +38,15 @@ class Diagnosis:
     """A machine as sdort sees it."""
 
     provider: str | None
+    """The execution provider that was asked for; None if none was."""
     works: bool
     """Whether the provider that was asked for would be used; without one, whether any would."""
     providers: dict[str, ProviderStatus]
+    """Execution provider -> its state here."""
     gpus: list[Gpu]
+    """The GPUs of this machine."""
     findings: list[Finding]
+    """What was found, one sentence each."""
 
 
 def diagnosis_of(

@@ -24,15 +24,23 @@ class ExportedComponent:
     """One exported graph."""
 
     name: str
+    """The component: ``unet``."""
     class_name: str
+    """Its class in diffusers or transformers."""
     parameters: int
+    """Number of weights' elements."""
     nodes: int
+    """Number of nodes of the graph."""
     bytes: int
+    """Size of what was written, weights included."""
     traced: bool
     """False if the graph came from the trace cache."""
     seconds: float
+    """Seconds of this component."""
     inputs: tuple[GraphTensor, ...]
+    """The graph's inputs."""
     outputs: tuple[GraphTensor, ...]
+    """The graph's outputs."""
     xxh128: dict[str, str] = field(default_factory=dict)
     """File name -> its XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
 
@@ -43,12 +51,19 @@ class ExportReport:
     """The result of an export: its parameters, and each component in the order of export."""
 
     out: Path
+    """The folder that was written."""
     source: str
+    """The checkpoint: a folder or a hub id."""
     pipeline: str
+    """The pipeline's class in diffusers."""
     opset: int
+    """Version of ONNX's operators."""
     static: str | None
+    """The fixed batch and size; None where they are dynamic."""
     components: list[ExportedComponent] = field(default_factory=list)
+    """The exported components, in the order of export."""
     seconds: float = 0.0
+    """Seconds of the whole export."""
 
 
 def write_manifest(folder: Path, report: ExportReport) -> None:

@@ -39,8 +39,11 @@ class GraphTensor:
     """An input or output: its name, dtype (numpy's name) and dims (a number, or a name when dynamic)."""
 
     name: str
+    """The tensor's name."""
     dtype: str
+    """numpy's name of its dtype."""
     dims: tuple[GraphDim, ...]
+    """Its sizes: a number, or a name where it is dynamic."""
 
 
 @dataclass(frozen=True)

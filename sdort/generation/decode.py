@@ -45,7 +45,9 @@ class Plan:
     """Settings of decoding: ``slicing`` takes images one by one, ``tile`` is a tile's side in latents or None."""
 
     slicing: bool = False
+    """Whether images are decoded one by one."""
     tile: int | None = None
+    """Side of a tile in latents; None where images are decoded whole."""
 
     def __str__(self) -> str:
         tiles = f"in tiles of {self.tile} x {self.tile} latents" if self.tile else ""

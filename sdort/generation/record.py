@@ -12,10 +12,15 @@ class StageSeconds:
     """Seconds of each stage; ``first_step`` is part of ``denoise``."""
 
     load: float
+    """Loading the models."""
     encode: float
+    """Text encoders."""
     denoise: float
+    """All steps, the first one included."""
     first_step: float
+    """The first step."""
     decode: float
+    """VAE decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,34 +28,52 @@ class GenerationRecord:
     """Parameters of a generation, and what it ran on."""
 
     prompt: str
+    """The prompt."""
     negative_prompt: str
+    """The negative prompt; empty if there is none."""
     steps: int
+    """Denoising steps."""
     guidance_scale: float
+    """Weight of the prompt; 1 is without guidance."""
     height: int
+    """Height in pixels."""
     width: int
+    """Width in pixels."""
     seed: int
+    """Seed of the first image; each further image's is one higher."""
     num_images: int
+    """Number of images."""
     scheduler: str
     """The class in diffusers."""
     images_at_once: int
+    """Images in one batch."""
     vae_tiling: bool | None
+    """Whether decoding in tiles was asked for; None if nothing was said."""
     vae_slicing: bool | None
+    """Whether decoding one by one was asked for; None if nothing was said."""
     model: str
     """The name of the pipeline's folder."""
     model_hash: str
+    """Hash of the pipeline's files."""
     provider: str
     """The execution provider that ran the UNet."""
     requested_provider: str
+    """The execution provider that was asked for, or ``auto``."""
     fallback: str | None
     """Why the provider, or a component's, is not the requested one; None if all are."""
     tuning: bool
+    """Whether kernels were searched for."""
     device: str
+    """Name of the processor or GPU."""
     custom_ops: str | None
     """A short hash of the library of custom operators; None without one."""
     graph: bool
+    """Whether steps were replayed as a HIP or CUDA graph."""
     decoded: Plan | None
     """How the last latents were decoded, in the end."""
     widened: dict[str, str]
     """Component -> what of it was done again in fp32."""
     seconds: StageSeconds
+    """Seconds of each stage."""
     versions: dict[str, str]
+    """Package -> version."""

@@ -19,8 +19,11 @@ class Image:
     path: Path | None
     """The PNG that it was written to; None if it was not written."""
     seed: int
+    """The image's seed."""
     prompt: str
+    """The prompt that it shows."""
     negative_prompt: str
+    """What it was not to show; empty if nothing was said."""
     pixels: Array = field(metadata={"json": None}, repr=False)
     """uint8 [height, width, 3], red, green and blue."""
     record: GenerationRecord = field(metadata={"json": None}, repr=False)
@@ -60,6 +63,7 @@ class Generation(GenerationRecord):
     iterations_per_second: float
     """Calls of the UNet a second while denoising, each on all images of a batch."""
     peak_memory: PeakMemory
+    """Peak memory, of the process and of the GPU."""
     placement: list[Placement] | None = None
     """Where each component's operators ran, if that was asked for."""
     placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})

@@ -23,6 +23,7 @@ class Inspection:
     """The models of a file or folder."""
 
     components: list[Component]
+    """The models."""
 
 
 @document("inspect-diff", 1)
@@ -31,8 +32,11 @@ class ModelDiff:
     """Differences of two models or pipelines, by component; those that are equal have none."""
 
     before: Path
+    """The first path."""
     after: Path
+    """The second path."""
     components: dict[str, list[Change]]
+    """Component -> what differs in it."""
 
 
 @document("inspect-placement", 1)
@@ -41,6 +45,7 @@ class Placements:
     """Operators by execution provider, for each component."""
 
     placement: list[Placement]
+    """The placement of each component."""
     remarks: list[str] = field(metadata={"json": None})
 
 

@@ -40,8 +40,11 @@ class DeclaredTensor:
     """A graph input or output: its dtype's name and its shape, where a str is a symbolic and None an unknown dim."""
 
     name: str
+    """The tensor's name."""
     dtype: str | None
+    """Name of its dtype; None if the file states none."""
     shape: tuple[int | str | None, ...] | None
+    """Its sizes: a number, a name where it is dynamic, None where unknown."""
 
     def __str__(self) -> str:
         dims = "?" if self.shape is None else f"[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
@@ -56,8 +59,11 @@ class Rewrite:
     """
 
     operator: str
+    """The operator, or the graph's opset."""
     nodes: int
+    """Number of such nodes."""
     reason: str
+    """Why the provider cannot take them as they are."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +71,21 @@ class Component:
     """The facts about one component's graph."""
 
     component: str
+    """The component's name; of other models the file's."""
     path: Path | None
+    """The file."""
     producer: str
+    """Program and version that wrote the file."""
     ir_version: int | None
+    """ONNX's IR version; None if the file states none."""
     opsets: dict[str, int]
+    """Operator domain -> version."""
     inputs: tuple[DeclaredTensor, ...]
+    """The graph's inputs."""
     outputs: tuple[DeclaredTensor, ...]
+    """The graph's outputs."""
     nodes: int
+    """Number of nodes."""
     operators: dict[str, int]
     """Count per operator, as ``Conv`` or ``com.microsoft.GroupNorm``, the most frequent first."""
     parameters: int
@@ -92,9 +106,13 @@ class Change:
     """
 
     kind: str
+    """What differs: ``count``, ``version``, ``bytes``, ``input``, ``output``, ``operator`` or ``component``."""
     name: str
+    """Its name."""
     before: Any
+    """The first model's value; None if it has none."""
     after: Any
+    """The second model's value; None if it has none."""
 
 
 def inspect_path(path: Path, providers: Sequence[str] = PROVIDER_NAMES) -> list[Component]:

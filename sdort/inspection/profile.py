@@ -35,9 +35,13 @@ class Share:
     """The nodes of one operator on one execution provider; ``milliseconds`` are of all of them in one run."""
 
     provider: str
+    """The execution provider that ran the nodes, by ONNX Runtime's name."""
     operator: str
+    """The operator."""
     nodes: int
+    """Number of nodes."""
     milliseconds: float | None
+    """Time of all of them in one run; None where nothing tells."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Placement:
     """The placement of one component."""
 
     component: str
+    """The component's name."""
     shares: tuple[Share, ...]
     """The longest first, then the most nodes."""
     kernel_times: bool

@@ -16,8 +16,11 @@ class Gpu:
     """A GPU; ``architecture`` is ``gfx1100`` or ``sm_90``, empty where nothing tells."""
 
     vendor: str
+    """``amd`` or ``nvidia``."""
     name: str
+    """The product's name."""
     architecture: str
+    """``gfx1100`` or ``sm_90``; empty where nothing tells."""
     memory: int
     """Bytes, 0 where nothing tells."""
 

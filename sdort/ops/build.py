@@ -31,9 +31,13 @@ class BuildOptions:
     architectures: tuple[str, ...] = ()
     """AMD architectures (``gfx1100``); empty for all that the compiler knows."""
     hip: bool | None = None
+    """Kernels for AMD GPUs; None for where a compiler is found."""
     cuda: bool | None = None
+    """Kernels for NVIDIA GPUs; None for where nvcc is found."""
     compiler: str | None = None
+    """clang++ for AMD GPUs; None to look for one."""
     ort_include: str | None = None
+    """Folder of onnxruntime_c_api.h; None to look for it."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,19 @@ class Build:
     """A library in the cache."""
 
     path: Path
+    """The library."""
     code: tuple[str, ...]
     """Architectures that it has machine code for."""
     left_out: tuple[str, ...]
     """Architectures that were asked for and no compiler here builds."""
     headers: str
+    """Where ONNX Runtime's headers came from."""
     seconds: float
+    """Seconds of the build."""
     date: str
+    """When it was built."""
     options: BuildOptions = field(default_factory=BuildOptions)
+    """What was asked for."""
 
 
 def build(options: BuildOptions, *, force: bool = False) -> tuple[Build, bool]:

@@ -19,7 +19,9 @@ class OpsBuild:
     """A build of the library; ``new`` is False where it was up to date."""
 
     build: Build
+    """The library."""
     new: bool
+    """Whether it was compiled now; False where it was up to date."""
 
 
 @document("ops-list", 1)
@@ -28,11 +30,13 @@ class OpsLibrary:
     """The library in the cache."""
 
     build: Build
+    """The library in the cache."""
     sha256: str
     """The first digits of its hash."""
     cache_bytes: int
     """The size of all builds in the cache."""
     library: Description
+    """What the library says of itself."""
 
 
 @document("ops-tune", 1)
@@ -41,7 +45,9 @@ class OpsTuning:
     """The table of the fastest variants of kernels, and lines of it."""
 
     table: Path
+    """The file."""
     entries: list[Entry]
+    """Its lines."""
 
 
 def build_ops(

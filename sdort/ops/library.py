@@ -29,9 +29,13 @@ class LibraryOperator:
     """An operator of the library; ``cpu`` and ``gpu`` tell where it has kernels, for float32 and float16."""
 
     domain: str
+    """The operator's domain."""
     name: str
+    """The operator."""
     cpu: bool
+    """Whether there is a kernel for the CPU."""
     gpu: bool
+    """Whether there are kernels for GPUs."""
     by_default_on_cuda: bool
     """False where ONNX Runtime's own kernel is faster on NVIDIA GPUs: registered there if SDORT_OPS names it."""
 
@@ -41,8 +45,11 @@ class CodeObject:
     """Machine code for one GPU architecture."""
 
     vendor: str
+    """``amd`` or ``nvidia``."""
     architecture: str
+    """``gfx1100`` or ``sm_90``."""
     bytes: int
+    """Size of the machine code."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,9 @@ class Description:
     """Contents of a library."""
 
     operators: tuple[LibraryOperator, ...]
+    """The operators."""
     code_objects: tuple[CodeObject, ...]
+    """Machine code, one an architecture."""
 
 
 @cache

@@ -13,9 +13,13 @@ class Entry:
     """A line of the table: on ``architecture``, ``variant`` is the fastest for ``key``."""
 
     architecture: str
+    """The GPU's architecture."""
     key: str
+    """Operator, dtype and sizes."""
     variant: str
+    """The fastest variant of the kernel."""
     microseconds: float
+    """Its time."""
 
 
 def read_table(path: Path | None = None) -> list[Entry]:

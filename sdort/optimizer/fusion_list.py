@@ -83,6 +83,7 @@ class FusionList:
     """The fusions that ``sdort optimize`` applies, in the order in which they run."""
 
     fusions: list[FusionDescription]
+    """The fusions, in the order in which they run."""
     steps: dict[str, str]
     """Beside them, what ``--disable`` takes, and what that leaves out."""
 

@@ -23,17 +23,23 @@ class ComponentReport:
 
     component: str = field(metadata=_INTERNAL)
     nodes_before: int = 0
+    """Nodes of the model that was read."""
     nodes_after: int = 0
+    """Nodes of the model that was written."""
     operators_before: dict[str, int] = field(default_factory=dict)
+    """Operator -> nodes, as read."""
     operators_raised: dict[str, int] = field(default_factory=dict, metadata=_INTERNAL)
     """After raising: the standard operators that the architecture's config can be held against, whatever the target."""
     operators: dict[str, int] = field(default_factory=dict)
+    """Operator -> nodes, as written."""
     fusions: dict[str, Outcome] = field(default_factory=dict)
+    """Fusion -> what it did."""
     declined: dict[str, int] = field(default_factory=dict)
     """Places that stayed unfused because the target has no kernel for the result, by reason."""
     changes: dict[str, int] = field(default_factory=dict)
     """Changes that each step made to the graph."""
     seconds: dict[str, float] = field(default_factory=dict)
+    """Step -> seconds."""
     bytes_before: int = 0
     """Size of the weights that were read."""
     bytes: int = 0
@@ -61,13 +67,19 @@ class OptimizeReport:
     """The result of :func:`sdort.optimize`: written with ``--report``, printed with ``--json``."""
 
     source: str
+    """What was read."""
     out: str
+    """The folder that was written."""
     provider: str
+    """The execution provider that it was made for."""
     fp16: bool
+    """Whether it was converted to fp16."""
     precision: str = "fp32"
     """``fp32``, ``fp16`` or ``bf16``."""
     sdort: str = __version__
+    """sdort's version."""
     components: dict[str, ComponentReport] = field(default_factory=dict)
+    """Component -> its result."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Models that nobody asked for, and why they were not optimized."""
     misses: list[str] = field(default_factory=list)
@@ -75,6 +87,7 @@ class OptimizeReport:
     wrong_counts: list[str] = field(default_factory=list, metadata=_INTERNAL)
     """Of ``misses``, the numbers of operators that are not what a config.json or ``expect`` says."""
     seconds: float = 0.0
+    """Seconds of the whole."""
     peak_rss_mb: int = 0
     """Peak resident memory of the process, in MB (10^6 bytes)."""
 

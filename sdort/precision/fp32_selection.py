@@ -28,7 +28,9 @@ class Fp32Rule:
     """A kind of nodes that stay in fp32, and the reason."""
 
     where: str
+    """The nodes."""
     why: str
+    """The reason."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,11 @@ class Fp32Report:
     measured: str
     """The inputs that were measured with; empty if a plan was followed."""
     rules: list[Fp32Rule] = field(metadata={"json": "islands"})
+    """Kinds of nodes that stay in fp32."""
     nodes: int
+    """Number of nodes that stay in fp32."""
     share_of_nodes: float
+    """Their part of all nodes, from 0 to 1."""
     share_of_time: float | None
     """The nodes' part of the time of a run in fp32 on this CPU; None if not measured."""
     bytes: int

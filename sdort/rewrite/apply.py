@@ -22,7 +22,9 @@ class Unfused:
 
     fusion: str = field(metadata={"json": None})
     node: str
+    """The place's node."""
     reason: str
+    """Why it did not fuse."""
     matched: int
     """Nodes of the nearest variant that matched."""
     of: int
@@ -56,11 +58,13 @@ class Outcome:
 
     name: str = field(metadata={"json": None})
     matched: int = 0
+    """Places that fused."""
     candidates: int = 0
     """Anchors that were there before the fusion ran; of a lowering, those that the target does not run."""
     declined: dict[str, int] = field(default_factory=dict, metadata={"json": None})
     """Why the target does not run the result -> how many anchors stayed as they were for it."""
     left: list[Unfused] = field(default_factory=list)
+    """Places that did not fuse, and why."""
 
     @property
     def misses(self) -> list[Unfused]:

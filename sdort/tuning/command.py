@@ -20,8 +20,11 @@ class BundleReport:
     """A bundle of the cache; ``state`` and ``why`` as in :class:`sdort.tuning.maintenance.BundleStatus`."""
 
     name: str
+    """The bundle's name."""
     state: str
+    """``used``, or why runs here do not use it: ``stale``, ``foreign``, ``unused`` or ``broken``."""
     why: str
+    """The reason in words; empty where it is used."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,13 @@ class ReadableBundleReport(BundleReport):
     key: dict[str, Any]
     """The model, shapes, options, GPU and software that it was made for."""
     bytes: int
+    """Size of its files."""
     files: int
+    """Number of its files."""
     made: int
     """Unix time."""
     age_s: int
+    """Seconds since it was made."""
     first_run_s: float | None
     """Seconds of the first run without the bundle."""
 
@@ -45,7 +51,9 @@ class TuningCache:
     """The folder of the tuning cache and its bundles."""
 
     folder: Path
+    """The cache's folder."""
     bundles: list[BundleReport]
+    """Its bundles."""
 
 
 @document("tuning-export", 1)
@@ -54,8 +62,11 @@ class TuningExport:
     """An archive that was written, and the names of its bundles."""
 
     file: Path
+    """The archive."""
     bytes: int
+    """Its size."""
     bundles: list[str]
+    """Names of its bundles."""
 
 
 @document("tuning-import", 1)
@@ -64,7 +75,9 @@ class TuningImport:
     """Names of the bundles that were stored, and of those among them that this machine cannot use."""
 
     bundles: list[str]
+    """Names of the bundles that were stored."""
     elsewhere: list[str]
+    """Those among them that no run on this machine uses."""
 
 
 @document("tuning-verify", 1)
@@ -73,6 +86,7 @@ class TuningCheck:
     """Bundles whose files were compared with their hashes, all of them whole."""
 
     bundles: list[BundleReport]
+    """The bundles that were checked."""
 
 
 @document("tuning-prune", 1)
@@ -81,7 +95,9 @@ class TuningPrune:
     """Bundles that were removed; with ``removed`` False those that would be."""
 
     removed: bool
+    """Whether they were removed; False where they would be."""
     bundles: list[BundleReport]
+    """The bundles."""
 
 
 def list_tuning(*, custom_ops: str = AUTO) -> TuningCache:

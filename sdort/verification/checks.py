@@ -38,7 +38,9 @@ class Precision:
     """The key of tolerances: the ``dtype`` that values are rounded to, and whether that happens on a GPU."""
 
     dtype: str
+    """The dtype that values are rounded to."""
     on_gpu: bool = False
+    """Whether a GPU's rounding is meant."""
 
     def coarser(self, other: Precision) -> Precision:
         """The precision whose tolerances hold for two outputs that are compared."""

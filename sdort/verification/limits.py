@@ -118,10 +118,15 @@ class Reason:
     """A limit in words, for the help and the reports."""
 
     measure: str
+    """The measure."""
     float32: str
+    """Its limit in fp32."""
     float16: str
+    """Its limit in fp16."""
     bfloat16: str
+    """Its limit in bf16."""
     why: str
+    """Why the limit is there."""
 
 
 def _range(dtype: str, field: str) -> str:

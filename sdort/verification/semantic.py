@@ -30,7 +30,9 @@ class Miss:
     """
 
     prompt: str
+    """The prompt."""
     seed: int
+    """The seed."""
     wrong: tuple[str, ...]
     seen: str
     original: str | None = None

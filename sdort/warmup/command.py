@@ -49,15 +49,25 @@ class Warmed:
     """
 
     component: str
+    """The component."""
     batch: int
+    """Samples in one call."""
     height: int
+    """Height of the image in pixels."""
     width: int
+    """Width of the image in pixels."""
     status: str
+    """``new``, ``kept`` from earlier, ``left`` for want of time, ``too large`` for the memory, or ``failed``."""
     bundle: str
+    """Name of its bundle in the tuning cache."""
     decodes: list[str] = field(default_factory=list)
+    """Of the decoder: which images these shapes decode, and how."""
     before_s: float | None = None
+    """Seconds of opening the model and its first run, before anything was kept; None if not measured."""
     after_s: float | None = None
+    """The same with what is kept; None if not measured."""
     problem: str | None = None
+    """Why it failed; None if it did not."""
 
     def __str__(self) -> str:
         return describe_item(Case(self.component, self.batch, self.height, self.width), self.decodes)
@@ -69,6 +79,7 @@ class Warmup:
     """The items of a warm-up, in the order in which they were taken."""
 
     items: list[Warmed]
+    """The items, in the order in which they were taken."""
     left: int
     """Items that are left for want of time; the same call goes on with them."""
 

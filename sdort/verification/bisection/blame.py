@@ -36,7 +36,9 @@ class Culprit:
     """One node of the candidate between the last agreeing tensors and the first wrong one."""
 
     node: str
+    """The node's name."""
     operator: str
+    """Its operator."""
     makers: tuple[str, ...]
     """The fusions and steps that made it; empty if it is the original's."""
 
@@ -46,13 +48,17 @@ class BisectionFinding:
     """The first wrong node of a component, and the reason."""
 
     component: str
+    """The component."""
     output: str
+    """The output that is wrong."""
     kind: str
     """``fusion``, ``cast``, ``node`` (changed by neither), ``sum of errors`` or ``runtime``."""
     message: str
+    """The finding in words."""
     node: str | None = None
     """The first wrong node, by the original's name."""
     operator: str | None = None
+    """The first wrong node's operator."""
     tensor: str | None = None
     """Its output, in the original."""
     share: float = 0.0
@@ -62,9 +68,11 @@ class BisectionFinding:
     blamed: tuple[str, ...] = ()
     """Fusions or steps."""
     culprits: tuple[Culprit, ...] = ()
+    """The candidate's nodes between the last agreeing tensors and the first wrong one."""
     originals: tuple[str, ...] = ()
     """The original's nodes that the culprits stand for."""
     sessions: int = 0
+    """Number of sessions of ONNX Runtime that the search opened."""
     sources: dict[str, float] = field(default_factory=dict)
     """Tensors of the original that the wrong one is computed from -> their errors as multiples of the tolerance."""
     inside: WrongStep | None = None

@@ -45,6 +45,7 @@ class WrongStep:
     node: str
     """The original's node that computes it."""
     operator: str
+    """That node's operator."""
     tensor: str
     """Its output in the original; of one that the original does not have apart, the operator's that computes it."""
     share: float
