@@ -34,14 +34,7 @@ step sdort optimize "$folder/model" "$folder/fp32" --provider cpu --overwrite
 step sdort optimize "$folder/model" "$folder/fp16" --provider cpu --fp16 --overwrite
 step sdort run "$folder/fp32" --provider cpu --prompt "a small red circle left of a large blue square on white" --seed 7 --steps 20 -o "$folder/fp32.png" --overwrite
 step sdort run "$folder/fp16" --provider cpu --prompt "a small red circle left of a large blue square on white" --seed 7 --steps 20 -o "$folder/fp16.png" --overwrite
-step sdort bench "$folder/fp32" --baseline "$folder/model" --provider cpu --format markdown --output "$folder/bench.md"
-
-# The columns that fit on a terminal; the file has all of them.
-printf '\n'
-awk -F' *[|] *' '/^[|]/ && !/---/ {
-    if (!at["component"]) for (i = 1; i <= NF; i++) at[$i] = i
-    printf "  %-14s %-16s %10s   %s\n", $at["component"], $at["pipeline"], $at["median ms"], $at["vs baseline"]
-}' "$folder/bench.md"
+step sdort bench "$folder/fp32" --baseline "$folder/model" --provider cpu --output "$folder/bench.md" --overwrite
 cat <<END
 
 Done. The demo pipeline generates coloured shapes; both images show what the

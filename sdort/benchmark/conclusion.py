@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdort.benchmark.digits import counted, digits, time_ratio
-from sdort.benchmark.labels import contender_label
+from sdort.benchmark.labels import contender_label, varying_case
 from sdort.benchmark.rows import Row
 from sdort.workload.cases import WHOLE_PIPELINE
 
@@ -20,7 +20,8 @@ def conclusion(rows: Sequence[Row]) -> str:
     else:
         parts = [_alone(mine, name if len({contender_label(r, rows) for r in rows}) > 1 else "")
                  for name, mine in by_contender(timed, rows)]  # fmt: skip
-    text = "; ".join([*filter(None, parts), outputs(rows)])
+    case = ", ".join(varying_case(timed[0], rows)) if timed else ""
+    text = "; ".join([*([f"{case}: {parts[0]}", *parts[1:]] if case else filter(None, parts)), outputs(rows)])
     return text if len(parts) > 1 else capitalized(text)  # names stay as they are
 
 
@@ -84,6 +85,12 @@ def headline(rows: Sequence[Row]) -> tuple[str, str]:
     if low is not None and high is not None and low <= 1 <= high:
         return "No difference", f"is measurable in the time of {subject(row)}{interval.replace('(', '(ratio ')}"
     return digits(ratio), f"of the baseline's time for {subject(row)}{interval}"
+
+
+def share_words(ratio: float, low: float | None, high: float | None) -> str:
+    """``0.86 (0.83 to 0.89) of the time``, or that no difference can be measured."""
+    text = time_ratio(ratio, low, high)
+    return text.replace("difference", "difference measurable") if text.startswith("no") else f"{text} of the time"
 
 
 def subject(row: Row) -> str:

@@ -16,10 +16,11 @@ def dtype_text(dtype: str) -> str:
 
 def case_label(row: Row, rows: Sequence[Row]) -> str:
     """``unet``, with the batch and the size where there are several: ``unet, batch 2``."""
-    return ", ".join([row.component, *_varying_case(row, rows)])
+    return ", ".join([row.component, *varying_case(row, rows)])
 
 
-def _varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
+def varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
+    """Batch and size of a row, where ``rows`` have several."""
     batches = {other.batch_size for other in rows}
     sizes = {(other.height, other.width) for other in rows}
     batch = [f"batch {row.batch_size}"] if len(batches) > 1 else []
@@ -59,4 +60,4 @@ def _case(row: Row) -> tuple[str, int, int, int]:
 def bar_label(row: Row, rows: Sequence[Row]) -> str:
     """Label of a row's bar: its contender, and the batch and the size of images where there are several."""
     whole = [other for other in rows if other.component == WHOLE_PIPELINE] or rows
-    return ", ".join([contender_label(row, rows), *_varying_case(row, whole)])
+    return ", ".join([contender_label(row, rows), *varying_case(row, whole)])

@@ -24,8 +24,9 @@ def half_width(row: Row) -> float:
 def noise_warning(rows: Sequence[Row]) -> str | None:
     """What disturbed a measurement or how little it tells, and what to do, in one sentence; None of a quiet one."""
     timed = [row for row in rows if row.median_ms is not None]
-    disturbances = list(dict.fromkeys(each for row in timed for each in row.disturbances))
-    what, remedies = [each.what for each in disturbances], [each.remedy for each in disturbances]
+    # The steps of an ablation are measured apart: one disturbance of a kind is told.
+    disturbances = {each.remedy: each.what for row in timed for each in row.disturbances}
+    what, remedies = list(disturbances.values()), list(disturbances)
     repeat = next((row.repeat for row in timed if row.repeat), None)
     noisy = max(timed, key=half_width, default=None)
     if repeat is not None and repeat < LEAST:

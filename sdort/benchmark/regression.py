@@ -25,7 +25,9 @@ FORMAT_KEY = "sdort_bench"
 FORMAT_VERSION = 1
 UNSURE = "the noise allows no other verdict; more --repeat might"
 SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
-_VERDICTS = (SLOWER, FASTER, NOT_COMPARABLE, SAME)
+NOISY = "too noisy"
+"""What people read of a row that is the same because its noise allows no other verdict."""
+_VERDICTS = (SLOWER, FASTER, NOT_COMPARABLE, NOISY, SAME)
 
 
 def as_saved(rows: Sequence[Row]) -> str:
@@ -162,8 +164,8 @@ def refuse_unjudged(rows: Sequence[Row]) -> None:
     if compared and not judged(rows):
         raise UsageError(
             f"none of {counted(len(compared), 'row')} could be compared with the saved benchmark:{_obstacles(rows)}",
-            hint="Measure what was saved, save it again with --save, or compare although something differs:\n"
-            "    sdort bench ... --compare FILE --across device|versions|model",
+            hint="Measure what was saved, save it again with --save, or compare although something differs, "
+            "with --across device, --across versions or --across model.",
         )
 
 
@@ -180,11 +182,8 @@ def _obstacles(rows: Sequence[Row]) -> str:
 
 def comparison_conclusion(rows: Sequence[Row]) -> str:
     """How many rows are slower, faster and the same as the saved ones; what could not be compared, and why."""
-    verdicts = Counter(row.compared.verdict for row in rows if row.compared)
+    verdicts = Counter(_verdict(row.compared) for row in rows if row.compared)
     parts = [f"{verdicts[verdict]} {verdict}" for verdict in _VERDICTS if verdicts[verdict]]
-    unsure = sum(row.compared.reason == UNSURE for row in rows if row.compared)
-    if unsure:
-        parts[-1] += f" ({unsure} of them within the noise alone: a higher --repeat would tell)"
     text = f"Against the saved benchmark, {counted(sum(verdicts.values()), 'row')}: {', '.join(parts)}"
     return text + (_obstacles(rows) if judged(rows) else "")
 
@@ -209,12 +208,16 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
             optional_digits(comparison.before_ms),
             optional_digits(row.median_ms),
             *_ratio(comparison),
-            comparison.verdict,
+            _verdict(comparison),
             comparison.reason,
         ]
         for row in rows
         if (comparison := row.compared)
     ]
+
+
+def _verdict(comparison: Compared) -> str:
+    return NOISY if comparison.reason == UNSURE else comparison.verdict
 
 
 def _ratio(comparison: Compared) -> tuple[str, str]:

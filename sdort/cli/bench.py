@@ -164,7 +164,8 @@ Examples:
 @click.option(
     "--compare",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Judge each row against such a file: faster, slower, same or not comparable. Exit code 8 if one is slower.",
+    help="Judge each row against such a file: faster, slower, same or not comparable. "
+    "Exit code 8 if one is slower, 2 if none could be compared.",
 )
 @click.option(
     "--margin",

@@ -185,6 +185,9 @@ def test_a_comparison_that_judged_nothing_is_an_error() -> None:
     refuse_unjudged(now)
     assert comparison_conclusion(now).startswith("Against the saved benchmark, 4 rows: 2 not comparable, 2 same")
     refuse_unjudged([row()])  # nothing was to be compared
+    noisy = [row([100.0, 150.0] * 4)]
+    compare_with_saved(noisy, [row([125.0, 187.5] * 4)], 0.1)
+    assert comparison_conclusion(noisy) == "Against the saved benchmark, 1 row: 1 too noisy"
 
 
 # Files

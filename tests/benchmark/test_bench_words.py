@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from sdort.benchmark import conditions
+from sdort.benchmark.ablation import Ablation, MeasuredStep
+from sdort.benchmark.command import Files
 from sdort.benchmark.conclusion import conclusion
 from sdort.benchmark.conditions import Conditions, Disturbance, find_disturbances
 from sdort.benchmark.digits import digits, time_ratio
 from sdort.benchmark.noise import noise_warning, save_warnings
+from sdort.benchmark.report.ablation_table import ablation_conclusion
 from sdort.benchmark.row_table import as_table, legend
 from sdort.benchmark.rows import Row
 from sdort.cli.bench import _compare_command
+from sdort.errors import OutputError
 
 
 def row(component: str = "unet", times: tuple[float, float, float] | None = None, **values: Any) -> Row:
@@ -158,8 +163,42 @@ def test_the_conclusion_says_which_share_of_the_baselines_time() -> None:
         "A UNet step takes 0.86 (0.83 to 0.89) of the baseline's time, "
         "an image of 20 steps: no difference measurable (0.91 to 1.11); every output is within its tolerance"
     )
+    larger = replace(fast, batch_size=2)
+    assert conclusion([*baseline, fast, larger]).startswith("Batch 1: a UNet step takes 0.86 (0.83 to 0.89)")
     third = replace(fast, pipeline="other")
     assert conclusion([*baseline, fast, third]).startswith("fast: a UNet step takes")
+
+
+def test_files_that_exist_stay_unless_they_may_be_replaced(tmp_path: Path) -> None:
+    taken, folder = tmp_path / "taken.md", tmp_path / "plots"
+    taken.write_text("")
+    folder.mkdir()
+    (folder / "memory-light.png").write_text("")
+    for files in ({"output": taken}, {"save": taken}, {"report": taken}, {"plots": folder}):
+        given: dict[str, Any] = dict.fromkeys(("output", "save", "report", "plots")) | files
+        with pytest.raises(OutputError, match=r"exists"):
+            Files("table", **given, overwrite=False).check()
+        Files("table", **given, overwrite=True).check()
+
+
+def ablation_of(*times: list[float]) -> Ablation:
+    found = Ablation("demo", "cpu")
+    for name, calls in zip(("raw fp32", "fp16", "+ FMHA"), times, strict=True):
+        found.stages.append(MeasuredStep(name, [row("unet", times_ms=calls, median_ms=calls[0], error=1e-6)]))
+        found.measured.rows += found.stages[-1].rows
+    return found
+
+
+def test_the_ablation_names_the_step_that_is_worth_most() -> None:
+    steady = [100.0] * 6
+    assert ablation_conclusion(ablation_of(steady, [50.0] * 6, [40.0] * 6)) == (
+        "At batch 1 '+ FMHA' over 'raw fp32': 0.40 (0.40 to 0.40) of the time, "
+        "most of it by 'fp16': 0.50 (0.50 to 0.50); every output is within its tolerance"
+    )
+    noisy = [60.0, 140.0] * 3
+    assert ablation_conclusion(ablation_of(steady, noisy, noisy)).startswith(
+        "At batch 1 '+ FMHA' over 'raw fp32': no difference measurable (0.60 to 1.40); every"
+    )
 
 
 def test_the_next_command_compares_with_what_was_saved() -> None:

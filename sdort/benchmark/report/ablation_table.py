@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sdort.benchmark.ablation import Ablation, MeasuredStep
-from sdort.benchmark.conclusion import capitalized, outputs
-from sdort.benchmark.digits import digits, optional_digits
+from sdort.benchmark.conclusion import capitalized, outputs, share_words
+from sdort.benchmark.digits import optional_digits, time_ratio
 from sdort.benchmark.published import CAPTION, PUBLISHED, published_text
+from sdort.benchmark.regression import ratio_interval
 from sdort.benchmark.row_table import as_markdown, caption, rows_as_csv
 from sdort.benchmark.rows import Row
 from sdort.tables import Table
@@ -142,15 +144,23 @@ def ablation_conclusion(ablation: Ablation) -> str:
     name, first, last = components(ablation)[-1:], ablation.stages[0], ablation.stages[-1]
     parts = []
     for batch in batches(ablation):
-        times = [(stage, row_of(stage, batch, name[0])) for stage in ablation.stages]
-        known = [(stage, row.median_ms) for stage, row in times if row and row.median_ms is not None]
-        if len(known) > 1 and (known[0][0], known[-1][0]) == (first, last):
-            share, most = digits(known[-1][1] / known[0][1]), min(zip(known[1:], known, strict=False), key=_gain)
-            worth = f"; the step worth most is {most[0][0].name!r} ({digits(_gain(most))})" if _gain(most) < 1 else ""
-            parts.append(f"at batch {batch} all fusions together take {share} of the time of {first.name}{worth}")
+        rows = [(stage, row_of(stage, batch, name[0])) for stage in ablation.stages]
+        timed = [(stage, row) for stage, row in rows if row and row.times_ms]
+        if len(timed) > 1 and (timed[0][0], timed[-1][0]) == (first, last):
+            ratio, low, high = ratio_interval(timed[0][1].times_ms, timed[-1][1].times_ms)
+            share = share_words(ratio, low, high)
+            parts.append(f"at batch {batch} {last.name!r} over {first.name!r}: {share}{_worth_most(timed)}")
     return capitalized("; ".join([*parts, outputs(ablation.rows)]))
 
 
-def _gain(pair: tuple[tuple[MeasuredStep, float], tuple[MeasuredStep, float]]) -> float:
-    """A step's time over that of the step before it."""
-    return pair[0][1] / pair[1][1]
+def _worth_most(timed: Sequence[tuple[MeasuredStep, Row]]) -> str:
+    """The step that is certainly faster than the one before it, and by the most; empty if none is."""
+    gains = []
+    for (_, before), (stage, row) in pairwise(timed):
+        ratio, low, high = ratio_interval(before.times_ms, row.times_ms)
+        if high < 1:
+            gains.append((ratio, low, high, stage.name))
+    if not gains:
+        return ""
+    ratio, low, high, name = min(gains)
+    return f", most of it by {name!r}: {time_ratio(ratio, low, high)}"
