@@ -49,7 +49,10 @@ def test_tiles_of_a_pointwise_decoder_make_the_whole(height: int, width: int) ->
         return pointwise(part)
 
     whole = pointwise(latents)
-    np.testing.assert_allclose(decode_tiles(run, latents, 32, 4), whole, rtol=1e-5, atol=1e-5)
+    tiles: list[tuple[int, int]] = []
+    decoded = decode_tiles(run, latents, 32, 4, lambda *tile: tiles.append(tile))
+    np.testing.assert_allclose(decoded, whole, rtol=1e-5, atol=1e-5)
+    assert tiles == [(number, len(seen)) for number in range(1, len(seen) + 1)]
     assert {shape[2:] for shape in seen} == {(min(height, 32), min(width, 32))}  # one shape: compiled once
 
 

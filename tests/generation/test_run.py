@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
@@ -23,6 +24,7 @@ from sdort.generation import images
 from sdort.generation.command import run
 from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.prompts import load_tokenizer, remark_on_prompts
 from sdort.generation.record import GenerationRecord
 from sdort.generation.request import Request
 from sdort.providers import find_provider
@@ -264,6 +266,18 @@ def test_overwrite_replaces_the_file_but_no_folder(tiny: Tiny, sdort: Callable[.
         images.output_paths(Path("folder.png"), 1, 1, overwrite=True)
 
 
+def test_the_last_lines_say_what_was_made_and_what_it_took(tiny: Tiny, sdort: Callable[..., Result]) -> None:
+    result = sdort(tiny.onnx, "--prompt", "a cat", "-o", "out.png")
+    made, took = result.stdout.splitlines()
+    assert re.fullmatch(
+        r"2 images, out-1.png to out-2.png: seed 7, 64x64, 2 steps on cpu, peak memory [\d.]+ [MG]B", made
+    )
+    number = r"\d+\.?\d* s"
+    speed = r"\d+\.?\d* (it/s|s/it)"
+    assert re.fullmatch(rf"load {number}, text encoder {number}, denoise {number} \({speed}\), decode {number}", took)
+    assert sdort(tiny.onnx, "-o", "quiet.png", "-q").stdout == ""
+
+
 def test_each_prompt_gets_the_images_that_it_gets_alone(tiny: Tiny, tmp_path: Path) -> None:
     prompts, unwanted = ["a cat", "a dog"], ["", "sea"]
     result = run(
@@ -344,15 +358,19 @@ def test_nan_in_the_unet_stops_at_its_step(copy: Path, tmp_path: Path) -> None:
     [
         (["--height", "66"], "--height 66 is not a multiple of 4"),
         (["--width", "3"], "--width 3 is not a multiple of 4"),
-        (["--scheduler", "dppm"], "there is no scheduler 'dppm'"),
+        (["--scheduler", "eular_a"], "Did you mean euler-a?"),
+        (["--steps", "1001"], "--steps 1001 is more than the 1000 timesteps of DDIMScheduler"),
+        (["--guidance-scale", "nan"], "--guidance-scale nan is not a number from 0 on"),
+        (["--prompt", "b", "--prompt", "c", *["--negative-prompt", "d"] * 2], "3 times, --negative-prompt 2 times"),
         (["--steps", "0"], "--steps"),
         (["--num-images", "0"], "--num-images"),
         (["--seed", "-1"], "--seed"),
     ],
 )
-def test_what_cannot_be_drawn_is_a_usage_error(
-    args: list[str], message: str, tiny: Tiny, sdort: Callable[..., Result]
+def test_what_cannot_be_drawn_is_refused_before_anything_is_loaded(
+    args: list[str], message: str, tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sdort.generation.command.load_pipeline", None)
     result = sdort(tiny.onnx, *args)
     assert result.exit_code == UsageError.exit_code
     assert message in result.stderr
@@ -406,13 +424,25 @@ def test_old_conversions_without_configs_have_the_autoencoder_of_sd1(copy: Path)
     assert (old.vae_factor, old.vae["scaling_factor"]) == (8, 0.18215)
 
 
-def test_a_prompt_that_is_too_long_says_what_is_lost(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tiny.onnx, "x" * 75, steps=1, provider="cpu", output=tmp_path / "a.png")
-    assert "no effect" not in capsys.readouterr().err
-    run(tiny.onnx, "x" * 75 + "yz", steps=1, provider="cpu", output=tmp_path / "b.png")
-    assert "this part has no effect: yz" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("prompt", "negative_prompt", "guidance_scale", "message"),
+    [
+        ("x" * 75, "y" * 75, 7.5, ""),
+        ("x" * 75 + "yz", "", 7.5, "the prompt has 77 tokens, and the model reads 75; this part has no effect: yz"),
+        ("x", "x" * 75 + "yz", 7.5, "the negative prompt has 77 tokens, and the model reads 75; this part has no"),
+        (" ", "", 7.5, "the prompt is empty"),
+        ("x", "y", 1.0, "the negative prompt has no effect: --guidance-scale 1 and less turn guidance off"),
+    ],
+)
+def test_what_of_a_prompt_has_no_effect_is_told(
+    prompt: str, negative_prompt: str, guidance_scale: float, message: str, tiny: Tiny,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    tokenizer = load_tokenizer(tiny.onnx / "tokenizer")
+    request = Request(prompt, negative_prompt, guidance_scale=guidance_scale)
+    remark_on_prompts(tokenizer, [request, request], guided=guidance_scale > 1)
+    told = capsys.readouterr().err
+    assert (told.count("\n"), message in told) == (1 if message else 0, True), told
 
 
 # Providers
