@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sdort.generation import step_progress
 from sdort.generation.step_progress import StepProgress, speed, three_digits
 
 
@@ -12,7 +11,7 @@ from sdort.generation.step_progress import StepProgress, speed, three_digits
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, the list's last value."""
     times = [0.0]
-    monkeypatch.setattr(step_progress.time, "perf_counter", lambda: times[-1])
+    monkeypatch.setattr("sdort.generation.step_progress.time.perf_counter", lambda: times[-1])
     return times
 
 
