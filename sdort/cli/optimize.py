@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -60,6 +61,16 @@ _SECTIONS = {
 class _Command(SectionedCommand):
     """``--fp16`` and ``--explain`` take a value that may be left out: what follows is one only if it can be."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        after = [following for word, following in pairwise(args) if word == "--explain"]
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            misspelt = "".join(map(_misspelt, after)) if "unexpected extra argument" in error.message else ""
+            if not misspelt:
+                raise
+            raise click.UsageError(f"{error.message}{misspelt}", ctx) from error
+
     def make_parser(self, ctx: click.Context) -> Any:
         parser = super().make_parser(ctx)
         parse = parser.parse_args
@@ -78,6 +89,15 @@ def _with_explicit_values(args: list[str]) -> list[str]:
         if arg == "--explain" and not _names_fusions(follows):
             lone[index] = f"--explain={MISSES}"
     return [lone.get(index, arg) for index, arg in enumerate(args)]
+
+
+def _misspelt(name: str) -> str:
+    """A sentence on what follows ``--explain``, if it is almost a fusion's name."""
+    from sdort.errors import did_you_mean
+    from sdort.rewrite.fusion_names import fusion_names
+
+    close = "" if _names_fusions(name) else did_you_mean(name, fusion_names())
+    return f". --explain {name!r} names no fusion. {close.strip()}" if close else ""
 
 
 def _names_fusions(text: str) -> bool:
@@ -260,10 +280,11 @@ def _show(report: OptimizeReport, explain: Collection[str], next_command: str) -
 def _next(report: OptimizeReport) -> str:
     """The command that comes next: generate with a pipeline, look at anything else."""
     from sdort.engines.prompts import default_prompts
+    from sdort.model.component_names import DECODER
     from sdort.staging import INDEX
 
     out = Path(report.out)
-    if not (out / INDEX).is_file() or "unet" not in report.components:
+    if not (out / INDEX).is_file() or not {"text_encoder", "unet", DECODER} <= set(report.components):
         return shlex.join(["sdort", "inspect", "--diff", report.source, report.out])
     return shlex.join(["sdort", "run", report.out, "--provider", report.provider, "--prompt", default_prompts(out)[0]])
 

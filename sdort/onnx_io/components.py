@@ -170,9 +170,9 @@ def refuse_others(result: Survey) -> None:
         raise BadModelError(f"{file} is no diffusion component: {_signature(file, name)}", hint=_EXPECTED)
     if others:
         descriptions = [
-            f"\n    {file.relative_to(result.path)}: {_signature(file, name)}" for name, file in others[:NAMED]
+            f"\n  {file.relative_to(result.path)}: {_signature(file, name)}" for name, file in others[:NAMED]
         ]
-        more = f"\n    and {len(others) - NAMED} more" if len(others) > NAMED else ""
+        more = f"\n  and {len(others) - NAMED} more" if len(others) > NAMED else ""
         choice = " ".join(f"--component {name}" for name in result.components) or "--component NAME"
         raise BadModelError(
             f"{result.path} holds models that are no component that sdort knows:{''.join(descriptions)}{more}",

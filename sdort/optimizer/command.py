@@ -281,7 +281,7 @@ def _optimize_component(
     start = time.perf_counter()
     model = load_model(path, name)
     done = report.components[name] = ComponentReport(name)
-    done.bytes_before = sum(read_component(path, name).weight_bytes.values())
+    done.bytes_before = max(sum(read_component(path, name).weight_bytes.values()), path.stat().st_size)
     done.seconds["load"] = round(time.perf_counter() - start, 4)
     with progress(f"{name}: fusing"):
         optimize_model(model, _options(request, path, selector), done)

@@ -41,7 +41,7 @@ class ComponentReport:
     seconds: dict[str, float] = field(default_factory=dict)
     """Step -> seconds."""
     bytes_before: int = 0
-    """Size of the weights that were read."""
+    """Size of what was read: its weights, or the whole file if that is more, as where they lie in it."""
     bytes: int = 0
     """Size of what was written, weights included."""
     precision: Fp32Report | None = None

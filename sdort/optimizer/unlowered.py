@@ -25,7 +25,9 @@ def unlowered(
         report: takes what each rule for such a node stopped at; the nearest is its miss.
     """
     node, reason = lacking[0]
-    rules = [fusion for fusion in load_fusions().values() if fusion.is_anchor(node)]
+    rules = sorted(
+        (fusion for fusion in load_fusions().values() if fusion.is_anchor(node)), key=lambda rule: rule.stage != "lower"
+    )
     places = {rule.name: explain_place(rule, editor, node) for rule in rules}
     for rule in rules:
         if rule.name in disabled and places[rule.name] is None:

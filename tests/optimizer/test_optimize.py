@@ -280,6 +280,9 @@ def test_explain_takes_no_folder_for_a_name(source: Path, tmp_path: Path) -> Non
     result = CliRunner().invoke(cli, ["optimize", "--explain=gelu_orf", str(source), str(tmp_path / "three"), *ends])
     assert result.exit_code == 2
     assert "'gelu_orf' is no fusion. Did you mean 'gelu_erf'?" in result.stderr
+    result = CliRunner().invoke(cli, ["optimize", "--explain", "gelu_orf", str(source), str(tmp_path / "three"), *ends])
+    assert result.exit_code == 2
+    assert "--explain 'gelu_orf' names no fusion. Did you mean 'gelu_erf'?" in result.stderr
 
 
 def test_explain_is_shown_before_an_error(
@@ -475,7 +478,7 @@ def test_broken_models(call: Callable[..., Result], source: Path, tmp_path: Path
 def test_a_folder_without_models(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
     for name in ("text_encoder", "text_encoder_2"):
         shutil.rmtree(source / name)
-    refused(call(), tmp_path, 3, "holds no ONNX pipeline", "sdort export")
+    refused(call(), tmp_path, 3, "is not exported yet", "sdort export")
 
 
 def test_a_report_that_cannot_be_written(call: Callable[..., Result], tmp_path: Path) -> None:
