@@ -33,6 +33,7 @@ __all__ = [
     "__version__",
     "bench",
     "build_ops",
+    "clean_cache",
     "compare",
     "diagnose",
     "errors",
@@ -40,6 +41,7 @@ __all__ = [
     "export_tuning",
     "import_tuning",
     "inspect",
+    "list_cache",
     "list_fusions",
     "list_ops",
     "list_tuning",
@@ -62,6 +64,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "sdort.doctor.caches": (
+        "clean_cache",
+        "list_cache",
+    ),
     "sdort.benchmark.ablation": ("Ablation",),
     "sdort.benchmark.command": ("bench",),
     "sdort.benchmark.measure": ("Measurement",),

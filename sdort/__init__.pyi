@@ -6,6 +6,8 @@ from sdort.benchmark.command import bench as bench
 from sdort.benchmark.measure import Measurement as Measurement
 from sdort.console import set_verbosity as set_verbosity
 from sdort.console import to_json as to_json
+from sdort.doctor.caches import clean_cache as clean_cache
+from sdort.doctor.caches import list_cache as list_cache
 from sdort.doctor.command import diagnose as diagnose
 from sdort.doctor.diagnosis import Diagnosis as Diagnosis
 from sdort.exporter.command import export as export

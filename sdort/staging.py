@@ -15,6 +15,7 @@ import os
 import secrets
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ from sdort.errors import OutputError
 
 INDEX = "model_index.json"
 """The file that makes a folder a pipeline: its classes and those of its components, as diffusers wrote it."""
+
+TEMPORARY_PREFIX = "sdort-tmp-"
+"""Beginning of the names of :func:`temporary_folder`: others there, of tests and older versions, hold no lock."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
@@ -94,6 +98,24 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
             os.replace(stage, path)  # while it is locked: nobody takes it for a leftover
         finally:
             stage.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A new folder for temporary files, gone after the block; a killed process leaves it, without its lock."""
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY_PREFIX}{name}-") as folder, held(Path(folder)):
+        yield Path(folder)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A lock on a folder while the block runs: it is no leftover (:func:`is_abandoned`)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ has, so every variant is legal; ONNX Runtime's own optimizations at loading are 
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from sdort.engines.original import holds_onnx, original_of
 from sdort.errors import ParityError, SdortError, UsageError
 from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
+from sdort.staging import temporary_folder
 from sdort.verification.references import Reference
 from sdort.workload.cases import WHOLE_PIPELINE, Case
 
@@ -200,7 +200,7 @@ def _add_stage(
     """
     step, stage = so_far[-1], MeasuredStep(so_far[-1].name)
     ablation.stages.append(stage)
-    with tempfile.TemporaryDirectory(prefix="sdort-ablation-") as folder:
+    with temporary_folder("ablation") as folder:
         variant = Path(folder) / f"{ablation.original} {step.name}"
         try:
             graphs = make_variant(plan.original, variant, plan.provider.name, so_far, plan.components)

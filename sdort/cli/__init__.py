@@ -16,7 +16,20 @@ from sdort.cli import interruption
 from sdort.cli.reporting import reporting
 from sdort.machine.version import __version__
 
-COMMANDS = ("export", "optimize", "run", "verify", "bench", "inspect", "fusions", "warm", "tuning", "ops", "doctor")
+COMMANDS = (
+    "export",
+    "optimize",
+    "run",
+    "verify",
+    "bench",
+    "inspect",
+    "fusions",
+    "warm",
+    "tuning",
+    "cache",
+    "ops",
+    "doctor",
+)
 
 _VERBOSE_HELP = "Say more; show tracebacks."
 _QUIET_HELP = "Say only what went wrong."

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.machine.cache_folder import cache_folder
 from sdort.machine.disk import existing, free_bytes
@@ -48,10 +49,10 @@ def cache_findings(system: System) -> Iterator[Finding]:
     """Findings about the caches: their size, whether they can be written, and how much room there is."""
     folder = cache_folder(system.environ)
     for part in _folders(folder):
-        yield Finding("caches", part.name, OK, f"{_size(_bytes(part))} in {part}")
+        yield Finding("caches", part.name, OK, f"{_size(folder_bytes(part))} in {part}")
     home = folder.parent.parent
     for place in (*_folders(home / ".cache", "miopen"), *_folders(home / ".config", "miopen")):
-        yield Finding("caches", "MIOpen", OK, f"{_size(_bytes(place))} in {place}")
+        yield Finding("caches", "MIOpen", OK, f"{_size(folder_bytes(place))} in {place}")
     place = existing(folder)
     if not system.access(place, os.W_OK | os.X_OK):
         step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
@@ -88,16 +89,6 @@ def memory_finding(system: System) -> Finding:
     if total >= _SMALL_MEMORY:
         return Finding("memory", "RAM", OK, message)
     return Finding("memory", "RAM", WARNING, message, "Large models may not load: use fp16 ones, or add swap.")
-
-
-def _bytes(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # another process cleans up
-            continue
-    return total
 
 
 def _size(count: int) -> str:

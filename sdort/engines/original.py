@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from sdort.pipelines.configs import INDEX, MANIFEST, optional_config
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.staging import temporary_folder
 
 
 def holds_onnx(path: Path) -> bool:
@@ -34,8 +34,8 @@ def original_of(path: Path) -> Iterator[Path | None]:
     optimized = manifest.get("optimized")
     source = optimized.get("from") if isinstance(optimized, dict) else manifest.get("source")
     if source in DEMO_NAMES and not isinstance(optimized, dict):
-        with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder:
-            demo = Path(folder) / source
+        with temporary_folder("demo") as folder:
+            demo = folder / source
             demo.mkdir()
             write_demo(source, demo)
             yield demo

@@ -21,7 +21,6 @@ from google.protobuf.message import DecodeError
 from sdort.console import detail, warn
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, TemplateBlob
-from sdort.machine.cache_folder import cache_folder
 from sdort.machine.version import __version__
 from sdort.staging import staged_file
 
@@ -30,11 +29,6 @@ _FORMAT = 3
 
 # Packages that the traced graph depends on, apart from the architecture.
 _PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")
-
-
-def traces_folder() -> Path:
-    """``$XDG_CACHE_HOME/sdort/traces``, by default below ``~/.cache``."""
-    return cache_folder() / "traces"
 
 
 def trace_key(component: ComponentSpec, opset: int) -> str:

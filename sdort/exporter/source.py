@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, nor
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
+from sdort.staging import temporary_folder
 
 # Folders of a pipeline that are copied as they are.
 PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
@@ -49,9 +49,9 @@ def open_source(
         SdortError: a hub id cannot be downloaded.
     """
     if model in DEMO_NAMES:
-        with tempfile.TemporaryDirectory(prefix="sdort-demo-") as folder, progress("making the demo pipeline"):
-            write_demo(model, Path(folder))
-            yield read_source(Path(folder), model)
+        with temporary_folder("demo") as folder, progress("making the demo pipeline"):
+            write_demo(model, folder)
+            yield read_source(folder, model)
         return
     path = Path(model).expanduser()
     if path.is_dir():

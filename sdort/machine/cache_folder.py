@@ -1,4 +1,4 @@
-"""The folder of sdort's caches."""
+"""The folders of sdort's caches."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """``$XDG_CACHE_HOME/sdort``, by default below ``~/.cache``."""
     configured = environ.get("XDG_CACHE_HOME")
     return (Path(configured) if configured else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
+
+
+def traces_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/traces``, by default below ``~/.cache``: what ``sdort export`` traced."""
+    return cache_folder() / "traces"

@@ -17,6 +17,7 @@ from typing import Any
 from sdort.console import detail, progress
 from sdort.errors import OutputError, SdortError, UsageError
 from sdort.ops.library import LIBRARY_FILE, built_library, describe_library, libraries_folder, source_folder
+from sdort.staging import held
 
 _RECORD = "build.json"
 
@@ -82,7 +83,7 @@ def _build_into(options: BuildOptions, target: Path) -> Build:
     """Build beside ``target``, then move what came out into it; a failure or an interruption leaves it as it was."""
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=target) as folder:
+        with held(target), tempfile.TemporaryDirectory(prefix=".build-", dir=target) as folder:
             made = replace(_compile(options, Path(folder)), path=target / LIBRARY_FILE)
             (Path(folder) / _RECORD).write_text(json.dumps(asdict(made) | {"path": LIBRARY_FILE}, indent=1))
             # Without its record a library is used, and built again when asked: never one with another's record.

@@ -24,8 +24,8 @@ from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
-from sdort.optimizer.space import plan_space
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.pipelines.configs import write_json

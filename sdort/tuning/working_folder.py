@@ -10,7 +10,6 @@ import atexit
 import os
 import shutil
 import sqlite3
-import tempfile
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from sdort.console import detail
 from sdort.errors import OutputError
 from sdort.ops.table import Entry, read_table
+from sdort.staging import temporary_folder
 from sdort.tuning.bundle import MIOPEN, OPS, PROGRAMS, Bundle
 from sdort.tuning.store import Store
 
@@ -105,7 +105,7 @@ def working_folder() -> WorkingFolder:
         folder = stack.enter_context(Store().hidden())
     except OutputError as error:
         detail(str(error))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdort-tuning-")))
+        folder = stack.enter_context(temporary_folder("tuning"))
     atexit.register(stack.close)
     return WorkingFolder(folder)
 

@@ -27,8 +27,8 @@ from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
+from sdort.warmup.bundle_sizes import plan_space
 from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, describe_item, plan
-from sdort.warmup.space import plan_space
 from sdort.workload.cases import Case
 
 _RUNS = 5

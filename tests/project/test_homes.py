@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import homes
 
-import sdort.exporter.cache
+import sdort.machine.cache_folder
 import sdort.tuning.store
 from sdort.ops import library
 
@@ -27,7 +27,8 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(
-    "place", [library.libraries_folder, sdort.exporter.cache.traces_folder, sdort.tuning.store.tuning_folder, Path.home]
+    "place",
+    [library.libraries_folder, sdort.machine.cache_folder.traces_folder, sdort.tuning.store.tuning_folder, Path.home],
 )
 def test_every_cache_is_the_tests_own(place: Callable[[], Path]) -> None:
     assert not [home for home in homes.users_homes() if place().resolve().is_relative_to(home)]

@@ -1,0 +1,122 @@
+"""``sdort cache``: what is kept between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import click
+
+from sdort.cli.tuning import Duration, age_text
+
+if TYPE_CHECKING:
+    from sdort.doctor.cache_entries import CacheEntry
+    from sdort.tables import Table
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_kinds = click.argument("kinds", metavar="[traces|tuning|ops|temporary]...", nargs=-1)
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  sdort cache                              what is kept where, and how much
+  sdort cache list traces
+  sdort cache clean --older-than 30d --dry-run
+  sdort cache clean ops temporary
+""",
+)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Show and remove what is kept between runs.
+
+    traces: graphs of architectures, by sdort export. tuning: bundles of sdort warm and of --tuning, and the table of
+    sdort ops tune. ops: libraries of sdort ops build. temporary: left by commands that were killed.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(size, as_json=False)
+
+
+@command.command()
+@_json
+def size(as_json: bool) -> None:
+    """Show each cache's folder and size."""
+    from sdort.console import conclude, emit_json, show
+    from sdort.doctor.cache_entries import KINDS
+    from sdort.doctor.caches import list_cache
+    from sdort.tables import Table, size_text
+
+    cache = list_cache()
+    if as_json:
+        emit_json(cache)
+        return
+    table = Table("", ("cache", ">entries", ">size", ">oldest", "folder"))
+    for kind in KINDS:
+        entries = [entry for entry in cache.entries if entry.kind == kind]
+        if entries:
+            oldest = age_text(max(entry.age_s for entry in entries))
+            size = size_text(sum(entry.bytes for entry in entries))
+            table.add_row(kind, str(len(entries)), size, oldest, str(entries[0].path.parent))
+    if table.row_count:
+        show(table)
+    conclude(f"{_amount(cache.entries)} in {cache.folder}", "sdort cache clean --dry-run" if cache.entries else None)
+
+
+@command.command("list")
+@_kinds
+@_json
+def list_(kinds: tuple[str, ...], as_json: bool) -> None:
+    """Show every entry, of all caches or of those named."""
+    from sdort.console import conclude, emit_json, show
+    from sdort.doctor.caches import list_cache
+
+    cache = list_cache(kinds)
+    if as_json:
+        emit_json(cache)
+        return
+    if cache.entries:
+        show(_table(cache.entries))
+    conclude(f"{_amount(cache.entries)} in {cache.folder}")
+
+
+@command.command()
+@_kinds
+@click.option("--older-than", type=Duration(), help="Only what was made longer ago: 30d, 12h.")
+@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@_json
+def clean(kinds: tuple[str, ...], older_than: float | None, dry_run: bool, as_json: bool) -> None:
+    """Remove entries, of all caches or of those named.
+
+    What a running command holds stays, and so does whatever sdort did not put there. sdort makes again what it needs:
+    traces at the next export, tuning by sdort warm, the library by sdort ops build.
+    """
+    from sdort.console import conclude, emit_json, say, show
+    from sdort.doctor.caches import clean_cache
+
+    done = clean_cache(kinds, older_than=older_than, dry_run=dry_run)
+    if as_json:
+        emit_json(done)
+        return
+    if done.entries:
+        show(_table(done.entries))
+    for entry in done.kept:
+        say(f"kept, as a running command uses it: {entry.path}")
+    conclude(f"{'Removed' if done.removed else 'Would remove'} {_amount(done.entries)}")
+
+
+def _amount(entries: Collection[CacheEntry]) -> str:
+    from sdort.tables import size_text
+
+    number = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+    return f"{number}, {size_text(sum(entry.bytes for entry in entries))}"
+
+
+def _table(entries: Collection[CacheEntry]) -> Table:
+    from sdort.tables import Table, size_text
+
+    table = Table("", ("cache", "entry", ">size", ">age", ""))
+    for entry in entries:
+        in_use = "in use" if entry.in_use else ""
+        table.add_row(entry.kind, entry.name, size_text(entry.bytes), age_text(entry.age_s), in_use)
+    return table

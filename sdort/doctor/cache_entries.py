@@ -1,0 +1,134 @@
+"""The entries of sdort's caches. What has not the form of one is nobody's here, and is never touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.errors import OutputError
+from sdort.machine.cache_folder import traces_folder
+from sdort.ops.library import libraries_folder, tuning_table
+from sdort.staging import TEMPORARY_PREFIX, is_abandoned
+from sdort.tuning.bundle import BundleError
+from sdort.tuning.store import Store, age
+
+_LOCKING = 10
+"""Seconds within which a new temporary folder has got its lock."""
+
+TRACES, TUNING, OPS, TEMPORARY = "traces", "tuning", "ops", "temporary"
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A file or folder of a cache.
+
+    Attributes:
+        kind: the cache: ``traces``, ``tuning``, ``ops`` or ``temporary``.
+        name: its name there.
+        path: where it is.
+        bytes: its size.
+        age_s: seconds since it was made.
+        in_use: whether a running command holds it, so that it is not removed.
+    """
+
+    kind: str
+    name: str
+    path: Path
+    bytes: int
+    age_s: int
+    in_use: bool = False
+
+
+def traces() -> Iterator[CacheEntry]:
+    """Traces of architectures and defaults of their classes; a reader has read them whole before anything can go."""
+    for path in _children(traces_folder()):
+        if re.fullmatch(r"\w+-[0-9a-f]{32}\.trace|\w+-[\w.+]+\.json", path.name) and path.is_file():
+            yield _entry(TRACES, path)
+        elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and path.is_file():
+            yield _entry(TRACES, path, in_use=not is_abandoned(path, 0))
+
+
+def tuning() -> Iterator[CacheEntry]:
+    """Tuning bundles, and the table of sdort's own kernels."""
+    store = Store()
+    for name in store.names():
+        entry = _entry(TUNING, store.folder / name)
+        with suppress(BundleError):
+            entry = CacheEntry(TUNING, name, entry.path, entry.bytes, round(age(store.read(name))))
+        yield entry
+    if tuning_table().is_file():
+        yield _entry(TUNING, tuning_table())
+
+
+def ops() -> Iterator[CacheEntry]:
+    """Libraries of custom operators, one for each state of their sources."""
+    for path in _children(libraries_folder()):
+        if re.fullmatch(r"[0-9a-f]{16}", path.name) and path.is_dir():
+            yield _entry(OPS, path, in_use=not is_abandoned(path, os.O_DIRECTORY))
+
+
+def temporary() -> Iterator[CacheEntry]:
+    """Folders for temporary files of this user's commands; those without a running command are left by killed ones."""
+    for path in _children(Path(tempfile.gettempdir())):
+        with suppress(OSError):
+            if path.name.startswith(TEMPORARY_PREFIX) and path.is_dir() and path.stat().st_uid == os.getuid():
+                is_new = time.time() - path.stat().st_mtime < _LOCKING
+                yield _entry(TEMPORARY, path, in_use=is_new or not is_abandoned(path, os.O_DIRECTORY))
+
+
+KINDS: dict[str, Callable[[], Iterator[CacheEntry]]] = {
+    TRACES: traces,
+    TUNING: tuning,
+    OPS: ops,
+    TEMPORARY: temporary,
+}
+"""The entries of each cache by its name."""
+
+
+def remove(entry: CacheEntry) -> None:
+    """Remove an entry; it vanishes at once.
+
+    Raises:
+        OutputError: it cannot be removed.
+    """
+    try:
+        if entry.kind == TUNING and entry.path != tuning_table():
+            Store().remove(entry.name)
+        elif entry.path.is_dir():
+            gone = entry.path.with_name(f".removed-{entry.path.name}")
+            entry.path.rename(gone)
+            shutil.rmtree(gone)
+        else:
+            entry.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {entry.path}: {error.strerror or error}") from error
+
+
+def _entry(kind: str, path: Path, *, in_use: bool = False) -> CacheEntry:
+    made = 0.0
+    with suppress(OSError):  # another process cleans up
+        made = max(0.0, time.time() - path.stat().st_mtime)
+    return CacheEntry(kind, path.name, path, folder_bytes(path), round(made), in_use)
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links are not followed."""
+    total = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
+    return total
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.is_symlink())
+    except OSError:
+        return []

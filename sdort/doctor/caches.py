@@ -1,0 +1,88 @@
+"""The caches: :func:`sdort.list_cache` and :func:`sdort.clean_cache`, which ``sdort cache`` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.console import document
+from sdort.doctor.cache_entries import KINDS, CacheEntry, remove
+from sdort.errors import UsageError
+from sdort.machine.cache_folder import cache_folder
+
+
+@document("cache", 1)
+@dataclass(frozen=True)
+class CacheReport:
+    """What sdort keeps between runs.
+
+    Attributes:
+        folder: the folder of all caches.
+        entries: everything that is kept, by cache.
+    """
+
+    folder: Path
+    entries: list[CacheEntry]
+
+
+@document("cache-clean", 1)
+@dataclass(frozen=True)
+class CacheCleaning:
+    """The outcome of a cleaning.
+
+    Attributes:
+        removed: False where nothing was to be removed, only to be shown.
+        entries: what was removed, or would be.
+        kept: what a running command holds.
+        bytes: the size of ``entries``.
+    """
+
+    removed: bool
+    entries: list[CacheEntry]
+    kept: list[CacheEntry]
+    bytes: int
+
+
+def list_cache(kinds: Collection[str] = ()) -> CacheReport:
+    """List what sdort keeps between runs.
+
+    Args:
+        kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``tuning`` (bundles of :func:`sdort.warm` and
+            of tuning runs), ``ops`` (built operator libraries), ``temporary`` (left by killed commands); all if empty.
+
+    Raises:
+        UsageError: there is no such cache.
+
+    Example:
+        >>> sum(entry.bytes for entry in sdort.list_cache(["traces"]).entries)
+        0
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise UsageError(f"there is no cache {unknown[0]!r}", hint=f"There are: {', '.join(KINDS)}.")
+    entries = [entry for kind, entries in KINDS.items() if kind in (kinds or KINDS) for entry in entries()]
+    return CacheReport(cache_folder(), entries)
+
+
+def clean_cache(
+    kinds: Collection[str] = (), *, older_than: float | None = None, dry_run: bool = False
+) -> CacheCleaning:
+    """Remove what sdort keeps between runs. What a running command holds stays, and so does what is not sdort's.
+
+    Args:
+        kinds: as for :func:`list_cache`; all if empty.
+        older_than: seconds; only what was made longer ago.
+        dry_run: remove nothing, only say what would go.
+
+    Raises:
+        UsageError: there is no such cache.
+        OutputError: something cannot be removed.
+    """
+    entries = [entry for entry in list_cache(kinds).entries if older_than is None or entry.age_s > older_than]
+    going = [entry for entry in entries if not entry.in_use]
+    if not dry_run:
+        for entry in going:
+            remove(entry)
+    kept = [entry for entry in entries if entry.in_use]
+    return CacheCleaning(not dry_run, going, kept, sum(entry.bytes for entry in going))

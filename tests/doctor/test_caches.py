@@ -1,0 +1,126 @@
+"""``sdort cache`` shows what is kept, and removes that and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import sdort
+from sdort.cli import cli
+from sdort.errors import UsageError
+from sdort.machine.cache_folder import cache_folder
+from sdort.staging import TEMPORARY_PREFIX, held, temporary_folder
+
+DAY = 86400
+OURS = {
+    f"traces/unet-{'a' * 32}.trace": ("traces", 3, 40),
+    "traces/AutoencoderKL-0.42.1.json": ("traces", 2, 1),
+    "traces/.x.trace.sdort-new-00000000": ("traces", 1, 40),
+    "tuning/unet-0123/bundle.json": ("tuning", 5, 40),
+    "ops/tuning.tsv": ("tuning", 7, 1),
+    f"ops/{'0' * 16}/libsdort_ops.so": ("ops", 11, 40),
+}
+"""File -> its cache, bytes and age in days."""
+OTHERS = ("traces/notes.txt", "traces/mine/unet.trace", "ops/mine/a.so", "other/file", "tuning/.lock")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder with entries of all kinds, and files of others among them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = cache_folder()
+    for name in (*OURS, *OTHERS):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _, size, age = OURS.get(name, ("", 13, 40))
+        path.write_bytes(b"x" * size)
+        made = time.time() - age * DAY
+        for part in (path, path.parent):
+            os.utime(part, (made, made))
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_entry_is_listed_with_its_size(cache: Path) -> None:
+    report = sdort.list_cache()
+    assert report.folder == cache
+    assert sorted((entry.kind, entry.bytes) for entry in report.entries) == sorted(x[:2] for x in OURS.values())
+    assert {entry.kind for entry in sdort.list_cache(["ops"]).entries} == {"ops"}
+    with pytest.raises(UsageError, match="no cache 'opps'"):
+        sdort.list_cache(["opps"])
+
+
+def test_cleaning_takes_only_what_is_sdorts(cache: Path) -> None:
+    before = files(cache)
+    plan = sdort.clean_cache(dry_run=True)
+    assert (plan.removed, plan.bytes, files(cache)) == (False, sum(size for _, size, _ in OURS.values()), before)
+    done = sdort.clean_cache()
+    assert (done.removed, done.bytes, done.kept) == (True, plan.bytes, [])
+    assert files(cache) == set(OTHERS)
+    assert sdort.list_cache().entries == []
+
+
+def test_cleaning_by_kind_and_age(cache: Path) -> None:
+    before = files(cache)
+    sdort.clean_cache(["traces"], older_than=30 * DAY)
+    gone = {name for name, (kind, _, age) in OURS.items() if kind == "traces" and age > 30}
+    assert before - files(cache) == gone
+
+
+def test_what_a_command_holds_stays(cache: Path) -> None:
+    library = cache / "ops" / ("0" * 16)
+    with held(library), temporary_folder("demo") as running:
+        os.utime(running, (0, 0))
+        done = sdort.clean_cache(["ops", "temporary"])
+        assert {entry.path for entry in done.kept} == {library, running}
+        assert (done.entries, library.is_dir(), running.is_dir()) == ([], True, True)
+    assert not running.exists()
+    assert [entry.path for entry in sdort.clean_cache(["ops"]).entries] == [library]
+
+
+def test_temporary_folders_of_killed_commands_go_and_no_others(cache: Path, tmp_path: Path) -> None:
+    killed, new, foreign = (
+        tmp_path / f"{name}x" for name in (TEMPORARY_PREFIX, f"{TEMPORARY_PREFIX}new", "sdort-demo-")
+    )
+    for folder in (killed, new, foreign):
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"x" * 9)
+    os.utime(killed, (0, 0))
+    os.utime(foreign, (0, 0))
+    done = sdort.clean_cache(["temporary"])
+    assert ([entry.path for entry in done.entries], done.bytes) == ([killed], 9)
+    assert [entry.path for entry in done.kept] == [new]
+    assert (killed.exists(), new.exists(), foreign.exists()) == (False, True, True)
+
+
+def test_a_link_is_not_followed(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (cache / "ops" / ("1" * 16)).symlink_to(tmp_path / "kept")
+    sdort.clean_cache()
+    assert (tmp_path / "kept" / "file").exists()
+
+
+def test_the_commands(cache: Path) -> None:
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(cli, ["cache", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert run() == run("size")
+    assert run().splitlines()[-1] == f"6 entries, 29 B in {cache}"
+    assert json.loads(run("size", "--json"))["schema"] == json.loads(run("list", "--json"))["schema"] == "sdort-cache-1"
+    assert run("list", "ops").splitlines()[-1] == f"1 entry, 11 B in {cache}"
+    assert run("clean", "--older-than", "30d", "--dry-run").splitlines()[-1] == "Would remove 4 entries, 20 B"
+    assert json.loads(run("clean", "traces", "--json"))["bytes"] == 6
+    assert run("clean").splitlines()[-1] == "Removed 3 entries, 23 B"
+    assert run("clean") == "Removed 0 entries, 0 B\n"
