@@ -27,9 +27,13 @@ import sdort
 from sdort import console, optimize
 from sdort.cli import COMMANDS, cli
 from sdort.cli.export import _table as export_table
+from sdort.cli.ops import _entries as entries_table
+from sdort.cli.ops import _operators as operators_table
 from sdort.cli.sections import SectionedCommand
 from sdort.errors import ProviderError
 from sdort.exporter.manifest import ExportedComponent, ExportReport
+from sdort.ops.library import Description, LibraryOperator
+from sdort.ops.table import Entry
 from sdort.tables import Table
 
 if TYPE_CHECKING:
@@ -244,3 +248,12 @@ def test_the_table_of_an_export_fits() -> None:
         for name, traced in (("text_encoder_2", True), ("unet", False))
     ]
     check(Printed([export_table(ExportReport(Path("out"), "owner/name", "APipeline", 23, None, parts))]))
+
+
+def test_the_tables_of_a_built_library_and_of_its_tuning_fit() -> None:
+    operators = [
+        LibraryOperator("com.microsoft", "SkipLayerNormalization", cpu=True, gpu=True, by_default_on_cuda=False),
+        LibraryOperator("sdort", "RowsAttention", cpu=True, gpu=False, by_default_on_cuda=False),
+    ]
+    tuned = [Entry("gfx1100", "group_norm_silu f16 2x64x64x320 32", "rows4 threads256", 123.4)]
+    check(Printed([operators_table(Description(tuple(operators), ())), entries_table(tuned)]))
