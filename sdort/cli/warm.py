@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.options import decoding_options, runtime_options
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.cli.tuning import Duration
+from sdort.providers import AUTO
 
 if TYPE_CHECKING:
     from sdort.tables import Table
-    from sdort.warmup.command import Warmed, Warmup
+    from sdort.warmup.command import Warmed
 
 
 _SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
@@ -106,7 +107,7 @@ def command(
     if as_json:
         emit_json(warmup)
     else:
-        conclude(f"\n{_verdict(warmup)}", "sdort tuning list")
+        conclude(f"\n{warmup.verdict}", None if warmup.left else _run_command(pipeline, provider, sizes))
 
 
 def _table(items: list[Warmed]) -> Table:
@@ -121,9 +122,11 @@ def _table(items: list[Warmed]) -> Table:
     return table
 
 
-def _verdict(warmup: Warmup) -> str:
-    states = Counter(item.status for item in warmup.items)
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    if warmup.left:
-        return f"The time was up: {counts}. The same command goes on with those that are left."
-    return f"Everything is warm: {counts}."
+def _run_command(pipeline: Path, provider: str, sizes: tuple[tuple[int, int], ...] | None) -> str:
+    """The run that starts at full speed now."""
+    words = ["sdort", "run", str(pipeline), "--prompt", "a red star on navy"]
+    if provider != AUTO:
+        words += ["--provider", provider]
+    if sizes:
+        words += ["--height", str(sizes[0][0]), "--width", str(sizes[0][1])]
+    return shlex.join(words)

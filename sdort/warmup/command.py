@@ -83,6 +83,24 @@ class Warmup:
     left: int
     """Items that are left for want of time; the same call goes on with them."""
 
+    @property
+    def verdict(self) -> str:
+        """One sentence: what is ready, how long its first run was and is, and what is left."""
+        ready = [item for item in self.items if item.status in (NEW, KEPT)]
+        kept = sum(item.status == KEPT for item in ready)
+        text = f"{len(ready)} of {len(self.items)} are ready"
+        if kept:
+            text += f", {kept} of them since an earlier time"
+        before = [item.before_s for item in ready if item.before_s is not None and item.after_s is not None]
+        after = [item.after_s for item in ready if item.before_s is not None and item.after_s is not None]
+        if after:
+            text += f"; first runs now take {sum(after):.1f} s, before {sum(before):.1f} s"
+        elif ready:
+            text += f"; first runs took {sum(item.before_s or 0.0 for item in ready):.1f} s"
+        if self.left:
+            text += f". {self.left} are left, the time was up: the same command goes on with them"
+        return f"{text}."
+
     def raise_if_failed(self) -> None:
         """Raise if an item failed.
 

@@ -115,10 +115,24 @@ def test_a_damaged_bundle_is_made_again(tiny: Tiny) -> None:
     assert whole() == [name]
 
 
+def test_the_verdict_says_what_is_ready_and_how_long_a_first_run_takes() -> None:
+    def item(status: str, before: float | None, after: float | None) -> warm.Warmed:
+        return warm.Warmed("unet", 2, 64, 64, status, "", [], before, after)
+
+    tuned = [item("new", 4.0, 0.5), item("new", 2.0, 0.25), item("kept", 9.0, None), item("left", None, None)]
+    assert warm.Warmup(tuned, 1).verdict == (
+        "3 of 4 are ready, 1 of them since an earlier time; first runs now take 0.8 s, before 6.0 s. "
+        "1 are left, the time was up: the same command goes on with them."
+    )
+    assert warm.Warmup([item("new", 4.0, None)], 0).verdict == "1 of 1 are ready; first runs took 4.0 s."
+
+
 def test_the_budget_ends_it_and_the_rest_comes_later(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke(tiny.onnx, "--size", "16x16", "--budget", "0s")
     assert result.exit_code == 0
-    assert "The time was up: 3 left." in result.stdout
+    verdict = "0 of 3 are ready. 3 are left, the time was up: the same command goes on with them."
+    assert result.stdout.splitlines()[-1] == verdict
+    assert "Next:" not in result.stderr
     assert whole() == []
     # A clock that a run of the UNet moves by ten minutes.
     clock = [0.0]
