@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
-from sdort.cli.options import complete_fusions
+from sdort.cli.options import complete_fusions, needs
 from sdort.cli.sections import SectionedCommand
 from sdort.providers import PROVIDER_NAMES
 
@@ -179,6 +179,8 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@needs("io_fp16", "fp16")
+@needs("fp16_plan", "fp16")
 def command(
     source: Path,
     out: Path,

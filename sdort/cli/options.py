@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,6 +48,22 @@ _DECODING = (
         help="Decode several images one by one.",
     ),
 )
+
+
+def needs(option: str, other: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A command one of whose options means nothing without another: refused before any library is imported."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def checked(**values: Any) -> Any:
+            if values[option] and not values[other]:
+                first, second = (f"--{name.replace('_', '-')}" for name in (option, other))
+                raise click.UsageError(f"{first} needs {second}")
+            return command(**values)
+
+        return checked
+
+    return decorate
 
 
 def decoding_options(command: Callable[..., Any]) -> Callable[..., Any]:

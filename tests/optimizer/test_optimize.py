@@ -344,7 +344,7 @@ def test_a_failure_leaves_an_existing_out_as_it_was(call: Callable[..., Result],
         (["--expect", "Gelu"], ["is not NAME=COUNT"]),
         (["--expect", "Gelu=-1"], ["is not NAME=COUNT"]),
         (["--expect", "unet:Gelu=1"], ["--expect unet:Gelu", "no component 'unet'"]),
-        (["--io-fp16"], ["--io-fp16 needs --fp16"]),
+        (["--io-fp16"], ["Usage: ", "--io-fp16 needs --fp16"]),
         (["--provider", "vulkan"], ["'vulkan' is not one of"]),
     ],
 )
