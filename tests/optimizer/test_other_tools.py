@@ -19,7 +19,7 @@ from support.parity import compare, open_raw
 from support.small_graphs import Array, feeds_for, load, operators, parse, run, to_proto
 
 from sdort.emulation.standard import expand
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, MissedFusionError
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
@@ -132,7 +132,7 @@ def test_other_forms_of_fused_mat_mul_are_refused_in_words(call: str) -> None:
     model = load(text, opset=18)
     for tensor in model.graph.inputs:
         tensor.shape = None if tensor.name == "any" else tensor.shape
-    with pytest.raises(BadModelError, match="no kernel for FusedMatMul"):
+    with pytest.raises(MissedFusionError, match="no kernel for FusedMatMul"):
         optimize_model(model, OptimizeOptions(load_target("cpu")))
 
 

@@ -21,6 +21,14 @@ NORMS = """g (float[B, 8, H, W] x) => (float[B, 8, H, W] y) {
     r = Relu (a)
     y = GroupNormalization <num_groups = 8> (r, gamma, beta) }"""
 """One channel a group, for which ONNX Runtime's GroupNorm has no kernel."""
+MASKED = """g (float[B, 2, S, 4] q, float[B, 2, L, 4] k, float[B, 2, L, 4] v, float[B, 1, S, L] m)
+    => (float[B, 2, S, 4] y) <float c = {0.5}> {
+    kt = Transpose <perm = [0, 1, 3, 2]> (k)
+    s = MatMul (q, kt)
+    t = Mul (s, c)
+    a = Add (t, m)
+    p = Softmax <axis = -1> (a)
+    y = MatMul (p, v) }"""
 SOFTMAX = """g (float[B, 2, S, 4] q, float[B, 2, L, 4] k, float[B, 2, L, 4] v) => (float[B, 2, S, 4] y) {
     kt = Transpose <perm = [0, 1, 3, 2]> (k)
     s = MatMul (q, kt)
@@ -75,3 +83,9 @@ def test_what_a_disabled_fusion_would_take_is_no_miss(tmp_path: Path, disabled: 
     assert result.exit_code == 0, result.output
     assert ("--disable attention" in result.stdout) == bool(disabled)
     assert ("MultiHeadAttention" in result.stdout) != bool(disabled)
+
+
+def test_a_masked_attention_is_no_miss_of_the_others(tmp_path: Path) -> None:
+    result = optimize(tmp_path, MASKED, "--disable", "attention_masked")
+    assert result.exit_code == 0, result.output
+    assert "--disable attention_masked" in result.stdout

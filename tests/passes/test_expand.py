@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.small_graphs import Array, edit, feeds_for, load, operators, parse, run
 
-from sdort.errors import BadModelError
+from sdort.errors import MissedFusionError
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.passes import expand
 from sdort.providers import PROVIDER_NAMES, load_target
@@ -107,13 +107,13 @@ LEFT = {
 @pytest.mark.parametrize("text", LEFT.values(), ids=LEFT)
 def test_what_has_no_definition_of_plain_operators_is_refused_by_its_own_name(text: str) -> None:
     (operator,) = operators(edit(text))
-    with pytest.raises(BadModelError, match=f"{operator} of opset 23 cannot be expressed in opset 18"):
+    with pytest.raises(MissedFusionError, match=f"{operator} of opset 23 cannot be expressed in opset 18"):
         optimize_model(load(text), OptimizeOptions(load_target("cuda")))
 
 
 def test_a_type_that_the_targets_opset_does_not_take_is_refused_in_words() -> None:
     text = "g (bool[S, 8] x) => (bool[S] y) <int64[1] last = {1}> { y = ReduceMax <keepdims = 0> (x, last) }"
-    with pytest.raises(BadModelError, match="is bool, which it does not take in opset 18") as refusal:
+    with pytest.raises(MissedFusionError, match="is bool, which it does not take in opset 18") as refusal:
         optimize_model(load(text), OptimizeOptions(load_target("cpu")))
     assert "bug" not in str(refusal.value)
 
