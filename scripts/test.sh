@@ -20,8 +20,12 @@ fi
 echo "==> ruff"
 ruff check .
 ruff format --check .
-echo "==> mypy"
-mypy
-echo "==> pytest"
+# mypy beside pytest: it fills what the test processes leave of the cores while they wait for each other or the disk.
+echo "==> mypy and pytest"
+mypy &
+mypy=$!
 python -c 'import sys; sys.path.insert(0, "tests"); from support import native; print("custom operators:", native.build_folder())'
-python -m pytest -n "$cores" --dist worksteal
+failed=0
+python -m pytest -n "$cores" --dist worksteal || failed=$?
+wait "$mypy" || { failed=$? && echo "mypy failed, see above" >&2; }
+exit "$failed"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,18 +107,40 @@ def test_a_kill_before_any_change_of_the_file_system(folder: Path, demo: pipelin
     forked.work(folder, *args)
     new = tree(out)
     assert len(new) > 3
-    seen = []
-    for number in range(1, 100):
-        place_old(out)
-        status = forked.start(folder, *args, dies_at=number).finish()
-        assert tree(out) in (OLD, new), number
-        seen.append((tree(out) == new, bool(hidden(folder))))
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-    assert number > 10
+
+    def state(place: Path) -> tuple[bool, bool]:
+        assert tree(place / "out") in (OLD, new), place
+        return tree(place / "out") == new, bool(hidden(place))
+
     # At first nothing, then a hidden folder beside the old one, then the new one with the old one hidden, at last that.
-    assert list(dict.fromkeys(seen)) == [(False, False), (False, True), (True, True), (True, False)]
+    order = [(False, False), (False, True), (True, True), (True, False)]
+    check_kills(folder, args, lambda: place_old(out), state, order)
+    assert tree(out) == new
+
+
+def check_kills(
+    folder: Path,
+    args: tuple[str, ...],
+    prepare: Callable[[], object],
+    state: Callable[[Path], tuple[bool, bool]],
+    order: list[tuple[bool, bool]],
+) -> None:
+    """What the folder holds before each change of a command that works has these states; so it is after a kill there.
+
+    A kill leaves on the disk what is there just before the next change, so one run shows them all. That kills do leave
+    that, and that the next run removes it, is seen where a state begins.
+    """
+    prepare()
+    assert forked.start(folder, *args, recorded=True).finish() == 0
+    states = [state(place) for place in forked.records(folder)]
+    assert len(states) > 3
+    assert list(dict.fromkeys([*states, state(folder)])) == order
+    for number in sorted({states.index(each) for each in states}):
+        prepare()
+        assert forked.start(folder, *args, dies_at=number + 1).finish() == -signal.SIGKILL
+        assert state(folder) == states[number]
+        forked.work(folder, *args)
+        assert state(folder) == order[-1]
 
 
 # ---- drawing ----
@@ -159,17 +181,13 @@ def test_a_kill_leaves_whole_images(folder: Path, tiny: Path) -> None:
 def test_a_kill_before_any_change_leaves_an_image_or_what_was_there(folder: Path, tiny: Path) -> None:
     path, old = folder / "out" / "image.png", OLD["old.onnx"]
     path.parent.mkdir()
-    seen = []
-    for number in range(1, 50):
-        path.write_bytes(old)
-        args = ("run", str(tiny), "--prompt", "a", *RUN, "--steps", "1", "--overwrite")
-        status = forked.start(folder, *args, dies_at=number).finish()
-        assert images(folder) == [path]
-        seen.append((path.read_bytes() != old, bool(hidden(path.parent))))
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-    assert list(dict.fromkeys(seen)) == [(False, False), (False, True), (True, False)]
+    args = ("run", str(tiny), "--prompt", "a", *RUN, "--steps", "1", "--overwrite")
+
+    def state(place: Path) -> tuple[bool, bool]:
+        [found] = images(place)
+        return found.read_bytes() != old, bool(hidden(found.parent))
+
+    check_kills(folder, args, lambda: path.write_bytes(old), state, [(False, False), (False, True), (True, False)])
 
 
 # ---- ctrl-C ----

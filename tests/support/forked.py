@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,7 @@ def start(
     folder: Path,
     *args: str,
     dies_at: int | None = None,
+    recorded: bool = False,
     moment: float | None = None,
     how: signal.Signals = signal.SIGKILL,
     log: str = "log",
@@ -72,11 +75,12 @@ def start(
 
     Args:
         dies_at: the number of the change of the file system, from 1 on, before which it kills itself.
+        recorded: keep what the folder holds before each of these changes, see :func:`records`.
         moment: the processor's seconds (:mod:`moments`) after which it sends itself the signal ``how``.
     """
     path = folder / log
     path.unlink(missing_ok=True)
-    process = _context.Process(target=_main, args=(folder, args, path, dies_at, moment, how))
+    process = _context.Process(target=_main, args=(folder, args, path, dies_at, recorded, moment, how))
     process.start()
     return Command(process, path)
 
@@ -93,7 +97,13 @@ def _seconds(log: Path) -> Path:
 
 
 def _main(
-    folder: Path, args: tuple[str, ...], log: Path, dies_at: int | None, moment: float | None, how: signal.Signals
+    folder: Path,
+    args: tuple[str, ...],
+    log: Path,
+    dies_at: int | None,
+    recorded: bool,
+    moment: float | None,
+    how: signal.Signals,
 ) -> None:
     os.environ.update(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder), HF_HUB_OFFLINE="1")
     os.chdir(folder)
@@ -101,7 +111,9 @@ def _main(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if dies_at is not None:
-        _count_changes(folder, dies_at)
+        _before_changes(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == dies_at else None)
+    if recorded:
+        _before_changes(lambda number: _record(folder, number))
     from sdort.cli import cli
 
     began = time.process_time()
@@ -113,16 +125,31 @@ def _main(
         _seconds(log).write_text(str(time.process_time() - began))
 
 
-def _count_changes(folder: Path, dies_at: int) -> None:
-    seen = 0
+def records(folder: Path) -> list[Path]:
+    """The folder as it was before each change of a recorded command, which is what a kill there leaves on the disk."""
+    return sorted((folder / _RECORDS).iterdir())
+
+
+_RECORDS = "records"
+
+
+def _record(folder: Path, number: int) -> None:
+    ignored = shutil.ignore_patterns(_RECORDS, "cache", "log*")
+    shutil.copytree(folder, folder / _RECORDS / f"{number:04d}", ignore=ignored)
+
+
+def _before_changes(act: Callable[[int], None]) -> None:
+    """Call ``act`` with the number of each change of the file system, from 1 on, just before it; not for its own."""
+    seen, acting = 0, False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event not in CHANGES or (event == "open" and not _writes(arguments)):
+        nonlocal seen, acting
+        if acting or event not in CHANGES or (event == "open" and not _writes(arguments)):
             return
         seen += 1
-        if seen == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        acting = True
+        act(seen)
+        acting = False
 
     sys.addaudithook(hook)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import warnings
 from functools import lru_cache
+from pathlib import Path
 
+import gpu_benchmark
 import numpy as np
 import onnx
 import torch
+from support import exports, full_size, native
 from support.full_size import build_full
 from support.models import Built
 
@@ -22,9 +25,17 @@ LATENT = 8
 
 @lru_cache(maxsize=1)
 def traced(name: str) -> tuple[Built, bytes]:
-    """The architecture and its graph, a serialized ModelProto whose parameters are inputs."""
-    built = build_full(name)
-    return built, _trace(built)
+    """The architecture and its graph, a serialized ModelProto whose parameters are inputs; traced once."""
+
+    def write(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "graph").write_bytes(_trace(build_full(name)))
+
+    sources = {
+        Path(file).name: Path(file).read_bytes() for file in (__file__, full_size.__file__, gpu_benchmark.__file__)
+    }
+    kept = native.built({"name": f"{name} {exports.cache_key()}".encode(), **sources}, write)
+    return build_full(name), (kept / "graph").read_bytes()
 
 
 class _Functional(torch.nn.Module):  # type: ignore[misc]
