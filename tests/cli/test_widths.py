@@ -27,13 +27,11 @@ import sdort
 from sdort import console, optimize
 from sdort.cli import COMMANDS, cli
 from sdort.cli.export import _table as export_table
-from sdort.cli.ops import _entries as entries_table
 from sdort.cli.ops import _operators as operators_table
 from sdort.cli.sections import SectionedCommand
 from sdort.errors import ProviderError
 from sdort.exporter.manifest import ExportedComponent, ExportReport
-from sdort.ops.library import Description, LibraryOperator
-from sdort.ops.table import Entry
+from sdort.ops.library import Description, LibraryOperator, tuning_table
 from sdort.tables import Table
 
 if TYPE_CHECKING:
@@ -155,14 +153,16 @@ CHECKED = (
     "tuning list",
     "tuning verify",
     "ops tune --show",
+    "cache",
+    "cache list",
     "optimize {model} {out} --provider cpu --component text_encoder --explain",
     "run {fast} --provider cpu --prompt x --steps 1 --output {out}.png",
     "warm {fast} --provider cpu --component text_encoder --size 64x64",
     "bench {fast} --provider cpu --baseline {model} --component text_encoder --warmup 0 --repeat 2 --size 64x64",
     "verify {fast} --against {model} --provider cpu --component text_encoder --no-torch --inputs random",
 )
-NO_TABLE = ("tuning", "ops", "run")
-"""An empty cache has none, and images are two lines."""
+NO_TABLE = ("tuning", "run")
+"""No bundle is kept, and images are two lines."""
 
 
 @pytest.mark.parametrize("words", CHECKED)
@@ -170,6 +170,8 @@ def test_what_a_command_prints_fits(
     words: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = words.split()[0]
+    tuning_table().parent.mkdir(parents=True)
+    tuning_table().write_text("gfx1100\tgroup_norm_silu f16 2x64x64x320 32\trows4 threads256\t123.4\n")
     places = folders | {"{out}": tmp_path / "out"}
     for key, path in places.items():
         words = words.replace(key, str(path))
@@ -250,10 +252,9 @@ def test_the_table_of_an_export_fits() -> None:
     check(Printed([export_table(ExportReport(Path("out"), "owner/name", "APipeline", 23, None, parts))]))
 
 
-def test_the_tables_of_a_built_library_and_of_its_tuning_fit() -> None:
+def test_the_table_of_a_built_library_fits() -> None:
     operators = [
         LibraryOperator("com.microsoft", "SkipLayerNormalization", cpu=True, gpu=True, by_default_on_cuda=False),
         LibraryOperator("sdort", "RowsAttention", cpu=True, gpu=False, by_default_on_cuda=False),
     ]
-    tuned = [Entry("gfx1100", "group_norm_silu f16 2x64x64x320 32", "rows4 threads256", 123.4)]
-    check(Printed([operators_table(Description(tuple(operators), ())), entries_table(tuned)]))
+    check(Printed([operators_table(Description(tuple(operators), ()))]))
