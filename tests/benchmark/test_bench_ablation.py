@@ -236,9 +236,7 @@ def test_an_ablation_is_saved_and_compared_step_by_step(
     ]
     slower = call(5, "--compare", "before.json", "--report", "report.html")
     assert slower.exit_code == RegressionError.exit_code
-    assert "slower than the saved benchmark: + FMHA: unet, batch 1, 64x64, onnxruntime takes 2.00 times as long" in (
-        slower.stderr
-    )
+    assert "slower than the saved benchmark: + FMHA: unet, batch 1 takes 2.00 times as long" in slower.stderr
     assert slower.stderr.count("times as long") == 1
     assert "Against the saved benchmark" in slower.stdout
     assert "Against the saved benchmark" in Path("report.html").read_text()
