@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from sdort.console import progress
+from sdort.engines.default_prompts import default_prompts
 from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, original_of
-from sdort.engines.prompts import default_prompts
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.generation.images import Generated

@@ -281,7 +281,7 @@ def _show(report: OptimizeReport, explain: Collection[str], next_command: str) -
 
 def _next(report: OptimizeReport) -> str:
     """The command that comes next: generate with a pipeline, look at anything else."""
-    from sdort.engines.prompts import default_prompts
+    from sdort.engines.default_prompts import default_prompts
     from sdort.model.component_names import DECODER
     from sdort.staging import INDEX
 

@@ -108,7 +108,7 @@ def command(
     """
     from sdort.console import QUIET, conclude, emit_json, verbosity
     from sdort.generation.command import run
-    from sdort.generation.summary import summarize
+    from sdort.generation.conclusion import summarize
 
     result = run(
         pipeline,

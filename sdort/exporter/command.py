@@ -13,7 +13,6 @@ from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
 from sdort.exporter.bind import bind
-from sdort.exporter.cache import TraceCache
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.export_size import plan_space
 from sdort.exporter.manifest import (
@@ -26,6 +25,7 @@ from sdort.exporter.manifest import (
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
 from sdort.exporter.source import Source, component_config, open_source, select_components
 from sdort.exporter.template import Template, fill, make_template
+from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.cache_folder import traces_folder
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import DECODER

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from sdort.exporter.cache import TraceCache
 from sdort.exporter.signatures import FOLDERS, ComponentSpec
+from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import PlannedWrite, WritePlan, plan_writes
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.weights import Weight

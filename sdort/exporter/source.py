@@ -12,9 +12,9 @@ from typing import Any
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.exporter.cache import TraceCache
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
+from sdort.exporter.trace_cache import TraceCache
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
 from sdort.staging import temporary_folder

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from sdort.console import say
-from sdort.engines.prompts import default_prompts
+from sdort.engines.default_prompts import default_prompts
 from sdort.errors import UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import check_output_file, write_atomically
+from sdort.verification.command_line import VerifyOptions
 from sdort.verification.image_comparison import read_prompts
-from sdort.verification.options import VerifyOptions
 from sdort.verification.outcome import Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.verification_page import verification_page

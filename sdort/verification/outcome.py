@@ -12,13 +12,13 @@ from sdort.errors import ParityError
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
+from sdort.verification.command_line import VerifyOptions, runtime_words
 from sdort.verification.component_comparison import ONNX, Comparison
+from sdort.verification.component_summary import Summary, summarize_comparisons, worst_summary
 from sdort.verification.image_comparison import ImageComparison, ImageSummary, summarize_images
 from sdort.verification.limits import ENOUGH
-from sdort.verification.options import VerifyOptions, runtime_words
 from sdort.verification.report.shares import of_the_limit, percent
 from sdort.verification.semantic import SemanticScore
-from sdort.verification.summary import Summary, summarize_comparisons, worst_summary
 
 PASSED, FAILED, DIFFERS = "ok", "failed", "differs"
 """An image that differs may be one of a few in a right pipeline."""

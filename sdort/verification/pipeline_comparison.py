@@ -23,9 +23,9 @@ from sdort.runtime.probe import choose_provider
 from sdort.verification.bisection.blame import bisect
 from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import precision
+from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import ONNX, TORCH, Comparison, compare_component
 from sdort.verification.image_comparison import compare_images, failed_images, make_requests
-from sdort.verification.options import VerifyOptions
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.recorded_inputs import RANDOM, RECORDED, Inputs, RecordedRun, random_inputs, record_run
 from sdort.verification.runners import RunConfiguration, is_emulated, open_text_to_image

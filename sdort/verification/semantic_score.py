@@ -10,7 +10,7 @@ from sdort.errors import SdortError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.pipelines.folder import PipelineFolder
-from sdort.verification.options import VerifyOptions
+from sdort.verification.command_line import VerifyOptions
 from sdort.verification.outcome import Verification
 from sdort.verification.runners import RunConfiguration, open_text_to_image
 from sdort.verification.semantic import score_images, semantic_requests, wrong_requests

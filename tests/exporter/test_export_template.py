@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError
-from sdort.exporter.cache import TraceCache
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Trace, _decode, _encode, fill, make_template
+from sdort.exporter.trace_cache import TraceCache
 from sdort.model.signature import Array
 from sdort.model.weights import (
     Absent,

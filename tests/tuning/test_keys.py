@@ -11,9 +11,9 @@ import pytest
 from onnx import parser
 
 import sdort
-from sdort.exporter import cache as traces
-from sdort.exporter.cache import TraceCache, trace_key
+from sdort.exporter import trace_cache as traces
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.machine.distributions import Flavour
 from sdort.onnx_io.model_hash import hash_files, hash_model
 from sdort.onnx_io.precision_mark import BF16

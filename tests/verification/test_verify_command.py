@@ -33,9 +33,9 @@ from sdort.optimizer.command import optimize
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import pipeline_comparison as verification
+from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.image_comparison import ImageComparison
-from sdort.verification.options import VerifyOptions
 from sdort.verification.outcome import Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map, shared_gain

@@ -22,7 +22,7 @@ from sdort.generation.request import Request
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score
-from sdort.verification.options import VerifyOptions
+from sdort.verification.command_line import VerifyOptions
 from sdort.verification.outcome import Verification
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.text import notes

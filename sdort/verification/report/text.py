@@ -7,13 +7,13 @@ import textwrap
 
 from sdort import console
 from sdort.tables import Table
+from sdort.verification.component_summary import Summary, worst_summaries
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import ENOUGH
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.semantic_text import semantic_lines
 from sdort.verification.report.shares import percent
 from sdort.verification.report.timesteps import timestep_table
-from sdort.verification.summary import Summary, worst_summaries
 
 MOST_LETTERS = 52
 """Letters of a prompt that the terminal's table shows without ``-v``."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sdort.tables import Table
 from sdort.verification.component_comparison import Comparison
+from sdort.verification.component_summary import Summary, summarize_comparisons
 from sdort.verification.outcome import FAILED, PASSED
 from sdort.verification.report.shares import percent
-from sdort.verification.summary import Summary, summarize_comparisons
 
 TIMESTEP_HEADS = ("component", "against", "timestep", "max/std", "mean/std", "of limit", "verdict")
 

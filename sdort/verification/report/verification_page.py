@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from sdort.verification.bisection.blame import BisectionFinding
+from sdort.verification.component_summary import Summary
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
@@ -29,7 +30,6 @@ from sdort.verification.report.semantic_text import KIND_HEADS, kind_cells, orig
 from sdort.verification.report.text import error_numbers, image_numbers, image_verdict, notes, verdict_of
 from sdort.verification.report.timesteps import TIMESTEP_HEADS, timestep_errors
 from sdort.verification.semantic import Miss, SemanticScore
-from sdort.verification.summary import Summary
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)
 _COMPONENT_HEADS = ("component", "inputs", "against", "of limit", "verdict")

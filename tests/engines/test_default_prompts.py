@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdort.demo.prompt_language import parse
-from sdort.engines.prompts import DEMO_PROMPTS, PROMPTS, default_prompts
+from sdort.engines.default_prompts import DEMO_PROMPTS, PROMPTS, default_prompts
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort.engines.prompts import PROMPTS
+from sdort.engines.default_prompts import PROMPTS
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.recorded_inputs import RANDOM, RECORDED
