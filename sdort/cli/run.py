@@ -108,7 +108,7 @@ def command(
     """
     from sdort.console import QUIET, conclude, emit_json, verbosity
     from sdort.generation.command import run
-    from sdort.generation.conclusion import summarize
+    from sdort.generation.last_lines import summarize
 
     result = run(
         pipeline,
