@@ -77,7 +77,7 @@ class CommandGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        with interruption.unwinding(), reporting(as_json=ctx.meta[_WANTS_JSON]):
+        with reporting(as_json=ctx.meta[_WANTS_JSON]), interruption.unwinding():
             return super().invoke(ctx)
 
 

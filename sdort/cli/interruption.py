@@ -10,11 +10,13 @@ same output removes (:mod:`sdort.staging`).
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -125,14 +127,20 @@ def _unraisable(caught: Any) -> None:
 
 
 def _watch(reader: int) -> None:
-    count = 0
+    count, patient_until = 0, math.inf
     while True:
-        if count == 1 and not select.select([reader], [], [], _PATIENCE)[0] and not _raised:
+        if count == 1 and not _raised and time.monotonic() >= patient_until:
+            patient_until = math.inf  # once
             _tell("stopping; Ctrl-C again ends it at once")
+        if not select.select([reader], [], [], _PATIENCE if patient_until < math.inf else None)[0]:
+            continue
         for signum in os.read(reader, 64):
-            if signum in set(WORDS):
+            if signum in WORDS:
                 count += 1
+                patient_until = min(patient_until, time.monotonic() + _PATIENCE)
                 _react(count, signum)
+            elif _received is not None:
+                _stop_runs()  # an alarm: what was whole is over, and a run may have begun since
 
 
 def _react(count: int, signum: int) -> None:

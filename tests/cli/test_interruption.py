@@ -129,6 +129,53 @@ def test_an_import_is_not_broken_off(tmp_path: Path) -> None:
     assert finish(process) == (130, "Error: interrupted\n")
 
 
+def test_a_long_import_is_explained_while_it_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(0.6)\n")
+    process = start(f"""\
+        from sdort.cli import interruption
+        interruption._PATIENCE = 0.1
+        sys.path.insert(0, {str(tmp_path)!r})
+        import slow
+        time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "stopping; Ctrl-C again ends it at once\nError: interrupted\n")
+
+
+def test_a_run_that_begins_while_the_interrupt_waits_ends_too(tmp_path: Path) -> None:
+    """The main thread goes from an import, which is whole, into C code before the interrupt is raised."""
+    (tmp_path / "slow.py").write_text(
+        "import signal, time\nprint('here', flush=True)\ntime.sleep(0.3)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+    )
+    process = start(f"""\
+        import threading
+        from sdort.runtime.stopping import stoppable
+        ended = threading.Lock()
+        ended.acquire()
+        sys.path.insert(0, {str(tmp_path)!r})
+        import slow
+        with stoppable(ended.release):
+            ended.acquire()
+        time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_an_interrupt_while_an_error_is_printed_has_its_exit_code() -> None:
+    process = start("""\
+        from sdort import console
+        def slow(message):
+            print("here", flush=True)
+            time.sleep(60)
+        console.print_error = slow
+        raise ValueError
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
 def test_an_interrupt_in_a_destructor_is_raised_again() -> None:
     process = start("""\
         class Slow:
