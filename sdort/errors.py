@@ -7,13 +7,23 @@ and what to do next. The command line prints it as one sentence and exits with t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+
+
+def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name that is most like ``name``, None where none is.
+
+    Args:
+        likeness: the least ratio of equal letters, as :func:`difflib.get_close_matches` counts it.
+    """
+    from difflib import get_close_matches  # --help needs it not
+
+    return next(iter(get_close_matches(name, list(known), 1, likeness)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``Did you mean 'unet'? ``, to begin a hint with; empty where no known name is like it."""
-    close = get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]!r}? " if close else ""
+    nearest = nearest_name(name, known)
+    return f"Did you mean {nearest!r}? " if nearest else ""
 
 
 class SdortError(Exception):

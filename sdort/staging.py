@@ -155,13 +155,36 @@ def check_output_file(path: Path, overwrite: bool) -> None:
         raise OutputError(f"{path} is a folder", hint="Name a file.")
     if path.exists() and not overwrite:
         raise OutputError(f"{path} exists", hint="Choose another name, or replace it with --overwrite.")
-    if not path.parent.is_dir():
+    _check_writable(path.parent)
+
+
+def check_output_folder(path: Path, overwrite: bool) -> None:
+    """Refuse a folder for files that cannot be written, or that holds something, before the work for it begins.
+
+    Args:
+        overwrite: files in it may be replaced.
+
+    Raises:
+        OutputError: it holds something that may not be replaced, is a file, or cannot be made or written.
+    """
+    if not path.exists():
+        _check_writable(path.parent)
+        return
+    if not path.is_dir():
+        raise OutputError(f"{path} is not a folder", hint="Name a folder.")
+    _check_writable(path)
+    if not overwrite and any(path.iterdir()):
+        raise OutputError(f"{path} is not empty", hint="Choose another folder, or replace its files with --overwrite.")
+
+
+def _check_writable(folder: Path) -> None:
+    if not folder.is_dir():
         raise OutputError(
-            f"cannot write to the folder {path.parent}: it does not exist",
-            hint=f"Create it:\n    mkdir -p {shlex.quote(str(path.parent))}",
+            f"cannot write to the folder {folder}: it does not exist",
+            hint=f"Create it:\n    mkdir -p {shlex.quote(str(folder))}",
         )
-    if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"cannot write to the folder {path.parent}: it is read-only", hint="Choose another folder.")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write to the folder {folder}: it is read-only", hint="Choose another folder.")
 
 
 def _open_stage(path: Path) -> tuple[Path, int]:

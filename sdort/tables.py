@@ -192,6 +192,11 @@ def share_text(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 else "<0.1%"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``, ``1,234 nodes``: for nouns whose plural ends in s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def count_text(count: int) -> str:
     """A count for people: ``859.5 M``."""
     return _scaled(count, ("", "k", "M", "G"))

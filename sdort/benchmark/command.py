@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, apply_preset
 from sdort.benchmark.timing import LEAST
 from sdort.console import say, to_json, warn
-from sdort.errors import OutputError, UsageError
+from sdort.errors import UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.staging import write_atomically
+from sdort.staging import check_output_file, check_output_folder, write_atomically
 
 MARGIN = 10.0
 """Percent by which a row may be slower than the saved one."""
@@ -57,16 +56,11 @@ class Files:
         """
         if self.report or self.plots:
             require_matplotlib()
-        for file in (self.output, self.save, self.report, self.plots):
-            if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
-                raise OutputError(f"cannot write to the folder {file.parent}", hint="Create it, or choose another.")
-            if file is not None and not self.overwrite and _is_taken(file):
-                raise OutputError(f"{file} exists", hint="Choose another name, or replace it with --overwrite.")
-
-
-def _is_taken(path: Path) -> bool:
-    """Whether there is a file, or a folder with something in it."""
-    return any(path.iterdir()) if path.is_dir() else path.exists()
+        for file in (self.output, self.save, self.report):
+            if file is not None:
+                check_output_file(file, self.overwrite)
+        if self.plots:
+            check_output_folder(self.plots, self.overwrite)
 
 
 def bench(

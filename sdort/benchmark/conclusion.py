@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sdort.benchmark.digits import counted, digits, time_ratio
+from sdort.benchmark.digits import digits, time_ratio
 from sdort.benchmark.labels import contender_label, varying_case
 from sdort.benchmark.rows import Row
+from sdort.tables import counted
 from sdort.workload.cases import WHOLE_PIPELINE
 
 

@@ -33,8 +33,3 @@ def time_ratio(ratio: float, low: float | None, high: float | None) -> str:
         return digits(ratio)
     words = "no difference" if low <= 1 <= high else digits(ratio)
     return f"{words} ({digits(low)} to {digits(high)})"
-
-
-def counted(number: int, what: str) -> str:
-    """``1 step``, ``2 steps``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

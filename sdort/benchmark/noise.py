@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sdort.benchmark.digits import counted, digits
+from sdort.benchmark.digits import digits
 from sdort.benchmark.labels import case_label, contender_label
 from sdort.benchmark.rows import Row
 from sdort.benchmark.timing import LEAST
+from sdort.tables import counted
 
 WIDE = 0.1
 """A median is noisy if its 95 % interval reaches this share of it to either side, half of its width: twice the smallest

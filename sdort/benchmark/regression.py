@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from sdort.benchmark.digits import counted, digits, optional_digits
+from sdort.benchmark.digits import digits, optional_digits
 from sdort.benchmark.labels import case_label, contender_label
 from sdort.benchmark.row_table import as_markdown
 from sdort.benchmark.rows import Compared, Row
 from sdort.benchmark.timing import LEAST, interval, resampled_medians
 from sdort.console import to_json
 from sdort.errors import RegressionError, UsageError
-from sdort.tables import Table
+from sdort.tables import Table, counted
 
 FORMAT_KEY = "sdort_bench"
 FORMAT_VERSION = 1

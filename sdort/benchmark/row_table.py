@@ -7,12 +7,12 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from sdort.benchmark.digits import counted, optional_digits, time_ratio
+from sdort.benchmark.digits import optional_digits, time_ratio
 from sdort.benchmark.labels import case_label, contender_label, dtype_text
 from sdort.benchmark.rows import Row
 from sdort.console import to_json
 from sdort.providers import PROVIDERS
-from sdort.tables import Table
+from sdort.tables import Table, counted
 
 _NO_COLUMN = ("placement", "times_ms", "compared", "stages", "disturbances", "step")
 """Fields that a CSV has no column for, or another one."""

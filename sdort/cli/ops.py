@@ -141,6 +141,7 @@ def tune(
     """
     from sdort.console import conclude, emit_json, show
     from sdort.ops.command import tuned_ops
+    from sdort.tables import counted
     from sdort.warmup.tune_ops import tune_ops
 
     if show_only:
@@ -154,7 +155,7 @@ def tune(
         return
     if tuned.entries:
         show(_entries(tuned.entries))
-    count = "1 kernel" if len(tuned.entries) == 1 else f"{len(tuned.entries)} kernels"
+    count = counted(len(tuned.entries), "kernel")
     conclude(f"{count} {'tuned before' if show_only else 'tuned now'}, kept in {tuned.table}")
 
 

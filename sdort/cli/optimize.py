@@ -295,12 +295,14 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
     """The nodes that stay in fp32 and why; without ``explain`` the first few of many."""
     if report is None:
         return
+    from sdort.tables import size_text
+
     if not report.rules:
         yield "nothing that fp16 could not hold" + (f" (inputs {report.measured})" if report.measured else "")
         return
     time = report.share_of_time
     taken = "" if time is None else f"{time:.1%} of the time of a run in fp32 on this CPU, "
-    yield f"in fp32: {report.nodes} nodes ({report.share_of_nodes:.1%}), {taken}{report.bytes / 1e6:.1f} MB more"
+    yield f"in fp32: {report.nodes} nodes ({report.share_of_nodes:.1%}), {taken}{size_text(report.bytes)} more"
     if report.without:
         yield f"  in fp16 alone {report.without}; like this {report.within}"
     shown = report.rules if explain else report.rules[:MOST_KINDS]

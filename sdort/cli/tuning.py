@@ -160,7 +160,9 @@ def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: st
 
 
 def _count(bundles: Collection[object]) -> str:
-    return "1 bundle" if len(bundles) == 1 else f"{len(bundles)} bundles"
+    from sdort.tables import counted
+
+    return counted(len(bundles), "bundle")
 
 
 def _summary(bundles: Collection[BundleReport]) -> str:

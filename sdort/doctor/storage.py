@@ -13,6 +13,7 @@ from sdort.machine.cache_folder import cache_folder
 from sdort.machine.disk import existing, free_bytes
 from sdort.machine.system import System
 from sdort.ops.library import Description
+from sdort.tables import size_text
 
 _GIB = 1 << 30
 _BUILD = "Build them:\n    "
@@ -49,10 +50,10 @@ def cache_findings(system: System) -> Iterator[Finding]:
     """Findings about the caches: their size, whether they can be written, and how much room there is."""
     folder = cache_folder(system.environ)
     for part in _folders(folder):
-        yield Finding("caches", part.name, OK, f"{_size(folder_bytes(part))} in {part}")
+        yield Finding("caches", part.name, OK, f"{size_text(folder_bytes(part))} in {part}")
     home = folder.parent.parent
     for place in (*_folders(home / ".cache", "miopen"), *_folders(home / ".config", "miopen")):
-        yield Finding("caches", "MIOpen", OK, f"{_size(folder_bytes(place))} in {place}")
+        yield Finding("caches", "MIOpen", OK, f"{size_text(folder_bytes(place))} in {place}")
     place = existing(folder)
     if not system.access(place, os.W_OK | os.X_OK):
         step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
@@ -69,7 +70,7 @@ def _folders(folder: Path, name: str = "") -> list[Path]:
 
 
 def _disk(place: Path, free: int) -> Finding:
-    message = f"{_size(free)} free at {place}"
+    message = f"{size_text(free)} free at {place}"
     if free >= _SMALL_DISK:
         return Finding("caches", "disk", OK, message)
     step = "Make room, or set XDG_CACHE_HOME to a folder on another disk."
@@ -85,11 +86,7 @@ def memory_finding(system: System) -> Finding:
         total, available = int(limit), min(available, int(limit))
     if not total:
         return Finding("memory", "RAM", WARNING, "/proc/meminfo does not tell", "Check it with free -h.")
-    message = f"{_size(total)}, {_size(available)} of it free"
+    message = f"{size_text(total)}, {size_text(available)} of it free"
     if total >= _SMALL_MEMORY:
         return Finding("memory", "RAM", OK, message)
     return Finding("memory", "RAM", WARNING, message, "Large models may not load: use fp16 ones, or add swap.")
-
-
-def _size(count: int) -> str:
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / 2**20:.1f} MiB"

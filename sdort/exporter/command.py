@@ -34,6 +34,7 @@ from sdort.onnx_io.hashing import hash_file
 from sdort.onnx_io.save import data_file, write
 from sdort.pipelines.configs import write_json
 from sdort.staging import check_output, staged_directory
+from sdort.tables import size_text
 
 DEFAULT_OPSET = 23
 """The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
@@ -238,7 +239,7 @@ def _export_component(
         written = write(content, path, component.name, advance=advance, checksum=True)
     seconds = time.perf_counter() - start
     how = "traced" if traced else "known architecture"
-    detail(f"{component.name}: {written.bytes / 1e6:,.1f} MB, {how}, {seconds:.1f} s")
+    detail(f"{component.name}: {size_text(written.bytes)}, {how}, {seconds:.1f} s")
     report = ExportedComponent(
         component.name,
         component.class_name,

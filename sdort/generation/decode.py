@@ -21,6 +21,7 @@ from sdort.generation.device_loop import batch_slices
 from sdort.machine.gpus import free_memory
 from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.runtime.session import Session
+from sdort.tables import size_text
 
 if TYPE_CHECKING:
     from sdort.workload.cases import Case
@@ -243,6 +244,6 @@ def choose(decoder: Decoder, size: Size, tiling: bool | None, slicing: bool | No
         free = free_memory(session.provider.vendor, session.options.device_id)
     plan = decoder.plan(size, tiling, slicing, free)
     if None in (tiling, slicing):
-        needed, there = (f"{number / 2**30:.1f} GiB" for number in (decoder.bytes_for(size, Plan()), free or 0))
+        needed, there = (size_text(number) for number in (decoder.bytes_for(size, Plan()), free or 0))
         detail(f"decoding {plan}: all at once takes about {needed}, {there if free else 'an unknown amount'} is free")
     return plan

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
 
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, UsageError, nearest_name
 from sdort.machine.distributions import install_commands
 from sdort.pipelines.configs import read_config
 
@@ -54,8 +53,8 @@ def _meant(name: str) -> str:
     known = {
         _key(text): text for text in (*classes, *(text.removesuffix("Scheduler") for text in classes), *SCHEDULERS)
     }
-    close = difflib.get_close_matches(_key(name), known, n=1)
-    question = f"Did you mean {known[close[0]]}? " if close else ""
+    nearest = nearest_name(_key(name), known)
+    question = f"Did you mean {known[nearest]}? " if nearest else ""
     return f"{question}There are: {', '.join(SCHEDULERS)}; diffusers' class names do too."
 
 

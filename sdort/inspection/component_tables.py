@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sdort import console
 from sdort.inspection.description import Change, Component, Rewrite, is_fused
-from sdort.tables import Table, count_text, share_text, size_text
+from sdort.tables import Table, count_text, counted, share_text, size_text
 
 _MOST_ROWS = 14
 """Operators that are shown without -v: the fused ones, then the most frequent."""
@@ -38,7 +38,7 @@ def rewriting_verdict(components: Sequence[Component]) -> str:
     }
     providers: dict[str, list[str]] = {}
     for provider, count in nodes.items():
-        parts = [*["the opset"] * (provider in opset), *[_nodes(count)] * bool(count)]
+        parts = [*["the opset"] * (provider in opset), *[counted(count, "node")] * bool(count)]
         providers.setdefault(" and ".join(parts) or "nothing", []).append(provider)
     return "To rewrite: " + "; ".join(f"{what} for {', '.join(names)}" for what, names in providers.items()) + "."
 
@@ -63,12 +63,12 @@ def change_verdict(changes: Mapping[str, Sequence[Change]]) -> str:
     size = sum(_difference(change) for change in every if change.kind == "bytes")
     values = sum(change.kind in ("input", "output", "component") for change in every)
     parts = [
-        f"{_nodes(abs(nodes))} {_more_or_less(nodes)}" if nodes else "as many nodes",
+        f"{counted(abs(nodes), 'node')} {_more_or_less(nodes)}" if nodes else "as many nodes",
         f"{size_text(abs(size))} of weights {_more_or_less(size)}" if size else "weights of the same size",
         f"{values} changes of inputs, outputs and components" if values else "the same inputs and outputs",
     ]
-    what = "1 component differs" if len(differing) == 1 else f"{len(differing)} components differ"
-    return f"{what}: {', '.join(parts)}."
+    verb = "differs" if len(differing) == 1 else "differ"
+    return f"{counted(len(differing), 'component')} {verb}: {', '.join(parts)}."
 
 
 def _is_verbose() -> bool:
@@ -158,10 +158,6 @@ def _rewrites(components: Sequence[Component]) -> Table:
 
 def _is_opset(rewrite: Rewrite) -> bool:
     return rewrite.operator.startswith("opset ")
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count:,} nodes"
 
 
 def _change_summary(changes: Mapping[str, Sequence[Change]]) -> Table:

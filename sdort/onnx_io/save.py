@@ -26,6 +26,7 @@ from sdort.model.weights import Stored
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.hashing import FileHash
 from sdort.onnx_io.serialize import Serialized, serialize
+from sdort.tables import size_text
 
 IN_FLIGHT = 384 * 2**20
 """Bytes of weights that may be in memory at a time, if none came in pieces; a larger one is still written, alone."""
@@ -144,7 +145,7 @@ def _output_errors(path: Path, content: Serialized, component: str) -> Iterator[
     except OSError as error:
         size = len(content.proto) + content.data_bytes
         raise OutputError(
-            f"cannot write {path} ({size / 1e6:.0f} MB): {error.strerror or error}",
+            f"cannot write {path} ({size_text(size)}): {error.strerror or error}",
             component=component,
             hint="Free some space, or choose another output folder.",
         ) from error
@@ -251,7 +252,7 @@ def _write_blob(blob: Blob, descriptor: int) -> int:
             offset += piece.nbytes
             infinite += count_infinite(piece)
     except MemoryError:
-        raise OutputError(f"not enough memory for a tensor of {weight.nbytes / 1e9:.1f} GB", node=blob.name) from None
+        raise OutputError(f"not enough memory for a tensor of {size_text(weight.nbytes)}", node=blob.name) from None
     if offset != end:
         raise RuntimeError(f"{blob.name}: {weight} evaluated to {end - offset} bytes less")
     return subtract_sources(infinite, weight)

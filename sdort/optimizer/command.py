@@ -34,6 +34,7 @@ from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
 from sdort.staging import check_output, staged_directory
+from sdort.tables import size_text
 
 if TYPE_CHECKING:
     from sdort.model.model import Model
@@ -325,7 +326,7 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
             hint="Leave what overflows in fp32 with --fp16 auto, or the whole component: optimize it without --fp16.",
         )
     done.seconds["write"], done.bytes = round(written.seconds, 4), written.bytes
-    detail(f"{model.component}: {done.nodes_before} -> {done.nodes_after} nodes, {written.bytes / 1e6:.0f} MB")
+    detail(f"{model.component}: {done.nodes_before} -> {done.nodes_after} nodes, {size_text(written.bytes)}")
 
 
 def _weight_bytes(model: Model) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.rewrite.apply import DISABLED, Unfused
 from sdort.rewrite.fusion import load_fusions
+from sdort.tables import counted
 
 MOST_GROUPS = 8
 """Kinds of misses that an error names; of the others it gives the number."""
@@ -78,9 +79,9 @@ def miss_lines(report: OptimizeReport) -> list[str]:
 def miss_number(report: OptimizeReport) -> str:
     """``3 places did not fuse``, and how many counts are wrong."""
     places = sum(len(group.places) for group in miss_groups(report))
-    parts = [f"{places} place{'s' * (places != 1)} that should have fused did not"] if places else []
+    parts = [f"{counted(places, 'place')} that should have fused did not"] if places else []
     counts = len(report.wrong_counts)
-    parts += [f"{counts} count{'s' * (counts != 1)} of operators {'are' if counts != 1 else 'is'} wrong"] * bool(counts)
+    parts += [f"{counted(counts, 'count')} of operators {'are' if counts != 1 else 'is'} wrong"] * bool(counts)
     return " and ".join(parts)
 
 

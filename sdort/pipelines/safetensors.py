@@ -18,6 +18,7 @@ import numpy as np
 from sdort.errors import BadModelError
 from sdort.model.weights import Stored
 from sdort.pipelines.lfs import refuse_pointer
+from sdort.tables import size_text
 
 # The limit of the reference implementation.
 _MAX_HEADER = 100_000_000
@@ -141,8 +142,8 @@ def _check_end(path: Path, entries: dict[str, Any], has: int) -> None:
     promised = max(ends, default=0)
     if promised > has:
         raise BadModelError(
-            f"{path} is not a valid safetensors file: its header promises {promised / 1e6:,.1f} MB of tensors and it "
-            f"has {has / 1e6:,.1f} MB, so its last ones lie outside",
+            f"{path} is not a valid safetensors file: its header promises {size_text(promised)} of tensors and it "
+            f"has {size_text(has)}, so its last ones lie outside",
             hint="It is still being downloaded, or the download stopped. Download it again.",
         )
 

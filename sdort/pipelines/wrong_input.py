@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, UsageError, nearest_name
 from sdort.onnx_io.components import walk
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
@@ -20,6 +19,9 @@ HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 """``owner/name`` on the Hugging Face hub."""
 
 _MODEL_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".engine", ".plan", ".crdownload", ".part")
+_ALIKE = 0.75
+"""Likeness of names above which one is taken for the other misspelt: other files have similar names by design."""
+
 _ENTRIES = 1000
 """Entries of a folder that are looked at: a home or a download folder may have very many."""
 
@@ -34,10 +36,10 @@ def not_there(model: str, names: tuple[str, ...] = ()) -> UsageError:
         return UsageError(f"{model} is an address", hint=f"Give the hub id:\n    sdort export {match[1]} OUT")
     path = Path(model).expanduser()
     siblings = [entry.name for entry in _entries(path.parent)]
-    if close := difflib.get_close_matches(path.name, siblings, 1, 0.75):
-        return UsageError(f"{model} does not exist", hint=f"Is it {path.with_name(close[0])}?")
-    if close := difflib.get_close_matches(model.lower(), names, 1, 0.75):
-        return UsageError(f"{model} does not exist", hint=f"Is it {close[0]}?")
+    if close := nearest_name(path.name, siblings, _ALIKE):
+        return UsageError(f"{model} does not exist", hint=f"Is it {path.with_name(close)}?")
+    if close := nearest_name(model.lower(), names, _ALIKE):
+        return UsageError(f"{model} does not exist", hint=f"Is it {close}?")
     return UsageError(
         f"{model} does not exist", hint="MODEL is a diffusers directory, a hub id such as owner/name, or demo."
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sdort.machine.distributions import installed_flavours
+from sdort.machine.distributions import installed_flavours, installed_version
 from sdort.machine.gpus import gpus_of, nvidia_driver
 from sdort.machine.system import System
 from sdort.machine.version import __version__
@@ -22,12 +21,8 @@ def versions() -> dict[str, str]:
     """Versions of sdort, Python, the ONNX Runtime distribution and the packages that take part."""
     versions = {"sdort": __version__, "python": platform.python_version()}
     versions |= {installed.distribution: installed.version for installed in installed_flavours()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
+    installed_packages = {name: installed_version(name) for name in _PACKAGES}
+    return versions | {name: installed for name, installed in installed_packages.items() if installed is not None}
 
 
 @cache

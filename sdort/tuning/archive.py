@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.ops.library import AUTO
-from sdort.staging import staged_output
+from sdort.staging import check_output_file, staged_output
 from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
 from sdort.tuning.store import Store
 
@@ -47,13 +47,12 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
     Raises:
         UsageError: there is no such bundle, or none at all.
         BundleError: one is damaged.
-        OutputError: the file exists, or cannot be written.
+        OutputError: the file exists without ``overwrite``, or cannot be written.
     """
     resolved = sorted(set(store.resolve(names)))
     if not resolved:
         raise UsageError("nothing was tuned yet", hint="This makes bundles:\n    sdort warm PIPELINE")
-    if output.exists() and not overwrite:
-        raise OutputError(f"{output} exists", hint="Choose another name, or replace it with --overwrite.")
+    check_output_file(output, overwrite)
     with store.reading(), staged_output(output) as file:
         bundles = [store.read(name) for name in resolved]
         for bundle in bundles:

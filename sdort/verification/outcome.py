@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sdort.errors import ParityError
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.tables import counted
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
 from sdort.verification.command_line import VerifyOptions, runtime_words
@@ -100,8 +101,9 @@ class Verification:
 
     def _success(self) -> str:
         summaries = self.summaries
-        counted = [_count(len(summaries), "comparison"), _count(len(self.images), "image")]
-        sentence = f"{' and '.join(filter(None, counted)) or 'nothing'} within limits"
+        numbers = {"comparison": len(summaries), "image": len(self.images)}
+        parts = [counted(number, noun) for noun, number in numbers.items() if number]
+        sentence = f"{' and '.join(parts) or 'nothing'} within limits"
         if summaries:
             closest = worst_summary(summaries)
             sentence += f", closest: {closest.component} {percent(closest.worst.share)}"
@@ -114,7 +116,7 @@ class Verification:
             worst = worst_summary(wrong)
             share = of_the_limit(worst.worst.share) if math.isfinite(worst.worst.share) else worst.worst.problem
             parts.append(
-                f"{len(wrong)} of {_count(len(summaries), 'comparison')} out of limits, worst: {worst.component}, "
+                f"{len(wrong)} of {counted(len(summaries), 'comparison')} out of limits, worst: {worst.component}, "
                 f"{worst.inputs} inputs, against {worst.against}: {share}"
             )
         if self.judged.problem:
@@ -157,7 +159,3 @@ class Verification:
         step = "Find the node" if set(self.failed) - {"images"} else "Compare more images, chance may have done it"
         hint = f"{step}:\n    {self.next_command}" if self.next_command else None
         raise ParityError(self.verdict, hint=hint)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""

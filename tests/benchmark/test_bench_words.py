@@ -176,7 +176,7 @@ def test_files_that_exist_stay_unless_they_may_be_replaced(tmp_path: Path) -> No
     (folder / "memory-light.png").write_text("")
     for files in ({"output": taken}, {"save": taken}, {"report": taken}, {"plots": folder}):
         given: dict[str, Any] = dict.fromkeys(("output", "save", "report", "plots")) | files
-        with pytest.raises(OutputError, match=r"exists"):
+        with pytest.raises(OutputError, match=r"exists|is not empty"):
             Files("table", **given, overwrite=False).check()
         Files("table", **given, overwrite=True).check()
 

@@ -59,7 +59,7 @@ def test_a_healthy_rx_7900_on_rocm_7(tmp_path: Path) -> None:
     assert fact(found, "HIP") == "7, /opt/rocm-7.0.2/lib/libamdhip64.so.7"
     assert fact(found, "driver") == "amdgpu 6.14.14"
     assert fact(found, "ONNX Runtime") == "onnxruntime-rocm 1.22.2.post3"
-    assert fact(found, "RAM") == "62.5 GiB, 45.8 GiB of it free"
+    assert fact(found, "RAM") == "67.1 GB, 49.2 GB of it free"
     found = diagnosis_of(system, rocm())
     assert (found.works, bad(found)) == (True, {})
 
@@ -223,8 +223,8 @@ def test_caches_and_their_sizes(tmp_path: Path) -> None:
         tmp_path, {"home/.cache/sdort/traces/a/b": "x" * (3 << 20), "home/.config/miopen/db": "x" * (1 << 20)}
     )
     found = diagnosis_of(system, Software(CPU_WHEEL, None, ("cpu",)))
-    assert fact(found, "traces") == f"3.0 MiB in {tmp_path}/home/.cache/sdort/traces"
-    assert fact(found, "MIOpen") == f"1.0 MiB in {tmp_path}/home/.config/miopen"
+    assert fact(found, "traces") == f"3.1 MB in {tmp_path}/home/.cache/sdort/traces"
+    assert fact(found, "MIOpen") == f"1.0 MB in {tmp_path}/home/.config/miopen"
     moved = replace(system, environ={"XDG_CACHE_HOME": str(tmp_path / "elsewhere")})
     assert "traces" not in {each.check for each in diagnosis_of(moved, rocm()).findings}
 
@@ -244,7 +244,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     assert "XDG_CACHE_HOME" in found.next_step
 
 
-@pytest.mark.parametrize(("limit", "text", "status"), [("max", "62.5 GiB", OK), (str(4 << 30), "4.0 GiB", WARNING)])
+@pytest.mark.parametrize(("limit", "text", "status"), [("max", "67.1 GB", OK), (str(4 * 10**9), "4.0 GB", WARNING)])
 def test_a_containers_memory_is_its_limit(limit: str, text: str, status: str, tmp_path: Path) -> None:
     system = machines.processor(tmp_path)
     machines.write(tmp_path, {"sys/fs/cgroup/memory.max": f"{limit}\n"})
