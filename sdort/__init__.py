@@ -122,10 +122,10 @@ _MODULES = {
     "sdort.verification.report.json_report": ("report_of",),
     "sdort.verification.outcome": ("Verification",),
     "sdort.warmup.command": (
-        "Warmup",
         "plan_warm",
         "warm",
     ),
+    "sdort.warmup.report": ("Warmup",),
     "sdort.warmup.tune_ops": ("tune_ops",),
 }
 """Module -> the public names that it defines."""

@@ -79,6 +79,10 @@ _ARGUMENTS = "sdort.bench.arguments"
 """Key of the command's arguments as they were typed: the report shows them, and the next command begins with them."""
 
 
+_FILES = ("--save", "--compare", "-o", "--output", "--report", "--plots")
+"""Options that name a file or folder of results."""
+
+
 class _Command(SectionedCommand):
     """The command, which keeps its arguments for :data:`_ARGUMENTS`."""
 
@@ -306,7 +310,7 @@ def command(
             on_measured=show_result,
         )
         if form == "table" or (output is not None and not as_json):
-            _conclude(result, _compare_command(arguments) if save else None)
+            _conclude(result, _compare_command(arguments, save) if save else None)
         result.raise_if_failed()
     except SdortError as error:
         if together and measured:
@@ -349,11 +353,12 @@ def _conclude(result: Measurement | Ablation, next_command: str | None) -> None:
     conclude(f"\n{verdict}", next_command)
 
 
-def _compare_command(arguments: Sequence[str]) -> str:
-    """The same command that compares with what was saved."""
-    words = [
-        word.replace("--save", "--compare", 1) if word.partition("=")[0] == "--save" else word
-        for word in arguments
-        if word != "--overwrite"
-    ]
-    return shlex.join(["sdort", "bench", *words])
+def _compare_command(arguments: Sequence[str], saved: Path) -> str:
+    """The same measurement, compared with what was saved; it writes no files, of which some exist by now."""
+    words, rest = ["sdort", "bench"], iter(arguments)
+    for word in rest:
+        if word in _FILES:
+            next(rest)
+        elif word != "--overwrite" and word.partition("=")[0] not in _FILES:
+            words.append(word)
+    return shlex.join([*words, "--compare", str(saved)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,10 @@ from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.options import decoding_options, runtime_options
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.cli.tuning import Duration
-from sdort.providers import AUTO
 
 if TYPE_CHECKING:
     from sdort.tables import Table
-    from sdort.warmup.command import Warmed
+    from sdort.warmup.report import Warmed
 
 
 _SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
@@ -107,7 +107,7 @@ def command(
     if as_json:
         emit_json(warmup)
     else:
-        conclude(f"\n{warmup.verdict}", None if warmup.left else _run_command(pipeline, provider, sizes))
+        conclude(f"\n{warmup.verdict}", None if warmup.left else _run_command(pipeline, options))
 
 
 def _table(items: list[Warmed]) -> Table:
@@ -122,11 +122,18 @@ def _table(items: list[Warmed]) -> Table:
     return table
 
 
-def _run_command(pipeline: Path, provider: str, sizes: tuple[tuple[int, int], ...] | None) -> str:
+def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
     """The run that starts at full speed now."""
-    words = ["sdort", "run", str(pipeline), "--prompt", "a red star on navy"]
-    if provider != AUTO:
-        words += ["--provider", provider]
-    if sizes:
-        words += ["--height", str(sizes[0][0]), "--width", str(sizes[0][1])]
-    return shlex.join(words)
+    from dataclasses import fields
+
+    from sdort.engines.default_prompts import default_prompts
+    from sdort.providers.runtime_options import RuntimeOptions, runtime_words
+
+    runtime = {field.name: options[field.name] for field in fields(RuntimeOptions) if field.name in options}
+    words = ["sdort", "run", pipeline, "--prompt", default_prompts(pipeline)[0]]
+    words += runtime_words(RuntimeOptions(**runtime))
+    for height, width in options["sizes"][:1]:
+        words += ["--height", height, "--width", width]
+    images = options["batch_sizes"][0]
+    words += ["--num-images", images] if images > 1 else []
+    return shlex.join(map(str, words))

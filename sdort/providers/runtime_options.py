@@ -47,6 +47,19 @@ class RuntimeOptions:
         return self.fallback is True or (self.fallback is None and self.provider == AUTO)
 
 
+def runtime_words(options: RuntimeOptions) -> list[object]:
+    """Options of the runtime that differ from the command line's defaults, as words of it."""
+    plain = RuntimeOptions()
+    words: list[object] = ["--provider", options.provider] if options.provider != plain.provider else []
+    words += ["--tuning"] if options.tuning else []
+    words += ["--graph"] if options.graph else []
+    words += [] if options.fallback is None else ["--fallback" if options.fallback else "--no-fallback"]
+    words += ["--device-id", options.device_id] if options.device_id != plain.device_id else []
+    for name, value in options.provider_options.items():
+        words += ["--provider-option", f"{name}={value}"]
+    return [*words, *(["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else [])]
+
+
 def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, str]:
     """The options that ONNX Runtime gets for ``provider``.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdort.engines.default_prompts import PROMPTS
 from sdort.providers import CPU
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions, runtime_words
 from sdort.verification.recorded_inputs import RANDOM, RECORDED
 
 
@@ -58,16 +58,3 @@ class VerifyOptions:
         words += ["--semantic-prompts", self.semantic_prompts] if self.semantic_prompts else []
         words += ["--semantic-original"] if self.semantic_original else []
         return shlex.join(map(str, words))
-
-
-def runtime_words(options: RuntimeOptions) -> list[object]:
-    """Options of the runtime that differ from the command line's defaults, as words of it."""
-    plain = RuntimeOptions()
-    words: list[object] = ["--provider", options.provider] if options.provider != plain.provider else []
-    words += ["--tuning"] if options.tuning else []
-    words += ["--graph"] if options.graph else []
-    words += [] if options.fallback is None else ["--fallback" if options.fallback else "--no-fallback"]
-    words += ["--device-id", options.device_id] if options.device_id != plain.device_id else []
-    for name, value in options.provider_options.items():
-        words += ["--provider-option", f"{name}={value}"]
-    return [*words, *(["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else [])]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.errors import ParityError
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions, runtime_words
 from sdort.tables import counted
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
-from sdort.verification.command_line import VerifyOptions, runtime_words
+from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import ONNX, Comparison
 from sdort.verification.component_summary import Summary, summarize_comparisons, worst_summary
 from sdort.verification.image_comparison import ImageComparison, ImageSummary, summarize_images

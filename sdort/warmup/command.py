@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sdort.console import detail, document, progress, say, warn
+from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.machine.disk import WritePlan
 from sdort.pipelines.folder import open_folder
@@ -28,92 +28,11 @@ from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
 from sdort.warmup.bundle_sizes import plan_space
-from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, describe_item, plan
-from sdort.workload.cases import Case
+from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, plan
+from sdort.warmup.report import FAILED, KEPT, LEFT, NEW, TOO_LARGE, Warmed, Warmup
 
 _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""
-
-NEW, KEPT, LEFT, FAILED, TOO_LARGE = "new", "kept", "left", "failed", "too large"
-
-
-@dataclass
-class Warmed:
-    """The outcome of an item: ``new``, ``kept`` from an earlier time, ``left`` for want of time, ``failed``.
-
-    The decoder's may be ``too large`` for the memory: it goes on in a smaller form then, which is another item.
-
-    ``decodes`` says of the decoder which images these shapes decode, and whether whole, one by one or in tiles.
-    ``before_s`` and ``after_s`` are the seconds of opening the model and its first run, before anything of these shapes
-    was kept and with it; both in this process, where the driver is already awake.
-    """
-
-    component: str
-    """The component."""
-    batch: int
-    """Samples in one call."""
-    height: int
-    """Height of the image in pixels."""
-    width: int
-    """Width of the image in pixels."""
-    status: str
-    """``new``, ``kept`` from earlier, ``left`` for want of time, ``too large`` for the memory, or ``failed``."""
-    bundle: str
-    """Name of its bundle in the tuning cache."""
-    decodes: list[str] = field(default_factory=list)
-    """Of the decoder: which images these shapes decode, and how."""
-    before_s: float | None = None
-    """Seconds of opening the model and its first run, before anything was kept; None if not measured."""
-    after_s: float | None = None
-    """The same with what is kept; None if not measured."""
-    problem: str | None = None
-    """Why it failed; None if it did not."""
-
-    def __str__(self) -> str:
-        return describe_item(Case(self.component, self.batch, self.height, self.width), self.decodes)
-
-
-@document("warm", 1)
-@dataclass(frozen=True)
-class Warmup:
-    """The items of a warm-up, in the order in which they were taken."""
-
-    items: list[Warmed]
-    """The items, in the order in which they were taken."""
-    left: int
-    """Items that are left for want of time; the same call goes on with them."""
-
-    @property
-    def verdict(self) -> str:
-        """One sentence: what is ready, how long its first run was and is, and what is left."""
-        ready = [item for item in self.items if item.status in (NEW, KEPT)]
-        kept = sum(item.status == KEPT for item in ready)
-        text = f"{len(ready)} of {len(self.items)} are ready"
-        if kept:
-            text += f", {kept} of them since an earlier time"
-        before = [item.before_s for item in ready if item.before_s is not None and item.after_s is not None]
-        after = [item.after_s for item in ready if item.before_s is not None and item.after_s is not None]
-        if after:
-            text += f"; first runs now take {sum(after):.1f} s, before {sum(before):.1f} s"
-        elif ready:
-            text += f"; first runs took {sum(item.before_s or 0.0 for item in ready):.1f} s"
-        if self.left:
-            text += f". {self.left} are left, the time was up: the same command goes on with them"
-        return f"{text}."
-
-    def raise_if_failed(self) -> None:
-        """Raise if an item failed.
-
-        Raises:
-            ProviderError: how many, and the first reason.
-        """
-        failed = [item for item in self.items if item.status == FAILED]
-        if failed:
-            raise ProviderError(
-                f"{len(failed)} of {len(self.items)} did not run. The first: {failed[0]}: {failed[0].problem}",
-                hint="What else was tuned is kept. Was the model made for this provider (sdort inspect tells)? "
-                "Where memory is short, take smaller sizes or batches; -v shows the whole reason.",
-            )
 
 
 def warm(

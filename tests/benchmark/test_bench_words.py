@@ -202,6 +202,6 @@ def test_the_ablation_names_the_step_that_is_worth_most() -> None:
 
 
 def test_the_next_command_compares_with_what_was_saved() -> None:
-    arguments = ["a fast one", "--save", "before.json", "--overwrite", "--repeat", "9"]
-    assert _compare_command(arguments) == "sdort bench 'a fast one' --compare before.json --repeat 9"
-    assert _compare_command(["fast", "--save=before.json"]) == "sdort bench fast --compare=before.json"
+    arguments = ["a fast one", "--save", "b.json", "--overwrite", "--repeat", "9", "--compare=a.json", "--report", "r"]
+    assert _compare_command(arguments, Path("b.json")) == "sdort bench 'a fast one' --repeat 9 --compare b.json"
+    assert _compare_command(["fast", "--save=b.json"], Path("b.json")) == "sdort bench fast --compare b.json"

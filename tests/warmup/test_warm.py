@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,12 +20,15 @@ from support.tiny_pipeline import Tiny
 
 from sdort import console
 from sdort.cli import cli
+from sdort.cli.warm import _run_command
+from sdort.engines.default_prompts import DEMO_PROMPTS
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.generation import decode, keep_tuning
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.onnx_io.component_file import read_component
+from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -40,6 +44,7 @@ from sdort.tuning.store import Store
 from sdort.tuning.working_folder import MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE, working_folder
 from sdort.warmup import command as warm
 from sdort.warmup import items as plan
+from sdort.warmup import report
 from sdort.workload.cases import generation_cases
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -116,21 +121,32 @@ def test_a_damaged_bundle_is_made_again(tiny: Tiny) -> None:
 
 
 def test_the_verdict_says_what_is_ready_and_how_long_a_first_run_takes() -> None:
-    def item(status: str, before: float | None, after: float | None) -> warm.Warmed:
-        return warm.Warmed("unet", 2, 64, 64, status, "", [], before, after)
+    def item(status: str, before: float | None, after: float | None) -> report.Warmed:
+        return report.Warmed("unet", 2, 64, 64, status, "", [], before, after)
 
     tuned = [item("new", 4.0, 0.5), item("new", 2.0, 0.25), item("kept", 9.0, None), item("left", None, None)]
-    assert warm.Warmup(tuned, 1).verdict == (
-        "3 of 4 are ready, 1 of them since an earlier time; first runs now take 0.8 s, before 6.0 s. "
-        "1 are left, the time was up: the same command goes on with them."
+    assert report.Warmup(tuned, 1).verdict == (
+        "3 of 4 ready, 1 of them since an earlier time; first runs now take 0.8 s, before 6.0 s. "
+        "The time was up with 1 left: the same command goes on with them."
     )
-    assert warm.Warmup([item("new", 4.0, None)], 0).verdict == "1 of 1 are ready; first runs took 4.0 s."
+    assert report.Warmup([item("new", 4.0, None)], 0).verdict == "1 of 1 ready; first runs took 4.0 s."
+
+
+def test_the_next_command_runs_what_was_warmed(tmp_path: Path) -> None:
+    write_json(tmp_path / "sdort.json", {"source": "demo"})
+    options: dict[str, Any] = {"sizes": ((64, 96), (128, 128)), "batch_sizes": (4, 1), "vae_tiling": None}
+    options |= {"provider": "cpu", "fallback": False, "provider_options": {"a": "b"}}
+    words = shlex.split(_run_command(tmp_path, options))
+    prompt = ["--prompt", DEMO_PROMPTS[0]]
+    where = ["--provider", "cpu", "--no-fallback", "--provider-option", "a=b"]
+    size = ["--height", "64", "--width", "96", "--num-images", "4"]
+    assert words == ["sdort", "run", str(tmp_path), *prompt, *where, *size]
 
 
 def test_the_budget_ends_it_and_the_rest_comes_later(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke(tiny.onnx, "--size", "16x16", "--budget", "0s")
     assert result.exit_code == 0
-    verdict = "0 of 3 are ready. 3 are left, the time was up: the same command goes on with them."
+    verdict = "0 of 3 ready. The time was up with 3 left: the same command goes on with them."
     assert result.stdout.splitlines()[-1] == verdict
     assert "Next:" not in result.stderr
     assert whole() == []
@@ -222,6 +238,8 @@ import sys, time
 import onnxruntime, sdort.cli.warm, sdort.runtime.session, sdort.warmup.command
 from support.moments import strike
 from sdort.cli import cli
+from sdort.cli.warm import _run_command
+from sdort.engines.default_prompts import DEMO_PROMPTS
 strike(float(sys.argv[1]))
 began = time.process_time()
 try:
