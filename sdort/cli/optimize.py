@@ -42,7 +42,7 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
 
 PLAIN, AUTO = "plain", "auto"
 MISSES = "misses"
-"""Values of ``--explain`` that are no fusions: what it says without one, and every fusion."""
+"""The value of ``--explain`` where no fusion is named."""
 
 
 _SECTIONS = {
@@ -171,7 +171,7 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     "that it left; all: those of every fusion.",
 )
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT and the file of --report if they exist.")
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @needs("io_fp16", "fp16")

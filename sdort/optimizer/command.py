@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from collections.abc import Collection, Mapping
@@ -28,12 +29,11 @@ from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
-from sdort.pipelines.configs import write_json
 from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
-from sdort.staging import check_output, staged_directory
+from sdort.staging import check_output, check_output_file, staged_directory, write_atomically
 from sdort.tables import size_text
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def optimize(
         allow_misses: write the result though something did not fuse; a wrong ``expect`` is an error all the same.
         explain: report for every fusion each place that it left, and why.
         report: a file for the result as JSON.
-        overwrite: replace ``out`` if it exists.
+        overwrite: replace ``out`` and ``report`` if they exist.
 
     Returns:
         Each component's nodes, operators, fusions, bytes and seconds.
@@ -208,11 +208,13 @@ def _check_disable(names: Collection[str]) -> None:
 
 
 def _check_out(request: OptimizeRequest) -> None:
-    """A later run would take what lies in IN for a part of it."""
+    """Refuse an OUT in IN, which a later run would take for a part of it, and a report that cannot be written."""
     source, out = request.source.resolve(), request.out.resolve()
     if source.is_dir() and out.is_relative_to(source):
         place = "is the input" if out == source else f"lies in the input ({request.source})"
         raise UsageError(f"{request.out} {place}", hint="Choose an output folder apart from the input.")
+    if request.report is not None:
+        check_output_file(request.report, request.overwrite)
 
 
 def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
@@ -237,7 +239,7 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
         extend_manifest(request, report, stage)
         if request.report is not None:
-            write_json(request.report, to_json(report))
+            write_atomically(request.report, json.dumps(to_json(report), indent=2) + "\n")
         if wrong or (report.misses and not request.allow_misses):
             raise _missed(request, report, certain=bool(wrong))
 

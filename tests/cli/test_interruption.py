@@ -226,6 +226,24 @@ def test_a_run_of_onnxruntime_ends() -> None:
     assert finish(process) == (130, "Error: interrupted\n")
 
 
+def test_a_program_that_imports_sdort_keeps_its_own_handlers() -> None:
+    """Only the command line handles signals: importing it, or calling its click command, changes nothing."""
+    code = """\
+import signal, sys, threading
+signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+def state():
+    return [signal.getsignal(each) for each in signals], sys.unraisablehook, threading.active_count()
+before = state()
+import sdort, sdort.cli, sdort.__main__
+sdort.cli.cli(["tuning", "list", "-q", "--json"], standalone_mode=False)
+print(state() == before, signal.set_wakeup_fd(-1), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "True -1\n"
+    silent = subprocess.run([sys.executable, "-c", "import sdort"], capture_output=True, text=True, check=True)
+    assert silent.stdout + silent.stderr == ""
+
+
 def test_what_is_over_is_not_stopped() -> None:
     stopped: list[str] = []
     with stopping.stoppable(lambda: stopped.append("outer")):

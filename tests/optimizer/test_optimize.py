@@ -482,7 +482,12 @@ def test_a_folder_without_models(call: Callable[..., Result], source: Path, tmp_
 
 
 def test_a_report_that_cannot_be_written(call: Callable[..., Result], tmp_path: Path) -> None:
-    refused(call("--report", tmp_path / "none" / "report.json"), tmp_path, 7, "cannot write", "report.json")
+    refused(call("--report", tmp_path / "none" / "report.json"), tmp_path, 7, "cannot write", "none")
+    (tmp_path / "report.json").write_text("an earlier one")
+    refused(call("--report", tmp_path / "report.json"), tmp_path, 7, "report.json exists", "--overwrite")
+    assert (tmp_path / "report.json").read_text() == "an earlier one"
+    assert call("--report", tmp_path / "report.json", "--overwrite").exit_code == 0
+    assert json.loads((tmp_path / "report.json").read_text())["misses"] == []
 
 
 def test_out_may_not_be_the_input(source: Path) -> None:
