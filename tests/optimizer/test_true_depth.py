@@ -27,9 +27,9 @@ TARGETS = ("rocm", "cuda", "cpu", "migraphx")
 # Half of the targets in fp16 where sizes are dynamic, the others where they are static.
 HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx")}
 # Both base architectures in both kinds: attention between convolutions (sd15) and between linear layers, many blocks
-# deep (sdxl). The others have these layers in other numbers, so their depth is followed in one kind.
+# deep (sdxl). The others have these layers in other numbers: their depth is followed as export makes them unasked.
 CASES = [(family, kind) for family in ("sd15", "sdxl") for kind in ("dynamic", "static")]
-CASES += [(family, "static") for family in true_depth.FAMILIES if family not in dict(CASES)]
+CASES += [(family, "dynamic") for family in true_depth.FAMILIES if family not in dict(CASES)]
 SAMPLES: dict[str, dict[str, tuple[Sample, ...]]] = {
     # Latents of other sizes than those that are traced, one that no power of two divides.
     "dynamic": {"unet": (Sample(1, 16, 8, 77), Sample(3, 9, 13, 5)), "vae": (Sample(1, 5, 3), Sample(2, 4, 6))},
