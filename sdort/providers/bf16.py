@@ -61,8 +61,8 @@ def with_bf16(
         raise ProviderError(
             f"{path} was made for bf16, in which {provider.name} does not compute",
             component=component,
-            hint=f"Run it on {' or '.join(_with_bf16())}, or make one for here: "
-            f"sdort optimize ORIGINAL OUT --provider {provider.name}.",
+            hint=f"Run it on {' or '.join(_with_bf16())}, or make one for here:\n"
+            f"    sdort optimize ORIGINAL OUT --provider {provider.name}",
         )
     release, known = provider.known_options(flavour().version)
     missing = [name for name in provider.bf16 if name not in known]

@@ -9,65 +9,71 @@ from sdort.errors import BadModelError, MemoryShortageError, ProviderError, Sdor
 from sdort.providers.provider import Provider
 
 
-def first_line(text: str) -> str:
-    """The first line of an error of ONNX Runtime, whose further lines are its own stack."""
-    return text.strip().split("\n", 1)[0] or "no reason given"
+def reason_of(error: Exception) -> str:
+    """The sentence of an error of ONNX Runtime for people.
+
+    Without its further lines, which are its stack, its class and number, and, of errors of the device or its memory,
+    the C++ signature before and the source file after them.
+    """
+    text = _first_line(error)
+    failure = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
+    if failure:
+        return failure[0].strip()
+    return re.sub(r"^.*?\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or "no reason given"
 
 
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
     """The error to raise when ONNX Runtime refuses a model."""
-    text = _reason(error)
+    text, reason = _first_line(error), reason_of(error)
     if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
         return ProviderError(
-            f"{provider.name} cannot run {path}: {text}",
+            f"{provider.name} cannot run {path}: {reason}",
             component=component,
-            hint=f"The model was made for another provider: sdort optimize ORIGINAL OUT --provider {provider.name}. "
-            "With sdort's own operators (sdort ops build) the CPU runs models made for rocm and cuda.",
+            hint="The model was made for another provider. Make it for this one from the original:\n"
+            f"    sdort optimize ORIGINAL OUT --provider {provider.name}\n"
+            "  With sdort's own operators the CPU runs models made for rocm and cuda:\n    sdort ops build",
         )
     if _out_of_memory(text):
         return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
     if _device_lost(text):
-        return _lost_error(text, component, provider)
+        return _lost_error(reason, component, provider)
     if "opset" in text.lower() or "ir version" in text.lower():
         return ProviderError(
-            f"this ONNX Runtime is too old for {path}: {text}",
+            f"this ONNX Runtime is too old for {path}: {reason}",
             component=component,
-            hint=f"Optimizing sets what it loads: sdort optimize ORIGINAL OUT --provider {provider.name}.",
+            hint=f"Optimizing sets what it loads:\n    sdort optimize ORIGINAL OUT --provider {provider.name}",
         )
     return BadModelError(
-        f"ONNX Runtime cannot load {path}: {text}", component=component, hint="Export or optimize the model again."
+        f"ONNX Runtime cannot load {path}: {reason}", component=component, hint="Export or optimize the model again."
     )
 
 
 def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
     """The error to raise when a run fails."""
-    text = _reason(error)
+    text, reason = _first_line(error), reason_of(error)
     if _out_of_memory(text):
         return MemoryShortageError(
-            f"{provider.name} ran out of memory: {text}",
+            f"{provider.name} ran out of memory: {reason}",
             component=component,
             hint="Take fewer images at once or a smaller size.",
         )
     if _device_lost(text):
-        return _lost_error(text, component, provider)
+        return _lost_error(reason, component, provider)
     if "INVALID_ARGUMENT" in text:
-        return BadModelError(f"the model does not take this input: {text}", component=component)
-    return ProviderError(f"the run on {provider.name} failed: {text}", component=component)
+        return BadModelError(f"the model does not take this input: {reason}", component=component)
+    return ProviderError(f"the run on {provider.name} failed: {reason}", component=component)
 
 
-def _lost_error(text: str, component: str, provider: Provider) -> ProviderError:
+def _lost_error(reason: str, component: str, provider: Provider) -> ProviderError:
     return ProviderError(
-        f"{provider.name} lost the GPU: {text}",
+        f"{provider.name} lost the GPU: {reason}",
         component=component,
         hint="Its driver says why (dmesg); start anew once sdort doctor finds the GPU again.",
     )
-
-
-def _reason(error: Exception) -> str:
-    """What an error says of the device or its memory, without the C++ signature before and the source file after it."""
-    text = first_line(str(error))
-    failure = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
-    return failure[0].strip() if failure else text
 
 
 def _out_of_memory(text: str) -> bool:

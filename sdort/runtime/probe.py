@@ -22,7 +22,7 @@ from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, check_options
 from sdort.runtime.availability import Problem, architecture_problem, find_problems
-from sdort.runtime.failures import first_line
+from sdort.runtime.failures import reason_of
 from sdort.runtime.opener import NotLoadedError, create_session
 
 
@@ -69,7 +69,7 @@ def _session_error(provider: Provider, device_id: int) -> str | None:
     except NotLoadedError as error:
         return library_error(provider) or error.reason
     except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
-        return library_error(provider) or first_line(str(error))
+        return library_error(provider) or reason_of(error)
     return None
 
 

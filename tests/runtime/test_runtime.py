@@ -32,7 +32,7 @@ from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions, provider_options, tuning_remark
 from sdort.runtime import opener, placement, probe
 from sdort.runtime.environment import versions
-from sdort.runtime.failures import load_error, run_error
+from sdort.runtime.failures import load_error, reason_of, run_error
 from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
 from sdort.runtime.session import Session, open_session
 
@@ -604,6 +604,28 @@ def test_an_opset_from_the_future_is_not_called_a_broken_model(save: Callable[[s
     found = load_error(error, save(SAMPLE), "unet", ROCM)
     assert isinstance(found, ProviderError)
     assert "sdort optimize ORIGINAL OUT --provider rocm" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "/ort/core/cuda_execution_provider_info.cc:63 static onnxruntime::Info onnxruntime::Info::From(const "
+            "onnxruntime::Options&) [ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed to parse "
+            'provider option "device_id": CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; hostname=vm',
+            "CUDA failure 100: no CUDA-capable device is detected",
+        ),
+        (
+            "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Failed to find kernel for X(1)\nstack",
+            "Failed to find kernel for X(1)",
+        ),
+        ("a sentence of its own", "a sentence of its own"),
+        ("", "no reason given"),
+    ],
+    ids=["a device", "a class and number", "plain", "empty"],
+)
+def test_the_reason_is_said_without_files_and_numbers_of_onnxruntime(said: str, reason: str) -> None:
+    assert reason_of(RuntimeError(said)) == reason
 
 
 def test_external_data_outside_the_folder_is_refused_before_onnxruntime_sees_it(
