@@ -24,7 +24,7 @@ class Disturbance:
 
     Attributes:
         what: in words: ``other programs used 1.7 of 2 processors``.
-        remedy: what to do about it: ``close them``.
+        remedy: what to do about it: ``close other programs``.
     """
 
     what: str
@@ -75,7 +75,7 @@ def find_disturbances(before: Conditions, after: Conditions, on_gpu: bool) -> li
         others = ((after.busy - before.busy) - (after.own - before.own)) / seconds
         if others > (after.processors - 1 if on_gpu else _MOST * after.processors):
             used = f"other programs used {others:.1f} of {after.processors} processors"
-            disturbances.append(Disturbance(used, "close them"))
+            disturbances.append(Disturbance(used, "close other programs"))
     if after.throttled > before.throttled:
         disturbances.append(Disturbance("the processor was slowed down by heat", "let it cool"))
     if after.on_battery:

@@ -60,7 +60,7 @@ def save_warnings(rows: Sequence[Row]) -> list[str]:
     if noisy:
         widest = max(map(half_width, noisy))
         warnings.append(
-            f"{len(noisy)} of {len(rows)} medians are known to ±{widest:.0%} only: smaller changes hide in it"
+            f"{len(noisy)} of {len(rows)} medians are known to ±{100 * widest:.0f} % only: smaller changes hide in it"
         )
     if any("unknown" in row.device for row in rows):
         warnings.append("the device's name is not known, so that --compare cannot tell whether it is the same")

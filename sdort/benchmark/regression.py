@@ -101,11 +101,11 @@ def compare_rows(before: Row | None, now: Row, margin: float, across: Collection
     ratio, low, high = ratio_interval(before.times_ms, now.times_ms)
     most = 1 + margin
     if low > most:
-        return Compared(SLOWER, ratio, low, high, before.median_ms, f"by more than {margin:.0%}")
+        return Compared(SLOWER, ratio, low, high, before.median_ms, f"by more than {100 * margin:.0f} %")
     if high < 1 / most:
-        return Compared(FASTER, ratio, low, high, before.median_ms, f"by more than {margin:.0%}")
+        return Compared(FASTER, ratio, low, high, before.median_ms, f"by more than {100 * margin:.0f} %")
     sure = 1 / most <= low and high <= most
-    reason = f"within {margin:.0%}" if sure else UNSURE
+    reason = f"within {100 * margin:.0f} %" if sure else UNSURE
     return Compared(SAME, ratio, low, high, before.median_ms, reason)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 
 from sdort.benchmark.digits import optional_digits, time_ratio
 from sdort.benchmark.labels import case_label, contender_label, dtype_text
@@ -13,6 +12,7 @@ from sdort.benchmark.rows import Row
 from sdort.console import to_json
 from sdort.providers import PROVIDERS
 from sdort.tables import Table, counted
+from sdort.verification.report import html
 
 _NO_COLUMN = ("placement", "times_ms", "compared", "stages", "disturbances", "step")
 """Fields that a CSV has no column for, or another one."""
@@ -87,8 +87,7 @@ def caption(rows: Sequence[Row]) -> str:
 
 def date_text(rows: Sequence[Row]) -> str:
     """``2026-11-22 12:42`` where the rows were measured; empty if it is not known."""
-    first = next((row.measured_at for row in rows if row.measured_at), "")
-    return f"{datetime.fromisoformat(first):%Y-%m-%d %H:%M}" if first else ""
+    return html.date_text(next((row.measured_at for row in rows if row.measured_at), ""))
 
 
 def versions_text(rows: Sequence[Row]) -> str:

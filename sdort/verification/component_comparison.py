@@ -106,7 +106,7 @@ def judge_output(value: Array, reference: Array, limit: Tolerance) -> tuple[Erro
     if not np.isfinite(reference).all():
         return None, "the reference itself has NaN or infinite values"
     if not np.isfinite(value).all():
-        return None, f"{np.mean(~np.isfinite(value)):.0%} of it is NaN or infinite"
+        return None, f"{100 * np.mean(~np.isfinite(value)):.0f} % of it is NaN or infinite"
     errors = measure_errors(value, reference)
     reasons = [
         f"{name} {actual:.1e} of the standard deviation, {allowed:.1e} allowed"

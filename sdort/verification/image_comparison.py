@@ -117,7 +117,8 @@ def compare_image(prompt: str, image: Generated, expected: Generated, precision:
         if measured.problem:
             return comparison(problem=f"{what} is bad: {measured.problem}")
     if image.pixels.shape != expected.pixels.shape:
-        return comparison(problem=f"it is {image.pixels.shape}, the reference {expected.pixels.shape}")
+        sizes = ["{1}x{0} pixels".format(*shown.pixels.shape) for shown in (image, expected)]
+        return comparison(problem=f"it is {sizes[0]}, the reference {sizes[1]}")
     decibels, pixel = psnr(image.pixels, expected.pixels), largest_pixel(image.pixels, expected.pixels)
     similarity = ssim(image.pixels, expected.pixels) if min(image.pixels.shape[:2]) >= WINDOW else None
     differs = exceeded_limits(decibels, similarity, pixel, precision)

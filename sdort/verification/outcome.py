@@ -18,6 +18,7 @@ from sdort.verification.component_comparison import ONNX, Comparison
 from sdort.verification.component_summary import Summary, summarize_comparisons, worst_summary
 from sdort.verification.image_comparison import ImageComparison, ImageSummary, summarize_images
 from sdort.verification.limits import ENOUGH
+from sdort.verification.remedy import remedy
 from sdort.verification.report.shares import of_the_limit, percent
 from sdort.verification.semantic import SemanticScore
 
@@ -34,6 +35,7 @@ class Provenance:
         machine: the device that the candidate ran on.
         versions: of sdort, Python, ONNX Runtime and other packages that took part.
         made_for: the execution provider that the candidate was optimized for; None if that is not known.
+        precision: in which: ``fp16``, ``bf16`` or ``fp32``.
         command: the command line that asks for the same.
     """
 
@@ -41,6 +43,7 @@ class Provenance:
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     made_for: str | None = None
+    precision: str = "fp32"
     command: str = ""
 
 
@@ -97,7 +100,12 @@ class Verification:
     @property
     def verdict(self) -> str:
         """The result in one sentence, with what is worst or closest to its limit."""
-        return self._success() if self.passed else "; ".join(self._failures())
+        return "; ".join(self.verdicts)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """The parts of :attr:`verdict`: one if all passed, else one for each thing that is out of its limits."""
+        return [self._success()] if self.passed else self._failures()
 
     def _success(self) -> str:
         summaries = self.summaries
@@ -130,13 +138,16 @@ class Verification:
 
     @property
     def next_command(self) -> str | None:
-        """The command that comes next: the search for the first wrong node, more images, or what is left to check."""
+        """The command that comes next: the search for the first wrong node, what helps against it, more images, or what
+        is left to check."""
         options = self.options
         # The search walks the ONNX original: of what differs from torch alone it finds nothing.
         wrong = [each.component for each in self.comparisons if each.against == ONNX and not each.passed]
         left = [name for name in wrong if name not in self.searched]
         if left:
             return replace(options, components=left[:1], images=False, bisect=True).command_line(self.candidate)
+        if self._remedy:
+            return self._remedy[1]
         if self.failed == ["images"] and self.judged.few:
             prompts = len({comparison.prompt for comparison in self.images})
             return replace(options, seeds=math.ceil(ENOUGH / prompts)).command_line(self.candidate)
@@ -148,6 +159,11 @@ class Verification:
             return replace(options, components=(), images=True, bisect=False).command_line(self.candidate)
         return None
 
+    @property
+    def _remedy(self) -> tuple[str, str] | None:
+        made = self.provenance
+        return remedy(self.findings, self.candidate, self.against, made.made_for, made.precision, self.options)
+
     def raise_if_failed(self) -> None:
         """Raise if something failed or is missing.
 
@@ -157,5 +173,6 @@ class Verification:
         if self.passed:
             return
         step = "Find the node" if set(self.failed) - {"images"} else "Compare more images, chance may have done it"
+        step = self._remedy[0] if self._remedy and self._remedy[1] == self.next_command else step
         hint = f"{step}:\n    {self.next_command}" if self.next_command else None
         raise ParityError(self.verdict, hint=hint)

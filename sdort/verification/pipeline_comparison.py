@@ -134,6 +134,7 @@ def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptio
         machine=device_name(provider, options.runtime.device_id),
         versions=versions(),
         made_for=optimized.get("provider") if isinstance(optimized, dict) else None,
+        precision=str(optimized.get("precision", "fp32")) if isinstance(optimized, dict) else "fp32",
         command=options.command_line(folder.path),
     )
 

@@ -56,7 +56,7 @@ class SemanticScore:
     @property
     def wanted(self) -> str:
         """The bars in words."""
-        return f"{self.bars['single']:.0%} of single shapes, {self.bars['pair']:.0%} of pairs"
+        return f"{100 * self.bars['single']:.0f} % of single shapes, {100 * self.bars['pair']:.0f} % of pairs"
 
 
 def semantic_requests(most: int | None = None) -> list[Request]:

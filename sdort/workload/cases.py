@@ -12,7 +12,7 @@ from sdort.errors import BadModelError, UsageError
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
-from sdort.workload.samples import Input, Sample, fill_inputs, sample_sizes
+from sdort.workload.samples import GUIDANCE_EMBEDDING, Input, Sample, fill_inputs, random_guidance, sample_sizes
 
 WHOLE_PIPELINE = "pipeline"
 TOKENS = 77
@@ -59,7 +59,8 @@ class CaseNumbers:
     """Values of the kind that a pipeline feeds, of a generator per input: equal for every export of one model.
 
     Latents and embeddings are normal, images uniform in [-1, 1], both float32; token ids are those of bytes, with which
-    any CLIP vocabulary starts; the timestep is 500; SDXL's ``time_ids`` say the case's size, without a crop.
+    any CLIP vocabulary starts; the timestep is 500; SDXL's ``time_ids`` say the case's size, without a crop; embeddings
+    of the guidance scale are those of :class:`sdort.workload.samples.RandomNumbers`.
     """
 
     case: Case
@@ -75,6 +76,8 @@ class CaseNumbers:
         if item.name == "time_ids":
             size = [self.case.height, self.case.width]
             return np.tile(np.asarray([*size, 0, 0, *size][: shape[1]], np.float32), (shape[0], 1))
+        if item.name == GUIDANCE_EMBEDDING:
+            return random_guidance(generator, shape).astype(np.float32)
         if len(shape) == 4 and self.case.component == ENCODER:
             return generator.uniform(-1, 1, shape).astype(np.float32)
         return generator.standard_normal(shape, np.float32)
@@ -157,7 +160,7 @@ def generation_cases(
         # One prompt after the other.
         return [Case(component, static or 1, *size)]
     parts = {min(at_once, images - first) for first in range(0, images, at_once)}
-    samples = 2 if component == "unet" and guided and "timestep_cond" not in inputs else 1
+    samples = 2 if component == "unet" and guided and GUIDANCE_EMBEDDING not in inputs else 1
     batches = {static or samples * part for part in parts}
     return [Case(component, batch, *size) for batch in sorted(batches)]
 

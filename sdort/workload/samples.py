@@ -119,6 +119,11 @@ class Numbers(Protocol):
         """Values of ``shape`` for one input, in a dtype that casts to its own."""
 
 
+def random_guidance(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Random embeddings of guidance scales, float64: sines of any angle, as those of real scales are in [-1, 1]."""
+    return np.asarray(np.sin(generator.uniform(0, 2 * np.pi, shape)))
+
+
 @dataclass(frozen=True)
 class RandomNumbers:
     """Values over the whole range of each input, of one generator: what a graph and its original are compared on.
@@ -133,7 +138,7 @@ class RandomNumbers:
 
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
         if item.name == GUIDANCE_EMBEDDING:
-            return np.sin(self.generator.uniform(0, 2 * np.pi, shape)).astype(item.dtype)
+            return random_guidance(self.generator, shape).astype(item.dtype)
         if len(shape) < 2:
             return self.generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
         if item.dtype.kind in "iu":

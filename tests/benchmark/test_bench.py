@@ -257,6 +257,7 @@ def test_exports_of_one_model_get_equal_inputs() -> None:
         "encoder_hidden_states": TensorSpec("encoder_hidden_states", floats, ("batch", None, 24)),
         "text_embeds": TensorSpec("text_embeds", floats, ("batch", 12)),
         "time_ids": TensorSpec("time_ids", floats, ("batch", 6)),
+        "timestep_cond": TensorSpec("timestep_cond", floats, ("batch", 256)),
     }
     feeds = make_feeds(case, inputs, 8)
     assert {name: value.shape for name, value in feeds.items()} == {
@@ -265,7 +266,9 @@ def test_exports_of_one_model_get_equal_inputs() -> None:
         "encoder_hidden_states": (2, 77, 24),
         "text_embeds": (2, 12),
         "time_ids": (2, 6),
+        "timestep_cond": (2, 256),
     }
+    assert np.abs(feeds["timestep_cond"]).max() <= 1  # sines of the guidance scale, as verify feeds
     assert feeds["time_ids"][1].tolist() == [64, 32, 0, 0, 64, 32]
     other = {**inputs, "timestep": TensorSpec("timestep", floats, ("batch",))}
     again = make_feeds(case, other, 8)

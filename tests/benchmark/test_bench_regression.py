@@ -246,7 +246,7 @@ def test_a_slowdown_ends_with_its_exit_code(takes: Callable[..., Result]) -> Non
     assert json.loads(slower.stdout)["rows"][0]["compared"]["verdict"] == "slower"
     written = takes(50, "--compare", "before.json", "--output", "out.md")
     assert written.exit_code == 0
-    assert "| faster | by more than 10% |" in Path("out.md").read_text()
+    assert "| faster | by more than 10 % |" in Path("out.md").read_text()
 
 
 def test_too_few_calls_to_compare_are_refused_or_told_first(

@@ -36,7 +36,7 @@ from sdort.benchmark.report.roofline_plot import attainable
 from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
 from sdort.benchmark.report.theme import NARROW, SERIES, footnote, text_on
 from sdort.benchmark.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Compared, Row
 from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.engines.engine import ImageStages
@@ -173,6 +173,27 @@ def test_the_page_begins_with_its_answer_and_fits_every_screen(browser: Browser,
         assert view.problems == []
         assert "every output is within its tolerance" in view.first_screen
         assert "0.86 of the baseline's time for a UNet step" in view.first_screen
+
+
+def test_what_is_wrong_stands_first_with_its_reason() -> None:
+    found = measurement()
+    for each in found.rows:
+        each.compared = Compared("slower", 1.4, 1.3, 1.5, 1.0, "by more than 10 %")
+    text = Page(benchmark_page(benchmark_report(found, "x"))).text
+    failed, slower, took = (text.index(words) for words in ("1 of 8 outputs failed", "8 slower", "takes 1,100 ms"))
+    assert failed < slower < took
+    assert 'unet, batch 1, 64x64, float16: differs from "demo" by 1 & more' in text
+
+
+def test_no_colour_stands_for_two_contenders() -> None:
+    timed = [row("unet", pipeline=f"p{index}") for index in range(len(SERIES) + 1)]
+    for rows in (timed, timed[:-1]):
+        drawn = latency_plots.component_latency(rows, 1, LIGHT)
+        assert drawn is not None
+        shown = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+        shown += [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+        assert all(any(each.pipeline in text for text in shown) for each in rows)
+        assert len(drawn.legends) == (0 if rows is timed else 1)
 
 
 def test_the_page_of_an_ablation_has_its_table() -> None:

@@ -125,8 +125,10 @@ def test_a_noisy_measurement_is_told_with_what_to_do() -> None:
     assert noise_warning([steady, wide]) == (
         "noisy: the median of vae_decoder may be from 80.0 to 130 ms: raise --repeat (now 10)"
     )
-    busy = replace(steady, disturbances=[Disturbance("other programs used 1.7 of 2 processors", "close them")])
-    assert noise_warning([busy, busy]) == "noisy: other programs used 1.7 of 2 processors: close them"
+    busy = replace(
+        steady, disturbances=[Disturbance("other programs used 1.7 of 2 processors", "close other programs")]
+    )
+    assert noise_warning([busy, busy]) == "noisy: other programs used 1.7 of 2 processors: close other programs"
     assert noise_warning([replace(steady, repeat=3)]) == (
         "noisy: 3 timed calls cannot tell how far the median is off: take --repeat 5 or more"
     )
@@ -138,7 +140,7 @@ def test_what_compare_could_not_judge_is_told_when_it_is_saved() -> None:
     failed = row(status="it is wrong")
     assert "1 of 2 rows failed" in save_warnings([steady, failed])[0]
     assert "--repeat 5 or more, not 3" in save_warnings([replace(steady, times_ms=[1.0] * 3)])[0]
-    assert "1 of 1 medians are known to ±25% only" in save_warnings([row(times=(100.0, 80.0, 130.0))])[0]
+    assert "1 of 1 medians are known to ±25 % only" in save_warnings([row(times=(100.0, 80.0, 130.0))])[0]
     assert "the device's name is not known" in save_warnings([replace(steady, device="unknown GPU")])[0]
 
 

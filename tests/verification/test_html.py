@@ -17,9 +17,12 @@ from sdort.verification.report.html import (
     beside,
     collapsed,
     command,
+    date_text,
     difference_figure,
+    escape,
     facts,
     figure,
+    isolated,
     page,
     paragraph,
     plot,
@@ -50,6 +53,20 @@ def test_figures_have_their_pixels_or_an_empty_frame() -> None:
     assert "<img alt='it' src='data:image/png;base64," in figure(large, "it")
     assert "<div class='none'>none</div><figcaption>difference</figcaption>" in difference_figure(small, large, 8)
     assert "<figcaption>difference: times 8, at most 0 of 255</figcaption>" in difference_figure(small, small, 8)
+
+
+def test_what_people_write_can_be_read_and_turns_nothing_around() -> None:
+    assert escape("a<\x1b[31m\x00\x9f\ttab\nline") == "a&lt;\\x1b[31m\\x00\\x9f\ttab\nline"
+    assert isolated("\u202e<b>") == "<bdi>\u202e&lt;b&gt;</bdi>"
+    assert "<dt>b</dt>" not in facts({"a": 0, "b": ""})
+    assert date_text("2026-01-02T03:04:05+00:00") == "2026-01-02 03:04 UTC"
+    assert date_text("") == ""
+
+
+def test_a_column_without_a_cell_vanishes() -> None:
+    table = section("", ("a", "b", "c"), [("1", "", "x"), ("", "", "y")], left=("c",))
+    assert "<th>a</th><th class='words'>c</th>" in table
+    assert table.count("<td") == 4
 
 
 def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
@@ -91,7 +108,13 @@ def test_any_page_can_be_read_on_a_phone_and_in_the_dark(browser: Browser, tmp_p
     heads = ("prompt", "verdict", "share", *(f"number {number}" for number in range(12)))
     table = section("Wide", heads, cells, left=heads[:3], wide=heads[:1], verdicts=("ok", "failed"))
     figures = beside([figure(picture, "one"), figure(picture, word), difference_figure(picture, picture, 8)])
-    parts = [answer(False, f"Not so: {word}"), facts({"machine": word}), figures, table, command(f"sdort {word}")]
+    parts = [
+        answer(False, f"Not so: {word}"),
+        facts({"machine": word}),
+        figures,
+        table,
+        command("Next:", f"sdort {word}"),
+    ]
     file = tmp_path / "page.html"
     file.write_text(page(f"A page of {word}", [*parts, paragraph(word), collapsed("More", paragraph(word))]))
     for seen in views(browser, file, [".share i", ".share.over i", ".row figure"]):

@@ -33,10 +33,11 @@ from sdort.optimizer.command import optimize
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import pipeline_comparison as verification
+from sdort.verification.bisection.blame import CAST, FUSION, NODE, SUM, BisectionFinding
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.image_comparison import ImageComparison
-from sdort.verification.outcome import Verification
+from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map, shared_gain
 from sdort.verification.report.json_report import report_of
@@ -410,6 +411,28 @@ def test_the_last_line_is_the_verdict_and_the_next_command(right: Verification) 
         f"1 of 1 comparison out of limits, worst: {worst.component}, {worst.inputs} inputs, against {worst.against}: "
         "all of it is NaN; not compared: x (and 1 more)"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "provider", "expected"),
+    [
+        (FUSION, "fp16", "cpu", "optimize model fast-again --provider rocm --fp16 --disable attention"),
+        (CAST, "fp16", "rocm", "optimize model fast-again --provider rocm --fp16 auto"),
+        (NODE, "fp32", "cpu", "optimize model fast-again --provider rocm"),
+        (NODE, "fp16", "rocm", "verify fast --component unet --provider cpu"),
+        (SUM, "fp16", "cpu", None),
+    ],
+)
+def test_what_helps_against_a_finding_is_the_next_command(
+    kind: str, precision: str, provider: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fast").mkdir()
+    blamed = ("attention", "tidy") if kind == FUSION else ()
+    result = Verification(Path("fast"), Path("model"), None, provider, 8, VerifyOptions(RuntimeOptions(provider)))
+    result.provenance = Provenance(made_for="rocm", precision=precision)
+    result.findings = [BisectionFinding("unet", "out", kind, "it diverges", blamed=blamed)]
+    assert result.next_command == (expected and f"sdort {expected}")
 
 
 def test_a_command_line_asks_for_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_what_is_not_finite_or_of_another_shape_is_said() -> None:
     wanted = np.ones((2, 3))
     broken = wanted.copy()
     broken[0] = np.nan
-    assert judge_output(broken, wanted, LIMIT) == (None, "50% of it is NaN or infinite")
+    assert judge_output(broken, wanted, LIMIT) == (None, "50 % of it is NaN or infinite")
     assert judge_output(wanted, broken, LIMIT) == (None, "the reference itself has NaN or infinite values")
     assert judge_output(wanted[:1], wanted, LIMIT)[1] == "has the shape (1, 3), the reference (2, 3)"
 
@@ -203,7 +203,7 @@ def test_bad_images_fail_whoever_drew_them() -> None:
         "the reference is bad: it is all black",
     )
     small = compare_images({("p", 0): Generated(0, picture(16, 8), None)}, {("p", 0): good}, "float16")[0]
-    assert "the reference (16, 16, 3)" in str(small.problem)
+    assert "the reference 16x16 pixels" in str(small.problem)
 
 
 def test_prompts_from_a_file(tmp_path: object) -> None:

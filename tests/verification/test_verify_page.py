@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from support.browser import views
 
+from sdort.console import to_json
 from sdort.model.error_measure import Errors
 from sdort.model.signature import Array
 from sdort.verification.bisection.blame import BisectionFinding, Culprit
@@ -19,6 +22,8 @@ from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import TOLERANCES
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.recorded_inputs import Inputs
+from sdort.verification.report.json_report import report_of
+from sdort.verification.report.shares import percent
 from sdort.verification.report.verification_page import verification_page
 
 if TYPE_CHECKING:
@@ -71,25 +76,42 @@ def test_the_page_can_be_read_everywhere_and_begins_with_its_verdict(browser: Br
     verdicts = {
         "right": "✓ 8 comparisons and 3 images within limits, closest: unet 96 %",
         "wrong": "✗ Failed: 2 of 8 comparisons out of limits, worst: unet, recorded inputs, against ONNX: "
-        "360 % of the limit; not compared: vae_encoder: the original has no such component",
+        "360 % of the limit not compared: vae_encoder: the original has no such component",
     }
     for name, verification in (("right", result()), ("wrong", wrong)):
         page = tmp_path / f"{name}.html"
         page.write_text(verification_page(verification))
         for seen in views(browser, page, ["figure", "table", ".share.over"]):
             assert seen.problems == []
-            assert seen.first_screen.startswith(f"sdort verify: fast {verdicts[name]} date 2026-01-02")
+            then = f"Next: {verification.next_command}" if name == "wrong" else "date 2026-01-02"
+            assert seen.first_screen.startswith(f"sdort verify: fast {verdicts[name]} {then}")
             for fact in ("a processor", "sdort 1, onnxruntime 1.22", "made for rocm", "checked on cpu"):
                 assert fact in seen.first_screen
             assert len(seen.images) == 9
-            assert seen.boxes["figure"][-1].top < seen.boxes["table"][0].top
-            # The components' two rows and the two of the timestep; the second image.
-            assert len(seen.boxes[".share.over"]) == (5 if name == "wrong" else 1)
+            table = next(box for box in seen.boxes["table"] if box.height)  # closed ones have none
+            assert seen.boxes["figure"][-1].top < table.top
+            # The UNet's worst comparison and the two of the timestep; the second image. All comparisons are closed.
+            shown = [box for box in seen.boxes[".share.over"] if box.height]
+            assert len(shown) == (4 if name == "wrong" else 1)
+
+
+def test_the_page_and_the_record_give_one_verdict() -> None:
+    for verification in (result(), result(unet=9e-2)):
+        verification.missing = [] if verification.passed else ["<vae_encoder>: the original has none"]
+        record, text = to_json(report_of(verification)), verification_page(verification)
+        found = re.search(r"<p class='answer (\w+)'>(.*?)</p>", text)
+        assert found is not None
+        assert found[1] == ("ok" if record["passed"] else "failed")
+        words = html.unescape(re.sub("<[^>]*>", "", found[2].replace("<br>", "; "))).lstrip("✓✗ ")
+        assert words.removeprefix("Failed: ") == record["verdict"]
+        for component in verification.precisions:
+            shares = [each["limit_share"] for each in record["components"] if each["component"] == component]
+            assert re.search(rf"<td[^>]*>{component}</td><td[^>]*>[^/]*/i><b>{percent(max(shares))}</b>", text)
 
 
 def test_all_difference_maps_have_one_factor() -> None:
     text = verification_page(result())
-    assert "which all maps show 4 times as bright" in text
+    assert "Original, candidate and their difference, 4 times as bright as it is, in every map." in text
     for largest in (2, 3, 50):
         assert f"difference: times 4, at most {largest} of 255" in text
 

@@ -116,7 +116,7 @@ def test_the_original_draws_what_came_out_wrong_and_is_told(judge: Callable[...,
     assert found.misses[0].original == describe_image(right_picture(single))
     told = notes(result)
     assert told[0].startswith("semantic score: single 59 of 60, pair 59 of 60")
-    assert told[0].endswith("(wanted: 90% of single shapes, 75% of pairs): ok")
+    assert told[0].endswith("(wanted: 90 % of single shapes, 75 % of pairs): ok")
     assert told[1] == "semantic score: 2 wrong, 1 of them by the original too"
     assert f"{single!r} shows {found.misses[0].seen}; the original, right, " in told[2]
     assert f"{pair!r} shows {found.misses[1].seen}; the original, wrong too, " in told[3]
@@ -131,7 +131,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     assert [miss["prompt"] for miss in kept["misses"]] == list(wrong)
     assert set(kept["misses"][0]) == {"prompt", "seed", "wrong", "seen", "original", "original_right"}
     page = verification_page(result)
-    assert all(f"<h3>{prompt} · seed" in page for prompt in wrong)
+    assert all(f"<h3><bdi>{prompt}</bdi>" in page for prompt in wrong)
     assert page.count("<figure>") == 2 * len(wrong)
     assert f"and {len(wrong) - 8} more wrong images" in " ".join(notes(result))
 
@@ -145,7 +145,7 @@ def test_the_original_gets_a_score_where_that_is_asked_for(judge: Callable[..., 
     assert result.semantic.original is not None
     assert (result.semantic.original["single"], result.semantic.original["pair"]) == ((60, 60), (59, 60))
     assert "semantic score of the original: single 60 of 60, pair 59 of 60" in " ".join(notes(result))
-    assert "<td>59 of 60</td><td>60 of 60</td><td>90%</td>" in verification_page(result)
+    assert "<td>59 of 60</td><td>60 of 60</td><td>90 %</td>" in verification_page(result)
 
 
 def test_an_original_that_draws_nothing_is_told_and_is_missing_only_if_asked_for(

@@ -6,14 +6,14 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdort.benchmark import regression
 from sdort.benchmark import row_table as tables
 from sdort.benchmark.ablation import Ablation
-from sdort.benchmark.conclusion import conclusion, headline
+from sdort.benchmark.conclusion import capitalized, conclusion, headline, outputs
+from sdort.benchmark.failed_rows import failures
 from sdort.benchmark.labels import bar_label
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.noise import noise_warning
@@ -38,6 +38,8 @@ from sdort.verification.report.html import (
     collapsed,
     command,
     difference_figure,
+    difference_words,
+    escape,
     facts,
     figure,
     page,
@@ -169,15 +171,20 @@ def benchmark_page(report: BenchReport) -> str:
 
 
 def _answer(report: BenchReport) -> list[str]:
-    """The verdict, and the one number."""
-    verdict = ablation_conclusion(report.ablation) if report.ablation else conclusion(report.rows)
+    """The verdict, what is wrong first, and the one number."""
+    verdicts = [ablation_conclusion(report.ablation) if report.ablation else conclusion(report.rows)]
     if any(row.compared for row in report.rows):
-        verdict = f"{verdict}. {regression.comparison_conclusion(report.rows)}"
-    bad = any(row.failed or (row.compared and row.compared.verdict == regression.SLOWER) for row in report.rows)
+        verdicts.insert(0, regression.comparison_conclusion(report.rows))
+    failed = [row for row in report.rows if row.failed]
+    if failed:
+        verdicts.insert(0, capitalized(outputs(report.rows)))
+    bad = failed or any(row.compared and row.compared.verdict == regression.SLOWER for row in report.rows)
     checked = any(row.was_compared for row in report.rows)
     number, words = headline(report.rows)
+    reasons = "".join(f"<li>{escape(line)}</li>" for line in failures(report.rows))
     return [
-        answer(False if bad else True if checked else None, verdict),
+        answer(False if bad else True if checked else None, *dict.fromkeys(verdicts)),
+        f"<h2>What failed</h2><ul>{reasons}</ul>" if reasons else "",
         html_headline(number, words) if number and not report.ablation else "",
     ]
 
@@ -190,12 +197,12 @@ def _facts(report: BenchReport) -> str:
         "machine": ", ".join(dict.fromkeys(row.device for row in rows)),
         "execution provider": ", ".join(dict.fromkeys(row.provider for row in rows)),
         "settings": tables.settings(rows),
+        "time ratios": tables.legend(rows),
         "prompt": "; ".join(prompts),
         "versions": tables.versions_text(rows),
-        "noise": noise_warning(rows) or "",
+        "noise": (noise_warning(rows) or "").removeprefix("noisy: "),
     }
-    told = facts({name: value for name, value in values.items() if value})
-    return told + (command(report.command_line) if report.command_line else "")
+    return facts(values) + (command("This page is of:", report.command_line) if report.command_line else "")
 
 
 def _images(report: BenchReport) -> list[str]:
@@ -203,18 +210,21 @@ def _images(report: BenchReport) -> list[str]:
         return []
     gain = image_maps.common_gain(report.images)
     pairs = zip(report.images, image_labels(report), strict=True)
-    return ["<h2>Images</h2>", *(_image(pair, label, gain) for pair, label in pairs)]
+    words = difference_words("Reference", "image", gain) if any(map(image_maps.comparable, report.images)) else ""
+    return ["<h2>Images</h2>", words, *(_image(pair, label, gain) for pair, label in pairs)]
 
 
 def _tables(report: BenchReport) -> list[str]:
     if report.ablation:
-        heads, lines = ablation_table.titles(report.ablation), ablation_table.lines(report.ablation)
+        batch, *heads = ablation_table.titles(report.ablation)
+        several = len(ablation_table.batches(report.ablation)) > 1
+        heads.insert(1, batch)  # on phones the first column stays
+        lines = [[step, size if several else "", *rest] for size, step, *rest in ablation_table.lines(report.ablation)]
         parts = [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
         parts += [paragraph(ablation_table.ablation_caption(report.ablation))]
     else:
         heads, lines = tables.short_cells(report.rows)
         parts = [section("Rows", heads, lines, left=("component", "pipeline", "time ratio", "output"))]
-        parts += [paragraph(tables.legend(report.rows))]
         everything = section("", *tables.cells(report.rows), left=tables.LEFT, wide=("output",))
         parts += [collapsed("All numbers", everything + paragraph(tables.caption(report.rows)))]
     lines, bad = regression.lines(report.rows), ("FAILED", regression.SLOWER)

@@ -1,4 +1,4 @@
-"""Plots of times: what an image costs, and one call of each component. Whiskers: 80 % of the calls are within."""
+"""Plots of times: what an image costs, and one call of each component. Whiskers: 10th to 90th percentile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW, _NARROW_ROW = 0.36, 0.5
 """Inches a bar; names of two lines need more."""
 _INSIDE = 0.07
 """A segment this wide, as a share of the axis, has room for its number."""
-WHISKERS = "whiskers: 80 % of the calls"
+WHISKERS = "whiskers: 10th to 90th percentile of the calls"
 _ENCODE, _DECODE, _REST, _WHOLE = "text encoders", "decoder", "the rest", "not split"
 _UNET = "UNet"
 STAGE_COLOURS = {_ENCODE: SERIES[1], _UNET: SERIES[0], _DECODE: SERIES[2], _REST: SERIES[3], _WHOLE: "#9aa1a9"}
@@ -94,21 +94,18 @@ def component_latency(rows: Sequence[Row], batch: int, theme: Theme, width: floa
     ]
     if not timed:
         return None
-    sizes = len({(row.height, row.width) for row in timed}) > 1
-    names = list(dict.fromkeys(_case(row, sizes) for row in timed))
-    contenders = list(dict.fromkeys(contender_label(row, timed) for row in timed))
-    colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(contenders)}
-    figure, [axes] = new_figure(
-        theme,
-        0.26 * len(timed) + 0.12 * len(names) + 1.2 + 0.2 * (len(contenders) if width < WIDTH else 0),
-        width=width,
-    )
+    bars = _named_bars(timed)
+    names, contenders = [*dict.fromkeys(bar[0] for bar in bars)], [*dict.fromkeys(bar[1] for bar in bars)]
+    colours = dict(zip(contenders, SERIES, strict=False))
+    a_bar = 0.38 if width < WIDTH and len(contenders) == 1 else 0.26  # names of two lines
+    legend_height = 0.2 * len(contenders) if width < WIDTH else 0
+    figure, [axes] = new_figure(theme, a_bar * len(timed) + 0.12 * len(names) + 1.2 + legend_height, width=width)
     horizontal(axes, theme, names, (1.2 if width >= WIDTH else 1.4) * max(whisker(row)[1] for row in timed))
-    for row in timed:
-        index, number = names.index(_case(row, sizes)), contenders.index(contender_label(row, timed))
+    for name, contender, row in bars:
+        index, number = names.index(name), contenders.index(contender)
         thickness = 0.8 / len(contenders)
         y = index + (number - (len(contenders) - 1) / 2) * thickness
-        axes.barh(y, row.median_ms or 0.0, 0.9 * thickness, color=colours[contenders[number]])
+        axes.barh(y, row.median_ms or 0.0, 0.9 * thickness, color=colours[contender])
         _whisker(axes, y, whisker(row), 1, theme)
         _number(axes, y, whisker(row)[1], digits(row.median_ms or 0.0), theme)
     if len(contenders) > 1:
@@ -117,8 +114,18 @@ def component_latency(rows: Sequence[Row], batch: int, theme: Theme, width: floa
     return figure
 
 
-def _case(row: Row, sizes: bool) -> str:
-    return row.component.replace("_", " ") + (f", {row.height}x{row.width}" if sizes else "")
+def _named_bars(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
+    """Each row with its case, which stands beside it, and its contender, which has a colour.
+
+    Where there are more contenders than colours, they are a part of the case, and the second name is empty.
+    """
+    sizes = len({(row.height, row.width) for row in rows}) > 1
+    cases = [row.component.replace("_", " ") + (f", {row.height}x{row.width}" if sizes else "") for row in rows]
+    contenders = [contender_label(row, rows) for row in rows]
+    if len({*contenders}) > len(SERIES):
+        bars = [(f"{case}: {name}", "", row) for case, name, row in zip(cases, contenders, rows, strict=True)]
+        return sorted(bars, key=lambda bar: cases.index(bar[0].partition(":")[0]))
+    return list(zip(cases, contenders, rows, strict=True))
 
 
 def _segment(axes: Axes, index: int, left: float, width: float, colour: str, room: float) -> None:

@@ -67,7 +67,7 @@ def _table(axes: Axes, theme: Theme, measured: Roofline, operators: list[str]) -
 
 
 def _how_near(measured: Roofline, point: Point) -> str:
-    return f"{point.seconds * 1e3:.3f}, {point.speed / attainable(measured, point.intensity):.0%}"
+    return f"{point.seconds * 1e3:.3f}, {100 * point.speed / attainable(measured, point.intensity):.0f} %"
 
 
 def _short(shape: str, most: int = 46) -> str:

@@ -156,12 +156,14 @@ def _message(
 ) -> str:
     first = f"the graphs diverge at {producer.name or producer.output[0]} ({producer.op_type})"
     made = f", made by {', '.join(fusions)}" if fusions else ""
-    here = f"{', '.join(dict.fromkeys(node.op_type for node in culprits))}{made}"
+    operators = [*dict.fromkeys(node.op_type for node in culprits)]
+    here = "it" if operators == [producer.op_type] and not made else f"{', '.join(operators)}{made}"
+    named = "" if here == "it" else f"{here}: "
     sizes = "" if steps and steps.first else f"; {_sizes(precision, largest)}"
     reasons = {
-        FUSION: f"{here}: it does not compute what the original's nodes do, or has other weights",
+        FUSION: f"{named}it does not compute what the original's nodes do, or has other weights",
         CAST: f"rounding to {precision} does it: {here} is right in fp32 on the same inputs{sizes}",
-        NODE: f"{here}: no fusion touched it; its weights, its attributes or the provider's kernel differ",
+        NODE: f"{named}no fusion touched it; its weights, its attributes or the provider's kernel differ",
         SUM: f"{here} is right on the original's own values: the errors before it have added up",
     }
     hint = "; sdort optimize --fp16 auto keeps such nodes in fp32" if kind == CAST and precision == "fp16" else ""

@@ -6,11 +6,13 @@ Every text is escaped here; the functions return HTML.
 from __future__ import annotations
 
 import base64
+import html
 import io
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
+from datetime import datetime
+from itertools import compress
 
 from sdort.model.signature import Array
 from sdort.verification.report.difference import difference_map, is_comparable
@@ -58,6 +60,8 @@ DARK = Theme(
 )  # fmt: skip
 THEMES = (LIGHT, DARK)
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
 _STYLE = (
     f"""
 :root {{ color-scheme: light dark; {LIGHT.variables} }}
@@ -68,9 +72,11 @@ body { margin: 0 auto; max-width: 80rem; padding: 1.5rem 1rem 4rem; color: var(-
   font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .6rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
-.answer { margin: 0 0 1rem; padding: .6rem .9rem; border-left: .35rem solid; border-radius: 4px; font-size: 1.05rem;
-  font-weight: 600; }
-.verdict { display: inline-block; padding: .15rem .7rem; border-radius: 1rem; font-weight: 600; }
+.answer { margin: 0 0 1rem; padding: .6rem .9rem; border-left: .35rem solid; border-radius: 4px; font-size: 1.05rem; }
+.answer strong { font-weight: 600; } .label { color: var(--quiet); margin: .8rem 0 .2rem; }
+.label + pre { margin: 0; }
+.verdict { display: inline-block; padding: .15rem .7rem; border-radius: .8rem; font-weight: 600; }
+h3 .verdict { font-size: .85rem; font-weight: 400; } h3 .quiet { color: var(--quiet); font-weight: 400; }
 .differs { background: var(--soft); }
 .ok { color: var(--good); background: var(--good-paper); } .failed { color: var(--bad); background: var(--bad-paper); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--quiet); }
@@ -104,11 +110,19 @@ img.small { image-rendering: pixelated; }
 .none { aspect-ratio: 1; display: grid; place-items: center; color: var(--quiet); }
 code { background: var(--soft); padding: .05rem .3rem; border-radius: 3px; }
 ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
+@media print {
+  body { padding: 0; } h2, h3, .label { break-after: avoid; } .row, tr, picture, .answer { break-inside: avoid; }
+  .scroll { overflow: visible; } .plot { min-width: 0; } td { white-space: normal; } table { font-size: 11px; }
+  .answer, .verdict, .share i, tr.bad td { print-color-adjust: exact; }
+}
 @media (max-width: 640px) {
   body { padding: 1rem .8rem 3rem; } .row { gap: .4rem; } table { font-size: 12px; } th, td { padding: .3rem .2rem; }
+  td { white-space: normal; }
   th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
+  td.words:first-child { min-width: 5.5rem; max-width: 9rem; overflow-wrap: anywhere; }
   tr.bad td:first-child { background: var(--bad-paper); }
-  td.wrap { min-width: 9rem; } .share { gap: .3rem; } .share i { width: 3rem; } .verdict { padding: .1rem .4rem; }
+  td.wrap { min-width: 9rem; } .share b { white-space: nowrap; } .share { gap: .3rem; } .share i { width: 2rem; }
+  .verdict { padding: .1rem .4rem; }
 }
 """
 )
@@ -124,19 +138,30 @@ def page(title: str, parts: Iterable[str]) -> str:
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>{body}</body></html>\n"
 
 
-def answer(passed: bool | None, sentence: str) -> str:
-    """The result of a page, its first line: a sentence with its numbers.
+def answer(passed: bool | None, *sentences: str) -> str:
+    """The result of a page, its first lines: sentences with their numbers, the first of more weight.
 
     Args:
         passed: None where there is nothing to pass or fail.
     """
     kind, mark = {True: ("ok", "✓ "), False: ("failed", "✗ "), None: ("differs", "")}[passed]
-    return f"<p class='answer {kind}'>{mark}{escape(sentence)}</p>"
+    first, *others = map(escape, sentences)
+    return f"<p class='answer {kind}'><strong>{mark}{first}</strong>{''.join(f'<br>{other}' for other in others)}</p>"
 
 
-def command(text: str) -> str:
-    """A command to copy."""
-    return f"<pre><code>{escape(text)}</code></pre>"
+def command(label: str, text: str) -> str:
+    """A command to copy, under what it is for."""
+    return f"<p class='label'>{escape(label)}</p><pre><code>{escape(text)}</code></pre>"
+
+
+def escape(text: str) -> str:
+    """Text as HTML. Control characters, which no font has, are written as Python does: ``\\x1b``."""
+    return html.escape(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
+
+
+def isolated(text: str) -> str:
+    """A text of a person inside of a sentence, whose direction of writing does not turn what stands beside it."""
+    return f"<bdi>{escape(text)}</bdi>"
 
 
 def collapsed(summary: str, content: str) -> str:
@@ -150,8 +175,9 @@ def paragraph(text: str) -> str:
 
 
 def facts(values: Mapping[str, object]) -> str:
-    """Names and values beside each other."""
-    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in values.items())
+    """Names and values beside each other; those without a value are left out."""
+    told = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in told.items())
     return f"<dl>{pairs}</dl>"
 
 
@@ -192,7 +218,7 @@ def section(
     verdicts: Collection[str] = (),
     bad: tuple[str, ...] = ("FAILED", "failed"),
 ) -> str:
-    """A table under its title, without one if that is empty; empty without rows.
+    """A table under its title, without one if that is empty; empty without rows. Empty columns vanish.
 
     Args:
         left: the heads of columns of words and of :class:`Share`; the others hold numbers, which
@@ -201,9 +227,13 @@ def section(
         verdicts: a cell that is one of these is a :func:`badge`.
         bad: a row with a cell that begins with one of these stands out.
     """
+    rows = [*rows]
+    used = [any(str(row[column]) for row in rows) for column in range(len(heads))]
+    heads = [*compress(heads, used)]
     kinds = ["" if head not in left else " class='words wrap'" if head in wide else " class='words'" for head in heads]
     body = []
     for row in rows:
+        row = [*compress(row, used)]
         cells = "".join(
             f"<td{kind}>{badge(cell, cell) if isinstance(cell, str) and cell in verdicts else _cell(cell)}</td>"
             for kind, cell in zip(kinds, row, strict=True)
@@ -274,6 +304,20 @@ def plot(description: str, wide: Drawing, narrow: Drawing | None = None) -> str:
     image = f"<img alt='{escape(description)}' src='{_data('image/svg+xml', wide.light)}'>"
     picture = f"<picture>{shown}{image}</picture>"
     return picture if narrow else f"<div class='scroll' tabindex='0'><div class='plot'>{picture}</div></div>"
+
+
+def difference_words(first: str, second: str, gain: int) -> str:
+    """What the three figures beside each other are, and the one factor of all difference maps of a page."""
+    brightness = "as it is" if gain == 1 else f"{gain} times as bright as it is, in every map"
+    return paragraph(f"{first}, {second} and their difference, {brightness}.")
+
+
+def date_text(date: str) -> str:
+    """``2026-11-22 12:42 UTC+00:00`` of an ISO 8601 date and time; empty if it is not known."""
+    if not date:
+        return ""
+    moment = datetime.fromisoformat(date)
+    return f"{moment:%Y-%m-%d %H:%M}{f' {moment.tzname()}' if moment.tzinfo else ''}"
 
 
 def headline(figure: str, words: str) -> str:

@@ -46,7 +46,7 @@ def kind_cells(score: SemanticScore) -> list[tuple[str, ...]]:
         original = "not run" if score.original is None else _of(score.original[kind])
         bar = score.bars.get(kind)
         verdict = "" if bar is None else PASSED if right >= bar * judged else FAILED
-        rows.append((kind, _of((right, judged)), original, "" if bar is None else f"{bar:.0%}", verdict))
+        rows.append((kind, _of((right, judged)), original, "" if bar is None else f"{100 * bar:.0f} %", verdict))
     return [row for row, (_, judged) in zip(rows, score.counts.values(), strict=True) if judged]
 
 

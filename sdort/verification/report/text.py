@@ -114,6 +114,8 @@ def images_lines(result: Verification) -> list[str]:
     judged = result.judged
     if all(comparison.passed for comparison in result.images):
         return []
+    if any(comparison.problem for comparison in result.images):
+        return []  # that is why they are bad, and told of each
     differing = sum(not comparison.passed for comparison in result.images)
     few = f"{differing} of {len(result.images)} differ, as single ones may: the median is within the limits"
     parts = [f"images: {judged.problem or few}"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from dataclasses import replace
 
 from sdort.verification.bisection.blame import BisectionFinding
-from sdort.verification.component_summary import Summary
+from sdort.verification.component_summary import Summary, worst_summaries
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import REASONS
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
@@ -19,11 +19,14 @@ from sdort.verification.report.html import (
     beside,
     collapsed,
     command,
+    date_text,
     difference_figure,
+    difference_words,
+    escape,
     facts,
     figure,
+    isolated,
     page,
-    paragraph,
     section,
 )
 from sdort.verification.report.semantic_text import KIND_HEADS, kind_cells, original_words
@@ -32,21 +35,24 @@ from sdort.verification.report.timesteps import TIMESTEP_HEADS, timestep_errors
 from sdort.verification.semantic import Miss, SemanticScore
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)
-_COMPONENT_HEADS = ("component", "inputs", "against", "of limit", "verdict")
+_COMPONENT_HEADS = ("component", "of limit", "verdict", "inputs", "against")
 _NUMBER_HEADS = (
-    "component", "inputs", "against", "cases", "max error", "mean error", "max / std", "allowed", "mean / std",
-    "allowed", "1 - cosine", "allowed",
+    "component", "inputs", "against", "of limit", "cases", "max error", "mean error", "max / std", "allowed",
+    "mean / std", "allowed", "1 - cosine", "allowed",
 )  # fmt: skip
 _IMAGE_HEADS = ("prompt", "seed", "of limit", "verdict", "PSNR, dB", "SSIM", "largest pixel")
 
 
 def verification_page(result: Verification) -> str:
     """The whole report."""
-    reasons = "".join(f"<li>{escape(line.strip())}</li>" for line in notes(result, every=False))
+    # The semantic score has a section of its own.
+    reasons = "".join(f"<li>{escape(line)}</li>" for line in notes(replace(result, semantic=None), every=False))
+    first, *others = result.verdicts
     parts = [
-        answer(result.passed, f"{'' if result.passed else 'Failed: '}{result.verdict}"),
+        answer(result.passed, f"{'' if result.passed else 'Failed: '}{first}", *others),
+        command("Next:", result.next_command) if result.next_command and not result.passed else "",
         _facts(result),
-        command(result.provenance.command),
+        command("This page is of:", result.provenance.command),
         f"<h2>Notes</h2><ul>{reasons}</ul>" if reasons else "",
         _findings(result.findings),
         _pictures(result.images),
@@ -61,21 +67,28 @@ def verification_page(result: Verification) -> str:
 
 def _facts(result: Verification) -> str:
     told = result.provenance
-    dtypes = {precision.dtype for precision in result.precisions.values()}
-    each = ", ".join(f"{name} {precision.dtype}" for name, precision in result.precisions.items())
     return facts(
         {
-            "date": told.date,
+            "date": date_text(told.date),
             "candidate": result.candidate,
             "made for": told.made_for or "no provider in particular",
             "checked on": f"{result.provider}, {told.machine}",
             "ONNX original": result.against or "none",
             "torch, fp32": result.checkpoint or "not compared",
-            "precision": each if len(dtypes) > 1 else "".join(dtypes),
+            "precision": _precisions(result),
             "denoising steps": result.steps,
             "versions": ", ".join(f"{name} {version}" for name, version in told.versions.items()),
         }
     )
+
+
+def _precisions(result: Verification) -> str:
+    """``float16``; those of fewer components with their names: ``float16; float32: vae_decoder``."""
+    names: dict[str, list[str]] = {}
+    for name, precision in result.precisions.items():
+        names.setdefault(precision.dtype, []).append(name)
+    first, *others = sorted(names, key=lambda dtype: -len(names[dtype])) or [""]
+    return "; ".join([first, *(f"{dtype}: {', '.join(names[dtype])}" for dtype in others)])
 
 
 def _findings(findings: Sequence[BisectionFinding]) -> str:
@@ -83,15 +96,18 @@ def _findings(findings: Sequence[BisectionFinding]) -> str:
         return ""
     items = []
     for finding in findings:
-        nodes = ", ".join(
-            f"<code>{escape(culprit.node)}</code> {escape(culprit.operator)}" for culprit in finding.culprits
-        )
-        originals = ", ".join(f"<code>{escape(name)}</code>" for name in finding.originals)
+        nodes = section(
+            "", ("node of the candidate", "operator", "made by"),
+            [(each.node, each.operator, ", ".join(each.makers) or "no fusion or step") for each in finding.culprits],
+            left=("node of the candidate", "operator", "made by"), wide=("node of the candidate",),
+        )  # fmt: skip
+        originals = section(
+            "", ("node of the original that they stand for",), [(name,) for name in finding.originals],
+            left=("node of the original that they stand for",), wide=("node of the original that they stand for",),
+        )  # fmt: skip
         items.append(
-            f"<li><b>{escape(finding.component)}</b>: {escape(finding.message)}<br>"
-            f"nodes of the candidate: {nodes or 'none'}"
-            f"<br>nodes of the original that they stand for: {originals or 'none'}"
-            f"<br>made by: {escape(', '.join(finding.blamed) or 'no fusion or step of sdort')}</li>"
+            f"<li><b>{escape(finding.component)}</b>: {escape(finding.message)}"
+            f"{collapsed('The nodes', nodes + originals)}</li>"
         )
     return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
 
@@ -101,9 +117,11 @@ def _pictures(images: Sequence[ImageComparison]) -> str:
     if not images:
         return ""
     gain = shared_gain((image.image, image.reference) for image in images)
-    factor = "as they are" if gain == 1 else f"{gain} times as bright as they are"
-    explained = paragraph(f"Original, candidate and their difference, which all maps show {factor}.")
-    return "<h2>Images</h2>" + explained + "".join(_image(image, gain) for image in images)
+    return (
+        "<h2>Images</h2>"
+        + difference_words("Original", "candidate", gain)
+        + "".join(_image(image, gain) for image in images)
+    )
 
 
 def _image(image: ImageComparison, gain: int) -> str:
@@ -117,22 +135,24 @@ def _image(image: ImageComparison, gain: int) -> str:
 
 
 def _titled(prompt: str, seed: int, verdict: str, figures: Sequence[str]) -> str:
-    return f"<h3>{escape(prompt)} · seed {seed} {verdict}</h3>{beside(figures)}"
+    return f"<h3>{isolated(prompt)} <span class='quiet whole'>· seed {seed}</span> {verdict}</h3>{beside(figures)}"
 
 
 def _components(summaries: Sequence[Summary]) -> str:
     rows: list[tuple[Cell, ...]] = [
-        (each.component, each.inputs, each.against, Share(each.worst.share), verdict_of(each.passed))
-        for each in summaries
+        (each.component, Share(each.worst.share), verdict_of(each.passed), each.inputs, each.against)
+        for each in worst_summaries(summaries)
     ]
-    table = section("Components", _COMPONENT_HEADS, rows, left=_COMPONENT_HEADS, verdicts=_VERDICTS)
-    numbers = section("", _NUMBER_HEADS, map(_numbers, summaries), left=_NUMBER_HEADS[:3])
-    return table + collapsed("All errors and limits of components", numbers)
+    title = "Components, the worst comparison of each"
+    table = section(title, _COMPONENT_HEADS, rows, left=_COMPONENT_HEADS, verdicts=_VERDICTS)
+    numbers = section("", _NUMBER_HEADS, map(_numbers, summaries), left=_NUMBER_HEADS[:4])
+    return table + collapsed(f"All {len(summaries)} comparisons, their errors and limits", numbers)
 
 
-def _numbers(summary: Summary) -> tuple[str, ...]:
+def _numbers(summary: Summary) -> tuple[Cell, ...]:
     """A row under :data:`_NUMBER_HEADS`."""
-    first = (summary.component, summary.inputs, summary.against, str(summary.cases))
+    share = Share(summary.worst.share)
+    first: tuple[Cell, ...] = (summary.component, summary.inputs, summary.against, share, str(summary.cases))
     errors, limit = summary.largest, summary.worst.limit
     if errors is None:
         return (*first, *[""] * 8)
