@@ -167,11 +167,12 @@ def _count(bundles: Collection[object]) -> str:
 
 def _summary(bundles: Collection[BundleReport]) -> str:
     from sdort.tables import size_text
+    from sdort.tuning.command import ReadableBundleReport
 
     used = sum(bundle.state == "used" for bundle in bundles)
     if not bundles:
         return "No tuning bundles in"
-    size = size_text(sum(getattr(bundle, "bytes", 0) for bundle in bundles))
+    size = size_text(sum(bundle.bytes for bundle in bundles if isinstance(bundle, ReadableBundleReport)))
     return f"Runs here use {used if used < len(bundles) else 'all'} of {_count(bundles)}, {size} in"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from sdort.console import to_json
 from sdort.errors import OutputError, UsageError
 from sdort.generation.record import GenerationRecord
+from sdort.machine.disk import existing
 from sdort.model.signature import Array
 from sdort.staging import staged_output
 
@@ -97,7 +98,7 @@ def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) ->
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written; one that is missing is made with the first image."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    nearest = existing(folder)
     if not nearest.is_dir():
         raise OutputError(f"{nearest} is no folder", hint="Choose another file with -o.")
     if not os.access(nearest, os.W_OK | os.X_OK):

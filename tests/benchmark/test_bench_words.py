@@ -13,12 +13,12 @@ from rich.console import Console
 from sdort.benchmark import conditions
 from sdort.benchmark.ablation import Ablation, MeasuredStep
 from sdort.benchmark.command import Files
-from sdort.benchmark.conclusion import conclusion
+from sdort.benchmark.conclusion import conclusion, headline
 from sdort.benchmark.conditions import Conditions, Disturbance, find_disturbances
 from sdort.benchmark.digits import digits, time_ratio
 from sdort.benchmark.noise import noise_warning, save_warnings
 from sdort.benchmark.report.ablation_table import ablation_conclusion
-from sdort.benchmark.row_table import as_table, legend
+from sdort.benchmark.row_table import as_table, legend, short_cells
 from sdort.benchmark.rows import Row
 from sdort.cli.bench import _compare_command
 from sdort.errors import OutputError
@@ -77,6 +77,8 @@ def test_every_row_is_one_line_at_80_columns() -> None:
     assert len(lines) == 3 + 10
     assert lines[4].split() == ["text_encoder", "fast", "1,234", "no", "difference", "(0.95", "to", "1.11)", "ok"]
     assert lines[3].split() == ["text_encoder", "model", "1,243", "baseline", "reference"]
+    alone = [line[3] for line in short_cells([row(times=(14.0, 13.0, 15.0))])[1]]
+    assert alone == [""]  # nothing is the baseline where there is no ratio
     assert legend(demo_rows()).startswith("time ratio: time over the baseline's (model)")
 
 
@@ -138,7 +140,8 @@ def test_what_compare_could_not_judge_is_told_when_it_is_saved() -> None:
     steady = row(times=(100.0, 95.0, 105.0))
     assert save_warnings([steady]) == []
     failed = row(status="it is wrong")
-    assert "1 of 2 rows failed" in save_warnings([steady, failed])[0]
+    (only,) = save_warnings([steady, replace(failed, times_ms=[])])  # that it has few calls is no other reason
+    assert "1 of 2 rows failed" in only
     assert "--repeat 5 or more, not 3" in save_warnings([replace(steady, times_ms=[1.0] * 3)])[0]
     assert "1 of 1 medians are known to ±25 % only" in save_warnings([row(times=(100.0, 80.0, 130.0))])[0]
     assert "the device's name is not known" in save_warnings([replace(steady, device="unknown GPU")])[0]
@@ -155,6 +158,13 @@ def test_the_conclusion_says_what_a_step_and_an_image_take() -> None:
     )
     assert conclusion([row(times=(14.0, 13.0, 15.0))]).endswith("there was no reference to compare outputs with")
     assert conclusion([row(status="it is wrong")]) == "1 of 1 outputs failed their check"
+
+
+def test_the_headline_is_that_of_an_image_where_there_is_one() -> None:
+    step, image = row(times=(14.0, 13.0, 15.0)), row("pipeline", (620.0, 600.0, 640.0))
+    assert headline([step, image]) == headline([image, step]) == ("620 ms", "for an image of 20 steps")
+    assert headline([step]) == ("14.0 ms", "for a UNet step")
+    assert headline([row(status="it is wrong")]) == ("", "")
 
 
 def test_the_conclusion_says_which_share_of_the_baselines_time() -> None:
