@@ -12,7 +12,7 @@ from sdort.workload.cases import WHOLE_PIPELINE
 
 
 def conclusion(rows: Sequence[Row]) -> str:
-    """How long an image and a step take, or which share of the baseline's time, and whether the outputs are right."""
+    """Time of an image and of a step, or which share of the baseline's time, and whether the outputs are right."""
     timed = [row for row in headline_rows(rows) if row.median_ms is not None]
     contenders = [contender for contender in by_contender(timed, rows) if any(row.ratio for row in contender[1])]
     if contenders:
@@ -95,7 +95,7 @@ def share_words(ratio: float, low: float | None, high: float | None) -> str:
 
 
 def subject(row: Row) -> str:
-    """What one call of a row is: ``an image of 20 steps``, ``a UNet step``."""
+    """One call of a row in words: ``an image of 20 steps``, ``a UNet step``."""
     if row.component == WHOLE_PIPELINE:
         image = "an image" if row.batch_size == 1 else f"a batch of {row.batch_size} images"
         return f"{image} of {counted(row.steps or 0, 'step')}"

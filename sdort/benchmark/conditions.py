@@ -1,4 +1,4 @@
-"""What else a machine does during a measurement: other programs, heat, a battery, a slow clock."""
+"""Disturbances of a measurement: other programs, heat, a battery, a slow clock."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def watch_machine(on_gpu: bool) -> Iterator[list[Disturbance]]:
 
 
 def find_disturbances(before: Conditions, after: Conditions, on_gpu: bool) -> list[Disturbance]:
-    """What disturbed a measurement between two moments."""
+    """Disturbances of a measurement between two moments."""
     disturbances = []
     seconds = after.time - before.time
     if seconds >= _SHORTEST:

@@ -28,7 +28,7 @@ def varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def contender_label(row: Row, rows: Sequence[Row]) -> str:
-    """What tells the pipeline or engine of a row from the others: as much as it takes; the pipeline if it is alone."""
+    """Name of a row's pipeline or engine, with as much as tells it from the others; the pipeline if it is alone."""
     return ", ".join(_distinctions(row, rows) or [row.pipeline])
 
 

@@ -23,7 +23,7 @@ def half_width(row: Row) -> float:
 
 
 def noise_warning(rows: Sequence[Row]) -> str | None:
-    """What disturbed a measurement or how little it tells, and what to do, in one sentence; None of a quiet one."""
+    """The disturbances of a measurement or its uncertainty, and the remedy, in one sentence; None of a quiet one."""
     timed = [row for row in rows if row.median_ms is not None]
     # The steps of an ablation are measured apart: one disturbance of a kind is told.
     disturbances = {each.remedy: each.what for row in timed for each in row.disturbances}
@@ -48,7 +48,7 @@ def _widest(row: Row, rows: Sequence[Row]) -> str:
 
 
 def save_warnings(rows: Sequence[Row]) -> list[str]:
-    """Why ``--compare`` will not be able to judge rows that are saved now, a sentence a reason."""
+    """The reasons for which ``--compare`` cannot judge rows that are saved now, a sentence each."""
     warnings = []
     if failed := [row for row in rows if row.failed]:
         warnings.append(f"{len(failed)} of {len(rows)} rows failed their check and have no times to compare with")

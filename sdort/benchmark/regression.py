@@ -110,7 +110,7 @@ def compare_rows(before: Row | None, now: Row, margin: float, across: Collection
 
 
 def _obstacle(before: Row, now: Row, across: Collection[str]) -> str:
-    """Why two rows cannot be compared; empty if they can."""
+    """The reasons that forbid to compare two rows; empty if there are none."""
     if before.failed or now.failed:
         return f"its check failed {'now' if now.failed else 'then'}"
     differences = []
@@ -175,13 +175,13 @@ def judged(rows: Sequence[Row]) -> list[Row]:
 
 
 def _obstacles(rows: Sequence[Row]) -> str:
-    """Why rows could not be compared, a line a reason with how many rows it concerns."""
+    """The reasons that forbade to compare rows, a line each with the number of rows."""
     reasons = Counter(row.compared.reason for row in rows if row.compared and row.compared.verdict == NOT_COMPARABLE)
     return "".join(f"\n  {reason} ({counted(number, 'row')})" for reason, number in reasons.items())
 
 
 def comparison_conclusion(rows: Sequence[Row]) -> str:
-    """How many rows are slower, faster and the same as the saved ones; what could not be compared, and why."""
+    """The numbers of rows that are slower, faster and the same as the saved ones; of those not compared the reasons."""
     verdicts = Counter(_verdict(row.compared) for row in rows if row.compared)
     parts = [f"{verdicts[verdict]} {verdict}" for verdict in _VERDICTS if verdicts[verdict]]
     text = f"Against the saved benchmark, {counted(sum(verdicts.values()), 'row')}: {', '.join(parts)}"

@@ -112,7 +112,7 @@ _ON_PROCESSOR = {name for name, provider in PROVIDERS.items() if not provider.on
 
 
 def _apart(rows: Sequence[Row]) -> str:
-    """Why torch is in another precision than what it stands beside."""
+    """The reason for torch's other precision; empty where it has the same."""
     here = [row for row in rows if row.provider in _ON_PROCESSOR]
     torch = {row.dtype for row in here if row.engine.startswith("torch")}
     beside = {row.dtype for row in here if not row.engine.startswith("torch")} - {"float32"}
@@ -125,7 +125,7 @@ RATIO_WORDS = "time ratio: time over the baseline's, with its 95 % interval; bel
 
 
 def legend(rows: Sequence[Row]) -> str:
-    """What the table's ratios are over; empty without ratios."""
+    """The line that says what the table's ratios are over; empty without ratios."""
     first = next((row for row in rows if not row.ratio), None)
     if first is None or not any(row.ratio for row in rows):
         return ""

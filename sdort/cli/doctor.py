@@ -66,7 +66,7 @@ def _findings(diagnosis: Diagnosis) -> Table:
 
 
 def _next_steps(diagnosis: Diagnosis) -> str:
-    """What to do about each finding, problems before warnings; commands stand on lines of their own."""
+    """The next step for each finding, problems before warnings; commands stand on lines of their own."""
     findings = [finding for finding in diagnosis.findings if finding.next_step]
     findings.sort(key=lambda finding: finding.status != "problem")
     return "\n".join(f"  {finding.check}: {finding.next_step}" for finding in findings)

@@ -177,7 +177,7 @@ def _summary(bundles: Collection[BundleReport]) -> str:
 
 
 def _next_step(bundles: Collection[BundleReport]) -> str | None:
-    """What makes bundles where there are none, or removes those that no run will use again."""
+    """The command that makes bundles where there are none, or removes those that no run will use again."""
     if not bundles:
         return "sdort warm PIPELINE"
     return "sdort tuning prune" if any(bundle.state in ("stale", "broken") for bundle in bundles) else None

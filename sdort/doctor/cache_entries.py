@@ -19,6 +19,9 @@ from sdort.staging import TEMPORARY_PREFIX, is_abandoned
 from sdort.tuning.bundle import BundleError
 from sdort.tuning.store import Store, age
 
+_REMOVED = ".removed-"
+"""Beginning of the name of a folder that is being removed; where that was killed, the next cleaning ends it."""
+
 _LOCKING = 10
 """Seconds within which a new temporary folder has got its lock."""
 
@@ -70,15 +73,16 @@ def tuning() -> Iterator[CacheEntry]:
 def ops() -> Iterator[CacheEntry]:
     """Libraries of custom operators, one for each state of their sources."""
     for path in _children(libraries_folder()):
-        if re.fullmatch(r"[0-9a-f]{16}", path.name) and path.is_dir():
+        if re.fullmatch(rf"({re.escape(_REMOVED)})?[0-9a-f]{{16}}", path.name) and path.is_dir():
             yield _entry(OPS, path, in_use=not is_abandoned(path, os.O_DIRECTORY))
 
 
 def temporary() -> Iterator[CacheEntry]:
     """Folders for temporary files of this user's commands; those without a running command are left by killed ones."""
     for path in _children(Path(tempfile.gettempdir())):
+        is_ours = path.name.removeprefix(_REMOVED).startswith(TEMPORARY_PREFIX)
         with suppress(OSError):
-            if path.name.startswith(TEMPORARY_PREFIX) and path.is_dir() and path.stat().st_uid == os.getuid():
+            if is_ours and path.is_dir() and path.stat().st_uid == os.getuid():
                 is_new = time.time() - path.stat().st_mtime < _LOCKING
                 yield _entry(TEMPORARY, path, in_use=is_new or not is_abandoned(path, os.O_DIRECTORY))
 
@@ -102,11 +106,13 @@ def remove(entry: CacheEntry) -> None:
         if entry.kind == TUNING and entry.path != tuning_table():
             Store().remove(entry.name)
         elif entry.path.is_dir():
-            gone = entry.path.with_name(f".removed-{entry.path.name}")
+            gone = entry.path.with_name(f"{_REMOVED}{entry.path.name.removeprefix(_REMOVED)}")
             entry.path.rename(gone)
             shutil.rmtree(gone)
         else:
             entry.path.unlink(missing_ok=True)
+    except FileNotFoundError:  # another cleaning was faster
+        return
     except OSError as error:
         raise OutputError(f"cannot remove {entry.path}: {error.strerror or error}") from error
 

@@ -15,7 +15,7 @@ from sdort.machine.cache_folder import cache_folder
 @document("cache", 1)
 @dataclass(frozen=True)
 class CacheReport:
-    """What sdort keeps between runs.
+    """The caches: everything that sdort keeps between runs.
 
     Attributes:
         folder: the folder of all caches.

@@ -28,7 +28,7 @@ def plan_space(
     opset: int,
     cache: TraceCache,
 ) -> WritePlan:
-    """What an export would write: graphs with weights in fp32 to ``out``, and traces to the cache.
+    """The writes of an export: graphs with weights in fp32 to ``out``, and traces to the cache.
 
     Args:
         tensors: the checkpoint's, by folder.

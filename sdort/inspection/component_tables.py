@@ -17,7 +17,7 @@ _FUSED = "* fused: of domain com.microsoft or sdort"
 
 
 def component_tables(components: Sequence[Component]) -> Iterator[Table]:
-    """What is in each component: sizes, operators, and, for one component or under ``-v``, inputs and outputs."""
+    """The contents of each component: sizes, operators, and, for one component or under ``-v``, inputs and outputs."""
     yield _sizes(components)
     yield _operators(components)
     if len(components) == 1 or _is_verbose():
@@ -28,7 +28,7 @@ def component_tables(components: Sequence[Component]) -> Iterator[Table]:
 
 
 def rewriting_verdict(components: Sequence[Component]) -> str:
-    """How many nodes each provider's lowering has to rewrite: ``To rewrite: nothing for rocm and cuda; ...``."""
+    """The number of nodes that each provider's lowering rewrites: ``To rewrite: nothing for rocm and cuda; ...``."""
     nodes = {
         provider: sum(rewrite.nodes for c in components for rewrite in c.providers[provider] if not _is_opset(rewrite))
         for provider in components[0].providers
@@ -44,7 +44,7 @@ def rewriting_verdict(components: Sequence[Component]) -> str:
 
 
 def change_tables(changes: Mapping[str, Sequence[Change]]) -> Iterator[Table]:
-    """What differs: a summary of each component, then inputs and outputs; under ``-v`` every number."""
+    """The differences: a summary of each component, then inputs and outputs; under ``-v`` every number."""
     if not any(changes.values()):
         return
     tables = [_change_summary(changes), _operator_changes(changes), _changed_values(changes)]
@@ -211,7 +211,7 @@ def _changed_counts(changes: Mapping[str, Sequence[Change]]) -> Table:
 
 
 def _difference(change: Change) -> int:
-    """How much more there is after; a missing one is 0."""
+    """The number after less the one before; a missing one is 0."""
     return int((change.after or 0) - (change.before or 0))
 
 

@@ -49,7 +49,7 @@ class DiskSpace:
 @document("plan", 1)
 @dataclass(frozen=True)
 class WritePlan:
-    """What a command would write, before it writes anything.
+    """Everything that a command would write, before it writes anything.
 
     Attributes:
         writes: what would stay.

@@ -163,7 +163,7 @@ _SMALL, _LARGE = 8, 2560
 
 
 def _refusal(fusion: Fusion, after: Pattern, target: Target, size: int) -> str | None:
-    """Why a target has no kernel for an After, where all its sizes are ``size``; None if it has."""
+    """A target's reason to have no kernel for an After, where all its sizes are ``size``; None if it has."""
     example = fusion.module.EXAMPLE
     rank = 4 if fusion.stage in ("fuse_nhwc", "extend") else 3
     for node in (node for node in after.nodes if node.domain):

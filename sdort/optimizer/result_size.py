@@ -17,7 +17,7 @@ demo model, 173 MB for SD 1.5 and 290 MB with auto for its text encoder of 492 M
 
 
 def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePlan:
-    """What an optimization would write: sizes of the weights by their dtypes, and of the graphs as they are."""
+    """The writes of an optimization: sizes of the weights by their dtypes, and of the graphs as they are."""
     writes, scratch, done, largest = [], 0, 0, 0
     for name, path in chosen.items():
         file = read_component(path, name)

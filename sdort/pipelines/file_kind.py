@@ -63,7 +63,7 @@ class FileKind:
 
 
 def recognise_file(path: Path) -> FileKind:
-    """What the file at ``path`` is.
+    """The kind of the file at ``path``.
 
     Raises:
         BadModelError: it cannot be read, or is a broken safetensors file.

@@ -39,7 +39,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of itself: descriptions of tensors by name, not yet checked."""
+    """The header of a safetensors file: descriptions of tensors by name, not yet checked."""
 
     path: Path
     entries: dict[str, Any]

@@ -227,7 +227,7 @@ def _explain(fusion: Fusion, editor: Editor, anchor: gs.Node, refusal: Refusal |
 
 
 def _attempt(fusion: Fusion, editor: Editor, anchor: gs.Node) -> Refusal | Literal["no match"] | None:
-    """What keeps a fusion from an anchor: the refusal of its check, or that it does not match; None if nothing does."""
+    """The obstacle of a fusion at an anchor: the refusal of its check, or that it does not match; None without one."""
     refusal: Refusal | Literal["no match"] = "no match"
     for before, root in _roots(fusion, anchor):
         match = find(editor, before, root, Progress(), through_casts=fusion.through_casts)

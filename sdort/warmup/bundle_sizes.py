@@ -17,7 +17,7 @@ _RUNTIME = 500_000_000
 
 
 def plan_space(items: Sequence[Item], store: Store, target: WarmupTarget) -> WritePlan:
-    """What a warm-up would keep: compiled programs hold a component's weights, all else is small."""
+    """The writes of a warm-up: compiled programs hold a component's weights, all else is small."""
     there = set(store.names())
     writes, weights = [], [0]
     for item in items:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import sdort
 from sdort.cli import cli
+from sdort.doctor.cache_entries import remove
 from sdort.errors import UsageError
 from sdort.machine.cache_folder import cache_folder
 from sdort.staging import TEMPORARY_PREFIX, held, temporary_folder
@@ -100,6 +101,31 @@ def test_temporary_folders_of_killed_commands_go_and_no_others(cache: Path, tmp_
     assert ([entry.path for entry in done.entries], done.bytes) == ([killed], 9)
     assert [entry.path for entry in done.kept] == [new]
     assert (killed.exists(), new.exists(), foreign.exists()) == (False, True, True)
+
+
+def test_what_a_killed_cleaning_left_goes_too(cache: Path, tmp_path: Path) -> None:
+    left = [cache / "ops" / f".removed-{'2' * 16}", tmp_path / f".removed-{TEMPORARY_PREFIX}demo-x"]
+    for folder in left:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    assert {entry.path for entry in sdort.clean_cache(["ops", "temporary"]).entries} >= set(left)
+    assert [folder for folder in left if folder.exists()] == []
+
+
+def test_temporary_folders_of_other_users_stay(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / f"{TEMPORARY_PREFIX}demo-x"
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert sdort.clean_cache(["temporary"]).entries == []
+    assert folder.exists()
+
+
+def test_two_cleanings_at_once_do_no_harm(cache: Path) -> None:
+    entries = sdort.list_cache(["ops", "traces"]).entries
+    for entry in [*entries, *entries]:
+        remove(entry)
+    assert sdort.list_cache(["ops", "traces"]).entries == []
 
 
 def test_a_link_is_not_followed(cache: Path, tmp_path: Path) -> None:

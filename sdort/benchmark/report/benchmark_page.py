@@ -105,7 +105,7 @@ class BenchReport:
         yield from self.more
 
     def cost(self) -> Plot:
-        """What an image costs, by stages."""
+        """The cost of an image, by stages."""
         words = "Time of one image by stages: text encoders, UNet steps, decoder"
         return _bars("image-cost", words, partial(latency_plots.image_cost, self.rows))
 

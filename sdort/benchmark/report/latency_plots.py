@@ -56,7 +56,7 @@ def cost_segments(row: Row) -> dict[str, float]:
 
 
 def cost_words(rows: Sequence[Row]) -> str:
-    """What an image consists of: ``20 UNet steps, each on two latents (classifier-free guidance)``."""
+    """The parts of an image's cost: ``20 UNet steps, each on two latents (classifier-free guidance)``."""
     row = next((row for row in rows if row.component == WHOLE_PIPELINE and row.stages), None)
     if row is None or row.stages is None:
         return ""

@@ -101,7 +101,7 @@ def notes(result: Verification, every: bool = True) -> list[str]:
 
 
 def finding_lines(result: Verification) -> list[str]:
-    """What ``--bisect`` found, a line or two for each wrong component."""
+    """The findings of ``--bisect``, a line or two for each wrong component."""
     lines = []
     for finding in result.findings:
         lines.append(f"{finding.component}: {finding.message}")
