@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -121,11 +122,18 @@ def test_temporary_folders_of_other_users_stay(cache: Path, tmp_path: Path, monk
     assert folder.exists()
 
 
-def test_two_cleanings_at_once_do_no_harm(cache: Path) -> None:
-    entries = sdort.list_cache(["ops", "traces"]).entries
-    for entry in [*entries, *entries]:
-        remove(entry)
-    assert sdort.list_cache(["ops", "traces"]).entries == []
+def test_two_cleanings_at_once_do_no_harm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one removes a library between this one's look at it and its removal."""
+    (library,) = sdort.list_cache(["ops"]).entries
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        shutil.rmtree(path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    remove(library)
+    assert sdort.list_cache(["ops"]).entries == []
 
 
 def test_a_link_is_not_followed(cache: Path, tmp_path: Path) -> None:
