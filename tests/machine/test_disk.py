@@ -62,9 +62,11 @@ def test_disks_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_optimization_is_planned_as_it_comes_out(tiny: Tiny, tmp_path: Path) -> None:
     out = tmp_path / "fast"
     for fp16 in (False, True):
-        planned = writes_of(sdort.plan_optimize(tiny.onnx, out, provider="cpu", fp16=fp16))
+        request: dict[str, Any] = {"provider": "cpu", "fp16": fp16, "components": ["text_encoder", "vae_decoder"]}
+        planned = writes_of(sdort.plan_optimize(tiny.onnx, out, **request))
         assert not out.exists()
-        report = sdort.optimize(tiny.onnx, out, provider="cpu", fp16=fp16, allow_misses=True)
+        report = sdort.optimize(tiny.onnx, out, **request, allow_misses=True)
+        assert list(report.components) == request["components"]
         for name, component in report.components.items():
             # The graph shrinks; the weights, most of these files, are known.
             assert component.bytes <= planned[name] <= 1.5 * component.bytes + 100_000
