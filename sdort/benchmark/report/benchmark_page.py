@@ -202,7 +202,7 @@ def _facts(report: BenchReport) -> str:
         "versions": tables.versions_text(rows),
         "noise": (noise_warning(rows) or "").removeprefix("noisy: "),
     }
-    return facts(values) + (command("This page is of:", report.command_line) if report.command_line else "")
+    return facts(values) + (command("The command of this page:", report.command_line) if report.command_line else "")
 
 
 def _images(report: BenchReport) -> list[str]:

@@ -10,8 +10,8 @@ from sdort.benchmark.digits import digits
 from sdort.benchmark.labels import bar_label
 from sdort.benchmark.published import PUBLISHED, Published, PublishedRows
 from sdort.benchmark.report.ablation_table import components, memory, row_of, verdict
-from sdort.benchmark.report.latency_plots import BAR, ROW, row_height
-from sdort.benchmark.report.theme import ORANGE, RED, SKY, WIDTH, horizontal, new_figure, title
+from sdort.benchmark.report.latency_plots import BAR
+from sdort.benchmark.report.theme import ORANGE, RED, ROW, SKY, WIDTH, horizontal, new_figure, row_height, title
 from sdort.benchmark.rows import Row
 from sdort.verification.report.html import Theme
 from sdort.workload.cases import WHOLE_PIPELINE
@@ -91,10 +91,10 @@ def memory_use(rows: Sequence[Row], theme: Theme, width: float = WIDTH) -> Figur
     peaks = [(row, value) for row in whole if (value := memory(row)) is not None]
     if not peaks:
         return None
-    figure, [axes] = new_figure(theme, row_height(width) * len(peaks) + 0.9, width=width)
     names = [
         bar_label(row, rows) + ("" if row.component == WHOLE_PIPELINE else f", {row.component}") for row, _ in peaks
     ]
+    figure, [axes] = new_figure(theme, row_height(width, names) * len(peaks) + 0.9, width=width)
     longest = max(value for _, value in peaks) or 1.0
     horizontal(axes, theme, names, (1.2 if width >= WIDTH else 1.5) * longest)
     for index, (row, value) in enumerate(peaks):

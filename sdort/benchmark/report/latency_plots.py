@@ -9,7 +9,7 @@ import numpy as np
 
 from sdort.benchmark.digits import digits
 from sdort.benchmark.labels import bar_label, contender_label
-from sdort.benchmark.report.theme import SERIES, WIDTH, horizontal, legend, new_figure, text_on, title
+from sdort.benchmark.report.theme import SERIES, WIDTH, horizontal, legend, new_figure, row_height, text_on, title
 from sdort.benchmark.rows import Row
 from sdort.verification.report.html import Theme
 from sdort.workload.cases import WHOLE_PIPELINE
@@ -19,19 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BAR = 0.66
-ROW, _NARROW_ROW = 0.36, 0.5
-"""Inches a bar; names of two lines need more."""
 _INSIDE = 0.07
 """A segment this wide, as a share of the axis, has room for its number."""
-WHISKERS = "whiskers: 10th to 90th percentile of the calls"
+WHISKERS = "whiskers: 10th to 90th percentile"
 _ENCODE, _DECODE, _REST, _WHOLE = "text encoders", "decoder", "the rest", "not split"
 _UNET = "UNet"
 STAGE_COLOURS = {_ENCODE: SERIES[1], _UNET: SERIES[0], _DECODE: SERIES[2], _REST: SERIES[3], _WHOLE: "#9aa1a9"}
-
-
-def row_height(width: float) -> float:
-    """Inches a bar of a plot of ``width`` inches."""
-    return ROW if width >= WIDTH else _NARROW_ROW
 
 
 def whisker(row: Row) -> tuple[float, float]:
@@ -70,10 +63,11 @@ def image_cost(rows: Sequence[Row], theme: Theme, width: float = WIDTH) -> Figur
     timed = [row for row in rows if row.component == WHOLE_PIPELINE and row.median_ms is not None]
     if not timed:
         return None
-    figure, [axes] = new_figure(theme, row_height(width) * len(timed) + 1.3, width=width)
+    labels = [bar_label(row, timed) for row in timed]
+    figure, [axes] = new_figure(theme, row_height(width, labels) * len(timed) + 1.3, width=width)
     ends = [whisker(row)[1] / row.batch_size for row in timed]
     room = (1.25 if width >= WIDTH else 1.45) * max(ends)
-    horizontal(axes, theme, [bar_label(row, timed) for row in timed], room)
+    horizontal(axes, theme, labels, room)
     for index, (row, end) in enumerate(zip(timed, ends, strict=True)):
         left = 0.0
         for name, value in cost_segments(row).items():

@@ -24,6 +24,10 @@ NARROW = 4.0
 """Inches of plots on a phone, where those of :data:`WIDTH` would be too small to read."""
 
 
+ROW, _NARROW_ROW = 0.36, 0.5
+"""Inches a bar, at least; names of two lines need more."""
+
+
 def require_matplotlib() -> None:
     """Fail early.
 
@@ -54,13 +58,26 @@ def new_figure(
 
 def horizontal(axes: Axes, theme: Theme, labels: Sequence[str], room: float) -> None:
     """Bars from the top down, named at the left; numbers stand at the bars, so there is no axis to read them from."""
-    is_narrow = axes.figure.bbox.width < WIDTH * axes.figure.dpi
-    lines = ["\n".join(textwrap.wrap(label, 16, break_on_hyphens=False)) if is_narrow else label for label in labels]
-    axes.set_yticks(range(len(labels)), lines)
+    width = axes.figure.bbox.width / axes.figure.dpi
+    axes.set_yticks(range(len(labels)), ["\n".join(label_lines(label, width)) for label in labels])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(0, room)
     axes.set_xticks([])
     axes.axvline(0, color=theme.faint, linewidth=0.8)
+
+
+def label_lines(label: str, width: float) -> list[str]:
+    """Lines of a bar's name in a plot of ``width`` inches."""
+    most = 40 if width >= WIDTH else 16
+    lines = textwrap.wrap(label, most, break_on_hyphens=False)
+    cut = any(len(word) > most for word in label.split())
+    return textwrap.wrap(label, most) if cut else lines
+
+
+def row_height(width: float, labels: Sequence[str]) -> float:
+    """Inches a bar of a plot of ``width`` inches, so that no name reaches into the next."""
+    lines = max((len(label_lines(label, width)) for label in labels), default=1)
+    return max(ROW if width >= WIDTH else _NARROW_ROW, 0.16 * lines + 0.1)
 
 
 def legend(figure: Figure, theme: Theme, colours: Mapping[str, str], columns: int) -> None:

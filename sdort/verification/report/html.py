@@ -118,8 +118,9 @@ ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
 @media (max-width: 640px) {
   body { padding: 1rem .8rem 3rem; } .row { gap: .4rem; } table { font-size: 12px; } th, td { padding: .3rem .2rem; }
   td { white-space: normal; }
-  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
-  td.words:first-child { min-width: 5.5rem; max-width: 9rem; overflow-wrap: anywhere; }
+  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper);
+    box-shadow: inset 0 -1px var(--line); }
+  td.words:not(.wrap):first-child { min-width: 5.5rem; max-width: 9rem; overflow-wrap: anywhere; }
   tr.bad td:first-child { background: var(--bad-paper); }
   td.wrap { min-width: 9rem; } .share b { white-space: nowrap; } .share { gap: .3rem; } .share i { width: 2rem; }
   .verdict { padding: .1rem .4rem; }

@@ -52,7 +52,7 @@ def verification_page(result: Verification) -> str:
         answer(result.passed, f"{'' if result.passed else 'Failed: '}{first}", *others),
         command("Next:", result.next_command) if result.next_command and not result.passed else "",
         _facts(result),
-        command("This page is of:", result.provenance.command),
+        command("The command of this page:", result.provenance.command),
         f"<h2>Notes</h2><ul>{reasons}</ul>" if reasons else "",
         _findings(result.findings),
         _pictures(result.images),
