@@ -45,9 +45,7 @@ def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> 
     Raises:
         OutputError: ``out`` exists, cannot be written, or is or holds something that is read.
     """
-    out = Path(out).absolute()
-    if out.is_symlink():
-        out = out.resolve()
+    out = _target(out)
     _refuse_input(out, reads)
     _recover(out)
     _check_target(out, overwrite)
@@ -74,8 +72,7 @@ def check_output(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> None
     Raises:
         OutputError: ``out`` exists, or is or holds something that is read.
     """
-    out = Path(out).absolute()
-    out = out.resolve() if out.is_symlink() else out
+    out = _target(out)
     _refuse_input(out, reads)
     _check_target(out, overwrite)
 
@@ -142,20 +139,27 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def check_output_file(path: Path, overwrite: bool) -> None:
+def check_output_file(path: Path, overwrite: bool, reads: Iterable[Path] = ()) -> None:
     """Refuse a file that cannot be written, or that exists, before the work for it begins.
 
     Args:
         overwrite: a file may be replaced.
+        reads: files and folders that the work reads; none of their files is replaced.
 
     Raises:
-        OutputError: it exists and may not be replaced, is a folder, or its folder is missing or not writable.
+        OutputError: it exists and may not be replaced, is no regular file, belongs to what is read, or its folder is
+            missing or not writable.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError(f"{path} is a folder", hint="Name a file.")
-    if path.exists() and not overwrite:
+    check_writable(path)
+    if os.path.lexists(path) and not overwrite:
         raise OutputError(f"{path} exists", hint="Choose another name, or replace it with --overwrite.")
-    _check_writable(path.parent)
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path} is no regular file, so it is not replaced", hint="Choose another name.")
+    for source in reads:
+        if path.exists() and _belongs_to(real(path), real(source)):
+            raise OutputError(f"{path} belongs to the input {source}", hint="Choose another name.")
 
 
 def check_output_folder(path: Path, overwrite: bool) -> None:
@@ -167,24 +171,36 @@ def check_output_folder(path: Path, overwrite: bool) -> None:
     Raises:
         OutputError: it holds something that may not be replaced, is a file, or cannot be made or written.
     """
-    if not path.exists():
-        _check_writable(path.parent)
-        return
-    if not path.is_dir():
+    if os.path.lexists(path) and not path.is_dir():
         raise OutputError(f"{path} is not a folder", hint="Name a folder.")
-    _check_writable(path)
-    if not overwrite and any(path.iterdir()):
+    check_writable(path / "file" if os.path.isdir(path) else path)
+    if not overwrite and os.path.isdir(path) and any(path.iterdir()):
         raise OutputError(f"{path} is not empty", hint="Choose another folder, or replace its files with --overwrite.")
 
 
-def _check_writable(folder: Path) -> None:
-    if not folder.is_dir():
+def check_writable(path: Path) -> None:
+    """Make a hidden file beside ``path`` and remove it: what else would fail after the work.
+
+    Raises:
+        OutputError: it cannot be made, as its folder is missing, or for another reason.
+    """
+    if not path.parent.is_dir() and not os.path.lexists(path.parent):
         raise OutputError(
-            f"cannot write to the folder {folder}: it does not exist",
-            hint=f"Create it:\n    mkdir -p {shlex.quote(str(folder))}",
+            f"cannot write to the folder {path.parent}: it does not exist",
+            hint=f"Create it:\n    mkdir -p {shlex.quote(str(path.parent))}",
         )
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"cannot write to the folder {folder}: it is read-only", hint="Choose another folder.")
+    try:
+        stage, descriptor = _open_stage(path)
+        stage.unlink(missing_ok=True)
+        os.close(descriptor)
+    except OSError as error:
+        hint = "Choose another name or folder."
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
+
+
+def _belongs_to(path: Path, source: Path) -> bool:
+    """Whether a file is, or is in, an input; images and pages there are results of earlier runs."""
+    return path == source or (path.is_relative_to(source) and path.suffix.lower() not in (".png", ".html", ".csv"))
 
 
 def _open_stage(path: Path) -> tuple[Path, int]:
@@ -197,10 +213,25 @@ def _open_stage(path: Path) -> tuple[Path, int]:
         os.close(descriptor)  # taken for a leftover before it was locked
 
 
+def real(path: Path) -> Path:
+    """``path`` without links; of links in a circle itself, where Path.resolve raises RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
+def _target(out: Path) -> Path:
+    """The absolute path of ``out``, or of what a link there points to."""
+    out = Path(out).absolute()
+    try:
+        return real(out) if out.is_symlink() else out
+    except OSError as error:  # a name that is too long
+        hint = "Choose another output folder."
+        raise OutputError(f"cannot write {out}: {error.strerror or error}", hint=hint) from error
+
+
 def _refuse_input(out: Path, reads: Iterable[Path]) -> None:
-    target = out.resolve()
+    target = real(out)
     for path in reads:
-        if Path(path).resolve().is_relative_to(target):
+        if real(path).is_relative_to(target):
             raise OutputError(
                 f"{out} is the input, or holds it ({path})", hint="Choose an output folder apart from the input."
             )
@@ -211,25 +242,30 @@ def _check_target(out: Path, overwrite: bool) -> None:
         return
     if not out.is_dir():
         raise OutputError(f"{out} exists and is not a folder", hint="Choose another output folder.")
+    kept = _why_kept(out)
     if not overwrite:
-        raise OutputError(f"{out} exists", hint="Choose another output folder, or replace it with --overwrite.")
-    if not _replaceable(out):
+        hint = "Choose another output folder" + (", or replace it with --overwrite." if kept is None else ".")
+        raise OutputError(f"{out} exists" + (f" and {kept}" if kept else ""), hint=hint)
+    if kept:
         raise OutputError(
-            f"{out} holds no ONNX pipeline, so it is not replaced", hint="Remove it yourself, or choose another folder."
+            f"{out} {kept}, so it is not replaced", hint="Remove it yourself, or choose another output folder."
         )
 
 
-def _replaceable(out: Path) -> bool:
-    """Whether deleting ``out`` loses no more than a pipeline: a mistyped OUT must not cost a home folder."""
-    precious = [Path(os.path.expanduser("~")), Path.cwd()]
-    if any(path.is_relative_to(out.resolve()) for path in precious) or os.path.ismount(out):
-        return False
+def _why_kept(out: Path) -> str | None:
+    """Why ``out`` is not replaced; None if deleting it loses no more than a pipeline, for a mistyped OUT."""
+    precious = {"the home folder": Path(os.path.expanduser("~")), "the folder that one works in": Path.cwd()}
+    for name, path in precious.items():
+        if path.is_relative_to(real(out)):
+            return f"is or holds {name}"
+    if os.path.ismount(out):
+        return "is a mount point"
     while True:
         before = _identity(out)
         if not any(out.iterdir()) or any(next(out.glob(mark), None) for mark in ("*.onnx", "*/*.onnx", INDEX)):
-            return True
+            return None
         if _identity(out) == before:
-            return False
+            return "holds no ONNX pipeline"
         # Another run put its result there meanwhile, so what was looked for in one folder may be in the other.
 
 

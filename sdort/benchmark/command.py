@@ -21,7 +21,7 @@ from sdort.console import say, to_json, warn
 from sdort.errors import UsageError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.staging import check_output_file, check_output_folder, write_atomically
+from sdort.staging import check_output_file, check_output_folder, real, write_atomically
 
 MARGIN = 10.0
 """Percent by which a row may be slower than the saved one."""
@@ -38,6 +38,7 @@ class Files:
         report: an HTML page with plots, tables and images.
         plots: a folder for the plots as PNG files.
         overwrite: replace those that exist.
+        reads: files and folders that are read; none of them is replaced.
     """
 
     form: str
@@ -46,6 +47,7 @@ class Files:
     report: Path | None
     plots: Path | None
     overwrite: bool
+    reads: Sequence[Path] = ()
 
     def check(self) -> None:
         """Refuse what cannot be written, before anything is measured.
@@ -56,9 +58,12 @@ class Files:
         """
         if self.report or self.plots:
             require_matplotlib()
+        files = [file for file in (self.output, self.save, self.report, self.plots) if file is not None]
+        if len({real(file) for file in files}) < len(files):
+            raise UsageError("two of --output, --save, --report and --plots name the same file")
         for file in (self.output, self.save, self.report):
             if file is not None:
-                check_output_file(file, self.overwrite)
+                check_output_file(file, self.overwrite, self.reads)
         if self.plots:
             check_output_folder(self.plots, self.overwrite)
 
@@ -183,7 +188,8 @@ def bench(
     path = Path(pipeline)
     if preset:
         options = apply_preset(preset, path, options)
-    files = Files(form, _path(output), _path(save), _path(report), _path(plots), overwrite)
+    reads = [Path(read) for read in (pipeline, baseline, reference, checkpoint) if read]
+    files = Files(form, _path(output), _path(save), _path(report), _path(plots), overwrite, reads)
     files.check()
     saved = load_rows(Path(compare)) if compare else None
     if save and repeat < LEAST:  # told now: measuring may take an hour

@@ -14,7 +14,7 @@ from sdort.errors import OutputError, UsageError
 from sdort.generation.record import GenerationRecord
 from sdort.machine.disk import existing
 from sdort.model.signature import Array
-from sdort.staging import staged_output
+from sdort.staging import check_writable, staged_output
 
 _CONSTANT = 2
 """An image whose 8-bit values span no more than this shows nothing: overflow and dead weights end in one colour."""
@@ -82,8 +82,8 @@ def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) ->
     if output.suffix.lower() != ".png":
         raise UsageError(f"{output} is no .png file", hint="Images are written as PNG: -o FILE.png.")
     paths = numbered(output, count)
-    _check_folder(output.parent)
-    folders = [path for path in paths if path.is_dir()]
+    _check_place(paths[-1])
+    folders = [path for path in paths if os.path.isdir(path)]
     if folders:
         raise OutputError(f"{folders[0]} is a folder", hint="Choose another file with -o.")
     taken = [path for path in paths if os.path.lexists(path)]
@@ -96,13 +96,12 @@ def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) ->
     return paths
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written; one that is missing is made with the first image."""
-    nearest = existing(folder)
+def _check_place(path: Path) -> None:
+    """Refuse an image that cannot be written; a folder that is missing is made with the first one."""
+    nearest = existing(path.parent)
     if not nearest.is_dir():
         raise OutputError(f"{nearest} is no folder", hint="Choose another file with -o.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write to the folder {nearest}", hint="Choose another file with -o.")
+    check_writable(nearest / path.name)
 
 
 def numbered(path: Path, count: int) -> list[Path]:

@@ -184,7 +184,7 @@ def refuse_none(result: Survey) -> NoReturn:
     """Raise BadModelError for a folder that holds no model at all."""
     raise BadModelError(
         f"{result.path} holds no ONNX pipeline: none of {', '.join(COMPONENTS)} with a model.onnx",
-        hint="Make one with: sdort export MODEL OUT",
+        hint="Make one:\n    sdort export MODEL OUT",
     )
 
 

@@ -33,7 +33,7 @@ from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
-from sdort.staging import check_output, check_output_file, staged_directory, write_atomically
+from sdort.staging import check_output, check_output_file, real, staged_directory, write_atomically
 from sdort.tables import size_text
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def optimize(
     _check_precision(request)
     _check_disable(request.disable)
     _check_out(request)
+    _check_report(request)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
     try:
         _optimize(request, result)
@@ -208,13 +209,23 @@ def _check_disable(names: Collection[str]) -> None:
 
 
 def _check_out(request: OptimizeRequest) -> None:
-    """Refuse an OUT in IN, which a later run would take for a part of it, and a report that cannot be written."""
-    source, out = request.source.resolve(), request.out.resolve()
+    """A later run would take what lies in IN for a part of it."""
+    source, out = real(request.source), real(request.out)
     if source.is_dir() and out.is_relative_to(source):
         place = "is the input" if out == source else f"lies in the input ({request.source})"
         raise UsageError(f"{request.out} {place}", hint="Choose an output folder apart from the input.")
-    if request.report is not None:
-        check_output_file(request.report, request.overwrite)
+
+
+def _check_report(request: OptimizeRequest) -> None:
+    if request.report is None:
+        return
+    if real(request.report).is_relative_to(real(request.out)):
+        raise UsageError(
+            f"--report {request.report} lies in the output folder, which appears only if all succeeds",
+            hint="Choose a file apart from it.",
+        )
+    reads = [path for path in (request.source, request.fp16_plan) if path]
+    check_output_file(request.report, request.overwrite, reads)
 
 
 def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sdort.errors import BadModelError
 from sdort.pipelines.lfs import MAGIC, pull_advice
-from sdort.pipelines.safetensors import read_header
+from sdort.pipelines.safetensors import check_regular, read_header
 from sdort.pipelines.weight_names import (
     EDITING,
     INPAINTING,
@@ -66,10 +66,10 @@ def recognise_file(path: Path) -> FileKind:
     """The kind of the file at ``path``.
 
     Raises:
-        BadModelError: it cannot be read, or is a broken safetensors file.
+        BadModelError: it cannot be read, is a pipe or a device, or is a broken safetensors file.
     """
     try:
-        size = path.stat().st_size
+        size = check_regular(path)
         with open(path, "rb") as file:
             head = file.read(_HEAD)
     except OSError as error:
@@ -132,8 +132,10 @@ def _tensors(path: Path) -> FileKind:
     shapes = read_header(path).shapes
     found = recognise_tensors(shapes)
     if found.kind is Kind.UNKNOWN:
-        names = ", ".join(sorted(shapes)[:3])
-        what = f"a safetensors file of {len(shapes)} tensors that sdort does not know ({names}, ...)"
+        names = ", ".join([*sorted(shapes)[:3], *["..."][: len(shapes) > 3]])
+        number = "1 tensor" if len(shapes) == 1 else f"{len(shapes)} tensors"
+        what = f"a safetensors file of {number} that sdort does not know ({names})"
+        what = what if shapes else "a safetensors file without tensors"
         return FileKind(found.kind, what, EXPORTED, found)
     return FileKind(found.kind, _describe(found), _advice(path, found), found)
 

@@ -13,6 +13,8 @@ MAGIC = b"version https://git-lfs"
 def is_pointer(path: Path) -> bool:
     """Whether a file is only a pointer to what should be there."""
     try:
+        if not path.is_file():  # opening a named pipe waits until somebody writes to it
+            return False
         with open(path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:

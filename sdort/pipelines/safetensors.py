@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -66,7 +67,7 @@ def read_header(path: Path) -> Header:
     """
     refuse_pointer(path)
     try:
-        size = path.stat().st_size
+        size = check_regular(path)
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(_MAX_HEADER, size - 8):
@@ -77,6 +78,19 @@ def read_header(path: Path) -> Header:
     entries = {name: entry for name, entry in _parse(path, header).items() if name != "__metadata__"}
     _check_end(path, entries, size - 8 - length)
     return Header(path, entries, 8 + length, size)
+
+
+def check_regular(path: Path) -> int:
+    """The size of a file in bytes. Opening a named pipe would wait until somebody writes to it.
+
+    Raises:
+        BadModelError: it is a pipe, a socket or a device.
+        OSError: it is not there.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise BadModelError(f"{path} is no regular file (it is a pipe, a socket or a device)", hint="Give a file.")
+    return status.st_size
 
 
 def read_tensors(path: Path) -> dict[str, Stored]:

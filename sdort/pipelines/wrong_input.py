@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ def not_there(model: str, names: tuple[str, ...] = ()) -> UsageError:
     if match := re.match(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)", model):
         return UsageError(f"{model} is an address", hint=f"Give the hub id:\n    sdort export {match[1]} OUT")
     path = Path(model).expanduser()
+    if path.is_symlink():
+        hint = "What it points to was moved or removed: make the link again."
+        return UsageError(f"{model} is a link to {os.readlink(path)}, which does not exist", hint=hint)
     siblings = [entry.name for entry in _entries(path.parent)]
     if close := nearest_name(path.name, siblings, _ALIKE):
         return UsageError(f"{model} does not exist", hint=f"Is it {path.with_name(close)}?")
@@ -131,7 +135,8 @@ def _deeper(folder: Path, command: str | None) -> BadModelError | None:
     folder = folder.absolute()
     if ids := [match[1] for entry in _entries(folder) if (match := re.fullmatch(r"models--(.+--.+)", entry.name))]:
         names = ", ".join(name.replace("--", "/", 1) for name in ids[:5])
-        hint = "Give a hub id; what is in the cache is not downloaded again."
+        hint = "Give a hub id; what is in the cache is not downloaded again"
+        hint += f":\n    sdort export {ids[0].replace('--', '/', 1)} OUT" if len(ids) == 1 else "."
         return BadModelError(f"{folder} is the hub's cache, with {names}", hint=hint)
     below = _below(folder)
     if len(below) == 1 and below[0].parent.name == "snapshots":  # models--OWNER--NAME/snapshots/HASH

@@ -90,7 +90,8 @@ def verify(
         raise UsageError("--semantic-prompts and --semantic-original say how to judge: they want --semantic")
     page = Path(report) if report else None
     if page:
-        check_output_file(page, overwrite)
+        named = (candidate, against, checkpoint, prompts if isinstance(prompts, str | Path) else None)
+        check_output_file(page, overwrite, [Path(path) for path in named if path])
     runtime = RuntimeOptions(
         provider=provider,
         tuning=tuning,

@@ -21,7 +21,7 @@ from sdort.benchmark.report.ablation_table import ablation_conclusion
 from sdort.benchmark.row_table import as_table, legend, short_cells
 from sdort.benchmark.rows import Row
 from sdort.cli.bench import _compare_command
-from sdort.errors import OutputError
+from sdort.errors import OutputError, UsageError
 
 
 def row(component: str = "unet", times: tuple[float, float, float] | None = None, **values: Any) -> Row:
@@ -191,6 +191,21 @@ def test_files_that_exist_stay_unless_they_may_be_replaced(tmp_path: Path) -> No
         with pytest.raises(OutputError, match=r"exists|is not empty"):
             Files("table", **given, overwrite=False).check()
         Files("table", **given, overwrite=True).check()
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    with pytest.raises(UsageError, match="name the same file"):
+        Files("table", page, tmp_path / "x" / ".." / "page.html", None, None, overwrite=True).check()
+    page.write_text("")
+    with pytest.raises(OutputError, match="belongs to the input"):
+        Files("table", None, None, page, None, overwrite=True, reads=[page]).check()
+    with pytest.raises(OutputError, match="is not a folder"):
+        Files("table", None, None, None, page, overwrite=True).check()
+    for files in ({"output": Path()}, {"plots": Path("/")}):
+        given: dict[str, Any] = dict.fromkeys(("output", "save", "report", "plots")) | files
+        with pytest.raises(OutputError):
+            Files("table", **given, overwrite=False).check()
 
 
 def ablation_of(*times: list[float]) -> Ablation:

@@ -490,6 +490,14 @@ def test_a_report_that_cannot_be_written(call: Callable[..., Result], tmp_path: 
     assert json.loads((tmp_path / "report.json").read_text())["misses"] == []
 
 
+def test_a_report_takes_no_models_place(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
+    before = files(source)
+    model = source / "text_encoder" / "model.onnx"
+    refused(call("--report", model, "--overwrite"), tmp_path, 7, "belongs to the input")
+    refused(call("--report", tmp_path / "out" / "report.json"), tmp_path, 2, "lies in the output folder")
+    assert files(source) == before
+
+
 def test_out_may_not_be_the_input(source: Path) -> None:
     before = files(source)
     result = CliRunner().invoke(cli, ["optimize", str(source), str(source), "--overwrite"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -125,3 +126,18 @@ def test_nothing_is_written_for_a_wrong_file(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="is an empty file"):
         optimize(tmp_path / "a.safetensors", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_pipes_and_links_to_nothing(tmp_path: Path) -> None:
+    """A named pipe is not opened: that would wait for ever."""
+    for name in ("pipe", "pipe.onnx", "pipe.safetensors"):
+        os.mkfifo(tmp_path / name)
+        for call in (export, optimize):
+            error = refusal(call, tmp_path / name, tmp_path / "out")
+            assert error.exit_code == 3
+            assert "file" in error.message
+    (tmp_path / "dangling").symlink_to("gone")
+    assert "is a link to gone, which does not exist" in not_there(str(tmp_path / "dangling")).message
+    (tmp_path / "circle").symlink_to("circle")
+    for call in (export, optimize):
+        assert "is a link to circle" in refusal(call, tmp_path / "circle", tmp_path / "out").message

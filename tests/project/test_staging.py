@@ -17,7 +17,7 @@ import pytest
 
 import sdort.staging
 from sdort.errors import OutputError
-from sdort.staging import staged_directory, staged_file, write_atomically
+from sdort.staging import check_output, check_output_file, staged_directory, staged_file, write_atomically
 
 
 def make(out: Path, text: str, overwrite: bool = False) -> None:
@@ -136,7 +136,7 @@ def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (photos / "model.onnx").write_text("")
     monkeypatch.setenv("HOME", str(photos))
     for out in (photos, tmp_path):
-        with pytest.raises(OutputError, match="holds no ONNX pipeline"):
+        with pytest.raises(OutputError, match="is or holds the home folder"):
             make(out, "new", overwrite=True)
     assert sorted(os.listdir(photos)) == ["a.jpg", "model.onnx"]
     (tmp_path / "file").write_text("")
@@ -506,3 +506,49 @@ def test_an_output_that_cannot_be_written_is_an_error_of_its_own(tmp_path: Path)
         write_atomically(tmp_path / "missing" / "file", "text")
     write_atomically(tmp_path / "file", "grün")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "grün"
+
+
+def test_a_file_that_is_refused(tmp_path: Path) -> None:
+    """Before the work begins, whatever would fail after it, and never at the cost of an input."""
+    model = tmp_path / "model" / "unet" / "model.onnx"
+    make(tmp_path / "model", "in")
+    (tmp_path / "page.html").write_text("old")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(model)
+    refused = {
+        model: "belongs to the input",
+        tmp_path / "link": "belongs to the input",
+        tmp_path / "pipe": "is no regular file",
+        tmp_path: "is a folder",
+        tmp_path / "missing" / "page.html": "does not exist",
+        tmp_path / "page.html" / "page.html": "Not a directory",
+        tmp_path / ("x" * 300): "File name too long",
+    }
+    for path, reason in refused.items():
+        with pytest.raises(OutputError, match=reason):
+            check_output_file(path, True, [tmp_path / "model"])
+    with pytest.raises(OutputError, match="exists"):
+        check_output_file(tmp_path / "page.html", False)
+    check_output_file(tmp_path / "page.html", True)
+    check_output_file(tmp_path / "model" / "page.html", True, [tmp_path / "model"])
+    assert sorted(os.listdir(tmp_path)) == ["link", "model", "page.html", "pipe"]
+    assert content(tmp_path / "model") == "in"
+
+
+def test_a_folder_with_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / ("x" * 300)
+    with pytest.raises(OutputError, match="File name too long"):
+        check_output(out, True)
+    with pytest.raises(OutputError, match="File name too long"):
+        make(out, "new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_overwrite_is_offered_only_where_it_would_replace(tmp_path: Path) -> None:
+    make(tmp_path / "out", "old")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    for out, offered in ((tmp_path / "out", True), (tmp_path / "photos", False)):
+        with pytest.raises(OutputError, match="exists") as caught:
+            make(out, "new")
+        assert ("--overwrite" in str(caught.value.hint)) is offered
