@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ _WIDEST_BAR, _NARROWEST_BAR = 40, 8
 
 _verbosity = SILENT
 
+# Whether this command has printed anything yet, a result or a message: a blank line separates, and begins nothing.
+_has_shown = False
+_has_said = False
+
 
 def verbosity() -> int:
     """-2 in a program that imports sdort, -1 after ``-q``, 0 normally, 1 after ``-v``."""
@@ -57,8 +62,14 @@ def set_verbosity(level: int) -> None:
     Example:
         >>> sdort.set_verbosity(0)  # as the command line does
     """
-    global _verbosity
+    global _verbosity, _has_shown, _has_said
     _verbosity = max(SILENT, min(VERBOSE, level))
+    _has_shown = _has_said = False
+
+
+def is_quiet() -> bool:
+    """Whether ``-q`` was given: commands whose result is a file or a folder do not say that it is there."""
+    return _verbosity <= QUIET
 
 
 def say(message: str) -> None:
@@ -93,6 +104,8 @@ def print_error(message: str) -> None:
 
 def _print(message: str, part: str | None = None, style: str = "") -> None:
     """Print a message; its first word ``part``, or all of it, in a style."""
+    global _has_said
+    _has_said = True
     text = _fitted(message, console)
     # No markup: node names and shapes are full of brackets.
     console.print(
@@ -216,22 +229,31 @@ def clock(seconds: float | None) -> str:
 def show(result: RenderableType) -> None:
     """Print a result (text or a :class:`sdort.tables.Table`) on stdout.
 
-    It fits the terminal. A pipe or a file gets whole lines, or with COLUMNS set as many columns.
+    It fits the terminal. A pipe or a file gets whole lines, or with COLUMNS set as many columns. Blank lines at the
+    beginning of what is printed are left out.
     """
+    global _has_shown
     out = Console(highlight=False)
     if not out.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         out.width = _PIPE_WIDTH
-    out.print(wrap(result, out.width) if isinstance(result, str) else result, markup=False, soft_wrap=True)
+    with out.capture() as lines:
+        out.print(wrap(result, out.width) if isinstance(result, str) else result, markup=False, soft_wrap=True)
+    is_first = not (_has_shown or (_has_said and out.is_terminal))
+    text = re.sub(r"\A(?:\x1b\[[0-9;]*m|\n)*\n", "", lines.get()) if is_first else lines.get()
+    out.file.write(text)
+    _has_shown = _has_shown or bool(text)
 
 
 def conclude(verdict: str, next_command: str | None = None) -> None:
     """Print a command's last lines: its verdict as a result on stdout, and unless ``-q`` the command that comes next.
 
+    A blank line stands before the verdict if other results do.
+
     Args:
         verdict: one sentence with the numbers that matter: ``16 comparisons within limits, closest: unet 97 %``.
         next_command: what people would run now, ready to be copied.
     """
-    show(verdict)
+    show(f"\n{verdict}" if _has_shown else verdict)
     if next_command:
         say(f"Next:\n    {next_command}")
 

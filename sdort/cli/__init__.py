@@ -44,10 +44,10 @@ Examples:
 
 \b
 Exit codes:
-  0 done           4 missed fusion      7 output not writable
-  2 usage error    5 failed parity      8 slower (bench --compare)
-  3 bad model      6 missing provider   130 interrupted
-  1 anything else                       143 terminated
+  0 done           4 missed fusion      8 slower (bench --compare)
+  1 other error    5 wrong outputs      129 terminal gone
+  2 usage error    6 missing provider   130 interrupted
+  3 bad model      7 not writable       143 terminated
 
 \b
 Shell completion (bash; also zsh and fish):

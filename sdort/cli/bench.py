@@ -246,7 +246,7 @@ def command(
     plots: Path | None,
     overwrite: bool,
 ) -> None:
-    """Measure PIPELINE: per component and as a whole.
+    """Measure a pipeline: each component, and whole images.
 
     Outputs are checked before they are timed: finite, not constant, repeatable, and equal to the reference within a
     stated tolerance. A row that fails the check has no times, and the exit code is 5.
@@ -350,7 +350,7 @@ def _conclude(result: Measurement | Ablation, next_command: str | None) -> None:
     verdict = ablation_conclusion(result) if isinstance(result, Ablation) else conclusion(result.rows)
     if any(row.compared for row in result.rows):
         verdict += f"\n{comparison_conclusion(result.rows)}"
-    conclude(f"\n{verdict}", next_command)
+    conclude(verdict, next_command)
 
 
 def _compare_command(arguments: Sequence[str], saved: Path) -> str:

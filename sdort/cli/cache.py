@@ -60,7 +60,7 @@ def size(as_json: bool) -> None:
             table.add_row(kind, str(len(entries)), size, oldest, str(entries[0].path.parent))
     if table.row_count:
         show(table)
-    conclude(f"{_amount(cache.entries)} in {cache.folder}", "sdort cache clean --dry-run" if cache.entries else None)
+    conclude(_amount(cache.entries), "sdort cache clean --dry-run" if cache.entries else None)
 
 
 @command.command("list")
@@ -77,7 +77,7 @@ def list_(kinds: tuple[str, ...], as_json: bool) -> None:
         return
     if cache.entries:
         show(_table(cache.entries))
-    conclude(f"{_amount(cache.entries)} in {cache.folder}")
+    conclude(_amount(cache.entries))
 
 
 @command.command()
@@ -91,12 +91,13 @@ def clean(kinds: tuple[str, ...], older_than: float | None, dry_run: bool, as_js
     What a running command holds stays, and so does whatever sdort did not put there. sdort makes again what it needs:
     traces at the next export, tuning by sdort warm, the library by sdort ops build.
     """
-    from sdort.console import conclude, emit_json, say, show
+    from sdort.console import conclude, emit_json, is_quiet, say, show
     from sdort.doctor.caches import clean_cache
 
     done = clean_cache(kinds, older_than=older_than, dry_run=dry_run)
     if as_json:
         emit_json(done)
+    if as_json or (done.removed and is_quiet()):
         return
     if done.entries:
         show(_table(done.entries))

@@ -48,20 +48,20 @@ def command(provider: str | None, device_id: int, as_json: bool) -> None:
             show(_options(diagnosis, provider))
         if steps := _next_steps(diagnosis):
             show(f"\nNext steps\n{steps}")
-        conclude(f"\n{_verdict(diagnosis)}")
+        conclude(_verdict(diagnosis))
     if not diagnosis.works:
         raise click.exceptions.Exit(ProviderError.exit_code)
 
 
 def _findings(diagnosis: Diagnosis) -> Table:
-    from sdort.tables import Table
+    from sdort.tables import NO_BREAK, Table
 
     table = Table("", ("", "", "", ""))
     section = ""
     for finding in diagnosis.findings:
         title = finding.section if finding.section != section else ""
         section = finding.section
-        table.add_row(title, finding.check, finding.status, finding.message)
+        table.add_row(title, finding.check.replace(" ", NO_BREAK), finding.status, finding.message)
     return table
 
 

@@ -66,7 +66,7 @@ def command(
     MODEL is a diffusers directory, a hub id, or demo. OUT gets one folder per component, the scheduler and tokenizer,
     and a manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
     """
-    from sdort.console import conclude, emit_json, show
+    from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.exporter.command import export, plan_export
     from sdort.tables import size_text
 
@@ -85,6 +85,7 @@ def command(
     report = export(model, out, **options)
     if as_json:
         emit_json(report)
+    if as_json or is_quiet():
         return
     show(_table(report))
     size = size_text(sum(component.bytes for component in report.components))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -79,7 +80,7 @@ def _describe(fusion: FusionDescription) -> None:
     from sdort.tables import Table
 
     forms = len(fusion.before) if verbosity() >= VERBOSE else 1
-    show(f"\n{fusion.name}\n{fusion.description}\n")
+    show(f"\n{fusion.name}\n{_joined(fusion.description)}\n")
     show(f"Stage {fusion.stage}: {STAGES[fusion.stage]}.")
     must = "is an error, unless it is listed below" if fusion.must_fuse else "is no error"
     show(f"Each {fusion.anchor} is a place for it; one that is left {must}.")
@@ -95,6 +96,11 @@ def _describe(fusion: FusionDescription) -> None:
         table.add_row(provider, state)
     show(table)
     show(f"\nLeave it out:\n    sdort optimize IN OUT --disable {fusion.name}")
+
+
+def _joined(text: str) -> str:
+    """Each paragraph on one line, but for lines that are indented."""
+    return re.sub(r"(?<!\n)\n(?![\n ])", " ", text)
 
 
 def _indented(text: str) -> str:

@@ -64,7 +64,7 @@ def _inspect(path: Path, providers: tuple[str, ...], as_json: bool) -> None:
         show(table)
     if verbosity() < VERBOSE:
         say("\nWith -v: inputs and outputs, every operator, opsets and producers.")
-    conclude(f"\n{rewriting_verdict(inspection.components)}")
+    conclude(rewriting_verdict(inspection.components))
 
 
 def _compare(before: Path, after: Path, as_json: bool) -> None:
@@ -76,10 +76,9 @@ def _compare(before: Path, after: Path, as_json: bool) -> None:
     if as_json:
         emit_json(diff)
         return
-    tables = list(change_tables(diff.components))
-    for table in tables:
+    for table in change_tables(diff.components):
         show(table)
-    conclude("\n" * bool(tables) + change_verdict(diff.components))
+    conclude(change_verdict(diff.components))
 
 
 def _place(path: Path, provider: str, as_json: bool) -> None:

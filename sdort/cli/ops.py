@@ -33,7 +33,7 @@ Examples:
 def command() -> None:
     """Build, list and tune sdort's operators for CPU and GPU.
 
-    One library has kernels for the CPU, AMD GPUs and NVIDIA GPUs. Once built, sdort run and sdort bench register it,
+    One library has kernels for the CPU, AMD GPUs and NVIDIA GPUs. Once built, run, bench, warm and verify register it,
     and a graph made for rocm or cuda runs on the CPU too.
     """
 
@@ -88,6 +88,7 @@ def list_(as_json: bool) -> None:
     """Show the operators and architectures of the library in the cache."""
     from sdort.console import conclude, emit_json, say, show
     from sdort.ops.command import list_ops
+    from sdort.tables import size_text
 
     library = list_ops()
     if as_json:
@@ -95,7 +96,7 @@ def list_(as_json: bool) -> None:
         return
     made = library.build
     show(_operators(library.library))
-    say(f"\n{made.path}, built {made.date}; the cache holds {library.cache_bytes / 2**20:.0f} MiB")
+    say(f"\n{made.path}, built {made.date}; the cache holds {size_text(library.cache_bytes)}")
     say(_account(made))
     code = ", ".join(made.code)
     conclude(f"{len(library.library.operators)} operators for the CPU" + (f" and {code}." if code else ", no GPU."))
@@ -134,10 +135,10 @@ def tune(
     show_only: bool,
     as_json: bool,
 ) -> None:
-    """Find the fastest variant of every kernel for PIPELINE's shapes, on this machine's GPU.
+    """Find the fastest variants of the kernels on this GPU.
 
-    What was measured before is not measured again, so an interrupted tuning goes on where it stopped. Later runs use
-    the table by themselves.
+    They are those for PIPELINE's shapes. What was measured before is not measured again, so an interrupted tuning goes
+    on where it stopped. Later runs use the table by themselves.
     """
     from sdort.console import conclude, emit_json, show
     from sdort.ops.command import tuned_ops

@@ -202,7 +202,7 @@ def command(
     complete or not at all. Something that should have fused and did not is an error, and so is a model in IN that is
     no component sdort knows, unless --component names it or --any-graph takes it.
     """
-    from sdort.console import QUIET, emit_json, verbosity
+    from sdort.console import emit_json, is_quiet
     from sdort.optimizer.command import optimize, plan_optimize
 
     sized: dict[str, Any] = {
@@ -219,7 +219,7 @@ def command(
     if dry_run:
         show_plan(plan_optimize(source, out, **sized), as_json=as_json)
         return
-    quiet = as_json or verbosity() <= QUIET
+    quiet = as_json or is_quiet()
     with explained(explain, quiet):
         result = optimize(
             source,
@@ -239,11 +239,11 @@ def command(
 
 def _next(report: OptimizeReport) -> str:
     """The command that comes next: generate with a pipeline, look at anything else."""
-    from sdort.engines.default_prompts import default_prompts
+    from sdort.engines.default_prompts import short_prompt
     from sdort.model.component_names import DECODER
     from sdort.staging import INDEX
 
     out = Path(report.out)
     if not (out / INDEX).is_file() or not {"text_encoder", "unet", DECODER} <= set(report.components):
         return shlex.join(["sdort", "inspect", "--diff", report.source, report.out])
-    return shlex.join(["sdort", "run", report.out, "--provider", report.provider, "--prompt", default_prompts(out)[0]])
+    return shlex.join(["sdort", "run", report.out, "--provider", report.provider, "--prompt", short_prompt(out)])

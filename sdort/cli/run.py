@@ -106,7 +106,7 @@ def command(
     generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that
     still has NaN pixels or one colour is an error and is not written.
     """
-    from sdort.console import QUIET, conclude, emit_json, verbosity
+    from sdort.console import conclude, emit_json, is_quiet
     from sdort.generation.command import run
     from sdort.generation.last_lines import summarize
 
@@ -139,5 +139,5 @@ def command(
         return
     if result.placement:
         show_placement(result.placement, result.placement_remarks)
-    if verbosity() > QUIET:
+    if not is_quiet():
         conclude(summarize(result))

@@ -66,7 +66,7 @@ def list_(custom_ops: str, as_json: bool) -> None:
         return
     if cache.bundles:
         show(_table("Tuning bundles", cache.bundles))
-    conclude(f"\n{_summary(cache.bundles)} {cache.folder}", _next_step(cache.bundles))
+    conclude(f"{_summary(cache.bundles)} {cache.folder}", _next_step(cache.bundles))
 
 
 @command.command("export")
@@ -82,16 +82,20 @@ def list_(custom_ops: str, as_json: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @_json
 def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
-    """Write bundles to FILE, a tar archive, to be imported on a machine of the same kind."""
-    from sdort.console import emit_json, say
+    """Write bundles to a file, for other machines.
+
+    FILE is a tar archive. It can be imported on a machine of the same kind.
+    """
+    from sdort.console import conclude, emit_json, is_quiet, say
     from sdort.tables import size_text
     from sdort.tuning.command import export_tuning
 
     done = export_tuning(file, names=names, overwrite=overwrite)
     if as_json:
         emit_json(done)
+    if as_json or is_quiet():
         return
-    say(f"wrote {file}: {_count(done.bundles)}, {size_text(done.bytes)}")
+    conclude(f"Exported to {file}: {_count(done.bundles)}, {size_text(done.bytes)}")
     say(f"Next, on another machine of this kind:\n    sdort tuning import {file}")
 
 
@@ -102,11 +106,11 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
 @custom_ops_option
 @_json
 def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_json: bool) -> None:
-    """Check FILE and keep its bundles, all of them or none.
+    """Check a file of bundles, and keep all of them or none.
 
     A bundle holds compiled kernels, which run on your GPU and in your processes: import what you trust.
     """
-    from sdort.console import emit_json, say, warn
+    from sdort.console import conclude, emit_json, is_quiet, warn
     from sdort.tuning.command import import_tuning
 
     done = import_tuning(file, any_machine=any_machine, device_id=device_id, custom_ops=custom_ops)
@@ -114,18 +118,17 @@ def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_j
         warn(f"{len(done.elsewhere)} of them are for other machines; no run here uses those")
     if as_json:
         emit_json(done)
-        return
-    say(f"imported {_count(done.bundles)} from {file}")
-    say("Next:\n    sdort tuning list")
+    elif not is_quiet():
+        conclude(f"Imported {_count(done.bundles)} from {file}", "sdort tuning list")
 
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @_json
 def verify(names: tuple[str, ...], as_json: bool) -> None:
-    """Compare every file of the bundles with its hash; exit code 3 if one is damaged.
+    """Compare every file of the bundles with its hash.
 
-    NAME is a bundle's name or its first letters; all of them unless given.
+    The exit code is 3 if one is damaged. NAME is a bundle's name or its first letters; all of them unless given.
     """
     from sdort.console import conclude, emit_json
     from sdort.tuning.command import verify_tuning
@@ -134,9 +137,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit_json(checked)
         return
-    conclude(
-        f"{_count(checked.bundles)} checked, none is damaged" if checked.bundles else "there are no tuning bundles"
-    )
+    conclude(f"{_count(checked.bundles)} checked, none is damaged" if checked.bundles else "No tuning bundles to check")
 
 
 @command.command()
@@ -146,17 +147,21 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 @custom_ops_option
 @_json
 def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: str, as_json: bool) -> None:
-    """Remove bundles that are damaged, or were made with other versions than are installed."""
-    from sdort.console import emit_json, say, show
+    """Remove bundles that no run here can use.
+
+    Those are damaged, or were made with other versions than are installed.
+    """
+    from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.tuning.command import prune_tuning
 
     done = prune_tuning(older_than=older_than, foreign=foreign, dry_run=dry_run, custom_ops=custom_ops)
     if as_json:
         emit_json(done)
+    if as_json or (done.removed and is_quiet()):
         return
     if done.bundles:
         show(_table("Removed" if done.removed else "To be removed", done.bundles))
-    say(f"{'removed' if done.removed else 'would remove'} {_count(done.bundles)}")
+    conclude(f"{'Removed' if done.removed else 'Would remove'} {_count(done.bundles)}")
 
 
 def _count(bundles: Collection[object]) -> str:

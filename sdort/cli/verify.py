@@ -147,7 +147,7 @@ def command(
     semantic_prompts: int | None = None,
     semantic_original: bool = False,
 ) -> None:
-    """Compare CANDIDATE with what it was made from.
+    """Compare a pipeline with what it was made from.
 
     Each component, on random and on recorded inputs, against the un-optimized ONNX and against torch in fp32; then the
     images of the whole pipeline. A graph made for a GPU is checked on any machine. The exit code is 5 if anything is

@@ -67,14 +67,14 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Compile and tune PIPELINE ahead of time, and keep it.
+    """Compile and tune a pipeline ahead of time.
 
-    For every size and batch. Later runs then start at full speed. Tuning is on without --tuning. What is finished is
-    not done again, so an interrupted warm-up goes on where it stopped, also after --budget, which is no error: the exit
-    code is 0. The decoder is warmed up in the form that sdort run would take: whole, image by image or in tiles, as
-    memory allows or as --vae-tiling and --vae-slicing say.
+    For every size and batch; later runs start at full speed with what it keeps. Tuning is on without --tuning. What is
+    finished is not done again, so an interrupted warm-up goes on where it stopped, also after --budget, which is no
+    error: the exit code is 0. The decoder is warmed up in the form that sdort run would take: whole, image by image or
+    in tiles, as memory allows or as --vae-tiling and --vae-slicing say.
     """
-    from sdort.console import conclude, emit_json, show, to_json
+    from sdort.console import conclude, emit_json, is_quiet, show, to_json
     from sdort.errors import SdortError
     from sdort.warmup.command import plan_warm, warm
 
@@ -97,7 +97,7 @@ def command(
         show_plan(plan_warm(pipeline, **options), as_json=as_json)
         return
     warmup = warm(pipeline, **options)
-    if not as_json:
+    if not (as_json or is_quiet()):
         show(_table(warmup.items))
     try:
         warmup.raise_if_failed()
@@ -106,8 +106,8 @@ def command(
         raise
     if as_json:
         emit_json(warmup)
-    else:
-        conclude(f"\n{warmup.verdict}", None if warmup.left else _run_command(pipeline, options))
+    elif not is_quiet():
+        conclude(warmup.verdict, None if warmup.left else _run_command(pipeline, options))
 
 
 def _table(items: list[Warmed]) -> Table:
@@ -126,11 +126,11 @@ def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
     """The run that starts at full speed now."""
     from dataclasses import fields
 
-    from sdort.engines.default_prompts import default_prompts
+    from sdort.engines.default_prompts import short_prompt
     from sdort.providers.runtime_options import RuntimeOptions, runtime_words
 
     runtime = {field.name: options[field.name] for field in fields(RuntimeOptions) if field.name in options}
-    words = ["sdort", "run", pipeline, "--prompt", default_prompts(pipeline)[0]]
+    words = ["sdort", "run", pipeline, "--prompt", short_prompt(pipeline)]
     words += runtime_words(RuntimeOptions(**runtime))
     for height, width in options["sizes"][:1]:
         words += ["--height", height, "--width", width]

@@ -14,6 +14,15 @@ DEMO_PROMPTS = ("a small red circle left of a blue square on white", "a large ye
 """Coloured shapes, which are all that the demo model knows."""
 
 
+def short_prompt(path: Path) -> str:
+    """A prompt for a command that people copy."""
+    return "a red star on navy" if _is_demo(path) else PROMPTS[0]
+
+
 def default_prompts(path: Path) -> tuple[str, ...]:
     """Two prompts for the pipeline in ``path``: the demo's, if its manifest says that it was made from the demo."""
-    return DEMO_PROMPTS if optional_config(path / MANIFEST).get("source") in DEMO_NAMES else PROMPTS
+    return DEMO_PROMPTS if _is_demo(path) else PROMPTS
+
+
+def _is_demo(path: Path) -> bool:
+    return optional_config(path / MANIFEST).get("source") in DEMO_NAMES

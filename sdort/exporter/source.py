@@ -49,8 +49,9 @@ def open_source(
         SdortError: a hub id cannot be downloaded.
     """
     if model in DEMO_NAMES:
-        with temporary_folder("demo") as folder, progress("making the demo pipeline"):
-            write_demo(model, folder)
+        with temporary_folder("demo") as folder:
+            with progress("making the demo pipeline"):
+                write_demo(model, folder)
             yield read_source(folder, model)
         return
     path = Path(model).expanduser()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.errors import ParityError
+from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, runtime_words
 from sdort.tables import counted
 from sdort.verification.bisection.blame import BisectionFinding
@@ -153,7 +154,9 @@ class Verification:
             return replace(options, seeds=math.ceil(ENOUGH / prompts)).command_line(self.candidate)
         if self.passed and self.images:
             prompt = min((image.prompt for image in self.images), key=len)
-            where = runtime_words(RuntimeOptions(options.runtime.provider))
+            # A model that was made for a GPU and checked elsewhere may not run here.
+            provider = options.runtime.provider
+            where = runtime_words(RuntimeOptions((self.provenance.made_for or AUTO) if provider == AUTO else provider))
             return shlex.join(["sdort", "run", str(self.candidate), "--prompt", prompt, *map(str, where)])
         if self.passed and options.components and self.candidate.is_dir():
             return replace(options, components=(), images=True, bisect=False).command_line(self.candidate)

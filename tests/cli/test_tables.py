@@ -86,9 +86,25 @@ def test_messages_wrap_at_words_and_leave_commands_whole() -> None:
 
 
 def test_the_conclusion_ends_with_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    console.set_verbosity(console.NORMAL)
     console.conclude("3 comparisons within limits", "sdort run fast")
     out = capsys.readouterr()
     assert (out.out, out.err) == ("3 comparisons within limits\n", "Next:\n    sdort run fast\n")
+
+
+def test_blank_lines_separate_results_and_begin_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("Title", ("name",))
+    table.add_row("x")
+    rows = ["Title", "name", "────", "x"]
+    console.set_verbosity(console.NORMAL)
+    console.show(table)
+    console.show(table)
+    console.conclude("1 table")
+    assert capsys.readouterr().out.splitlines() == [*rows, "", *rows, "", "1 table"]
+    console.set_verbosity(console.NORMAL)
+    console.say("a message on stderr")
+    console.show("\ntext")
+    assert capsys.readouterr().out == "text\n"
 
 
 @pytest.mark.parametrize(("columns", "lines"), [("", 3), ("30", 4)])

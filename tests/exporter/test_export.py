@@ -534,6 +534,8 @@ def test_command_exports_chosen_components(exports: Callable[[str], Exported], t
     assert index["unet"] == [None, None]
     again = CliRunner().invoke(cli, arguments)
     assert again.exit_code == 7
+    quiet = CliRunner().invoke(cli, [*arguments[:-1], "--component", "text_encoder", "--overwrite", "-q"])
+    assert (quiet.exit_code, quiet.output) == (0, "")
     assert json.loads(again.stdout)["type"] == "OutputError"
 
 

@@ -6,7 +6,8 @@ import json
 import random
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from support.pipelines import locked, trace_folder
 
 from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.exporter import source
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.command import export
@@ -471,3 +473,20 @@ def test_an_exported_folder_is_told_the_next_step(checkpoint: Path, tmp_path: Pa
         file.unlink()
     with pytest.raises(BadModelError, match=r"holds ONNX graphs already[\s\S]*sdort optimize"):
         read_source(checkpoint, "only ONNX graphs")
+
+
+def test_the_demos_bar_ends_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar that stayed would say that the pipeline is being made while it is exported."""
+    shown: list[str] = []
+
+    @contextmanager
+    def progress(description: str) -> Iterator[None]:
+        shown.append(description)
+        yield
+        shown.remove(description)
+
+    monkeypatch.setattr(source, "progress", progress)
+    monkeypatch.setattr(source, "write_demo", lambda name, folder: shown.append("made") if shown else None)
+    monkeypatch.setattr(source, "read_source", lambda folder, name: name)
+    with source.open_source("demo"):
+        assert shown == ["made"]

@@ -404,6 +404,10 @@ def test_the_last_line_is_the_verdict_and_the_next_command(right: Verification) 
     assert shlex.split(str(right.next_command)) == [
         "sdort", "run", str(right.candidate), "--prompt", prompt, "--provider", "cpu"
     ]  # fmt: skip
+    runtime = replace(right.options.runtime, provider="auto")
+    elsewhere = replace(right, options=replace(right.options, runtime=runtime))
+    elsewhere.provenance = replace(right.provenance, made_for="rocm")  # and checked on the CPU: it may not run there
+    assert str(elsewhere.next_command).endswith(" --provider rocm")
     some = replace(right, images=[], options=replace(right.options, components=["unet"], images=False))
     assert some.next_command == replace(right.options).command_line(right.candidate)
     failed = replace(right, comparisons=[replace(worst, errors=None, problem="all of it is NaN")], missing=["x", "y"])
