@@ -83,9 +83,10 @@ def compare_with_saved(rows: Sequence[Row], saved: Sequence[Row], margin: float,
 
 
 def _keyed(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], Row]]:
-    """Rows by what they measure, an ablation's step too; a baseline beside it comes first in both."""
+    """Rows by what they measure, an ablation's step too, the last first: a baseline, which one of them may lack, comes
+    before the pipeline itself."""
     seen: Counter[tuple[Any, ...]] = Counter()
-    for row in rows:
+    for row in reversed(rows):
         key = (row.step, row.engine, row.component, row.batch_size, row.height, row.width, row.steps)
         yield (*key, seen[key]), row
         seen[key] += 1
@@ -163,7 +164,7 @@ def refuse_unjudged(rows: Sequence[Row]) -> None:
     compared = [row for row in rows if row.compared]
     if compared and not judged(rows):
         raise UsageError(
-            f"none of {counted(len(compared), 'row')} could be compared with the saved benchmark:{_obstacles(rows)}",
+            f"no row could be compared with the saved benchmark:{_obstacles(rows)}",
             hint="Measure what was saved, save it again with --save, or compare although something differs, "
             "with --across device, --across versions or --across model.",
         )

@@ -138,6 +138,13 @@ def test_what_differs_is_named(change: dict[str, Any], words: str) -> None:
         assert compare_rows(row(), slower, 0.1, [across]).verdict == "slower"
 
 
+def test_a_pipeline_is_compared_with_itself_where_only_one_run_had_a_baseline() -> None:
+    saved = [row([200.0] * 8, pipeline="model", model_hash="other"), row()]
+    for now in ([row()], [row([200.0] * 8, pipeline="model", model_hash="other"), row()]):
+        compare_with_saved(now, saved, 0.1)
+        assert [each.compared and each.compared.verdict for each in now] == ["same"] * len(now)
+
+
 def test_rows_are_found_by_what_they_measure() -> None:
     saved = [row(), row(times_scaled(2)), row(component="pipeline", steps=20), row(batch_size=2)]
     now = [row(batch_size=2), row(), row(times_scaled(2)), row(component="pipeline", steps=4)]
