@@ -52,7 +52,6 @@ def show_report(report: OptimizeReport, explain: Collection[str], next_command: 
         show(_left(places))
     for part in _explanations(report, explain):
         show(part)
-    show("")
     conclude(_verdict(report, bool(explain)), next_command)
 
 
