@@ -197,7 +197,7 @@ def _facts(report: BenchReport) -> str:
         "machine": ", ".join(dict.fromkeys(row.device for row in rows)),
         "execution provider": ", ".join(dict.fromkeys(row.provider for row in rows)),
         "settings": tables.settings(rows),
-        "time ratios": tables.legend(rows),
+        "time ratios": tables.legend(rows).removeprefix("time ratio: "),
         "prompt": "; ".join(prompts),
         "versions": tables.versions_text(rows),
         "noise": (noise_warning(rows) or "").removeprefix("noisy: "),
