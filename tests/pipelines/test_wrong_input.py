@@ -44,6 +44,12 @@ def test_the_folder_above_and_the_folder_below(pipeline: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_far_below_a_pipeline_is_no_part_of_it(pipeline: Path) -> None:
+    far = pipeline / "notes" / "old" / "mine"
+    far.mkdir(parents=True)
+    assert refusal(export, far, "out").message == f"{far} is empty"
+
+
 def test_a_pipeline_that_is_not_exported(pipeline: Path, tmp_path: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: optimize(pipeline, tmp_path / "out"),
@@ -74,6 +80,8 @@ def test_a_lone_file_in_a_folder(tmp_path: Path) -> None:
     assert "holds model.gguf, a GGUF file" in refusal(expect_onnx, tmp_path).message
     assert "is a GGUF file, not a diffusers folder" in refusal(export, tmp_path / "model.gguf", "out").message
     assert "is a GGUF file, not an ONNX model" in refusal(expect_onnx, tmp_path / "model.gguf").message
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    assert "it has no model_index.json" in refusal(export, tmp_path, "out").message  # which one is meant is not known
 
 
 def test_a_folder_of_graphs_and_an_empty_one(tmp_path: Path) -> None:
