@@ -65,6 +65,12 @@ def test_rows_become_blocks_where_words_do_not_fit() -> None:
     ]
 
 
+def test_a_path_stays_whole_where_it_is_wider_than_the_terminal() -> None:
+    table = Table("", ("component", "file"))
+    table.add_row("unet", "/a/long/path/to/model.onnx")
+    assert printed(table, 16)[-1].split()[-1] == "/a/long/path/to/model.onnx"
+
+
 def test_details_are_shown_when_asked_for() -> None:
     console.set_verbosity(console.VERBOSE)
     assert printed(sample(), 120)[2].split() == ["component", "nodes", "why", "seconds"]

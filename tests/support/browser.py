@@ -55,7 +55,7 @@ class PageView:
         headings: level and text, in order.
         requests: addresses that were asked for beside the page itself.
         errors: what the browser complained of.
-        boxes: by selector.
+        boxes: by selector, of elements that are rendered: nothing of closed details.
     """
 
     width: int
@@ -210,7 +210,8 @@ async selectors => {
     cut: all('body *').filter(hides).map(element => element.textContent.trim()).filter(text => text),
     images: [...document.images].map(image => [image.alt, image.naturalWidth, image.naturalHeight]),
     headings: all('h1, h2, h3, h4, h5, h6').map(element => [+element.tagName[1], element.textContent]),
-    boxes: Object.fromEntries(selectors.map(selector => [selector, all(selector).map(box)])),
+    boxes: Object.fromEntries(
+      selectors.map(selector => [selector, all(selector).filter(element => element.checkVisibility()).map(box)])),
   };
 }
 """
