@@ -40,7 +40,8 @@ def reporting(as_json: bool) -> Iterator[None]:
         message, exit_code = _describe(error)
         _print_message(error, message)
         if as_json:
-            _print_json(error, message, exit_code)
+            with suppress(OSError):  # stdout may be what failed: a full disk, whose sentence is on stderr
+                _print_json(error, message, exit_code)
         # Chained, so that a test that calls the command in its own process still sees where it came from.
         raise click.exceptions.Exit(exit_code) from error
 

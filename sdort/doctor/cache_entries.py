@@ -62,6 +62,8 @@ def tuning() -> Iterator[CacheEntry]:
     """Tuning bundles, and the table of sdort's own kernels."""
     store = Store()
     for name in store.names():
+        if not re.fullmatch(r"\w+-[0-9a-f]{24}", name) or (store.folder / name).is_symlink():
+            continue
         entry = _entry(TUNING, store.folder / name)
         with suppress(BundleError):
             entry = CacheEntry(TUNING, name, entry.path, entry.bytes, round(age(store.read(name))))

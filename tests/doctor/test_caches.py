@@ -24,12 +24,19 @@ OURS = {
     f"traces/unet-{'a' * 32}.trace": ("traces", 3, 40),
     "traces/AutoencoderKL-0.42.1.json": ("traces", 2, 1),
     "traces/.x.trace.sdort-new-00000000": ("traces", 1, 40),
-    "tuning/unet-0123/bundle.json": ("tuning", 5, 40),
+    "tuning/unet-0123456789abcdef01234567/bundle.json": ("tuning", 5, 40),
     "ops/tuning.tsv": ("tuning", 7, 1),
     f"ops/{'0' * 16}/libsdort_ops.so": ("ops", 11, 40),
 }
 """File -> its cache, bytes and age in days."""
-OTHERS = ("traces/notes.txt", "traces/mine/unet.trace", "ops/mine/a.so", "other/file", "tuning/.lock")
+OTHERS = (
+    "traces/notes.txt",
+    "traces/mine/unet.trace",
+    "ops/mine/a.so",
+    "other/file",
+    "tuning/.lock",
+    "tuning/mine/notes.txt",
+)
 
 
 @pytest.fixture
