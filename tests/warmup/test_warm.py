@@ -21,7 +21,6 @@ from support.tiny_pipeline import Tiny
 from sdort import console
 from sdort.cli import cli
 from sdort.cli.warm import _run_command
-from sdort.engines.default_prompts import DEMO_PROMPTS
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.generation import decode, keep_tuning
 from sdort.generation.keep_tuning import keep_generated
@@ -137,7 +136,7 @@ def test_the_next_command_runs_what_was_warmed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": ((64, 96), (128, 128)), "batch_sizes": (4, 1), "vae_tiling": None}
     options |= {"provider": "cpu", "fallback": False, "provider_options": {"a": "b"}}
     words = shlex.split(_run_command(tmp_path, options))
-    prompt = ["--prompt", DEMO_PROMPTS[0]]
+    prompt = ["--prompt", "a red star on navy"]
     where = ["--provider", "cpu", "--no-fallback", "--provider-option", "a=b"]
     size = ["--height", "64", "--width", "96", "--num-images", "4"]
     assert words == ["sdort", "run", str(tmp_path), *prompt, *where, *size]
@@ -239,7 +238,6 @@ import onnxruntime, sdort.cli.warm, sdort.runtime.session, sdort.warmup.command
 from support.moments import strike
 from sdort.cli import cli
 from sdort.cli.warm import _run_command
-from sdort.engines.default_prompts import DEMO_PROMPTS
 strike(float(sys.argv[1]))
 began = time.process_time()
 try:
