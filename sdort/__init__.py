@@ -125,7 +125,7 @@ _MODULES = {
         "plan_warm",
         "warm",
     ),
-    "sdort.warmup.report": ("Warmup",),
+    "sdort.warmup.warm_report": ("Warmup",),
     "sdort.warmup.tune_ops": ("tune_ops",),
 }
 """Module -> the public names that it defines."""

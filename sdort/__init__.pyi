@@ -40,7 +40,7 @@ from sdort.verification.outcome import Verification as Verification
 from sdort.verification.report.json_report import report_of as report_of
 from sdort.warmup.command import plan_warm as plan_warm
 from sdort.warmup.command import warm as warm
-from sdort.warmup.report import Warmup as Warmup
 from sdort.warmup.tune_ops import tune_ops as tune_ops
+from sdort.warmup.warm_report import Warmup as Warmup
 
 __all__: list[str]

@@ -17,7 +17,7 @@ from sdort.cli.tuning import Duration
 
 if TYPE_CHECKING:
     from sdort.tables import Table
-    from sdort.warmup.report import Warmed
+    from sdort.warmup.warm_report import Warmed
 
 
 _SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}

@@ -12,7 +12,7 @@ from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
 from sdort.providers.provider import Provider
 from sdort.verification.image_comparison import compare_image, summarize_images
-from sdort.verification.limits import GPU_ALLOWANCE, TOLERANCES, Tolerance
+from sdort.verification.limits import GPU_ALLOWANCE, LAST_ALLOWANCE, LAST_TIMESTEPS, TOLERANCES, Tolerance
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
 
@@ -47,9 +47,12 @@ class Precision:
         # "bfloat16" < "float16" < "float32"
         return Precision(min(self.dtype, other.dtype), self.on_gpu or other.on_gpu)
 
-    def tolerance(self, component: str) -> Tolerance:
-        """The tolerance of a component's outputs."""
-        return TOLERANCES[self.dtype, component].times(GPU_ALLOWANCE if self.on_gpu else 1.0)
+    def tolerance(self, component: str, timestep: float | None = None) -> Tolerance:
+        """The tolerance of a component's outputs; of a UNet's also by the timestep of its inputs, of 1000."""
+        factor = GPU_ALLOWANCE if self.on_gpu else 1.0
+        if self.dtype == "float16" and timestep is not None and timestep < LAST_TIMESTEPS:
+            factor *= LAST_ALLOWANCE
+        return TOLERANCES[self.dtype, component].times(factor)
 
 
 def precision(dtype: str, provider: Provider) -> Precision:

@@ -89,7 +89,7 @@ def compare_component(
             continue
         for case, outputs, expected in zip(inputs, actual, expected_outputs, strict=True):
             for name, value, reference in pair_outputs(outputs, expected):
-                limit = precision.tolerance(component)
+                limit = precision.tolerance(component, case.timestep)
                 measured, problem = judge_output(value, reference, limit)
                 results.append(
                     Comparison(

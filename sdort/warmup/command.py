@@ -29,7 +29,7 @@ from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
 from sdort.warmup.bundle_sizes import plan_space
 from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, plan
-from sdort.warmup.report import FAILED, KEPT, LEFT, NEW, TOO_LARGE, Warmed, Warmup
+from sdort.warmup.warm_report import FAILED, KEPT, LEFT, NEW, TOO_LARGE, Warmed, Warmup
 
 _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""

@@ -43,7 +43,7 @@ from sdort.tuning.store import Store
 from sdort.tuning.working_folder import MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE, working_folder
 from sdort.warmup import command as warm
 from sdort.warmup import items as plan
-from sdort.warmup import report
+from sdort.warmup import warm_report
 from sdort.workload.cases import generation_cases
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -120,15 +120,15 @@ def test_a_damaged_bundle_is_made_again(tiny: Tiny) -> None:
 
 
 def test_the_verdict_says_what_is_ready_and_how_long_a_first_run_takes() -> None:
-    def item(status: str, before: float | None, after: float | None) -> report.Warmed:
-        return report.Warmed("unet", 2, 64, 64, status, "", [], before, after)
+    def item(status: str, before: float | None, after: float | None) -> warm_report.Warmed:
+        return warm_report.Warmed("unet", 2, 64, 64, status, "", [], before, after)
 
     tuned = [item("new", 4.0, 0.5), item("new", 2.0, 0.25), item("kept", 9.0, None), item("left", None, None)]
-    assert report.Warmup(tuned, 1).verdict == (
+    assert warm_report.Warmup(tuned, 1).verdict == (
         "3 of 4 ready, 1 of them since an earlier time; first runs now take 0.8 s, before 6.0 s. "
         "The time was up with 1 left: the same command goes on with them."
     )
-    assert report.Warmup([item("new", 4.0, None)], 0).verdict == "1 of 1 ready; first runs took 4.0 s."
+    assert warm_report.Warmup([item("new", 4.0, None)], 0).verdict == "1 of 1 ready; first runs took 4.0 s."
 
 
 def test_the_next_command_runs_what_was_warmed(tmp_path: Path) -> None:
