@@ -11,15 +11,17 @@ import math
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
 
 from sdort.errors import BadModelError
-from sdort.model.weights import Stored
 from sdort.pipelines.lfs import refuse_pointer
 from sdort.tables import size_text
+
+if TYPE_CHECKING:
+    from sdort.model.weights import Stored
 
 # The limit of the reference implementation.
 _MAX_HEADER = 100_000_000
@@ -137,6 +139,9 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Stored:
         raise _broken(path, f"tensor {name!r} lies outside the file")
     if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
         raise _broken(path, f"tensor {name!r} of shape {shape} has {end - begin} bytes")
+    # Imported here: whoever reads headers alone, to run a pipeline, needs no graph library.
+    from sdort.model.weights import Stored
+
     return Stored(path, start + begin, shape, _DTYPES[dtype])
 
 

@@ -82,6 +82,6 @@ def test_what_is_wrong_is_seen(script: ModuleType, check: str, said: Any, words:
 
 def test_an_engine_that_is_wrong_or_missing_is_seen(script: ModuleType, tmp_path: Path) -> None:
     check = script.engines("onnxruntime", "torch")
-    assert "engines" in "; ".join(check([row(), row()], tmp_path))
+    assert "engines" in "; ".join(check({"rows": [row(), row()]}, tmp_path))
     rows = [row(engine="onnxruntime"), row(status="it is wrong")]
-    assert list(check(rows, tmp_path)) == ["torch, unet: it is wrong"]
+    assert list(check({"rows": rows}, tmp_path)) == ["torch, unet: it is wrong"]
