@@ -11,7 +11,7 @@ from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 
 _SECTIONS = {
     "What is generated": (
-        "prompts", "negative_prompts", "steps", "guidance_scale", "height", "width", "seed", "num_images", "scheduler",
+        "prompt", "negative_prompt", "steps", "guidance_scale", "height", "width", "seed", "num_images", "scheduler",
     ),
     **RUNTIME,
     **DECODING,
@@ -33,7 +33,6 @@ Examples:
 @click.argument("pipeline", type=click.Path(path_type=Path))
 @click.option(
     "--prompt",
-    "prompts",
     required=True,
     multiple=True,
     metavar="TEXT",
@@ -41,7 +40,6 @@ Examples:
 )
 @click.option(
     "--negative-prompt",
-    "negative_prompts",
     multiple=True,
     metavar="TEXT",
     help="What they are not to show: once for all prompts, or once for each.",
@@ -77,8 +75,8 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
 def command(
     pipeline: Path,
-    prompts: tuple[str, ...],
-    negative_prompts: tuple[str, ...],
+    prompt: tuple[str, ...],
+    negative_prompt: tuple[str, ...],
     steps: int,
     guidance_scale: float,
     height: int | None,
@@ -112,8 +110,8 @@ def command(
 
     result = run(
         pipeline,
-        prompts,
-        negative_prompt=negative_prompts,
+        prompt,
+        negative_prompt=negative_prompt,
         steps=steps,
         guidance_scale=guidance_scale,
         height=height,

@@ -191,7 +191,9 @@ def test_defaults_agree(name: str) -> None:
             elif isinstance(option.default, bool | int | float | str):
                 assert option.type_cast_value(click.Context(commands()[name]), option.default) == default, option.name
             else:
-                assert default in (None, False, (), NO_DEFAULT.get(option.name)), option.name
+                # A repeatable option of text says nothing with (), its parameter may with "".
+                nothing = (None, False, (), *([""] if option.multiple else []))
+                assert default in (*nothing, NO_DEFAULT.get(option.name)), option.name
 
 
 # What it does
@@ -222,7 +224,8 @@ def test_every_example_of_the_page_runs_and_prints_nothing_of_its_own(
     assert {path.name for path in tmp_path.iterdir()} == {"model", "fast", "star.png", "circle.png"}
     assert names["works"]
     assert names["verification"].passed
-    assert [image.seed for image in names["result"].images] == [1, 2]
+    assert [image.seed for image in names["result"].images] == [1, 1], "the same seeds for each prompt"
+    assert len(names["images"]) == 2
     assert str(printed[-1][0]).endswith("fast exists")
     assert ("4 of 4 steps",) in printed
     assert console.verbosity() == console.NORMAL, "the last example asks for messages"
@@ -241,7 +244,8 @@ def test_an_image_has_its_parameters_and_is_written_where_it_is_told(tiny: Tiny,
         assert '"seed": 4' in again.text["sdort"]  # type: ignore[attr-defined]
     with pytest.raises(sdort.errors.OutputError, match="exists"):
         result.images[1].save(second)
-    assert sdort.to_json(result)["images"] == [{"path": None, "seed": 3}, {"path": None, "seed": 4}]
+    same = {"path": None, "prompt": "a house", "negative_prompt": ""}
+    assert sdort.to_json(result)["images"] == [{**same, "seed": 3}, {**same, "seed": 4}]
 
 
 def test_a_program_hears_of_a_fallback_through_the_logger(

@@ -124,7 +124,7 @@ RAISED = {
     "mask": {**_ADDED, "more": ", float[S, L] m"}, "one row for all": {**_ADDED, "more": ", float[2, 1, 1, L] m"},
 }  # fmt: skip
 LEFT = {
-    "size not fixed": ({"D": "D"}, "the head size is not fixed ((D, D))", 1),
+    "size not fixed": ({"D": "D"}, "the head size is not fixed (D, D)", 1),
     "heads not fixed": ({"N": "N"}, "the number of heads is not fixed (N)", 0),
     "negative scale": ({"scale": -0.5}, "Attention is defined for positive scales (-0.5)", 0),
     "no scale": ({"scale": 0.0}, "Attention is defined for positive scales (0.0)", 0),

@@ -342,7 +342,7 @@ def test_a_provider_may_add_a_kernel() -> None:
     node = onnx_node("BiasAdd")
     assert load_target("cpu").unsupported(node) == "cpu has no kernel for BiasAdd"
     assert target.unsupported(node) is None
-    assert target.without("com.microsoft.BiasAdd").unsupported(node) == "cpu has no kernel for BiasAdd"
+    assert "--disable" in str(target.without("com.microsoft.BiasAdd").unsupported(node))
 
 
 def onnx_node(op: str) -> Any:

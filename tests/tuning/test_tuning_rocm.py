@@ -295,7 +295,11 @@ def test_an_archive_made_with_a_library_by_path_is_used_in_an_empty_cache(
 
     accepted = tuning("import", archive, "--custom-ops", one, "--json")
     assert accepted.returncode == 0, accepted.stderr
-    assert json.loads(accepted.stdout) == {"bundles": [first["kept"]], "elsewhere": []}
+    assert json.loads(accepted.stdout) == {
+        "schema": "sdort-tuning-import-1",
+        "bundles": [first["kept"]],
+        "elsewhere": [],
+    }
     later = session(custom_ops=one)
     assert later["given"] == later["then"] == first["then"]  # known before the first run, and nothing new by it
     assert entries(session(custom_ops=other)["given"]) == set()
