@@ -120,9 +120,7 @@ def optimize(
         overwrite=overwrite,
         report=Path(report) if report else None,
     )
-    _check_precision(request)
-    _check_disable(request.disable)
-    _check_out(request)
+    _check_request(request)
     _check_report(request)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
     try:
@@ -179,12 +177,17 @@ def plan_optimize(
         disable=disable,
         overwrite=overwrite,
     )
-    _check_precision(request)
-    _check_disable(request.disable)
-    _check_out(request)
+    _check_request(request)
     chosen = select_models(request, _survey(request))
     check_output(request.out, request.overwrite, [request.source, *chosen.values()])
     return plan_space(request, chosen)
+
+
+def _check_request(request: OptimizeRequest) -> None:
+    """Refuse what is wrong with the parameters alone, before anything is read."""
+    _check_precision(request)
+    _check_disable(request.disable)
+    _check_out(request)
 
 
 def _check_precision(request: OptimizeRequest) -> None:
