@@ -1,0 +1,92 @@
+"""The one way in which bytes are cached: entries named by a hash of everything they depend on, checked on every read.
+
+An entry is a file of three parts: the SHA-256 of the other two in a line of its own; its key, as a line of JSON; its
+content. One that is damaged, or that was made for another key and given this one's name, is told and made anew. The
+hash notices damage and mix-ups; whoever can write the folder can write a hash, so content is parsed as a stranger's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.console import warn
+from sdort.errors import BadModelError
+from sdort.machine.input_file import read_input
+from sdort.staging import staged_file
+from sdort.tables import size_text
+
+_FIRST_LINE = 65
+"""Bytes of a SHA-256 in hexadecimal and a line's end."""
+_NAME_DIGITS = 32
+"""Hexadecimal digits of the key's hash in a file's name: 128 bits."""
+
+
+@dataclass(frozen=True)
+class VerifiedCache:
+    """Entries of one kind in a folder, which is made when the first one is stored.
+
+    Attributes:
+        folder: where the entries lie.
+        what: one of them, for messages: ``the trace``.
+        suffix: the end of their names, such as ``.trace``.
+        limit: the most bytes that an entry has.
+        keeps: False stores nothing.
+    """
+
+    folder: Path
+    what: str
+    suffix: str
+    limit: int
+    keeps: bool = True
+
+    def path(self, name: str, key: Mapping[str, Any]) -> Path:
+        """Where the entry of a key lies: ``NAME-HASH.SUFFIX``."""
+        return self.folder / f"{name}-{hashlib.sha256(_line(key)).hexdigest()[:_NAME_DIGITS]}{self.suffix}"
+
+    def load(self, name: str, key: Mapping[str, Any]) -> bytes | None:
+        """The content that was stored for a key; None where there is none, or none that is whole.
+
+        Args:
+            name: a word for people, the beginning of the file's name: letters, digits and underscores.
+            key: everything that the content depends on, as JSON values.
+        """
+        path = self.path(name, key)
+        if not path.is_symlink() and not path.exists():
+            return None
+        try:
+            digest, _, rest = read_input(path, self.what, limit=self.limit, links=False).partition(b"\n")
+        except BadModelError as error:
+            warn(f"{error.message}; it is made anew")
+            return None
+        if digest != hashlib.sha256(rest).hexdigest().encode():
+            warn(f"{self.what} {path} is damaged (it was changed or cut off); it is made anew")
+            return None
+        known, _, content = rest.partition(b"\n")
+        if known + b"\n" != _line(key):
+            warn(f"{self.what} {path} was made for something else (it was renamed or copied); it is made anew")
+            return None
+        return content
+
+    def store(self, name: str, key: Mapping[str, Any], content: bytes) -> None:
+        """Keep the content of a key; a folder that cannot be written costs a warning, not the work."""
+        if not self.keeps:
+            return
+        rest = _line(key) + content
+        if len(rest) > self.limit - _FIRST_LINE:
+            warn(f"{self.what} is not kept: it has {size_text(len(rest))}, more than the cache takes")
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with staged_file(self.path(name, key)) as file:
+                file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+        except OSError as error:
+            warn(f"cannot keep {self.what} in {self.folder}: {error.strerror or error}")
+
+
+def _line(key: Mapping[str, Any]) -> bytes:
+    return json.dumps(key, sort_keys=True, allow_nan=False).encode() + b"\n"
