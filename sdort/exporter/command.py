@@ -31,7 +31,7 @@ from sdort.machine.disk import WritePlan
 from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
 from sdort.onnx_io.hashing import hash_file
-from sdort.onnx_io.save import data_file, write
+from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
 from sdort.staging import check_output, staged_directory
 from sdort.tables import size_text
@@ -229,7 +229,7 @@ def _export_component(
     template = cache.load(component, opset)
     traced = template is None
     if template is None:
-        template = _trace(component, tensors, opset, data_file(path).name)
+        template = _trace(component, tensors, opset)
         cache.store(component, opset, template)
     weights = bind(tensors, template.parameters, component.name)
     content = fill(template, weights)
@@ -257,7 +257,7 @@ def _export_component(
     return report
 
 
-def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int, data_name: str) -> Template:
+def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int) -> Template:
     with progress(f"tracing {component.name} (once per architecture)"):
         from sdort.exporter import torch_modules as architecture
         from sdort.exporter.trace import trace
@@ -265,7 +265,7 @@ def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int, 
         module = architecture.build_module(component)
         # Weights that do not fit are noticed here, before the minutes that the trace takes.
         bind(tensors, architecture.parameters(module), component.name)
-        return make_template(trace(component, module, opset), component.name, data_name)
+        return make_template(trace(component, module, opset), component.name)
 
 
 def _at_static_size(

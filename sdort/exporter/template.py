@@ -7,6 +7,7 @@ checkpoint, the expression over its parameters. A known architecture is exported
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,13 +16,38 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from sdort.model.weights import Absent, Cast, Concatenated, Inline, Reshaped, Scaled, Transposed, Weight
+from sdort.model.weights import (
+    SMALL_BYTES,
+    Absent,
+    Cast,
+    Concatenated,
+    Inline,
+    Reshaped,
+    Scaled,
+    Transposed,
+    Weight,
+)
+from sdort.onnx_io.check_tensors import ITEMSIZE, check_tensor, tensor_nbytes
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.serialize import Serialized, serialize
+from sdort.onnx_io.wire import parse_graph
 
 StaticShape = tuple[int, ...]
 Expression = dict[str, Any]
 """A weight as JSON."""
+
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, IndexError, RecursionError)
+"""What reading a template ends in that somebody made up, apart from BadModelError."""
+
+DATA_NAME = "model.onnx.data"
+"""The data file's name, as :func:`sdort.onnx_io.save.data_file` calls that of ``model.onnx``."""
+
+_ALIGNED = 4096
+"""Bytes between regions of the data file, at the most."""
+_MAX_DEPTH = 32
+"""Nested expressions; those of the passes have at most four."""
+_MOST_DATA = 4
+"""How many times as large as its parameters a data file can be; that of a real graph holds each once."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +91,12 @@ class Template:
         return {name for weight in weights for name in _parameters(weight)}
 
 
-def make_template(trace: Trace, component: str, data_name: str) -> Template:
+def make_template(trace: Trace, component: str) -> Template:
     """Clean up a traced graph: fold constants and drop shape residue, which torch's own optimizer would have done.
 
     Args:
         trace: its proto is used up.
         component: the pipeline component, for messages.
-        data_name: the data file's name.
     """
     from sdort.onnx_io.load import from_proto
     from sdort.passes import tidy, upgrade
@@ -87,7 +112,7 @@ def make_template(trace: Trace, component: str, data_name: str) -> Template:
         upgrade.run(editor)
         tidy.run(editor)
         declare_opset(model, opset)
-    content = serialize(model, data_name)
+    content = serialize(model, DATA_NAME)
     blobs = tuple(TemplateBlob(blob.name, blob.offset, _encode(blob.weight)) for blob in content.blobs)
     small = {name: _encode(weight) for name, weight in content.late.items()}
     proto = onnx.ModelProto.FromString(content.proto)
@@ -110,6 +135,74 @@ def fill(template: Template, weights: Mapping[str, Weight]) -> Serialized:
         if tensor.name in template.small:
             tensor.raw_data = _decode(template.small[tensor.name], weights).load().tobytes()
     return Serialized(proto.SerializeToString(deterministic=True), blobs, template.data_bytes, {})
+
+
+def pack(template: Template) -> bytes:
+    """A template as a line of JSON and a serialised model."""
+    header = vars(template) | {"parameters": dict(template.parameters), "small": dict(template.small)}
+    proto = header.pop("proto").SerializeToString(deterministic=True)
+    return json.dumps(header).encode() + b"\n" + bytes(proto)
+
+
+def unpack(content: bytes, component: str) -> Template:
+    """The template that :func:`pack` made, checked as a stranger's.
+
+    Raises:
+        BadModelError, and those of :data:`UNREADABLE`: it is none.
+    """
+    header, _, proto = content.partition(b"\n")
+    parts = json.loads(header)
+    template = Template(
+        parse_graph(proto, "the trace", component),
+        {name: tuple(shape) for name, shape in parts["parameters"].items()},
+        parts["data_bytes"],
+        tuple(TemplateBlob(*blob) for blob in parts["blobs"]),
+        parts["small"],
+    )
+    _check(template, component)
+    return template
+
+
+def _check(template: Template, component: str) -> None:
+    """Refuse a template whose parts do not agree: every initializer has its values, and the data file no holes.
+
+    Raises:
+        BadModelError, and those of :data:`UNREADABLE`: which part.
+    """
+    absent: dict[str, Weight] = {name: Absent(name, shape, np.float32) for name, shape in template.parameters.items()}
+    regions = _check_regions(template, absent)
+    small = {name: _decode(entry, absent) for name, entry in template.small.items()}
+    for tensor in template.proto.graph.initializer:
+        weight = small.pop(tensor.name, None)
+        if weight is None and not tensor.external_data:
+            check_tensor(tensor, component)
+            continue
+        if weight is None:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            weight = regions[int(entries.pop("offset"))]
+            if entries != {"location": DATA_NAME, "length": str(weight.nbytes)}:
+                raise ValueError(f"{tensor.name} lies elsewhere")
+        elif weight.nbytes > SMALL_BYTES or tensor.raw_data:
+            raise ValueError(f"{tensor.name} is no small weight")
+        if (tensor_nbytes(tensor, component), _numpy_dtype(tensor.data_type)) != (weight.nbytes, weight.dtype):
+            raise ValueError(f"{tensor.name} has values of another size")
+    if small:
+        raise ValueError(f"the graph has no {min(small)}")
+
+
+def _check_regions(template: Template, absent: Mapping[str, Weight]) -> dict[int, Weight]:
+    """The data file's content by its offsets, in order and without overlaps."""
+    regions, end = {}, 0
+    for blob in template.blobs:
+        weight = _decode(blob.weight, absent)
+        if type(blob.offset) is not int or blob.offset < end:
+            raise ValueError(f"{blob.name} begins at {blob.offset!r}")
+        regions[blob.offset], end = weight, blob.offset + weight.nbytes
+    own = [leaf for weight in regions.values() for leaf in weight.leaves() if isinstance(leaf, Inline)]
+    most = sum(weight.nbytes + _ALIGNED for weight in (*absent.values(), *own)) + len(template.blobs) * _ALIGNED
+    if template.data_bytes != end or end > _MOST_DATA * most:
+        raise ValueError(f"its data would have {template.data_bytes!r} bytes")
+    return regions
 
 
 def _absent(tensor: onnx.TensorProto, parameters: Mapping[str, StaticShape]) -> Weight | None:
@@ -136,24 +229,47 @@ def _encode(weight: Weight) -> Expression:
     raise TypeError(f"{weight} has no form in a template")
 
 
-def _decode(entry: Expression, weights: Mapping[str, Weight]) -> Weight:
+def _decode(entry: Expression, weights: Mapping[str, Weight], depth: int = 0) -> Weight:
+    """The weight of an expression over ``weights``.
+
+    Raises:
+        As in :data:`UNREADABLE`: it is none.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError("an expression is nested too deep")
     match entry:
         case {"parameter": name}:
             return weights[name]
         case {"values": values, "dtype": dtype, "shape": shape}:
-            array = np.frombuffer(base64.b64decode(values), helper.tensor_dtype_to_np_dtype(dtype))
+            array = np.frombuffer(base64.b64decode(values, validate=True), _numpy_dtype(dtype))
             return Inline(array.reshape(shape))
         case {"transposed": operand, "perm": perm}:
-            return Transposed(_decode(operand, weights), perm)
+            weight = _decode(operand, weights, depth + 1)
+            if sorted(perm) != list(range(len(weight.shape))):
+                raise ValueError(f"{perm} does not order {len(weight.shape)} axes")
+            return Transposed(weight, perm)
         case {"reshaped": operand, "shape": shape}:
-            return Reshaped(_decode(operand, weights), shape)
+            return Reshaped(_decode(operand, weights, depth + 1), shape)
         case {"cast": operand, "dtype": dtype}:
-            return Cast(_decode(operand, weights), helper.tensor_dtype_to_np_dtype(dtype))
+            return Cast(_decode(operand, weights, depth + 1), _numpy_dtype(dtype))
         case {"scaled": operand, "factor": factor}:
-            return Scaled(_decode(operand, weights), factor)
+            return Scaled(_decode(operand, weights, depth + 1), factor)
         case {"concatenated": parts, "axis": axis}:
-            return Concatenated([_decode(part, weights) for part in parts], axis)
-    raise ValueError(f"{entry} is no weight")
+            return _concatenated([_decode(part, weights, depth + 1) for part in parts], axis)
+    raise ValueError(f"{str(entry)[:80]} is no weight")
+
+
+def _concatenated(parts: list[Weight], axis: int) -> Weight:
+    alike = {(part.shape[:axis], part.shape[axis + 1 :], len(part.shape), part.dtype) for part in parts}
+    if axis not in range(len(parts[0].shape)) or len(alike) > 1:
+        raise ValueError(f"parts that do not fit together along axis {axis!r}")
+    return Concatenated(parts, axis)
+
+
+def _numpy_dtype(number: int) -> np.dtype[Any]:
+    if number not in ITEMSIZE:
+        raise ValueError(f"values of type {number!r}")
+    return np.dtype(helper.tensor_dtype_to_np_dtype(number))
 
 
 def _dtype(weight: Weight) -> int:

@@ -1,45 +1,70 @@
 """The trace cache: finished graphs without weights (:mod:`sdort.exporter.template`), one file per architecture.
 
-A file is three parts: the SHA-256 of the other two in a line of its own, so that a damaged file is noticed and traced
-again; a line of JSON; a serialised ModelProto. Files are written beside their place and renamed, so that two exports
-at once do no harm.
+What traced is in the key by its content: the sources of diffusers, transformers and sdort's own passes, so that an
+edited one of the same version has traces of its own. torch, onnx and onnxscript are in it by their versions: they are
+compiled, or 50 MB of sources, and nobody edits them in place.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
+import platform
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from sdort.console import detail, warn
+from sdort.errors import BadModelError
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
-from sdort.exporter.template import Template, TemplateBlob
+from sdort.exporter.template import UNREADABLE, Template, pack, unpack
+from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
+from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
-from sdort.staging import staged_file
+from sdort.onnx_io.wire import MAX_GRAPH_BYTES
 
-# Part of every key: raise it when a trace of the same architecture would come out differently.
-_FORMAT = 3
+FORMAT = 4
+"""Part of every key: raise it when the form of an entry changes."""
 
-# Packages that the traced graph depends on, apart from the architecture.
-_PACKAGES = ("torch", "diffusers", "transformers", "onnxscript")
+SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
+    "diffusers": {"pipelines": (), "modular_pipelines": ()},
+    "transformers": {"models": ("auto", "clip")},
+    "sdort": {"": ("exporter", "model", "onnx_io", "operators", "passes", "rewrite")},
+}
+"""Packages whose sources a trace passes through -> as ``only`` of :func:`read_sources`: not other models' sources."""
+
+_PACKAGES = ("torch", "onnx", "onnx-ir", "onnxscript", "numpy")
+
+_SAME_SOURCE = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$")
+"""Ends of versions of torch that tell builds of one source apart; that of a build of one's own names the commit."""
+
+_MAX_DEFAULTS, _MAX_MEMO = 1 << 20, 4096
 
 
-def trace_key(component: ComponentSpec, opset: int) -> str:
-    """The name of a trace: a hash of everything it depends on. ``component.config`` is normalised."""
-    text = json.dumps([_FORMAT, __version__, _versions(), asdict(component), opset], sort_keys=True, default=dict)
-    return hashlib.sha256(text.encode()).hexdigest()
+def trace_key(component: ComponentSpec, opset: int, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that a trace depends on, as JSON values.
+
+    Args:
+        component: its config is normalised.
+        sources: package -> hash of its sources.
+    """
+    return {
+        "format": FORMAT,
+        "sdort": __version__,
+        "python": platform.python_version_tuple()[:2],
+        "versions": _versions(),
+        "sources": dict(sources),
+        "component": json.loads(json.dumps(asdict(component), default=dict)),
+        "opset": opset,
+    }
 
 
+@cache
 def _versions() -> dict[str, str]:
-    # Without the local part: torch 2.13.0+cpu and 2.13.0+rocm7.1 trace the same graph.
-    return {package: version(package).partition("+")[0] for package in _PACKAGES}
+    return {package: _SAME_SOURCE.sub("", version(package)) for package in _PACKAGES}
 
 
 class TraceCache:
@@ -51,72 +76,68 @@ class TraceCache:
 
     def __init__(self, folder: Path, *, keeps: bool = True) -> None:
         self.folder = folder
-        self.keeps = keeps
+        self._traces = VerifiedCache(folder, "the trace", ".trace", MAX_GRAPH_BYTES, keeps)
+        self._defaults = VerifiedCache(folder, "the defaults", ".defaults", _MAX_DEFAULTS, keeps)
+        self._memo = VerifiedCache(folder, "the hash of sources", ".sources", _MAX_MEMO, keeps)
+
+    @cached_property
+    def sources(self) -> Mapping[str, PackageSources]:
+        """Of each package of :data:`SOURCES`."""
+        return {name: read_sources(package_folder(name), self._memo, only) for name, only in SOURCES.items()}
 
     def load(self, component: ComponentSpec, opset: int) -> Template | None:
         """The stored template; None if there is none that is whole."""
-        path = self._path(component, opset)
-        try:
-            digest, _, content = path.read_bytes().partition(b"\n")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            warn(f"cannot read {path}: {error.strerror or error}; tracing again")
-            return None
-        if digest != hashlib.sha256(content).hexdigest().encode():
-            warn(f"{path} is damaged (it was changed or cut off); tracing again")
+        content = self._traces.load(component.name, self._key(component, opset))
+        if content is None:
             return None
         try:
-            return _read(content)
-        except (ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
-            warn(f"{path} is damaged ({error}); tracing again")
+            return unpack(content, component.name)
+        except (BadModelError, *UNREADABLE) as error:
+            path = self._traces.path(component.name, self._key(component, opset))
+            warn(f"the trace {path} is damaged ({error}); it is made anew")
             return None
 
     def has(self, component: ComponentSpec, opset: int) -> bool:
         """Whether there is a stored template, whole or not."""
-        return self._path(component, opset).is_file()
+        return self._traces.path(component.name, self._key(component, opset)).is_file()
 
     def store(self, component: ComponentSpec, opset: int, template: Template) -> None:
         """Keep a template; a folder that cannot be written costs a warning, not the export."""
-        header = {"component": component.name, "class": component.class_name} | vars(template)
-        header.pop("proto")
-        content = json.dumps(header).encode() + b"\n" + template.proto.SerializeToString(deterministic=True)
-        self._write(self._path(component, opset), hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        if self._is_current(SOURCES):
+            self._traces.store(component.name, self._key(component, opset), pack(template))
 
     def defaults(self, class_name: str, compute: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-        """``compute(class_name)``, remembered per version of the library, which then need not be imported."""
-        path = self.folder / f"{class_name}-{version(LIBRARIES[class_name])}.json"
-        try:
-            known = json.loads(path.read_bytes())
-            if isinstance(known, dict) and known:
-                return known
-        except (OSError, ValueError):
-            detail(f"reading the defaults of {class_name} from {LIBRARIES[class_name]}")
-        known = compute(class_name)
-        self._write(path, json.dumps(known, indent=1).encode())
+        """``compute(class_name)``, remembered per state of the library, which then need not be imported."""
+        library = LIBRARIES[class_name]
+        sources = {name: self.sources[name].digest for name in (library, "sdort")}
+        key = {"format": FORMAT, "class": class_name, "python": platform.python_version_tuple()[:2], "sources": sources}
+        content = self._defaults.load(class_name, key)
+        known = _read_defaults(content) if content is not None else None
+        if known is None:
+            detail(f"reading the defaults of {class_name} from {library}")
+            known = compute(class_name)
+            if self._is_current((library, "sdort")):
+                self._defaults.store(class_name, key, json.dumps(known).encode())
         return known
 
-    def _path(self, component: ComponentSpec, opset: int) -> Path:
-        return self.folder / f"{component.name}-{trace_key(component, opset)[:32]}.trace"
+    def _key(self, component: ComponentSpec, opset: int) -> dict[str, Any]:
+        return trace_key(component, opset, {name: sources.digest for name, sources in self.sources.items()})
 
-    def _write(self, path: Path, content: bytes) -> None:
-        if not self.keeps:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with staged_file(path) as file:
-                file.write(content)
-        except OSError as error:
-            warn(f"cannot keep the trace in {self.folder}: {error.strerror or error}")
+    def _is_current(self, packages: Collection[str]) -> bool:
+        """Whether what this process imported is what was hashed: nothing changed since it began."""
+        latest = process_start_ns() + 1_000_000_000
+        changed = [name for name in packages if self.sources[name].changed_ns > latest]
+        if changed:
+            warn(f"the sources of {', '.join(changed)} changed while this process ran: its traces are not kept")
+        return not changed
 
 
-def _read(content: bytes) -> Template:
-    header, _, proto = content.partition(b"\n")
-    parts = json.loads(header)
-    return Template(
-        onnx.ModelProto.FromString(proto),
-        {name: tuple(shape) for name, shape in parts["parameters"].items()},
-        parts["data_bytes"],
-        tuple(TemplateBlob(*blob) for blob in parts["blobs"]),
-        parts["small"],
-    )
+def _read_defaults(content: bytes) -> dict[str, Any] | None:
+    try:
+        known = json.loads(content)
+    except (ValueError, RecursionError):
+        known = None
+    if isinstance(known, dict) and known:
+        return known
+    warn("the defaults of a class are damaged; they are made anew")
+    return None

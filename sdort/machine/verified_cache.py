@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class VerifiedCache:
             key: everything that the content depends on, as JSON values.
         """
         path = self.path(name, key)
-        if not path.is_symlink() and not path.exists():
+        if not os.path.lexists(path):  # False also where the folder may not be searched
             return None
         try:
             digest, _, rest = read_input(path, self.what, limit=self.limit, links=False).partition(b"\n")

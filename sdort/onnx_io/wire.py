@@ -8,6 +8,7 @@ The wire format: https://protobuf.dev/programming-guides/encoding/ ; the field n
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -76,13 +77,30 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
     return proto
 
 
+def parse_graph(content: bytes, name: str, component: str) -> onnx.ModelProto:
+    """Parse a serialized model within the bounds of :func:`read_graph`.
+
+    Args:
+        name: what it is, for messages.
+
+    Raises:
+        BadModelError: it is no ONNX model.
+    """
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(_Walker(io.BytesIO(content)).message("model", len(content)))
+    except (_TooLargeError, DecodeError):
+        raise BadModelError(f"{name} holds no ONNX model, or one that is too large", component=component) from None
+    _check_text(proto, name, component)
+    return proto
+
+
 def _hint(path: Path) -> str:
     with open(path, "rb") as file:
         pointer = file.read(40).startswith(b"version https://git-lfs")
     return "It is a Git LFS pointer; fetch the file itself with: git lfs pull" if pointer else COPY_AGAIN
 
 
-def _check_text(proto: onnx.ModelProto, path: Path, component: str) -> None:
+def _check_text(proto: onnx.ModelProto, path: Path | str, component: str) -> None:
     """Refuse names that are not UTF-8: the parser accepts them, then gives out bytes or fails where one is read."""
     try:
         broken = any(not isinstance(text, str) for text in texts_of(proto))

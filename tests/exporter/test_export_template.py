@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +15,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec
-from sdort.exporter.template import Trace, _decode, _encode, fill, make_template
+from sdort.exporter.template import (
+    UNREADABLE,
+    Template,
+    TemplateBlob,
+    Trace,
+    _decode,
+    _encode,
+    fill,
+    make_template,
+    pack,
+    unpack,
+)
 from sdort.exporter.trace_cache import TraceCache
 from sdort.model.signature import Array
 from sdort.model.weights import (
@@ -30,6 +43,7 @@ from sdort.model.weights import (
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model, write
 from sdort.onnx_io.serialize import serialize
+from sdort.onnx_io.wire import encode_varint
 
 RNG = np.random.default_rng(7)
 PARAMETERS = {"large": (24, 40), "other": (24, 40), "bias": (24,), "unused": (5,)}
@@ -77,7 +91,7 @@ def run(path: Path) -> list[Array]:
 
 
 def test_a_filled_template_computes_what_was_traced(tmp_path: Path) -> None:
-    template = make_template(traced(), "unet", "model.onnx.data")
+    template = make_template(traced(), "unet")
     report = write(fill(template, weights()), tmp_path / "model.onnx", "unet")
     assert report.tensors == 3  # the table, too
     y, w = run(tmp_path / "model.onnx")
@@ -88,7 +102,7 @@ def test_a_filled_template_computes_what_was_traced(tmp_path: Path) -> None:
 
 
 def test_it_can_be_filled_again_and_knows_what_it_uses() -> None:
-    template = make_template(traced(), "unet", "model.onnx.data")
+    template = make_template(traced(), "unet")
     assert template.used == {"large", "other", "bias"}
     first = fill(template, weights())
     doubled = fill(template, {name: Inline(2 * array) for name, array in VALUES.items()})
@@ -103,7 +117,7 @@ def test_equal_small_parameters_stay_apart() -> None:
     trace.proto.graph.initializer[-1].name = "twin"
     trace.proto.graph.node.append(helper.make_node("Add", ["y", "twin"], ["v"]))
     trace.proto.graph.output.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, ["N", 24]))
-    template = make_template(Trace(trace.proto, PARAMETERS | {"twin": (24,)}), "unet", "model.onnx.data")
+    template = make_template(Trace(trace.proto, PARAMETERS | {"twin": (24,)}), "unet")
     assert set(template.small) == {"bias", "twin"}
 
 
@@ -134,7 +148,7 @@ def test_what_has_no_form_is_no_silent_loss(tmp_path: Path) -> None:
 
 def test_a_stored_template_is_the_same(tmp_path: Path) -> None:
     component = ComponentSpec("unet", "UNet2DConditionModel", {}, (), ())
-    template = make_template(traced(), "unet", "model.onnx.data")
+    template = make_template(traced(), "unet")
     cache = TraceCache(tmp_path)
     cache.store(component, 23, template)
     loaded = cache.load(component, 23)
@@ -145,6 +159,88 @@ def test_a_stored_template_is_the_same(tmp_path: Path) -> None:
     for mine, theirs in zip(second.blobs, first.blobs, strict=True):
         assert (mine.name, mine.offset) == (theirs.name, theirs.offset)
         np.testing.assert_array_equal(mine.weight.load(), theirs.weight.load())
+
+
+def other_blob(**changes: Any) -> Callable[[Template], Template]:
+    def change(template: Template) -> Template:
+        first, *rest = template.blobs
+        return replace(template, blobs=(first._replace(**changes), *rest))
+
+    return change
+
+
+def other_tensor(**changes: str) -> Callable[[Template], Template]:
+    """External data of the first large initializer that says something else."""
+
+    def change(template: Template) -> Template:
+        tensor = next(tensor for tensor in template.proto.graph.initializer if tensor.external_data)
+        for entry in tensor.external_data:
+            entry.value = changes.get(entry.key, entry.value)
+        return template
+
+    return change
+
+
+def without(name: str) -> Callable[[Template], Template]:
+    return lambda template: replace(template, **{name: type(getattr(template, name))()})
+
+
+LARGE = {"parameter": "large"}
+DEEP: dict[str, Any] = LARGE
+for _ in range(40):
+    DEEP = {"scaled": DEEP, "factor": 1.0}
+FORGERIES: dict[str, Callable[[Template], Template]] = {
+    "values elsewhere": other_tensor(location="../../secret"),
+    "more values": other_tensor(length="38400000"),
+    "other values": other_tensor(offset="64"),
+    "no number": other_tensor(offset="1e3"),
+    "no parameter": other_blob(weight={"parameter": "none"}),
+    "no expression": other_blob(weight={"eval": "1"}),
+    "no object": other_blob(weight=["parameter", "large"]),
+    "no region": other_blob(offset=-4096),
+    "an offset beyond the file": other_blob(offset=2**60),
+    "an offset that is text": other_blob(offset="0"),
+    "deep": other_blob(weight=DEEP),
+    "axes": other_blob(weight={"transposed": LARGE, "perm": [0, 0]}),
+    "more axes": other_blob(weight={"transposed": LARGE, "perm": [0, 1, 2]}),
+    "a type of objects": other_blob(weight={"cast": LARGE, "dtype": TensorProto.STRING}),
+    "a wider type": other_blob(weight={"cast": LARGE, "dtype": TensorProto.DOUBLE}),
+    "a type": other_blob(weight={"cast": LARGE, "dtype": TensorProto.INT32}),
+    "other elements": other_blob(weight={"reshaped": LARGE, "shape": [1 << 40]}),
+    "parts of other sizes": other_blob(weight={"concatenated": [LARGE, {"parameter": "bias"}], "axis": 0}),
+    "no parts": other_blob(weight={"concatenated": [], "axis": 0}),
+    "a huge file": lambda template: replace(
+        template,
+        blobs=(*template.blobs, TemplateBlob("huge", 1 << 20, {"concatenated": [LARGE] * 10_000, "axis": 0})),
+        data_bytes=(1 << 20) + 10_000 * 24 * 40 * 4,
+    ),
+    "no data": lambda template: replace(template, data_bytes=0),
+    "no regions": without("blobs"),
+    "no small values": without("small"),
+    "a small value for nothing": lambda template: replace(template, small={**template.small, "nothing": LARGE}),
+    "a large one among the small": lambda template: replace(template, small={"bias": LARGE}),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_made_up_template_is_refused(forgery: str) -> None:
+    """Whoever can write the cache can write a right hash: what it holds is checked as any stranger's."""
+    whole = make_template(traced(), "unet")
+    assert unpack(pack(whole), "unet") == whole
+    forged = FORGERIES[forgery](whole)
+    with pytest.raises((BadModelError, *UNREADABLE)):
+        unpack(pack(forged), "unet")
+
+
+def test_a_template_of_countless_fields_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parsed message may be a hundred times its bytes: each field counts 64 bytes beyond its own."""
+    monkeypatch.setattr("sdort.onnx_io.wire.MAX_GRAPH_BYTES", 100_000)
+    whole = pack(make_template(traced(), "unet"))
+    header, _, proto = whole.partition(b"\n")
+    nodes = b"\x0a\x00" * 2_000
+    graph = b"\x3a" + encode_varint(len(nodes)) + nodes
+    with pytest.raises(BadModelError, match="too large"):
+        unpack(header + b"\n" + proto + graph, "unet")
 
 
 def test_a_model_without_values_is_not_written(tmp_path: Path) -> None:

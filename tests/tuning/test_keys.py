@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +15,14 @@ import pytest
 from onnx import parser
 
 import sdort
+from sdort.errors import SdortError
 from sdort.exporter import trace_cache as traces
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.trace_cache import TraceCache, trace_key
+from sdort.machine import package_sources
 from sdort.machine.distributions import Flavour
+from sdort.machine.package_sources import read_sources
+from sdort.machine.verified_cache import VerifiedCache
 from sdort.onnx_io.model_hash import hash_files, hash_model
 from sdort.onnx_io.precision_mark import BF16
 from sdort.onnx_io.precision_mark import PRECISION_KEY as BF16_KEY
@@ -243,10 +251,17 @@ SPEC = GraphTensor("x", "float32", ("N", 4))
 COMPONENT = ComponentSpec("unet", "UNet2DConditionModel", {"layers": 2}, (SPEC,), (SPEC,))
 
 
+SOURCES = {"diffusers": "0a", "transformers": "1b", "sdort": "2c"}
+
+
+def key(component: ComponentSpec = COMPONENT, opset: int = 23, sources: Any = None) -> dict[str, Any]:
+    return trace_key(component, opset, sources or SOURCES)
+
+
 @pytest.mark.parametrize("field", [field.name for field in fields(ComponentSpec)])
 def test_every_field_of_a_component_is_in_the_key_of_its_trace(field: str) -> None:
     other = replace(COMPONENT, **{field: others(getattr(COMPONENT, field))})
-    assert trace_key(other, 23) != trace_key(COMPONENT, 23)
+    assert key(other) != key()
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
@@ -254,49 +269,182 @@ def test_every_field_of_a_component_is_in_the_key_of_its_trace(field: str) -> No
 def test_every_field_of_a_tensor_is_in_the_key(side: str, field: str) -> None:
     spec = replace(SPEC, **{field: others(getattr(SPEC, field))})
     change: dict[str, Any] = {side: (spec,)}
-    assert trace_key(replace(COMPONENT, **change), 23) != trace_key(COMPONENT, 23)
+    assert key(replace(COMPONENT, **change)) != key()
 
 
 def test_settings_inside_a_config_are_in_the_key() -> None:
     configs: list[dict[str, Any]] = [{}, {"a": 1}, {"a": 2}, {"a": [1]}, {"a": {"b": 1}}, {"a": {"b": 2}}, {"a": None}]
-    assert len({trace_key(replace(COMPONENT, config=config), 23) for config in configs}) == len(configs)
-    ordered = [{"a": 1, "b": 2}, {"b": 2, "a": 1}]
-    assert len({trace_key(replace(COMPONENT, config=config), 23) for config in ordered}) == 1
+    assert len({json.dumps(key(replace(COMPONENT, config=config))) for config in configs}) == len(configs)
+    assert key(replace(COMPONENT, config={"a": 1, "b": 2})) == key(replace(COMPONENT, config={"b": 2, "a": 1}))
 
 
 def test_what_traces_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the packages that a trace passes through every release may write another graph, and so may sdort's own."""
-    installed = {"torch": "2.13.0+cpu", "diffusers": "0.42.1", "transformers": "5.23.0", "onnxscript": "0.7.2"}
+    """Compiled packages by their versions, sources by their content."""
+    installed = {
+        "torch": "2.13.0+cpu", "onnx": "1.23.2", "onnx-ir": "1.1.0", "onnxscript": "0.7.2", "numpy": "2.4.6",
+    }  # fmt: skip
+
+    def made(**arguments: Any) -> str:
+        traces._versions.cache_clear()
+        return json.dumps(key(**arguments))
+
     monkeypatch.setattr(traces, "version", lambda package: installed[package])
-    first = trace_key(COMPONENT, 23)
-    found = [first, trace_key(COMPONENT, 22)]
+    first = made()
+    found = [first, made(opset=22)]
+    found += [made(sources=SOURCES | {package: "ff"}) for package in SOURCES]
     for package, version in list(installed.items()):
         installed[package] = "9" + version
-        found.append(trace_key(COMPONENT, 23))
+        found.append(made())
         installed[package] = version
-    with monkeypatch.context() as context:
-        context.setattr(traces, "__version__", sdort.__version__ + ".1")
-        found.append(trace_key(COMPONENT, 23))
-    with monkeypatch.context() as context:
-        context.setattr(traces, "_FORMAT", traces._FORMAT + 1)
-        found.append(trace_key(COMPONENT, 23))
-    assert len(set(found)) == len(found) == 8
-    installed["torch"] = "2.13.0+rocm7.1"  # another build of the same code
-    assert trace_key(COMPONENT, 23) == first
+    for name in ("__version__", "FORMAT"):
+        with monkeypatch.context() as context:
+            context.setattr(traces, name, others(getattr(traces, name)))
+            found.append(made())
+    installed["torch"] = "2.13.0a0+git0123456"  # somebody's own build
+    found.append(made())
+    assert len(set(found)) == len(found) == 13
+    installed["torch"] = "2.13.0+rocm7.1"  # another build of the same source
+    assert made() == first
+    traces._versions.cache_clear()
 
 
-def test_defaults_are_kept_for_each_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"diffusers": "0.42.1", "transformers": "5.23.0"}
-    monkeypatch.setattr(traces, "version", lambda package: installed[package])
-    asked: list[str] = []
+def imported_by(module: str) -> set[str]:
+    """The modules of sdort that ``module`` imports, inside of functions too, but for type checkers."""
+    path = Path(sdort.__file__).parents[1].joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    top = Path(sdort.__file__).parents[1]
+    return {
+        name for name in names
+        if name.startswith("sdort.")
+        and (top.joinpath(*name.split(".")).is_dir() or top.joinpath(*name.split(".")).with_suffix(".py").is_file())
+    }  # fmt: skip
 
-    def compute(name: str) -> dict[str, Any]:
-        asked.append(name)
-        return {"number": len(asked)}
 
-    cache = TraceCache(tmp_path)
-    assert [cache.defaults("AutoencoderKL", compute) for _ in range(2)] == [{"number": 1}] * 2
-    installed["diffusers"] = "0.43.0"
-    assert cache.defaults("AutoencoderKL", compute) == {"number": 2}
-    assert cache.defaults("CLIPTextModel", compute) == {"number": 3}
-    assert asked == ["AutoencoderKL", "AutoencoderKL", "CLIPTextModel"]
+def test_sdorts_part_of_a_trace_is_hashed_whole() -> None:
+    """Whatever tracing imports of sdort is hashed, but for messages, files and processes."""
+    seen, left = set[str](), {"sdort.exporter.trace", "sdort.exporter.torch_modules", "sdort.exporter.template"}
+    left |= {"sdort.exporter.component_configs", "sdort.passes.tidy", "sdort.passes.upgrade"}
+    while left:
+        seen |= left
+        left = {name for module in left for name in imported_by(module)} - seen
+    hashed = set(traces.SOURCES["sdort"][""])
+    assert {name.split(".")[1] for name in seen} - hashed <= {"errors", "console", "tables", "staging", "machine"}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "library"
+    (folder / "models" / "used").mkdir(parents=True)
+    (folder / "models" / "other").mkdir()
+    for name in ("__init__.py", "models/__init__.py", "models/used/net.py", "models/other/net.py", "notes.txt"):
+        (folder / name).write_text("one = 1\n")
+    return folder
+
+
+def test_sources_are_what_their_files_hold(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = VerifiedCache(tmp_path / "memo", "the hash", ".sources", 4096)
+    monkeypatch.setattr(package_sources, "_SETTLED_NS", 0)
+
+    def digest() -> str:
+        return read_sources(package, memo, {"models": ("used",)}).digest
+
+    first = digest()
+    assert digest() == first
+    assert len(list(memo.folder.iterdir())) == 1
+    (package / "models/other/net.py").write_text("another model\n")
+    (package / "notes.txt").write_text("another text\n")
+    assert digest() == first
+    found = [first]
+    for name in ("models/__init__.py", "models/used/net.py"):
+        status = (package / name).stat()
+        (package / name).write_text("one = 2\n")  # as long as before, and with its old time
+        os.utime(package / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+        found.append(digest())
+    (package / "models/used/net.py").rename(package / "models/used/nets.py")
+    found.append(digest())
+    (package / "models/used/more.py").touch()
+    found.append(digest())
+    assert len(set(found)) == 5
+    shutil.copytree(package, tmp_path / "again" / "library")
+    assert read_sources(tmp_path / "again" / "library", memo, {"models": ("used",)}).digest == found[-1]
+
+
+def test_a_source_that_just_changed_is_read_each_time(package: Path, tmp_path: Path) -> None:
+    """Two changes within one tick of the file system's clock have the same time."""
+    memo = VerifiedCache(tmp_path / "memo", "the hash", ".sources", 4096)
+    first = read_sources(package, memo)
+    assert not memo.folder.exists()
+    assert first.changed_ns > 0
+
+
+def test_what_is_not_installed_is_told() -> None:
+    with pytest.raises(SdortError, match="no_such_package is not installed"):
+        package_sources.package_folder("no_such_package")
+
+
+class Library:
+    """A cache of traces whose packages are small folders."""
+
+    def __init__(self, folder: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(traces, "package_folder", lambda name: package)
+        monkeypatch.setattr(traces, "process_start_ns", lambda: 2**62)
+        self.folder, self.asked = folder, 0
+
+    def defaults(self, name: str = "AutoencoderKL") -> dict[str, Any]:
+        return TraceCache(self.folder).defaults(name, self._compute)
+
+    def _compute(self, name: str) -> dict[str, Any]:
+        self.asked += 1
+        return {"heads": 4, "name": name}
+
+
+@pytest.fixture
+def library(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
+    return Library(tmp_path / "traces", package, monkeypatch)
+
+
+def test_defaults_are_kept_for_each_state_of_the_library(library: Library, package: Path) -> None:
+    assert library.defaults() == library.defaults() == {"heads": 4, "name": "AutoencoderKL"}
+    assert library.asked == 1
+    library.defaults("CLIPTextModel")
+    assert library.asked == 2
+    (package / "__init__.py").write_text("edited, of the same version\n")
+    library.defaults()
+    assert library.asked == 3
+
+
+def test_no_bit_of_kept_defaults_makes_another_model(library: Library, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits flipped (tests of VerifiedCache flip all), cuts, and another class' entry under this one's name."""
+    library.defaults("UNet2DConditionModel")
+    (foreign,) = library.folder.glob("*.defaults")
+    content = foreign.read_bytes()
+    foreign.unlink()
+    right = library.defaults()
+    (entry,) = library.folder.glob("*.defaults")
+    whole = entry.read_bytes()
+    damaged = [content, b"", *(whole[:end] for end in range(1, len(whole), 7))]
+    number = int.from_bytes(whole, "big")
+    damaged += [(number ^ 1 << bit).to_bytes(len(whole), "big") for bit in range(0, len(whole) * 8, 11)]
+    cache = TraceCache(library.folder)
+    for other in damaged:
+        entry.write_bytes(other)
+        library.asked = 0
+        assert cache.defaults("AutoencoderKL", library._compute) == right
+        assert library.asked == 1
+        assert entry.read_bytes() == whole
+    assert capsys.readouterr().err.count("it is made anew") == len(damaged)
+
+
+def test_what_changed_while_it_was_imported_is_not_kept(
+    library: Library, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(traces, "process_start_ns", lambda: 0)
+    library.defaults()
+    assert not list(library.folder.glob("*.defaults"))
+    assert "changed while this process ran" in " ".join(capsys.readouterr().err.split())
