@@ -118,6 +118,6 @@ def _table(entries: Collection[CacheEntry]) -> Table:
 
     table = Table("", ("cache", "entry", ">size", ">age", ""))
     for entry in entries:
-        in_use = "in use" if entry.in_use else ""
-        table.add_row(entry.kind, entry.name, size_text(entry.bytes), age_text(entry.age_s), in_use)
+        state = "in use" if entry.in_use else "of an earlier sdort" if entry.outdated else ""
+        table.add_row(entry.kind, entry.name, size_text(entry.bytes), age_text(entry.age_s), state)
     return table

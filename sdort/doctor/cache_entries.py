@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sdort.errors import OutputError
 from sdort.machine.cache_folder import traces_folder
-from sdort.ops.library import libraries_folder, tuning_table
+from sdort.machine.verified_cache import is_entry
+from sdort.ops.library import RECORD, libraries_folder, tuning_table
 from sdort.staging import TEMPORARY_PREFIX, is_abandoned
 from sdort.tuning.bundle import BundleError
 from sdort.tuning.store import Store, age
@@ -39,6 +40,7 @@ class CacheEntry:
         bytes: its size.
         age_s: seconds since it was made.
         in_use: whether a running command holds it, so that it is not removed.
+        outdated: whether an earlier sdort made it, in a form that this one does not read.
     """
 
     kind: str
@@ -47,13 +49,19 @@ class CacheEntry:
     bytes: int
     age_s: int
     in_use: bool = False
+    outdated: bool = False
 
 
 def traces() -> Iterator[CacheEntry]:
-    """Traces of architectures and defaults of their classes; a reader has read them whole before anything can go."""
+    """Traces of architectures, defaults of their classes, and hashes of the sources that traced.
+
+    A reader has read them whole before anything can go.
+    """
     for path in _children(traces_folder()):
-        if re.fullmatch(r"\w+-[0-9a-f]{32}\.trace|\w+-[\w.+]+\.json", path.name) and path.is_file():
-            yield _entry(TRACES, path)
+        if re.fullmatch(r"\w+-[0-9a-f]{32}\.(trace|defaults|sources)", path.name) and path.is_file():
+            yield _entry(TRACES, path, outdated=not is_entry(path))
+        elif re.fullmatch(r"(AutoencoderKL|CLIP\w+|UNet\w+)-\d[\w.+]*\.json", path.name) and path.is_file():
+            yield _entry(TRACES, path, outdated=True)
         elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and path.is_file():
             yield _entry(TRACES, path, in_use=not is_abandoned(path, 0))
 
@@ -73,9 +81,10 @@ def tuning() -> Iterator[CacheEntry]:
 
 
 def ops() -> Iterator[CacheEntry]:
-    """Libraries of custom operators, one for each state of their sources."""
+    """Libraries of custom operators, one for each state of their sources: the folders with a record of a build."""
     for path in _children(libraries_folder()):
-        if re.fullmatch(rf"({re.escape(_REMOVED)})?[0-9a-f]{{16}}", path.name) and path.is_dir():
+        is_named = re.fullmatch(rf"({re.escape(_REMOVED)})?[0-9a-f]{{16}}", path.name)
+        if is_named and path.is_dir() and (is_named[1] or (path / RECORD).is_file()):
             yield _entry(OPS, path, in_use=not is_abandoned(path, os.O_DIRECTORY))
 
 
@@ -119,11 +128,11 @@ def remove(entry: CacheEntry) -> None:
         raise OutputError(f"cannot remove {entry.path}: {error.strerror or error}") from error
 
 
-def _entry(kind: str, path: Path, *, in_use: bool = False) -> CacheEntry:
+def _entry(kind: str, path: Path, *, in_use: bool = False, outdated: bool = False) -> CacheEntry:
     made = 0.0
     with suppress(OSError):  # another process cleans up
         made = max(0.0, time.time() - path.stat().st_mtime)
-    return CacheEntry(kind, path.name, path, folder_bytes(path), round(made), in_use)
+    return CacheEntry(kind, path.name, path, folder_bytes(path), round(made), in_use, outdated)
 
 
 def folder_bytes(path: Path) -> int:

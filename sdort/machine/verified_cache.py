@@ -17,12 +17,14 @@ from typing import Any
 
 from sdort.console import warn
 from sdort.errors import BadModelError
-from sdort.machine.input_file import read_input
+from sdort.machine.input_file import open_input, read_input
 from sdort.staging import staged_file
 from sdort.tables import size_text
 
 _FIRST_LINE = 65
 """Bytes of a SHA-256 in hexadecimal and a line's end."""
+_MAX_KEY = 1 << 20
+"""Bytes within which a key ends; that of a trace has some thousand."""
 _NAME_DIGITS = 32
 """Hexadecimal digits of the key's hash in a file's name: 128 bits."""
 
@@ -47,7 +49,7 @@ class VerifiedCache:
 
     def path(self, name: str, key: Mapping[str, Any]) -> Path:
         """Where the entry of a key lies: ``NAME-HASH.SUFFIX``."""
-        return self.folder / f"{name}-{hashlib.sha256(_line(key)).hexdigest()[:_NAME_DIGITS]}{self.suffix}"
+        return self.folder / f"{name}-{_name_of(_line(key))}{self.suffix}"
 
     def load(self, name: str, key: Mapping[str, Any]) -> bytes | None:
         """The content that was stored for a key; None where there is none, or none that is whole.
@@ -87,6 +89,21 @@ class VerifiedCache:
                 file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
         except OSError as error:
             warn(f"cannot keep {self.what} in {self.folder}: {error.strerror or error}")
+
+
+def is_entry(path: Path) -> bool:
+    """Whether a file holds a key and is named by it; one of an earlier sdort does not, nor one that was renamed."""
+    try:
+        with open_input(path, links=False) as file:
+            _, _, rest = file.read(_MAX_KEY).partition(b"\n")
+    except (BadModelError, OSError):
+        return False
+    known, end, _ = rest.partition(b"\n")
+    return path.stem.endswith(f"-{_name_of(known + end)}")
+
+
+def _name_of(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()[:_NAME_DIGITS]
 
 
 def _line(key: Mapping[str, Any]) -> bytes:

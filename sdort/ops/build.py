@@ -16,10 +16,18 @@ from typing import Any
 
 from sdort.console import detail, progress
 from sdort.errors import OutputError, SdortError, UsageError
-from sdort.ops.library import LIBRARY_FILE, built_library, describe_library, libraries_folder, source_folder
+from sdort.machine.input_file import read_input
+from sdort.ops.library import (
+    LIBRARY_FILE,
+    MAX_RECORD,
+    RECORD,
+    built_library,
+    check_library,
+    describe_library,
+    libraries_folder,
+    source_folder,
+)
 from sdort.staging import held
-
-_RECORD = "build.json"
 
 _TAIL = 30
 """Lines of a failed compiler that are shown."""
@@ -59,6 +67,8 @@ class Build:
     """When it was built."""
     options: BuildOptions = field(default_factory=BuildOptions)
     """What was asked for."""
+    sha256: str = ""
+    """SHA-256 of the library, with which it is compared whenever it is loaded."""
 
 
 def build(options: BuildOptions, *, force: bool = False) -> tuple[Build, bool]:
@@ -83,28 +93,45 @@ def _build_into(options: BuildOptions, target: Path) -> Build:
     """Build beside ``target``, then move what came out into it; a failure or an interruption leaves it as it was."""
     try:
         target.mkdir(parents=True, exist_ok=True)
+        if not (target / RECORD).exists():  # marks the folder as sdort's, from a build that is killed too
+            (target / RECORD).write_text("{}")
         with held(target), tempfile.TemporaryDirectory(prefix=".build-", dir=target) as folder:
             made = replace(_compile(options, Path(folder)), path=target / LIBRARY_FILE)
-            (Path(folder) / _RECORD).write_text(json.dumps(asdict(made) | {"path": LIBRARY_FILE}, indent=1))
-            # Without its record a library is used, and built again when asked: never one with another's record.
-            (target / _RECORD).unlink(missing_ok=True)
-            os.replace(Path(folder) / LIBRARY_FILE, target / LIBRARY_FILE)
-            os.replace(Path(folder) / _RECORD, target / _RECORD)
+            target.chmod(0o755)  # whatever the umask
+            _install(made, Path(folder), target)
     except OSError as error:
         raise OutputError(f"cannot write to {target}: {error.strerror or error}") from error
     return made
 
 
+def _install(made: Build, stage: Path, target: Path) -> None:
+    """Put the library from ``stage`` in its place.
+
+    First comes the record, which has the hashes of the library that is there and of the one to come: whoever loads
+    either of them meanwhile finds its hash.
+    """
+    last = last_build()
+    record = asdict(made) | {"path": LIBRARY_FILE, "previous": last.sha256 if last else ""}
+    (stage / RECORD).write_text(json.dumps(record, indent=1))
+    os.replace(stage / RECORD, target / RECORD)
+    os.replace(stage / LIBRARY_FILE, target / LIBRARY_FILE)
+
+
 def last_build() -> Build | None:
-    """The build of these sources in the cache; None if there is none, or it is damaged."""
-    folder = built_library().parent
-    try:
-        stored = json.loads((folder / _RECORD).read_text())
-        stored["options"] = BuildOptions(**_tuples(stored["options"]))
-        build = Build(**_tuples(stored) | {"path": folder / LIBRARY_FILE})
-    except (OSError, ValueError, TypeError, KeyError):
+    """The build of these sources in the cache; None if there is none, or it is not what was built."""
+    path = built_library()
+    if not path.is_file():
         return None
-    return build if build.path.is_file() else None
+    try:
+        stored = json.loads(read_input(path.with_name(RECORD), limit=MAX_RECORD))
+        stored.pop("previous", None)
+        stored["options"] = BuildOptions(**_tuples(stored["options"]))
+        build = Build(**_tuples(stored) | {"path": path})
+        is_built = check_library(path) == build.sha256
+    except (SdortError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        detail(f"{path}: {error}")
+        return None
+    return build if is_built else None
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
@@ -130,15 +157,18 @@ def _compile(options: BuildOptions, staging: Path) -> Build:
         _run(["cmake", "--build", str(work), "--parallel", str(os.cpu_count() or 1)])
         advance(1)
     os.replace(work / LIBRARY_FILE, staging / LIBRARY_FILE)
-    code = tuple(code.architecture for code in describe_library(staging / LIBRARY_FILE).code_objects)
+    library = staging / LIBRARY_FILE
+    library.chmod(0o755)  # whatever the umask
+    code = tuple(code.architecture for code in describe_library(library).code_objects)
     return Build(
-        path=staging / LIBRARY_FILE,
+        path=library,
         code=code,
         left_out=_stated(configured, "left out"),
         headers=" ".join(_stated(configured, "ONNX Runtime headers")),
         seconds=round(time.perf_counter() - start, 1),
         date=time.strftime("%Y-%m-%d %H:%M:%S"),
         options=options,
+        sha256=check_library(library),
     )
 
 

@@ -1,4 +1,8 @@
-"""Paths and contents of the custom operator library."""
+"""Paths and contents of the custom operator library.
+
+It is code that runs in this process: before it is loaded, :func:`check_library` sees that no other account could have
+written it, and that it is what was built.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +18,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sdort.errors import ProviderError, UsageError
+from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.machine.cache_folder import cache_folder
 from sdort.machine.checkout import import_part
+from sdort.machine.input_file import open_input, read_input
+from sdort.machine.ownership import why_foreign
 
-LIBRARY_FILE = "libsdort_ops.so"
+LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
 AUTO, ON, OFF = "auto", "on", "off"
 _BUILD = "sdort ops build"
+MAX_RECORD = 1 << 20
+"""Bytes of the record of a build, which takes some hundred."""
 _NAMES = "SDORT_OPS"
 """The variable that tells the library what to register (``custom_ops/runtime/register.cpp``)."""
 
@@ -102,14 +111,15 @@ def resolve(setting: str) -> Path | None:
         setting: ``auto`` (if it is built), ``on``, ``off`` or a path.
 
     Raises:
-        ProviderError: ``on``, and it is not built.
-        UsageError: there is no file at the path, or it is not such a library.
+        ProviderError: ``on``, and it is not built; or it is not what was built.
+        UsageError: there is no file at the path, or it is not such a library, or another account could have written it.
     """
     if setting == OFF:
         return None
     if setting in (AUTO, ON):
         path = built_library()
         if path.is_file():
+            check_library(path)
             return path
         if setting == AUTO:
             return None
@@ -121,13 +131,67 @@ def resolve(setting: str) -> Path | None:
     return path
 
 
+def check_library(path: Path) -> str:
+    """The SHA-256 of a library that may be loaded.
+
+    Raises:
+        UsageError: it cannot be read, or another account could have written it.
+        ProviderError: it is not what was built: it was changed, damaged, or put there.
+    """
+    try:
+        foreign = why_foreign(path)
+        digest = _sha256(path, _identity(path))
+    except (OSError, BadModelError) as error:
+        raise UsageError(f"{path} is not loaded: {error}", hint=f"Build one: {_BUILD}") from error
+    if foreign:
+        raise UsageError(
+            f"{path} is not loaded, as {foreign}: its code would run as you",
+            hint=f"Build one: {_BUILD}, or copy it:\n"
+            f"    install -m 755 {shlex.quote(str(path))} FOLDER\nwhere FOLDER and those above it are yours alone.",
+        )
+    built = _built_hashes(path.with_name(RECORD))
+    if digest not in built and (built or path == built_library()):
+        what = "changed or damaged since it was built" if built else "put there without a record of its build"
+        raise ProviderError(f"{path} is not loaded: it was {what}", hint=f"Build it again: {_BUILD} --force")
+    return digest
+
+
+def _built_hashes(record: Path) -> set[str]:
+    """SHA-256 of the library that a record describes, and of the one before: either is there during a build's end."""
+    try:
+        stored = json.loads(read_input(record, limit=MAX_RECORD))
+    except (BadModelError, ValueError, RecursionError):
+        return set()
+    hashes = (stored.get("sha256"), stored.get("previous")) if isinstance(stored, dict) else ()
+    return {text for text in hashes if isinstance(text, str) and text}
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 @cache
+def _sha256(path: Path, identity: tuple[int, ...]) -> str:
+    digest = hashlib.sha256()
+    with open_input(path) as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
 def describe_library(path: Path) -> Description:
     """Contents of a library, by its own account.
 
     Raises:
-        UsageError: it cannot be loaded, or is something else.
+        UsageError: it cannot be loaded, is something else, or another account could have written it.
+        ProviderError: it is not what was built.
     """
+    return _describe(path, check_library(path))
+
+
+@cache
+def _describe(path: Path, digest: str) -> Description:
     try:
         library = ctypes.CDLL(str(path))
         function = library.sdort_ops_describe
@@ -143,10 +207,9 @@ def describe_library(path: Path) -> Description:
     )
 
 
-@cache
 def library_hash(path: Path) -> str:
     """The first 16 digits of the file's SHA-256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return _sha256(path, _identity(path))[:16]
 
 
 def register(session_options: Any, path: Path, provider: str, left_out: Collection[str] = ()) -> None:
@@ -157,8 +220,10 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
             them.
 
     Raises:
-        ProviderError: ONNX Runtime cannot load the library.
+        ProviderError: ONNX Runtime cannot load the library, or it is not what was built.
+        UsageError: another account could have written it.
     """
+    check_library(path)
     os.environ["SDORT_OPS_PROVIDER"] = provider if provider in ("rocm", "cuda") else "cpu"
     if tuning_table().is_file():
         # Read by the library when a kernel first runs.

@@ -17,6 +17,7 @@ from sdort.cli import cli
 from sdort.doctor.cache_entries import remove
 from sdort.errors import UsageError
 from sdort.machine.cache_folder import cache_folder
+from sdort.machine.verified_cache import VerifiedCache
 from sdort.staging import TEMPORARY_PREFIX, held, temporary_folder
 
 DAY = 86400
@@ -26,7 +27,8 @@ OURS = {
     "traces/.x.trace.sdort-new-00000000": ("traces", 1, 40),
     "tuning/unet-0123456789abcdef01234567/bundle.json": ("tuning", 5, 40),
     "ops/tuning.tsv": ("tuning", 7, 1),
-    f"ops/{'0' * 16}/libsdort_ops.so": ("ops", 11, 40),
+    f"ops/{'0' * 16}/libsdort_ops.so": ("ops", 9, 40),
+    f"ops/{'0' * 16}/build.json": ("ops", 2, 40),
 }
 """File -> its cache, bytes and age in days."""
 OTHERS = (
@@ -36,7 +38,10 @@ OTHERS = (
     "other/file",
     "tuning/.lock",
     "tuning/mine/notes.txt",
+    "traces/package-1.0.json",
+    f"ops/{'5' * 16}/photograph.jpg",
 )
+"""What is nobody's here; a folder of 16 digits among it, which no build made."""
 
 
 @pytest.fixture
@@ -62,7 +67,9 @@ def files(folder: Path) -> set[str]:
 def test_every_entry_is_listed_with_its_size(cache: Path) -> None:
     report = sdort.list_cache()
     assert report.folder == cache
-    assert sorted((entry.kind, entry.bytes) for entry in report.entries) == sorted(x[:2] for x in OURS.values())
+    sizes = {(kind, size) for kind, size, _ in OURS.values() if kind != "ops"} | {("ops", 11)}
+    assert {(entry.kind, entry.bytes) for entry in report.entries} == sizes
+    assert len(report.entries) == len(sizes)
     assert {entry.kind for entry in sdort.list_cache(["ops"]).entries} == {"ops"}
     with pytest.raises(UsageError, match="no cache 'opps'"):
         sdort.list_cache(["opps"])
@@ -76,6 +83,17 @@ def test_cleaning_takes_only_what_is_sdorts(cache: Path) -> None:
     assert (done.removed, done.bytes, done.kept) == (True, plan.bytes, [])
     assert files(cache) == set(OTHERS)
     assert sdort.list_cache().entries == []
+
+
+def test_entries_of_an_earlier_sdort_are_told(cache: Path) -> None:
+    traces = VerifiedCache(cache / "traces", "the trace", ".trace", 1000)
+    traces.store("unet", {"opset": 23}, b"graph")
+    new = traces.path("unet", {"opset": 23})
+    outdated = {entry.path.name: entry.outdated for entry in sdort.list_cache(["traces"]).entries}
+    old = (f"unet-{'a' * 32}.trace", "AutoencoderKL-0.42.1.json")
+    assert outdated == {new.name: False, ".x.trace.sdort-new-00000000": False, **dict.fromkeys(old, True)}
+    new.rename(cache / "traces" / old[0])
+    assert all(e.outdated for e in sdort.list_cache(["traces"]).entries if e.name in old)
 
 
 def test_cleaning_by_kind_and_age(cache: Path) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import hashlib
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -14,7 +20,7 @@ from support import native
 from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.ops import library
-from sdort.ops.build import Build, BuildOptions, last_build
+from sdort.ops.build import Build, BuildOptions, _install, last_build
 from sdort.ops.table import Entry, read_table
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions, session_options
@@ -41,6 +47,8 @@ def built(empty_cache: Path) -> Path:
         "seconds": 3.0,
         "date": "2026-11-21 00:00:00",
         "options": {"architectures": ["gfx1100"], "hip": None, "cuda": None, "compiler": None, "ort_include": None},
+        "sha256": hashlib.sha256(target.read_bytes()).hexdigest(),
+        "previous": "",
     }
     (target.parent / "build.json").write_text(json.dumps(stored))
     return target
@@ -62,7 +70,14 @@ def test_what_is_built_is_found(built: Path) -> None:
     assert library.resolve("auto") == library.resolve("on") == built
     assert library.resolve("off") is None
     assert last_build() == Build(
-        built, ("gfx1100",), ("gfx950",), "here (API 21)", 3.0, "2026-11-21 00:00:00", BuildOptions(("gfx1100",))
+        built,
+        ("gfx1100",),
+        ("gfx950",),
+        "here (API 21)",
+        3.0,
+        "2026-11-21 00:00:00",
+        BuildOptions(("gfx1100",)),
+        hashlib.sha256(built.read_bytes()).hexdigest(),
     )
 
 
@@ -110,10 +125,111 @@ def test_sessions_register_it(built: Path) -> None:
         onnxruntime.InferenceSession(model, without, providers=providers)
 
 
-def test_a_damaged_library_is_told(built: Path) -> None:
-    built.write_bytes(b"damaged")
-    with pytest.raises(ProviderError, match=r"cannot load.*\n.*sdort ops build --force"):
-        session_options(onnxruntime, CPU, RuntimeOptions("cpu"), 4)
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded: its constructors would run already."""
+
+    def load(*_: Any) -> Any:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(onnxruntime.SessionOptions, "register_custom_ops_library", load)
+
+
+def refused(path: Path, setting: str = "auto") -> str:
+    """What each of the ways to the library says, which is the same."""
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: library.resolve(setting),
+        lambda: library.describe_library(path),
+        lambda: library.register(onnxruntime.SessionOptions(), path, "cpu"),
+        lambda: session_options(onnxruntime, CPU, RuntimeOptions("cpu", custom_ops=setting), 4),
+    )
+    said = set()
+    for call in calls:
+        with pytest.raises((ProviderError, UsageError)) as caught:
+            call()
+        said.add(str(caught.value))
+    assert len(said) == 1
+    return said.pop()
+
+
+RECORDS: dict[str, Callable[[str], str]] = {
+    "none": lambda text: "",
+    "of an earlier sdort": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "sha256"}),
+    "of another library": lambda text: json.dumps(json.loads(text) | {"sha256": "0" * 64}),
+    "of a build that was killed": lambda text: "{}",
+    "a list": lambda text: "[]",
+    "nested": lambda text: "[" * 100_000,
+    "cut off": lambda text: text[:40],
+    "with a hash that is none": lambda text: json.dumps(json.loads(text) | {"sha256": ["0"]}),
+}
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_library_is_not_loaded_without_its_record(built: Path, kind: str) -> None:
+    record = built.with_name("build.json")
+    record.write_text(RECORDS[kind](record.read_text()))
+    said = refused(built)
+    assert "is not loaded: it was" in said
+    assert "sdort ops build --force" in said
+    assert last_build() is None
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_library_that_was_changed_is_not_loaded(built: Path) -> None:
+    whole = built.read_bytes()
+    size = len(whole)
+    for other in (
+        b"",
+        whole[: size // 2],
+        whole + b"\0",
+        *(flipped(whole, bit) for bit in (0, size * 4, size * 8 - 1)),
+    ):
+        built.write_bytes(other)
+        assert "changed or damaged since it was built" in refused(built)
+        assert last_build() is None
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_a_library_can_be_loaded_while_a_build_puts_another_in_its_place(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record and the library cannot be replaced in one step."""
+    stage = built.parent / ".build-x"
+    stage.mkdir()
+    content = built.read_bytes() + b"\0"
+    (stage / library.LIBRARY_FILE).write_bytes(content)
+    made = last_build()
+    assert made
+    replaced = []
+
+    def replace_and_look(source: Path, target: Path) -> None:
+        os.rename(source, target)
+        replaced.append(target.name)
+        assert library.resolve("on") == built
+
+    monkeypatch.setattr(os, "replace", replace_and_look)
+    _install(dataclasses.replace(made, sha256=hashlib.sha256(content).hexdigest()), stage, built.parent)
+    assert replaced == ["build.json", library.LIBRARY_FILE]
+    assert built.read_bytes() == content
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("setting", ["auto", "path"])
+def test_a_library_that_others_can_write_is_not_loaded(built: Path, setting: str) -> None:
+    built.chmod(0o666)
+    said = refused(built, str(built) if setting == "path" else "auto")
+    assert "is not loaded, as other accounts can write it" in said
+    assert "install -m 755" in said
+    built.chmod(0o755)
+    built.parent.chmod(0o777)
+    assert f"other accounts can write {built.parent}" in refused(built, str(built) if setting == "path" else "auto")
 
 
 def test_list(built: Path) -> None:
