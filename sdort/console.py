@@ -25,6 +25,8 @@ import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
+from sdort.errors.plain_text import encodable, one_line, printable
+
 if TYPE_CHECKING:
     from rich.progress import Task
 
@@ -74,6 +76,7 @@ def is_quiet() -> bool:
 
 def say(message: str) -> None:
     """A line for the person, unless ``-q``."""
+    message = printable(message)
     if _verbosity == SILENT:
         _logger.info(message)
     elif _verbosity >= NORMAL:
@@ -82,6 +85,7 @@ def say(message: str) -> None:
 
 def detail(message: str) -> None:
     """A line that is shown under ``-v`` only."""
+    message = printable(message)
     if _verbosity == SILENT:
         _logger.debug(message)
     elif _verbosity >= VERBOSE:
@@ -90,6 +94,7 @@ def detail(message: str) -> None:
 
 def warn(message: str) -> None:
     """A line that even ``-q`` shows: the result is not quite what was asked for."""
+    message = printable(message)
     if _verbosity == SILENT:
         _logger.warning(message)
     else:
@@ -99,7 +104,7 @@ def warn(message: str) -> None:
 
 def print_error(message: str) -> None:
     """The last line of a command that failed, also under ``-q``."""
-    _print(f"Error: {message}", "Error:", "bold red")
+    _print(f"Error: {printable(message)}", "Error:", "bold red")
 
 
 def _print(message: str, part: str | None = None, style: str = "") -> None:
@@ -165,11 +170,12 @@ def progress(
     class Bars(Progress):
         def get_renderables(self) -> Iterator[RenderableType]:
             for task in self.tasks:
-                text = description if isinstance(description, str) else description()
+                text = one_line(description if isinstance(description, str) else description())
                 left = remaining() if remaining else task.time_remaining
                 yield _BarLine(task, text, numbers() if numbers else _numbers(task, left))
 
-    with Bars(console=console, transient=True) as bar:
+    # What libraries write to a stream meanwhile stays there, to be cleaned: rich would obey its control characters.
+    with Bars(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda amount: bar.advance(task, amount)
 
@@ -236,12 +242,14 @@ def show(result: RenderableType) -> None:
     out = Console(highlight=False)
     if not out.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         out.width = _PIPE_WIDTH
+    shown = wrap(printable(result), out.width) if isinstance(result, str) else result
     with out.capture() as lines:
-        out.print(wrap(result, out.width) if isinstance(result, str) else result, markup=False, soft_wrap=True)
+        out.print(shown, markup=False, emoji=False, soft_wrap=True)
     is_first = not (_has_shown or (_has_said and out.is_terminal))
-    text = re.sub(r"\A(?:\x1b\[[0-9;]*m|\n)*\n", "", lines.get()) if is_first else lines.get()
-    out.file.write(text)
-    _has_shown = _has_shown or bool(text)
+    styled = re.sub(r"\A(?:\x1b\[[0-9;]*m|\n)*\n", "", lines.get()) if is_first else lines.get()
+    out.file.write(styled)
+    out.file.flush()  # a full disk is told while somebody can be told
+    _has_shown = _has_shown or bool(styled)
 
 
 def conclude(verdict: str, next_command: str | None = None) -> None:
@@ -301,25 +309,28 @@ def to_json(obj: object) -> Any:
     ``field(metadata={"json": name})`` gives a field another key,
     and ``field(metadata={"json": None})`` leaves it out. Enums become their values, paths text, sets sorted lists and
     numpy scalars numbers. JSON has neither NaN nor infinity: NaN becomes None, infinity the text ``inf`` or ``-inf``.
+    Nor has it bytes of file names that are no UTF-8 (halves of surrogate pairs): they are written as ``\\udcff``.
 
     Raises:
         TypeError: ``obj`` holds a value of another type.
     """
     if isinstance(obj, Enum):
         return to_json(obj.value)
-    if obj is None or isinstance(obj, (str, bool, int)):
+    if isinstance(obj, str):
+        return encodable(obj)
+    if obj is None or isinstance(obj, (bool, int)):
         return obj
     if isinstance(obj, float):
         return None if math.isnan(obj) else obj if math.isfinite(obj) else str(obj)
     if isinstance(obj, Path):
-        return str(obj)
+        return encodable(str(obj))
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         names = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(obj)}
         values = {key: to_json(getattr(obj, name)) for name, key in names.items() if key is not None}
         schema = type(obj).__dict__.get("__schema__")
         return values if schema is None else {"schema": schema, **values}
     if isinstance(obj, Mapping):
-        return {str(key): to_json(value) for key, value in obj.items()}
+        return {encodable(str(key)): to_json(value) for key, value in obj.items()}
     if isinstance(obj, (set, frozenset)):
         return sorted((to_json(item) for item in obj), key=str)
     if isinstance(obj, (list, tuple)):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sdort import console
+from sdort.errors.plain_text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -57,11 +58,12 @@ class Table:
     details: Sequence[str] = ()
     rows: list[_Row] = field(default_factory=list)
 
-    def add_row(self, *cells: str, style: str = "") -> None:
+    def add_row(self, *cells: str | Sequence[str], style: str = "") -> None:
         """Add a row.
 
         Args:
-            cells: one a column, those of ``details`` too.
+            cells: one a column, those of ``details`` too; a list's items stand on lines of their own. Control
+                characters in them, of names in a model, are written out.
             style: rich's style of the whole row, such as ``bold``.
 
         Raises:
@@ -69,7 +71,8 @@ class Table:
         """
         if len(cells) != len(self.headers):
             raise ValueError(f"{len(cells)} cells for {len(self.headers)} columns of {self.title!r}")
-        self.rows.append(_Row(cells, style))
+        text = ("\n".join(map(one_line, [cell] if isinstance(cell, str) else cell)) for cell in cells)
+        self.rows.append(_Row(tuple(text), style))
 
     @property
     def row_count(self) -> int:
@@ -80,7 +83,7 @@ class Table:
         from rich.text import Text
 
         if self.title:
-            yield Text("\n".join(["", *_wrapped(self.title, options.max_width)]), "bold")
+            yield Text("\n".join(["", *_wrapped(one_line(self.title), options.max_width)]), "bold")
         columns = self._columns()
         widths = _widths(columns, options.max_width)
         if widths is None:
@@ -92,7 +95,7 @@ class Table:
         """The columns that are shown: those with text in them, the details only under ``-v``."""
         columns = []
         for i, header in enumerate(self.headers):
-            name = header.removeprefix(">")
+            name = one_line(header.removeprefix(">"))
             cells = [row.cells[i] for row in self.rows]
             is_shown = name not in self.details or console.verbosity() >= console.VERBOSE
             if is_shown and (any(cells) or not cells):

@@ -7,13 +7,13 @@ imported in the command's body. Each module exposes its click command as ``comma
 from __future__ import annotations
 
 import importlib
-import io
 import sys
 
 import click
 
-from sdort.cli import interruption
+from sdort.cli import interruption, streams
 from sdort.cli.reporting import reporting
+from sdort.errors import SdortError
 from sdort.machine.version import __version__
 
 COMMANDS = (
@@ -47,7 +47,8 @@ Exit codes:
   0 done           4 missed fusion      8 slower (bench --compare)
   1 other error    5 wrong outputs      129 terminal gone
   2 usage error    6 missing provider   130 interrupted
-  3 bad model      7 not writable       143 terminated
+  3 bad model      7 not writable       141 reader gone (| head)
+                                        143 terminated
 
 \b
 Shell completion (bash; also zsh and fish):
@@ -113,9 +114,12 @@ def cli(verbose: bool, quiet: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process, with its signals and streams."""
+    streams.install()
     interruption.install()
-    for stream in (sys.stdout, sys.stderr):
-        # Of another encoding than UTF-8, as in some containers: what it lacks is escaped, no reason to fail.
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-    cli.main(prog_name="sdort")
+    try:
+        cli.main(prog_name="sdort")
+    except SdortError as error:  # stdout's, of --help and --version: no command has begun
+        from sdort.console import print_error
+
+        print_error(str(error))
+        sys.exit(error.exit_code)

@@ -123,7 +123,7 @@ def _explanations(report: OptimizeReport, names: Collection[str]) -> Iterator[Ta
     table = Table("Not fused", ("component", ">left", "nearest fusion", "node", "why"))
     for group in miss_groups(report):
         shown = group.places if verbosity() >= VERBOSE else group.places[:1]
-        nodes = "\n".join(place.node for place in shown)
+        nodes = [place.node for place in shown]
         table.add_row(group.component, group.count, group.fusion, nodes, group.places[0].why)
     if table.row_count:
         yield table

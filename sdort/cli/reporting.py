@@ -30,8 +30,8 @@ def reporting(as_json: bool) -> Iterator[None]:
         yield
         if received():  # something swallowed the interrupt, and the command went on
             raise KeyboardInterrupt
-    except (click.exceptions.Exit, click.Abort, BrokenPipeError):
-        raise  # click ends these itself, the last one quietly: the reader of our output has gone
+    except (click.exceptions.Exit, click.Abort):
+        raise  # click ends these itself
     except click.ClickException as error:
         if as_json:
             _print_json(UsageError(error.format_message()), error.format_message(), error.exit_code)

@@ -118,7 +118,7 @@ def _table(items: list[Warmed]) -> Table:
     for item in items:
         seconds = ("" if value is None else f"{value:.2f}" for value in (item.before_s, item.after_s))
         size = f"{item.height}x{item.width}"
-        table.add_row(item.component, str(item.batch), size, item.status, *seconds, "\n".join(item.decodes))
+        table.add_row(item.component, str(item.batch), size, item.status, *seconds, item.decodes)
     return table
 
 

@@ -159,16 +159,13 @@ def test_an_unexpected_error_is_called_a_bug(run_failing: Callable[..., Result],
     assert ("Traceback" in result.stderr) == bool(args)
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(errno.ENOSPC, 7), (errno.EROFS, 7), (errno.EACCES, 1)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(errno.ENOSPC, 7), (errno.EROFS, 7), (errno.EACCES, 1), (errno.EPIPE, 1)]
+)
 def test_the_systems_errors_are_no_bugs(run_failing: Callable[..., Result], number: int, exit_code: int) -> None:
     result = run_failing(OSError(number, os.strerror(number), "out/model.onnx.data"))
     assert result.exit_code == exit_code
     assert result.stderr == f"Error: out/model.onnx.data: {os.strerror(number)}\n"
-
-
-def test_a_closed_pipe_ends_quietly(run_failing: Callable[..., Result]) -> None:
-    result = run_failing(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    assert (result.exit_code, result.output) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sdort.errors.plain_text import printable
+
 
 def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
     """The known name that is most like ``name``, None where none is.
@@ -60,7 +62,7 @@ class SdortError(Exception):
             f"{kind} {name!r}" for kind, name in (("component", self.component), ("node", self.node)) if name
         )
         text = f"{where}: {self.message}" if where else self.message
-        return f"{text}\n  {self.hint}" if self.hint else text
+        return printable(f"{text}\n  {self.hint}" if self.hint else text)
 
 
 class UsageError(SdortError):
