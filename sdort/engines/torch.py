@@ -11,6 +11,7 @@ import numpy as np
 from sdort.engines.engine import Runner, case_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
+from sdort.errors.plain_text import library_reason
 from sdort.generation.schedulers import load_scheduler
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
@@ -81,7 +82,7 @@ class TorchEngine:
                     str(self.path), local_files_only=True, use_safetensors=True, **dict.fromkeys(skipped)
                 )
         except Exception as error:  # diffusers and transformers raise OSError, ValueError, KeyError and more
-            raise BadModelError(f"diffusers cannot load {self.path}: {str(error).strip()}") from error
+            raise BadModelError(f"diffusers cannot load {self.path}: {library_reason(error)}") from error
         pipeline.set_progress_bar_config(disable=True)
         with quiet_libraries():
             pipeline = pipeline.to(self.device, getattr(torch, self._dtype))
@@ -186,8 +187,7 @@ class TorchEngine:
         except SdortError:
             raise
         except Exception as error:  # torch.compile raises classes of its own
-            first = str(error).strip().split("\n", 1)[0]
-            raise ProviderError(f"{self.name} on {self.device} failed: {first}") from error
+            raise ProviderError(f"{self.name} on {self.device} failed: {library_reason(error)}") from error
         return result
 
     def close(self) -> None:

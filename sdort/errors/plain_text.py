@@ -62,7 +62,7 @@ def library_reason(error: BaseException) -> str:
     What to do is sdort's to say, in an error's hint.
     """
     text = _without(_without(str(error), _UNSAFE), _INSTALL).strip()
-    return one_line(text.partition("\n")[0].strip()) or type(error).__name__
+    return one_line(text.partition("\n")[0].strip()) or "no reason given"
 
 
 def _without(text: str, advice: re.Pattern[str]) -> str:

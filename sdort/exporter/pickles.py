@@ -12,6 +12,7 @@ import torch
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import library_reason
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
 
@@ -39,9 +40,8 @@ def read_pickle(path: Path, component: str) -> dict[str, Weight]:
         with quiet_libraries():  # torch warns about what it refuses a moment later
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        first = str(error).strip().partition("\n")[0]
         raise BadModelError(
-            f"cannot read tensors from {path} ({first})",
+            f"cannot read tensors from {path} ({library_reason(error)})",
             component=component,
             hint="The file is damaged, or holds more than tensors; convert it to safetensors where you trust it.",
         ) from error

@@ -12,6 +12,7 @@ from typing import Any
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.errors.plain_text import library_reason
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
@@ -163,7 +164,7 @@ def _download(model: str, variant: str | None, allow_pickle: bool, *, local: boo
                 options = {"variant": variant, "use_safetensors": None if allow_pickle else True}
                 folder = DiffusionPipeline.download(model, **options, **({"local_files_only": True} if local else {}))
         except Exception as error:  # offline, no such model, gated: each library below raises its own
-            first = str(error).strip().partition("\n")[0].partition(" Please check out")[0]
+            first = library_reason(error).partition(" Please check out")[0]
             hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
             if variant and f"variant={variant}" in first:
                 hint = "Leave out --variant."

@@ -10,6 +10,7 @@ import transformers
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import library_reason
 from sdort.exporter.signatures import ComponentSpec
 from sdort.model.component_names import DECODER, ENCODER
 
@@ -70,8 +71,9 @@ def build_module(component: ComponentSpec) -> Any:
             with torch.device("meta"):
                 model = _construct(component)
         except Exception as error:  # whatever an odd config makes diffusers or transformers stumble over
+            reason = f"{type(error).__name__}: {library_reason(error)}"
             raise BadModelError(
-                f"its config.json does not make a {component.class_name} ({type(error).__name__}: {error})",
+                f"its config.json does not make a {component.class_name} ({reason})",
                 component=component.name,
                 hint=f"The config is damaged, or newer than the installed {component.class_name}.",
             ) from error

@@ -16,6 +16,7 @@ import torch
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError
+from sdort.errors.plain_text import library_reason
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
 from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, vae_scale
@@ -55,9 +56,9 @@ def trace(component: ComponentSpec, module: Any, opset: int) -> Trace:
         try:
             program = _export(component, module, opset)
         except Exception as error:  # torch's exporter raises nearly everything
-            first = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {library_reason(error)}"
             raise SdortError(
-                f"torch {torch.__version__} cannot export it at opset {opset} ({type(error).__name__}: {first})",
+                f"torch {torch.__version__} cannot export it at opset {opset} ({reason})",
                 component=component.name,
                 hint="Try the pinned versions of constraints.txt, or another --opset; -v shows the whole error.",
             ) from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdort.console import say, warn
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import library_reason
 from sdort.generation.request import Request
 from sdort.model.signature import Array
 
@@ -27,7 +28,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # broken vocabularies end in KeyError, json and tokenizers errors alike
-        raise BadModelError(f"cannot read the tokenizer in {folder}: {error}") from error
+        raise BadModelError(f"cannot read the tokenizer in {folder}: {library_reason(error)}") from error
 
 
 def tokenize(tokenizer: Any, prompt: str) -> Array:

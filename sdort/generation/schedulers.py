@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError, nearest_name
+from sdort.errors.plain_text import library_reason
 from sdort.machine.distributions import install_commands
 from sdort.pipelines.configs import read_config
 
@@ -94,7 +95,8 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
             f"{class_name} needs {package}", hint=f"Install it:\n{install_commands(package)}" if needed else None
         ) from error
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {error}") from error
+        reason = library_reason(error)
+        raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {reason}") from error
 
 
 def set_steps(scheduler: Any, steps: int) -> None:
@@ -112,7 +114,8 @@ def set_steps(scheduler: Any, steps: int) -> None:
                 f"--steps {steps} is more than the {trained} timesteps of {type(scheduler).__name__}",
                 hint="20 to 50 steps are usual.",
             ) from error
+        name, reason = type(scheduler).__name__, library_reason(error)
         raise UsageError(
-            f"{type(scheduler).__name__} cannot take {steps} steps with this pipeline's settings: {error}",
+            f"{name} cannot take {steps} steps with this pipeline's settings: {reason}",
             hint="Ask for another number of --steps, or for another --scheduler.",
         ) from error

@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any
 
 from sdort.errors import ProviderError
+from sdort.errors.plain_text import library_reason
 
 DISTRIBUTIONS = (
     "onnxruntime",
@@ -137,7 +138,7 @@ def import_onnxruntime() -> Any:
         _ = module.InferenceSession
     except (ImportError, AttributeError, OSError) as error:
         raise ProviderError(
-            f"{installed.distribution} {installed.version} is installed but does not import: {error}",
+            f"{installed.distribution} {installed.version} is installed but does not import: {library_reason(error)}",
             hint="Install it again:\n"
             + pip("install", "--force-reinstall", "--no-deps", f"{installed.distribution}=={installed.version}"),
         ) from error

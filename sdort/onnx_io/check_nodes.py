@@ -8,6 +8,7 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import library_reason
 from sdort.model.domains import MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN
 from sdort.onnx_io.check_tensors import check_tensor
 from sdort.operators import find_operator
@@ -157,8 +158,7 @@ def _check_schema(node: onnx.NodeProto, context: onnx.checker.C.CheckerContext, 
     try:
         onnx.checker.check_node(node, context)
     except onnx.checker.ValidationError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise _bad(node, component, f"not a valid {node.op_type}: {reason}") from None
+        raise _bad(node, component, f"not a valid {node.op_type}: {library_reason(error)}") from None
 
 
 def _check_counts(node: onnx.NodeProto, component: str) -> None:

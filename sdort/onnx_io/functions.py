@@ -6,6 +6,7 @@ import onnx
 import onnx.inliner
 
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import library_reason
 from sdort.model.domains import OWN_DOMAIN
 from sdort.onnx_io.check_model import check_opsets
 from sdort.onnx_io.check_nodes import MAX_NODES, check_attributes, check_nodes
@@ -54,8 +55,7 @@ def _expand(model: onnx.ModelProto, chosen: list[_Key], component: str) -> onnx.
     try:
         expanded = onnx.inliner.inline_selected_functions(model, chosen)
     except Exception as error:  # the C++ code has no one exception type
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadModelError(f"its functions cannot be expanded: {reason}", component=component) from None
+        raise BadModelError(f"its functions cannot be expanded: {library_reason(error)}", component=component) from None
     kept = [function for function in expanded.functions if function.domain == OWN_DOMAIN]
     del expanded.functions[:]
     expanded.functions.extend(kept)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, ProviderError, UsageError
+from sdort.errors.plain_text import library_reason
 from sdort.machine.cache_folder import cache_folder
 from sdort.machine.checkout import import_part
 from sdort.machine.input_file import open_input, read_input
@@ -197,7 +198,7 @@ def _describe(path: Path, digest: str) -> Description:
         function = library.sdort_ops_describe
     except (OSError, AttributeError) as error:
         raise UsageError(
-            f"{path} is not a library of sdort's operators: {error}", hint=f"Build one: {_BUILD}"
+            f"{path} is not a library of sdort's operators: {library_reason(error)}", hint=f"Build one: {_BUILD}"
         ) from error
     function.restype = ctypes.c_char_p
     contents: dict[str, list[dict[str, Any]]] = json.loads(function())
@@ -236,7 +237,7 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
             session_options.register_custom_ops_library(str(path))
         except Exception as error:  # ONNX Runtime's classes share no base but Exception
             raise ProviderError(
-                f"ONNX Runtime cannot load {path}: {error}", hint=f"Build it again: {_BUILD} --force"
+                f"ONNX Runtime cannot load {path}: {library_reason(error)}", hint=f"Build it again: {_BUILD} --force"
             ) from error
 
 

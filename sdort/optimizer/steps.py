@@ -15,6 +15,7 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from sdort.errors import SdortError
+from sdort.errors.plain_text import library_reason
 from sdort.model.model import Model
 from sdort.optimizer.report import ComponentReport, count_operators
 from sdort.optimizer.unlowered import unlowered
@@ -106,7 +107,7 @@ def _run_step(run: PipelineRun, step: PipelineStep) -> None:
         raise
     except Exception as error:
         raise SdortError(
-            f"step {step.name!r} failed: {type(error).__name__}: {error}",
+            f"step {step.name!r} failed: {type(error).__name__}: {library_reason(error)}",
             component=run.model.component,
             hint="This is a bug in sdort; please report it with the model's architecture.",
         ) from error

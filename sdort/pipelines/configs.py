@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, OutputError
+from sdort.errors.plain_text import encodable
 from sdort.staging import INDEX
 
 __all__ = ["INDEX", "MANIFEST", "optional_config", "read_config", "write_json"]
@@ -54,6 +55,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         OutputError: it cannot be written.
     """
     try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = encodable(json.dumps(content, indent=2, ensure_ascii=False))  # a half of a surrogate pair as JSON has it
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
+from sdort.errors.plain_text import library_reason
 from sdort.providers.provider import Provider
 
 
@@ -15,20 +16,16 @@ def reason_of(error: Exception) -> str:
     Without its further lines, which are its stack, its class and number, and, of errors of the device or its memory,
     the C++ signature before and the source file after them.
     """
-    text = _first_line(error)
+    text = library_reason(error)
     failure = re.search(r"\b(?:(?:HIP|CUDA) (?:failure|error) |Failed to allocate memory )[^;]*", text)
     if failure:
         return failure[0].strip()
     return re.sub(r"^.*?\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or "no reason given"
-
-
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
     """The error to raise when ONNX Runtime refuses a model."""
-    text, reason = _first_line(error), reason_of(error)
+    text, reason = library_reason(error), reason_of(error)
     if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
         return ProviderError(
             f"{provider.name} cannot run {path}: {reason}",
@@ -54,7 +51,7 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
 
 def run_error(error: Exception, component: str, provider: Provider) -> SdortError:
     """The error to raise when a run fails."""
-    text, reason = _first_line(error), reason_of(error)
+    text, reason = library_reason(error), reason_of(error)
     if _out_of_memory(text):
         return MemoryShortageError(
             f"{provider.name} ran out of memory: {reason}",

@@ -15,6 +15,7 @@ from typing import Any
 
 from sdort.console import detail, warn
 from sdort.errors import ProviderError
+from sdort.errors.plain_text import library_reason
 from sdort.ops.library import resolve, tuning_table
 from sdort.ops.table import Entry, read_table
 from sdort.providers.provider import Provider
@@ -122,7 +123,7 @@ def set_results(ort: Any, results: Any) -> None:
     try:
         ort.set_tuning_results(results, error_on_invalid=True)
     except Exception as error:  # ONNX Runtime's classes share no base but Exception
-        raise ProviderError(f"ONNX Runtime refuses the tuning results: {error}") from error
+        raise ProviderError(f"ONNX Runtime refuses the tuning results: {library_reason(error)}") from error
 
 
 def _checked(results: Any) -> list[dict[str, Any]]:
