@@ -16,46 +16,56 @@ import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from sdort.errors import OutputError
 
-INDEX = "model_index.json"
-"""The file that makes a folder a pipeline: its classes and those of its components, as diffusers wrote it."""
-
 TEMPORARY_PREFIX = "sdort-tmp-"
 """Beginning of the names of :func:`temporary_folder`: others there, of tests and older versions, hold no lock."""
+
+WhyForeign = Callable[[Path], str | None]
+"""Why a folder may hold more than a command made there, as the end of a sentence that begins with its name; else None.
+It may raise OSError where another process changes the folder meanwhile."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
 
+def why_not_empty(folder: Path) -> str | None:
+    """The :data:`WhyForeign` of a folder that is replaced only if it is empty."""
+    return "is not empty" if any(folder.iterdir()) else None
+
+
 @contextmanager
-def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> Iterator[Path]:
+def staged_directory(
+    out: Path, overwrite: bool, reads: Iterable[Path] = (), *, why_foreign: WhyForeign = why_not_empty
+) -> Iterator[Path]:
     """A new folder to fill, which becomes ``out`` if the block succeeds and vanishes if it does not.
 
     Args:
         out: the folder to make; missing parents are made too.
         overwrite: replace an existing ``out``. It stays intact until the block succeeded.
         reads: files and folders that the block reads; ``out`` may not be or hold any of them.
+        why_foreign: what keeps an existing ``out`` from being replaced.
 
     Raises:
-        OutputError: ``out`` exists, cannot be written, or is or holds something that is read.
+        OutputError: ``out`` exists, cannot be written, holds what is not its own, or is or holds something that is
+            read.
     """
     out = _target(out)
     _refuse_input(out, reads)
     _recover(out)
-    _check_target(out, overwrite)
+    _check_target(out, overwrite, why_foreign)
     made = _make_parents(out)
     try:
         stage, lock = _make_stage(out)
         try:
             yield stage
-            _check_target(out, overwrite)
-            _swap(stage, out, overwrite)
+            _check_target(out, overwrite, why_foreign)
+            _swap(stage, out, overwrite, why_foreign)
         finally:
             _remove(stage)
             os.close(lock)
@@ -66,7 +76,9 @@ def staged_directory(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> 
         raise
 
 
-def check_output(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> None:
+def check_output(
+    out: Path, overwrite: bool, reads: Iterable[Path] = (), *, why_foreign: WhyForeign = why_not_empty
+) -> None:
     """Raise what :func:`staged_directory` would before it makes anything.
 
     Raises:
@@ -74,7 +86,7 @@ def check_output(out: Path, overwrite: bool, reads: Iterable[Path] = ()) -> None
     """
     out = _target(out)
     _refuse_input(out, reads)
-    _check_target(out, overwrite)
+    _check_target(out, overwrite, why_foreign)
 
 
 @contextmanager
@@ -237,23 +249,26 @@ def _refuse_input(out: Path, reads: Iterable[Path]) -> None:
             )
 
 
-def _check_target(out: Path, overwrite: bool) -> None:
+def _check_target(out: Path, overwrite: bool, why_foreign: WhyForeign) -> None:
     if not os.path.lexists(out):
         return
     if not out.is_dir():
         raise OutputError(f"{out} exists and is not a folder", hint="Choose another output folder.")
-    kept = _why_kept(out)
+    kept = _why_kept(out, why_foreign)
     if not overwrite:
         hint = "Choose another output folder" + (", or replace it with --overwrite." if kept is None else ".")
         raise OutputError(f"{out} exists" + (f" and {kept}" if kept else ""), hint=hint)
     if kept:
-        raise OutputError(
-            f"{out} {kept}, so it is not replaced", hint="Remove it yourself, or choose another output folder."
-        )
+        raise _not_replaced(out, kept)
 
 
-def _why_kept(out: Path) -> str | None:
-    """Why ``out`` is not replaced; None if deleting it loses no more than a pipeline, for a mistyped OUT."""
+def _not_replaced(out: Path, kept: str) -> OutputError:
+    hint = "Choose another output folder; or look what is in it, and remove it yourself."
+    return OutputError(f"{out} is not replaced: it {kept}", hint=hint)
+
+
+def _why_kept(out: Path, why_foreign: WhyForeign) -> str | None:
+    """Why ``out`` is not replaced; None if all in it is what was made there, also where OUT is mistyped."""
     precious = {"the home folder": Path(os.path.expanduser("~")), "the folder that one works in": Path.cwd()}
     for name, path in precious.items():
         if path.is_relative_to(real(out)):
@@ -262,10 +277,12 @@ def _why_kept(out: Path) -> str | None:
         return "is a mount point"
     while True:
         before = _identity(out)
-        if not any(out.iterdir()) or any(next(out.glob(mark), None) for mark in ("*.onnx", "*/*.onnx", INDEX)):
-            return None
-        if _identity(out) == before:
-            return "holds no ONNX pipeline"
+        try:
+            kept = why_foreign(out)
+        except OSError as error:
+            kept = f"cannot be read ({error.strerror or error})"
+        if kept is None or _identity(out) == before:
+            return kept
         # Another run put its result there meanwhile, so what was looked for in one folder may be in the other.
 
 
@@ -348,23 +365,35 @@ def is_abandoned(stage: Path, kind: int) -> bool:
     return True
 
 
-def _swap(stage: Path, out: Path, overwrite: bool) -> None:
-    """Put ``stage`` in the place of ``out``; what ``out`` was lies at ``stage`` afterwards."""
+def _swap(stage: Path, out: Path, overwrite: bool, why_foreign: WhyForeign) -> None:
+    """Put ``stage`` in the place of ``out``; what ``out`` was, if anything, is removed or lies at ``stage``."""
     try:
         if not overwrite or not out.exists():
             stage.rename(out)  # fails where another run has put its result in this very moment
-        elif not exchange(stage, out):
-            old = out.with_name(f"{_prefix(out)}old-{secrets.token_hex(4)}")
-            out.rename(old)
-            try:
-                stage.rename(out)
-            except OSError:
-                old.rename(out)
-                raise
-            _remove(old)
+        elif exchange(stage, out):
+            # Nobody puts anything there by its name any more: what came since it was looked at is seen now.
+            if kept := why_foreign(stage):
+                exchange(stage, out)
+                raise _not_replaced(out, kept)
+        else:
+            _swap_in_two(stage, out, why_foreign)
     except OSError as error:
-        _check_target(out, overwrite)
+        _check_target(out, overwrite, why_foreign)
         raise OutputError(f"cannot put the result at {out}: {error.strerror or error}") from error
+
+
+def _swap_in_two(stage: Path, out: Path, why_foreign: WhyForeign) -> None:
+    """Replace ``out`` where a file system cannot exchange two folders: it is away for a moment."""
+    old = out.with_name(f"{_prefix(out)}old-{secrets.token_hex(4)}")
+    out.rename(old)
+    try:
+        if kept := why_foreign(old):
+            raise _not_replaced(out, kept)
+        stage.rename(out)
+    except (OSError, OutputError):
+        old.rename(out)
+        raise
+    _remove(old)
 
 
 def exchange(first: Path, second: Path) -> bool:

@@ -78,6 +78,7 @@ def bench(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    check: bool = True,
     engine: str = "onnxruntime",
     engines: Sequence[str] = (),
     checkpoint: str | Path | None = None,
@@ -114,7 +115,7 @@ def bench(
     Args:
         pipeline: a folder of ONNX components, or a diffusers folder for the torch engines.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options`` and ``custom_ops``.
+            ``provider_options``, ``custom_ops`` and ``check``.
         engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
         engines: measure in all of these, call by call in turn; ratios are to the first.
         checkpoint: the diffusers folder for torch engines; by default as the manifest says.
@@ -169,6 +170,7 @@ def bench(
             device_id=device_id,
             provider_options=provider_options or {},
             custom_ops=custom_ops,
+            check=check,
         ),
         engine=engine,
         engines=engines,

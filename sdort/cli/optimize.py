@@ -11,7 +11,7 @@ import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.optimize_report import ALL, explained, show_report
-from sdort.cli.options import complete_fusions, needs
+from sdort.cli.options import check_option, complete_fusions, needs
 from sdort.cli.sections import SectionedCommand
 from sdort.providers import PROVIDER_NAMES
 
@@ -47,7 +47,7 @@ MISSES = "misses"
 
 _SECTIONS = {
     "What it is made for": ("provider", "fp16", "fp16_plan", "bf16", "io_fp16", "sdort_ops"),
-    "What is optimized": ("components", "any_graph", "disable"),
+    "What is optimized": ("components", "any_graph", "disable", "check"),
     "What is expected": ("expect", "allow_misses"),
     "Results": ("explain", "report", "overwrite", "as_json"),
 }
@@ -151,6 +151,7 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     shell_complete=complete_fusions,
     help="Leave a fusion out (repeatable); sdort fusions lists them.",
 )
+@check_option
 @click.option(
     "--expect",
     multiple=True,
@@ -171,7 +172,9 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     "that it left; all: those of every fusion.",
 )
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT and the file of --report if they exist.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds, and the file of --report."
+)
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @needs("io_fp16", "fp16")
@@ -188,6 +191,7 @@ def command(
     components: tuple[str, ...],
     any_graph: bool,
     disable: tuple[str, ...],
+    check: bool,
     expect: dict[str, int],
     allow_misses: bool,
     explain: frozenset[str],
@@ -226,6 +230,7 @@ def command(
             out,
             **sized,
             sdort_ops=sdort_ops,
+            check=check,
             expect=expect,
             allow_misses=allow_misses,
             explain=bool(explain),
@@ -241,7 +246,7 @@ def _next(report: OptimizeReport) -> str:
     """The command that comes next: generate with a pipeline, look at anything else."""
     from sdort.engines.default_prompts import short_prompt
     from sdort.model.component_names import DECODER
-    from sdort.staging import INDEX
+    from sdort.pipelines.configs import INDEX
 
     out = Path(report.out)
     if not (out / INDEX).is_file() or not {"text_encoder", "unet", DECODER} <= set(report.components):

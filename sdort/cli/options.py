@@ -28,6 +28,15 @@ custom_ops_option = click.option(
     help="sdort's own operators (sdort ops build): auto registers them where they are built.",
 )
 
+check_option = click.option(
+    "--no-check",
+    "check",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Take files that are not what sdort wrote by its sdort.json: edited ones, and damaged ones.",
+)
+
 placement_option = click.option(
     "--placement",
     is_flag=True,
@@ -128,6 +137,7 @@ _RUNTIME = (
         help="An option of the execution provider, by ONNX Runtime's name for it (repeatable).",
     ),
     custom_ops_option,
+    check_option,
 )
 
 

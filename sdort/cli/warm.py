@@ -64,6 +64,7 @@ def command(
     device_id: int,
     provider_options: dict[str, str],
     custom_ops: str,
+    check: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -92,6 +93,7 @@ def command(
         "device_id": device_id,
         "provider_options": provider_options,
         "custom_ops": custom_ops,
+        "check": check,
     }
     if dry_run:
         show_plan(plan_warm(pipeline, **options), as_json=as_json)

@@ -15,6 +15,7 @@ from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.precision_mark import made_for_bf16
+from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -24,7 +25,10 @@ from sdort.workload.cases import WHOLE_PIPELINE, Case, make_feeds
 
 
 class OnnxEngine:
-    """A folder of ONNX components, or one component, on an execution provider."""
+    """A folder of ONNX components, or one component, on an execution provider.
+
+    All of its files are compared with what sdort wrote before any is opened: a thread would take from what is timed.
+    """
 
     name = "onnxruntime"
 
@@ -32,7 +36,9 @@ class OnnxEngine:
         self.path = path
         self.provider = provider
         self.options = options
-        self.folder: PipelineFolder = open_folder(path, ())
+        with checked(path, options.check) as content:
+            self.folder: PipelineFolder = open_folder(path, ())
+            content.reads(model for name, model in self.folder.models.items() if name != SAFETY_CHECKER)
         self._sessions: dict[str, Session] = {}
 
     def components(self) -> list[str]:

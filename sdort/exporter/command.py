@@ -30,9 +30,9 @@ from sdort.machine.cache_folder import traces_folder
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
-from sdort.onnx_io.hashing import hash_file
 from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
+from sdort.pipelines.own_files import why_foreign
 from sdort.staging import check_output, staged_directory
 from sdort.tables import size_text
 
@@ -101,7 +101,7 @@ def export(
         variant: read the weights of this variant, such as ``fp16``.
         allow_pickle: read ``.bin`` weights where there are no safetensors.
         cache_dir: where traces are kept; by default ``~/.cache/sdort``.
-        overwrite: replace ``out`` if it exists.
+        overwrite: replace ``out`` if it exists and all in it is what sdort wrote.
 
     Returns:
         Each component's nodes, parameters, bytes and seconds.
@@ -151,7 +151,7 @@ def plan_export(
         True
     """
     options = _options(components, opset, static, variant, allow_pickle, cache_dir)
-    check_output(Path(out), overwrite, _reads(str(model)))
+    check_output(Path(out), overwrite, _reads(str(model)), why_foreign=why_foreign)
     cache = TraceCache(options.cache_dir, keeps=False)
     with open_source(str(model), variant=variant, allow_pickle=allow_pickle, downloads=False) as source:
         chosen = _components(source, options, cache)
@@ -186,7 +186,7 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
     cache = TraceCache(options.cache_dir)
     with (
         # First, so that an existing OUT is an error before a long download.
-        staged_directory(out, overwrite, _reads(model)) as stage,
+        staged_directory(out, overwrite, _reads(model), why_foreign=why_foreign) as stage,
         open_source(model, variant=options.variant, allow_pickle=options.allow_pickle) as source,
     ):
         components = _components(source, options, cache)
@@ -240,7 +240,7 @@ def _export_component(
     seconds = time.perf_counter() - start
     how = "traced" if traced else "known architecture"
     detail(f"{component.name}: {size_text(written.bytes)}, {how}, {seconds:.1f} s")
-    report = ExportedComponent(
+    return ExportedComponent(
         component.name,
         component.class_name,
         sum(weight.nbytes // weight.dtype.itemsize for weight in used),
@@ -250,11 +250,8 @@ def _export_component(
         seconds,
         component.inputs,
         component.outputs,
-        {path.name: hash_file(path)},
+        {file.name: digest for file, digest in written.hashes.items()},
     )
-    if written.data_path and written.xxh128:
-        report.xxh128[written.data_path.name] = written.xxh128
-    return report
 
 
 def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int) -> Template:

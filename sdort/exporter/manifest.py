@@ -14,7 +14,8 @@ from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
 from sdort.machine.version import __version__
 from sdort.model.component_names import DECODER, ENCODER
-from sdort.pipelines.configs import INDEX, MANIFEST, write_json
+from sdort.pipelines.configs import INDEX, write_json
+from sdort.pipelines.own_files import write_own_files
 
 _TEXT_FILES = (".json", ".txt", ".jinja")
 
@@ -67,8 +68,12 @@ class ExportReport:
 
 
 def write_manifest(folder: Path, report: ExportReport) -> None:
-    """Write ``sdort.json``: versions, hashes, shapes."""
-    left_out = ("name", "traced", "seconds")
+    """Write ``sdort.json``, the last file: versions, shapes, and the list of the others.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    left_out = ("name", "traced", "seconds", "xxh128")
     components = {
         component.name: {key: value for key, value in asdict(component).items() if key not in left_out}
         for component in report.components
@@ -82,7 +87,12 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
         "static": report.static,
         "components": components,
     }
-    write_json(folder / MANIFEST, manifest)
+    hashes = {
+        folder / component.name / file: digest
+        for component in report.components
+        for file, digest in component.xxh128.items()
+    }
+    write_own_files(folder, manifest, hashes)
 
 
 def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> None:

@@ -24,6 +24,7 @@ from sdort.generation.schedulers import find_scheduler, load_scheduler, set_step
 from sdort.generation.step_progress import StepProgress
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
+from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
@@ -210,6 +211,7 @@ def load(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    check: bool = True,
 ) -> Pipeline:
     """Load a text-to-image pipeline of ONNX models.
 
@@ -227,12 +229,14 @@ def load(
         device_id: the number of the GPU.
         provider_options: options of the execution provider, by ONNX Runtime's names for them.
         custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
+        check: compare the files with what sdort wrote, where its ``sdort.json`` lists them.
 
     Returns:
         The pipeline; :meth:`Pipeline.generate` makes images.
 
     Raises:
-        BadModelError: the folder is no text-to-image pipeline, or a component does not load.
+        BadModelError: the folder is no text-to-image pipeline, a component does not load, or a file is not what sdort
+            wrote.
         ProviderError: the provider does not load and ``fallback`` is not True, or it cannot run a component.
         UsageError: there is no such provider or option of it.
 
@@ -249,6 +253,7 @@ def load(
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,
+        check=check,
     )
     return _load(Path(pipeline), options)
 
@@ -285,6 +290,7 @@ def run(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    check: bool = True,
     placement: bool = False,
     output: str | Path | None = None,
     overwrite: bool = False,
@@ -296,7 +302,7 @@ def run(
 
     Args:
         pipeline: as for :func:`load`, and so are ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options`` and ``custom_ops``.
+            ``provider_options``, ``custom_ops`` and ``check``.
         prompt: as for :meth:`Pipeline.generate`, and so are ``negative_prompt``, ``steps``, ``guidance_scale``,
             ``height``, ``width``, ``seed``, ``num_images``, ``scheduler``, ``images_at_once``, ``vae_tiling``,
             ``vae_slicing``, ``overwrite`` and ``on_progress``.
@@ -321,6 +327,7 @@ def run(
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,
+        check=check,
     )
     settings = Request(
         prompt="",
@@ -338,7 +345,8 @@ def run(
     requests = _checked(each_prompt(prompt, negative_prompt, settings))
     count = len(requests) * num_images
     paths = output_paths(Path(output) if output else None, settings.seed, count, overwrite)
-    unet_calls(open_folder(Path(pipeline)), settings)
+    with checked(Path(pipeline), check):
+        unet_calls(open_folder(Path(pipeline)), settings)
     loaded = _load(Path(pipeline), options)
     result = loaded._generate(requests, paths, on_progress)
     return _with_placement(result, loaded._models, requests, options) if placement else result

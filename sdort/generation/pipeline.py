@@ -23,6 +23,7 @@ from sdort.generation.request import Request, check_request, check_text_to_image
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
+from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning, Encoder
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
@@ -261,10 +262,17 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
     """Open a pipeline's sessions on a provider.
 
     Raises:
-        BadModelError: the folder is no text-to-image pipeline, or a component does not load.
+        BadModelError: the folder is no text-to-image pipeline, a component does not load, or a file is not what sdort
+            wrote.
         ProviderError: the provider does not load and ``options.fallback`` is not True, or it cannot run a component.
     """
-    folder = open_folder(path)
+    with checked(path, options.check) as content:
+        folder = open_folder(path)
+        content.reads(folder.models[name] for name in folder.needed)
+        return _open_sessions(folder, options)
+
+
+def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToImage:
     provider, replaced = choose_provider(options)
     reasons = [replaced]
     sessions = {}

@@ -33,7 +33,7 @@ KEPT_FILES = 16
 SETTLED_NS = 100_000_000
 """Nanoseconds after which a file's next change has another time: file systems' clocks tick every 10 ms or faster."""
 
-_Identity = tuple[str, int, int, int, int, int]
+Identity = tuple[str, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class ComponentFile:
         return model
 
 
-_kept: OrderedDict[_Identity, _Parsed] = OrderedDict()
+_kept: OrderedDict[Identity, _Parsed] = OrderedDict()
 
 
 def read_component(path: Path, component: str | None = None) -> ComponentFile:
@@ -183,7 +183,7 @@ def read_component(path: Path, component: str | None = None) -> ComponentFile:
         BadModelError: the file cannot be read, or is no ONNX model.
     """
     path = Path(path)
-    identity = _identity(path)
+    identity = file_identity(path)
     parsed = _kept.get(identity) if identity else None
     if parsed is None:
         parsed = _Parsed(read_graph(path, component or path.stem))
@@ -195,7 +195,7 @@ def read_component(path: Path, component: str | None = None) -> ComponentFile:
     return ComponentFile(path, component or path.stem, parsed)
 
 
-def _identity(path: Path) -> _Identity | None:
+def file_identity(path: Path) -> Identity | None:
     """Path, device, inode, size and times of a file; None where there is none: reading it says what is wrong."""
     try:
         status = path.stat()

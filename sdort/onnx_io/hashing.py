@@ -1,4 +1,4 @@
-"""The XXH3 hash (128 bits) of a file, computed while it is being written.
+"""The XXH3 hash (128 bits) of a file, computed while it is being written, or of one that lies there.
 
 It notices damage, as a checksum does, at the speed of memory: SHA-256 would take twice as long as the writing. It is
 no proof against someone who forges a file, and one beside the file would be none either.
@@ -7,6 +7,7 @@ no proof against someone who forges a file, and one beside the file would be non
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -64,6 +65,32 @@ class FileHash:
             start += count
 
 
+def hash_open(descriptor: int, goes_on: Callable[[], bool] = lambda: True) -> str:
+    """The XXH3 hash, 128 bits in hexadecimal, of an open file from where it stands; ``xxh128sum`` prints the same.
+
+    Args:
+        goes_on: asked after every block; where it says no, what is returned is the hash of a beginning.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_BLOCK))
+    while (count := os.readv(descriptor, [buffer])) and goes_on():
+        digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
 def hash_file(path: Path) -> str:
-    """The XXH3 hash, 128 bits in hexadecimal, of a file that fits into memory; ``xxh128sum`` prints the same."""
-    return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    """:func:`hash_open` of a file of sdort's own.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return hash_open(file.fileno())
+
+
+def hash_bytes(content: bytes) -> str:
+    """The XXH3 hash, 128 bits in hexadecimal, of bytes in memory."""
+    return xxhash.xxh3_128_hexdigest(content)

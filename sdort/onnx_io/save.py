@@ -24,7 +24,7 @@ from sdort.model.model import Model
 from sdort.model.overflow import count_infinite, subtract_sources
 from sdort.model.weights import Stored
 from sdort.onnx_io.data_file import Blob
-from sdort.onnx_io.hashing import FileHash
+from sdort.onnx_io.hashing import FileHash, hash_bytes
 from sdort.onnx_io.serialize import Serialized, serialize
 from sdort.tables import size_text
 
@@ -54,8 +54,8 @@ class WriteReport:
     tensors: int = 0
     """Weights in the data file."""
     seconds: float = 0.0
-    xxh128: str | None = None
-    """The data file's XXH3 hash, if it was asked for."""
+    hashes: dict[Path, str] = field(default_factory=dict)
+    """File -> its XXH3 hash, if it was asked for."""
     overflow_counts: dict[str, int] = field(default_factory=dict)
     """Initializer -> how many finite values became infinite when they were rounded to float16."""
 
@@ -74,7 +74,7 @@ def save_model(
         model: left as it is; its weights are evaluated one at a time.
         path: the ``.onnx`` file. Existing files are replaced only when everything is written.
         advance: called with the number of data bytes just written.
-        checksum: also compute the data file's XXH3 hash, while it is being written.
+        checksum: also compute the files' XXH3 hashes, while they are being written.
         sync: wait until the bytes are on the disk.
 
     Raises:
@@ -117,10 +117,13 @@ def write(
     report.overflow_counts.update(content.overflow_counts)
     with _output_errors(path, content, component), _temporary(path) as (temp, temp_data):
         if content.blobs:
-            _write_data(temp_data, content, report, advance, checksum, sync)
+            digest = _write_data(temp_data, content, report, advance, checksum, sync)
             os.replace(temp_data, data_path)
+            report.hashes.update({data_path: digest} if digest else {})
         _write_file(temp, content.proto, sync)
         os.replace(temp, path)
+    if checksum:
+        report.hashes[path] = hash_bytes(content.proto)
     report.bytes = len(content.proto) + content.data_bytes
     report.seconds = time.perf_counter() - start
     return report
@@ -174,7 +177,7 @@ def _write_file(path: Path, content: bytes, sync: bool) -> None:
 
 def _write_data(
     path: Path, content: Serialized, report: WriteReport, advance: Advance | None, checksum: bool, sync: bool
-) -> None:
+) -> str | None:
     with open(path, "w+b") as file, FileHash(file.fileno()) as digest:
         descriptor = file.fileno()
         _reserve(descriptor, content.data_bytes)
@@ -190,7 +193,7 @@ def _write_data(
                     digest.extend(finished.add(blob))
         if sync:
             os.fsync(descriptor)
-        report.xxh128 = digest.hexdigest() if checksum else None
+        return digest.hexdigest() if checksum else None
 
 
 class _Beginning:

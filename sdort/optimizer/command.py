@@ -29,6 +29,8 @@ from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
+from sdort.pipelines.content_check import ContentCheck, checked
+from sdort.pipelines.own_files import why_foreign
 from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
@@ -61,6 +63,7 @@ def optimize(
     explain: bool = False,
     report: str | Path | None = None,
     overwrite: bool = False,
+    check: bool = True,
 ) -> OptimizeReport:
     """Fuse, lower and convert every component of a pipeline folder, or one ``.onnx`` file, for an execution provider.
 
@@ -81,7 +84,8 @@ def optimize(
         allow_misses: write the result though something did not fuse; a wrong ``expect`` is an error all the same.
         explain: report for every fusion each place that it left, and why.
         report: a file for the result as JSON.
-        overwrite: replace ``out`` and ``report`` if they exist.
+        overwrite: replace ``out`` and ``report`` if they exist; ``out`` only if all in it is what sdort wrote.
+        check: compare the source's files with what sdort wrote, where its ``sdort.json`` lists them.
 
     Returns:
         Each component's nodes, operators, fusions, bytes and seconds.
@@ -89,7 +93,8 @@ def optimize(
     Raises:
         UsageError: parameters that exclude each other, ``disable``, ``components`` or ``expect`` names nothing, or
             ``out`` lies in ``source``.
-        BadModelError: a component cannot be read, or a model is no component and was not asked for.
+        BadModelError: a component cannot be read, a model is no component and was not asked for, or a file is not
+            what sdort wrote.
         MissedFusionError: something should have fused and did not, and ``allow_misses`` is off; or a count that
             ``expect`` names is another.
         ParityError: a weight overflows fp16.
@@ -118,13 +123,15 @@ def optimize(
         allow_misses=allow_misses,
         explain=explain,
         overwrite=overwrite,
+        check=check,
         report=Path(report) if report else None,
     )
     _check_request(request)
     _check_report(request)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
     try:
-        _optimize(request, result)
+        with checked(request.source, request.check) as content:
+            _optimize(request, result, content)
     except SdortError as error:
         if request.explain:
             error.record["report"] = result
@@ -179,7 +186,7 @@ def plan_optimize(
     )
     _check_request(request)
     chosen = select_models(request, _survey(request))
-    check_output(request.out, request.overwrite, [request.source, *chosen.values()])
+    check_output(request.out, request.overwrite, [request.source, *chosen.values()], why_foreign=why_foreign)
     return plan_space(request, chosen)
 
 
@@ -231,17 +238,21 @@ def _check_report(request: OptimizeRequest) -> None:
     check_output_file(request.report, request.overwrite, reads)
 
 
-def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
+def _optimize(request: OptimizeRequest, report: OptimizeReport, content: ContentCheck) -> None:
     start = time.perf_counter()
     models = _survey(request)
     chosen = select_models(request, models)
     check_expected(request.expect, chosen)
     report.left_out.update(left_out(request, models))
-    with staged_directory(request.out, request.overwrite, [request.source, *chosen.values()]) as stage:
+    reads = [request.source, *chosen.values()]
+    hashes: dict[Path, str] = {}
+    with staged_directory(request.out, request.overwrite, reads, why_foreign=why_foreign) as stage:
         plan_space(request, chosen).raise_if_short()
+        content.reads(chosen.values())
         selector = _fp32_selector(request, stage)
         for name, path in chosen.items():
-            _optimize_component(request, report, name, path, stage, selector, known=name in models.components)
+            known = name in models.components
+            hashes.update(_optimize_component(request, report, name, path, stage, selector, known=known))
         if selector:
             selector.write_plan(stage, request.provider)
         wrong = wrong_counts(request.expect, report.components)
@@ -251,7 +262,8 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport) -> None:
             copy_configs(request, stage)
         report.seconds = round(time.perf_counter() - start, 3)
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
-        extend_manifest(request, report, stage)
+        extend_manifest(request, report, stage, hashes)
+        content.finish()
         if request.report is not None:
             write_atomically(request.report, json.dumps(to_json(report), indent=2) + "\n")
         if wrong or (report.misses and not request.allow_misses):
@@ -293,8 +305,15 @@ def _optimize_component(
     selector: Fp32Selector | None,
     *,
     known: bool,
-) -> None:
-    """``known``: it is a component of a pipeline, so that its config says what has to be in it."""
+) -> dict[Path, str]:
+    """Read one component and write what becomes of it.
+
+    Args:
+        known: it is a component of a pipeline, so that its config says what has to be in it.
+
+    Returns:
+        The hashes of the files that were written.
+    """
     start = time.perf_counter()
     model = load_model(path, name)
     done = report.components[name] = ComponentReport(name)
@@ -306,9 +325,10 @@ def _optimize_component(
     if known and not request.disable:
         misses = config_misses(model, path.parent / "config.json", request.provider, done)
         report.wrong_counts.extend(f"{name}: {miss}" for miss in misses)
-    _write(request, model, model_file(request, name, path, stage, known=known), done)
+    hashes = _write(request, model, model_file(request, name, path, stage, known=known), done)
     if selector and name in selector.selections:
         done.precision = selector.selections[name].report()
+    return hashes
 
 
 def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None) -> OptimizeOptions:
@@ -324,8 +344,11 @@ def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None
     )
 
 
-def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentReport) -> None:
+def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentReport) -> dict[Path, str]:
     """Write one component, with the weights that fp16 makes of it.
+
+    Returns:
+        The hashes of its files.
 
     Raises:
         ParityError: fp16 cannot hold one.
@@ -334,7 +357,7 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
     if request.bf16:
         model.metadata[PRECISION_KEY] = BF16
     with progress(f"{model.component}: writing", total=float(_weight_bytes(model))) as advance:
-        written = save_model(model, path, advance=advance)
+        written = save_model(model, path, advance=advance, checksum=True)
     if written.overflowed:
         raise ParityError(
             f"fp16 cannot hold values of {len(written.overflowed)} weights: {', '.join(written.overflowed[:5])}",
@@ -343,6 +366,7 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
         )
     done.seconds["write"], done.bytes = round(written.seconds, 4), written.bytes
     detail(f"{model.component}: {done.nodes_before} -> {done.nodes_after} nodes, {size_text(written.bytes)}")
+    return written.hashes
 
 
 def _weight_bytes(model: Model) -> int:

@@ -36,6 +36,8 @@ class OptimizeRequest:
     allow_misses: bool = False
     explain: bool = False
     overwrite: bool = False
+    check: bool = True
+    """Compare the source's files with what sdort wrote."""
     report: Path | None = None
 
     @property

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sdort.console import say
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
-from sdort.pipelines.configs import MANIFEST, optional_config, write_json
+from sdort.pipelines.configs import MANIFEST, optional_config
+from sdort.pipelines.own_files import FILES, write_own_files
 
 MOST_FILES = 5
 """Files that are named where there are many."""
@@ -55,8 +58,11 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
         say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:MOST_FILES])}{more}")
 
 
-def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path) -> None:
-    """Write ``sdort.json``: what the source's has, and what was made of it.
+def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path, hashes: Mapping[Path, str]) -> None:
+    """Write ``sdort.json``, the last file: the source's history, what was made of it, and the list of OUT's files.
+
+    Args:
+        hashes: those of the models, which were computed while they were written.
 
     Raises:
         OutputError: it cannot be written.
@@ -70,4 +76,13 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
         "precision": request.precision,
         "components": components,
     }
-    write_json(stage / MANIFEST, {**optional_config(request.source / MANIFEST), "optimized": optimized})
+    history = optional_config(request.source / MANIFEST)
+    history.pop(FILES, None)
+    for component in _exported(history):
+        component.pop("xxh128", None)  # of the source's files, in what older versions wrote
+    write_own_files(stage, {**history, "optimized": optimized}, hashes)
+
+
+def _exported(history: dict[str, Any]) -> list[dict[str, Any]]:
+    components = history.get("components")
+    return [each for each in components.values() if isinstance(each, dict)] if isinstance(components, dict) else []

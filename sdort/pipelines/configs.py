@@ -9,9 +9,9 @@ from typing import Any
 
 from sdort.errors import BadModelError, OutputError
 from sdort.errors.plain_text import encodable
-from sdort.staging import INDEX
 
-__all__ = ["INDEX", "MANIFEST", "optional_config", "read_config", "write_json"]
+INDEX = "model_index.json"
+"""The file that makes a folder a pipeline: its classes and those of its components, as diffusers wrote it."""
 
 MANIFEST = "sdort.json"
 """The file in a pipeline's folder that says what made it, and of what."""

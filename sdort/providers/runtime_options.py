@@ -40,6 +40,8 @@ class RuntimeOptions:
     """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
     provider_options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
+    check: bool = True
+    """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
 
     @property
     def may_fall_back(self) -> bool:
@@ -57,7 +59,8 @@ def runtime_words(options: RuntimeOptions) -> list[object]:
     words += ["--device-id", options.device_id] if options.device_id != plain.device_id else []
     for name, value in options.provider_options.items():
         words += ["--provider-option", f"{name}={value}"]
-    return [*words, *(["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else [])]
+    words += ["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else []
+    return [*words, *([] if options.check else ["--no-check"])]
 
 
 def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, str]:

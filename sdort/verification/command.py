@@ -38,6 +38,7 @@ def verify(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    check: bool = True,
     bisect: bool = False,
     semantic: bool = False,
     semantic_prompts: int | None = None,
@@ -63,7 +64,7 @@ def verify(
         seeds: images for each prompt: the seeds 0, 1, ...
         steps: denoising steps.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options`` and ``custom_ops``.
+            ``provider_options``, ``custom_ops`` and ``check``.
         bisect: find the node from which a failed component is wrong, and what made it so.
         semantic: also judge whether images show what the demo model's prompts ask for.
         semantic_prompts: with ``semantic``: how many prompts; by default all.
@@ -100,6 +101,7 @@ def verify(
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,
+        check=check,
     )
     options = VerifyOptions(
         runtime=runtime,

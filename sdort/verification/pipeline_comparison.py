@@ -15,6 +15,7 @@ from sdort.generation.images import Generated
 from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.precision_mark import stored_dtype
+from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.runtime.environment import device_name, versions
@@ -71,7 +72,7 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
     if fallback:
         warn(fallback)
     with ExitStack() as stack:
-        folder = open_folder(candidate, ())
+        folder, content = _open_checked(candidate, options, stack)
         original, checkpoint, note = _find_references(candidate, options, stack)
         against = original.path if original else None
         result = Verification(candidate, against, checkpoint, provider.name, options.steps, options)
@@ -80,6 +81,7 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
         run = _Run(folder, original, checkpoint, RunConfiguration(provider, options.runtime), options, result)
         _check_components(run)
         recorded = _record(run)
+        content.finish()  # before the comparisons, which take longest
         for component in run.components:
             _verify_component(run, component, recorded)
         if options.images:
@@ -91,12 +93,20 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
     return result
 
 
+def _open_checked(path: Path, options: VerifyOptions, stack: ExitStack) -> tuple[PipelineFolder, ContentCheck]:
+    """A pipeline whose files are compared with what sdort wrote, until ``stack`` ends."""
+    content = stack.enter_context(checked(path, options.runtime.check))
+    folder = open_folder(path, ())
+    content.reads(folder.models.values())
+    return folder, content
+
+
 def _find_references(
     candidate: Path, options: VerifyOptions, stack: ExitStack
 ) -> tuple[PipelineFolder | None, Path | None, str | None]:
     """The original's ONNX folder, the diffusers checkpoint, and what is to be said about the latter."""
     against = options.against or stack.enter_context(original_of(candidate))
-    original = open_folder(against, ()) if against and holds_onnx(against) else None
+    original = _open_checked(against, options, stack)[0] if against and holds_onnx(against) else None
     checkpoint, note = options.checkpoint, None
     if checkpoint is None and options.torch:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.machine.disk import WritePlan
+from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
@@ -51,6 +52,7 @@ def warm(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    check: bool = True,
 ) -> Warmup:
     """Compile and tune a pipeline ahead of time, for every size and batch, and keep it.
 
@@ -65,8 +67,8 @@ def warm(
         budget: seconds after which no item is begun, and the one that runs is given up.
         vae_tiling: decode in tiles; by default where :func:`sdort.run` would, by the memory that is free.
         vae_slicing: decode one image at a time; by default likewise.
-        provider: as for :func:`sdort.load`, and so are ``fallback``, ``device_id``, ``provider_options`` and
-            ``custom_ops``.
+        provider: as for :func:`sdort.load`, and so are ``fallback``, ``device_id``, ``provider_options``,
+            ``custom_ops`` and ``check``.
         tuning: is on in any case where the provider can tune.
         graph: is off in any case: a graph cannot be recorded while kernels are tried.
 
@@ -92,6 +94,7 @@ def warm(
             device_id=device_id,
             provider_options=provider_options or {},
             custom_ops=custom_ops,
+            check=check,
         ),
         sizes,
         batch_sizes,
@@ -119,13 +122,14 @@ def plan_warm(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    check: bool = True,
 ) -> WritePlan:
     """Say what :func:`warm` would keep, and whether it fits; nothing is run or written.
 
     Args:
         pipeline: as for :func:`warm`, and so are ``sizes``, ``batch_sizes``, ``components``, ``budget``,
             ``vae_tiling``, ``vae_slicing``, ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options`` and ``custom_ops``.
+            ``provider_options``, ``custom_ops`` and ``check``.
 
     Returns:
         A bound of the size of each item, free disk space, and an estimate of the peak memory.
@@ -147,6 +151,7 @@ def plan_warm(
             device_id=device_id,
             provider_options=provider_options or {},
             custom_ops=custom_ops,
+            check=check,
         ),
         sizes,
         batch_sizes,
@@ -174,7 +179,9 @@ def _planned(path: Path, options: WarmupOptions) -> tuple[list[Item], Store, War
     provider, _ = choose_provider(options.runtime)
     # A graph cannot be recorded while kernels are tried, and is not part of the key.
     runtime = replace(options.runtime, tuning=can_tune(provider, options.runtime), graph=False)
-    target = WarmupTarget(open_folder(path, ()), provider, runtime)
+    with checked(path, runtime.check) as content:
+        target = WarmupTarget(open_folder(path, ()), provider, runtime)
+        content.reads(target.folder.models.values())
     return plan(target, options), Store(), target
 
 

@@ -244,10 +244,15 @@ def test_manifest_tells_hashes_shapes_and_versions(exports: Callable[[str], Expo
     manifest = json.loads((exported.out / "sdort.json").read_text())
     assert (manifest["opset"], manifest["static"]) == (23, None)
     assert set(manifest["versions"]) == {"sdort", "torch", "diffusers", "transformers", "onnx"}
-    for name, component in manifest["components"].items():
-        for file, digest in component["xxh128"].items():
-            assert xxhash.xxh3_128_hexdigest((exported.out / name / file).read_bytes()) == digest
-        assert set(component["xxh128"]) == {"model.onnx", "model.onnx.data"}
+    files = [path for path in exported.out.rglob("*") if path.is_file() and path.name != "sdort.json"]
+    assert manifest["files"] == {
+        path.relative_to(exported.out).as_posix(): {
+            "bytes": path.stat().st_size,
+            "xxh128": xxhash.xxh3_128_hexdigest(path.read_bytes()),
+        }
+        for path in files
+    }
+    assert {"unet/model.onnx.data", "tokenizer/vocab.json", "model_index.json"} <= manifest["files"].keys()
     unet = manifest["components"]["unet"]
     assert unet["inputs"][0] == {"name": "sample", "dtype": "float32", "dims": ["batch_size", 4, "height", "width"]}
     assert unet["parameters"] == sum(parameter.numel() for parameter in exported.load("unet").parameters())

@@ -293,8 +293,9 @@ def test_progress_and_checksum(tmp_path: Path) -> None:
     report = save_model(model, tmp_path / "model.onnx", advance=advance, checksum=True, sync=True)
     assert sum(seen) == 20 * 64 * 64 * 4
     assert threads == {threading.get_ident()}  # a progress bar is not thread-safe
-    assert report.xxh128 == xxhash.xxh3_128_hexdigest((tmp_path / "model.onnx.data").read_bytes())
-    assert save_model(model, tmp_path / "model.onnx").xxh128 is None
+    files = [tmp_path / "model.onnx", tmp_path / "model.onnx.data"]
+    assert report.hashes == {file: xxhash.xxh3_128_hexdigest(file.read_bytes()) for file in files}
+    assert save_model(model, tmp_path / "model.onnx").hashes == {}
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -311,7 +312,7 @@ def test_the_checksum_does_not_depend_on_what_is_finished_first(
     sizes = [257, 2**18 + 1, 300, 2**18 + 64, 999]
     model = chain(*[Inline(RNG.standard_normal((1, size), np.float32)) for size in sizes])
     report = save_model(model, tmp_path / "m.onnx", checksum=True)
-    assert report.xxh128 == xxhash.xxh3_128_hexdigest((tmp_path / "m.onnx.data").read_bytes())
+    assert report.hashes[tmp_path / "m.onnx.data"] == xxhash.xxh3_128_hexdigest((tmp_path / "m.onnx.data").read_bytes())
 
 
 @pytest.mark.parametrize("most", [2**20, 10000])  # short reads happen

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import xxhash
 from click.testing import CliRunner, Result
 from support.small_graphs import Array, feeds_for, parse, run
 
@@ -107,7 +108,8 @@ def test_a_pipeline_folder(call: Callable[..., Result], source: Path, tmp_path: 
 
 
 def test_the_manifest_adds_to_that_of_the_export(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
-    (source / "sdort.json").write_text('{"model": "demo", "optimized": "before"}')
+    old = {"unet": {"nodes": 1, "xxh128": {"model.onnx": "0" * 32}}}
+    (source / "sdort.json").write_text(json.dumps({"model": "demo", "optimized": "before", "components": old}))
     assert call("--fp16").exit_code == 0
     manifest = json.loads((tmp_path / "out" / "sdort.json").read_text())
     sizes = {
@@ -115,8 +117,15 @@ def test_the_manifest_adds_to_that_of_the_export(call: Callable[..., Result], so
     }
     stated = {name: entry.pop("bytes") for name, entry in manifest["optimized"]["components"].items()}
     half = {**OPERATORS, "Cast": 1}
+    made = files(tmp_path / "out")
+    assert manifest.pop("files") == {
+        name: {"bytes": len(content), "xxh128": xxhash.xxh3_128_hexdigest(content)}
+        for name, content in made.items()
+        if name != "sdort.json"
+    }
     assert manifest == {
         "model": "demo",
+        "components": {"unet": {"nodes": 1}},
         "optimized": {
             "sdort": sdort.__version__,
             "from": str(source.resolve()),

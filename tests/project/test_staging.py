@@ -20,8 +20,14 @@ from sdort.errors import OutputError
 from sdort.staging import check_output, check_output_file, staged_directory, staged_file, write_atomically
 
 
+def why_foreign(folder: Path) -> str | None:
+    """Photographs are nobody's but the user's."""
+    photos = sorted(path.name for path in folder.rglob("*.jpg"))
+    return f"holds {', '.join(photos)}" if photos else None
+
+
 def make(out: Path, text: str, overwrite: bool = False) -> None:
-    with staged_directory(out, overwrite) as stage:
+    with staged_directory(out, overwrite, why_foreign=why_foreign) as stage:
         (stage / "unet").mkdir()
         (stage / "unet" / "model.onnx").write_text(text)
 
@@ -64,7 +70,7 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, error: type[BaseE
         make(out, "old")
 
     def fail() -> None:
-        with staged_directory(out, exists) as stage:
+        with staged_directory(out, exists, why_foreign=why_foreign) as stage:
             (stage / "half").write_text("new")
             raise error
 
@@ -93,7 +99,7 @@ def test_overwrite_swaps(tmp_path: Path, exchange: bool, monkeypatch: pytest.Mon
     out = tmp_path / "out"
     make(out, "old")
     (out / "extra.txt").write_text("gone afterwards")
-    with staged_directory(out, True) as stage:
+    with staged_directory(out, True, why_foreign=why_foreign) as stage:
         (stage / "model.onnx").write_text("new")
         assert content(out) == "old"
     assert os.listdir(out) == ["model.onnx"]
@@ -126,19 +132,21 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
     assert content(source) == "in"
 
 
-def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_its_own_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistyped OUT with --overwrite must not delete a folder of photographs, or the home folder."""
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "a.jpg").write_text("")
-    with pytest.raises(OutputError, match="holds no ONNX pipeline"):
+    with pytest.raises(OutputError, match=r"photos is not replaced: it holds a\.jpg"):
         make(photos, "new", overwrite=True)
-    (photos / "model.onnx").write_text("")
+    (photos / "a.jpg").rename(photos / "model.onnx")
+    with pytest.raises(OutputError, match="is not empty"), staged_directory(photos, True):
+        raise AssertionError("entered: only an empty folder is replaced by who does not say what is its own")
     monkeypatch.setenv("HOME", str(photos))
     for out in (photos, tmp_path):
         with pytest.raises(OutputError, match="is or holds the home folder"):
             make(out, "new", overwrite=True)
-    assert sorted(os.listdir(photos)) == ["a.jpg", "model.onnx"]
+    assert os.listdir(photos) == ["model.onnx"]
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="not a folder"):
         make(tmp_path / "file", "new", overwrite=True)
@@ -150,21 +158,20 @@ def test_only_pipelines_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_folder_that_another_run_replaces_while_it_is_looked_at_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``*/*.onnx`` is listed in one folder and looked for in the other, where the components have other names."""
+    """Its list is read in one folder, and the files are looked for in the other."""
     out, other = tmp_path / "out", tmp_path / "other"
     make(out, "old")
-    (other / "vae_decoder").mkdir(parents=True)
-    (other / "vae_decoder" / "model.onnx").touch()
-    real, swaps = Path.glob, [True]
+    make(other, "of another run")
+    swaps = [True]
 
-    def glob(self: Path, mark: str) -> Any:
-        if self == out and mark == "*/*.onnx" and swaps:
-            swaps.pop()
-            assert sdort.staging.exchange(out, other)
-            return iter(())
-        return real(self, mark)
+    def meanwhile(folder: Path) -> str | None:
+        if not swaps:
+            return None
+        swaps.pop()
+        assert sdort.staging.exchange(out, other)
+        return "holds what its list does not name"
 
-    monkeypatch.setattr(Path, "glob", glob)
+    monkeypatch.setitem(globals(), "why_foreign", meanwhile)
     make(out, "new", overwrite=True)
     assert content(out) == "new"
     assert swaps == []
@@ -175,36 +182,41 @@ def test_where_one_works_and_what_is_mounted_is_not_replaced(tmp_path: Path, mon
     make(out, "old")
     with monkeypatch.context() as context:
         context.chdir(out / "unet")
-        with pytest.raises(OutputError, match="so it is not replaced"):
+        with pytest.raises(OutputError, match="is not replaced: it is or holds the folder that one works in"):
             make(out, "new", overwrite=True)
     with monkeypatch.context() as context:
         context.setattr(os.path, "ismount", lambda path: Path(path) == out)
-        with pytest.raises(OutputError, match="so it is not replaced"):
+        with pytest.raises(OutputError, match="is not replaced: it is a mount point"):
             make(out, "new", overwrite=True)
     assert content(out) == "old"
     make(out, "new", overwrite=True)
     assert content(out) == "new"
 
 
-@pytest.mark.parametrize("mark", ["model.onnx", "unet/model.onnx", "model_index.json"])
-def test_what_looks_like_a_pipeline_is_replaced(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "out" / "unet").mkdir(parents=True)
-    (tmp_path / "out" / mark).write_text("")
-    make(tmp_path / "out", "new", overwrite=True)
-    assert content(tmp_path / "out") == "new"
-
-
-def test_out_that_becomes_precious_meanwhile_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("looks", [1, 2])
+def test_out_that_becomes_precious_meanwhile_is_kept(
+    tmp_path: Path, exchange: bool, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A photograph comes while the result is made, or after the last look at the folder by its name."""
+    if not exchange:
+        monkeypatch.setattr(sdort.staging, "exchange", lambda first, second: False)
     out = tmp_path / "out"
     make(out, "old")
+    left = [True] * looks
 
-    def race() -> None:
-        with staged_directory(out, True) as stage:
-            (stage / "model.onnx").write_text("new")
+    def meanwhile(folder: Path) -> str | None:
+        kept = why_foreign(folder)
+        if left and (left.pop() and not left):
             (out / "unet" / "model.onnx").rename(out / "unet" / "photo.jpg")
+        return kept
 
-    with pytest.raises(OutputError, match="holds no ONNX pipeline"):
-        race()
+    with (
+        pytest.raises(OutputError, match=r"out is not replaced: it holds photo\.jpg"),
+        staged_directory(out, True, why_foreign=meanwhile) as stage,
+    ):
+        (stage / "model.onnx").write_text("new")
+    assert left == []
     assert os.listdir(out / "unet") == ["photo.jpg"]
     assert os.listdir(tmp_path) == ["out"]
 
@@ -332,7 +344,7 @@ WORK = """
 import sys
 from pathlib import Path
 from sdort.staging import staged_directory, staged_file
-with staged_directory(Path(sys.argv[1]), True) as stage:
+with staged_directory(Path(sys.argv[1]), True, why_foreign=lambda folder: None) as stage:
     (stage / "model.onnx").write_text("half")
     print(stage.name, flush=True)
     sys.stdin.readline()
@@ -538,7 +550,7 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     out = tmp_path / ("x" * 300)
     with pytest.raises(OutputError, match="File name too long"):
-        check_output(out, True)
+        check_output(out, True, why_foreign=why_foreign)
     with pytest.raises(OutputError, match="File name too long"):
         make(out, "new")
     assert os.listdir(tmp_path) == []

@@ -1,0 +1,244 @@
+"""Comparison of what a command reads of a pipeline with what sdort wrote, by the list in its ``sdort.json``.
+
+Sizes and small files are compared before anything is read, weights in a thread while they are loaded; what was compared
+is remembered, by the file's identity on disk, so that the next command reads nothing twice. It finds damage and
+mix-ups; against forgery there is the signature.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sdort.console import detail, progress, say
+from sdort.errors import BadModelError, OutputError, UsageError
+from sdort.machine.cache_folder import cache_folder
+from sdort.machine.input_file import open_input
+from sdort.machine.verified_cache import VerifiedCache
+from sdort.model.component_names import COMPONENTS
+from sdort.onnx_io.component_file import SETTLED_NS, Identity, file_identity
+from sdort.pipelines.configs import INDEX, MANIFEST, optional_config
+from sdort.pipelines.own_files import ListedFile, listed_files
+from sdort.staging import real
+
+SMALL = 4 * 2**20
+"""Bytes up to which a file is compared at once: hashing it costs less than a look at what is remembered."""
+
+_CACHE_LIMIT = 2**20
+_CONFIGS = ("config.json", "scheduler_config.json", INDEX)
+_TOKENIZERS = ("tokenizer", "tokenizer_2")
+_PARTS = (*COMPONENTS, "vae", "scheduler")
+
+
+@contextmanager
+def checked(path: Path, check: bool = True) -> Iterator[ContentCheck]:
+    """A block that reads a pipeline's folder, or one ``.onnx`` file in it.
+
+    Where the folder has a list, sizes and small files are compared at once; weights, from :meth:`ContentCheck.reads`
+    on, in a thread that has ended when the block has.
+
+    Args:
+        check: False compares nothing.
+
+    Raises:
+        BadModelError: a file is not what sdort wrote, is missing, or is read and not on the list; also in place of
+            an error of the block, which it explains.
+    """
+    content = _open_check(Path(path)) if check else ContentCheck(Path(path), Path(path), {}, None)
+    try:
+        content.compare_small()
+        yield content
+        content.finish()
+    except (UsageError, OutputError):
+        raise
+    except Exception:  # damage ends in whatever error it likes
+        content.finish()
+        raise
+    finally:
+        content.close()
+
+
+def _open_check(path: Path) -> ContentCheck:
+    """The check of what lies at ``path``, by the manifest in its folder, or in that of its pipeline."""
+    scope = path if path.is_dir() else path.parent
+    real_scope = real(scope)
+    for root in (real_scope, *islice(real_scope.parents, 2)):
+        listed = listed_files(root) if (root / MANIFEST).is_file() else None
+        if listed is not None:
+            prefix = "".join(f"{part}/" for part in real_scope.relative_to(root).parts)
+            inside = {place.removeprefix(prefix): each for place, each in listed.items() if place.startswith(prefix)}
+            if inside:
+                return ContentCheck(scope, root, inside, "optimized" in optional_config(root / MANIFEST))
+    detail(f"{path}: no {MANIFEST} lists its files, so their content is not compared with anything")
+    return ContentCheck(scope, scope, {}, None)
+
+
+class ContentCheck:
+    """The comparison of a folder's files with the list in a manifest; see :func:`checked`.
+
+    Args:
+        scope: the folder.
+        root: the folder of the manifest: the same, or that of the whole pipeline.
+        listed: the files of ``scope`` on the list, by their paths in it.
+        optimized: whether ``sdort optimize`` made them, else ``sdort export``; None compares nothing.
+    """
+
+    def __init__(self, scope: Path, root: Path, listed: Mapping[str, ListedFile], optimized: bool | None) -> None:
+        self._scope = scope
+        self._root = root
+        self._listed = listed
+        self._optimized = optimized
+        self._pool: ThreadPoolExecutor | None = None
+        self._results: list[Future[None]] = []
+        self._goes_on = True
+
+    def compare_small(self) -> None:
+        """Compare the sizes of all files, the content of small ones, and look for what is read and not listed.
+
+        A component of which no file is there is told, and left to those who need it.
+
+        Raises:
+            BadModelError: as :func:`checked`.
+        """
+        gone = {name for name in _folders(self._listed) & {*COMPONENTS} if not (self._scope / name).exists()}
+        if gone:
+            say(f"{self._root / MANIFEST} lists {', '.join(sorted(gone))}, of which nothing is there")
+        present = [place for place in self._listed if place.split("/")[0] not in gone]
+        for place in present:
+            self._compare_size(place)
+        for place in present:
+            if self._listed[place].bytes <= SMALL:
+                self._compare(place)
+        self._refuse_unlisted(_read_unasked(self._scope))
+
+    def reads(self, models: Iterable[Path]) -> None:
+        """Compare these models and their data, in a thread.
+
+        Args:
+            models: ``.onnx`` files below the path that :func:`checked` got.
+
+        Raises:
+            BadModelError: one is not on the list.
+        """
+        if self._optimized is None:
+            return
+        models = list(models)
+        self._refuse_unlisted(models)
+        names = tuple(self._place(model) for model in models)
+        large = [place for place, file in self._listed.items() if place.startswith(names) and file.bytes > SMALL]
+        if large:
+            self._pool = self._pool or ThreadPoolExecutor(1, "sdort-check")
+            self._results.append(self._pool.submit(self._compare_large, large))
+
+    def finish(self) -> None:
+        """Wait until all is compared.
+
+        Raises:
+            BadModelError: a file is not what sdort wrote.
+        """
+        waiting = not all(result.done() for result in self._results)
+        with progress(f"comparing with {MANIFEST}") if waiting else nullcontext():
+            for result in self._results:
+                result.result()
+
+    def close(self) -> None:
+        """End the thread, whether it is done or not."""
+        self._goes_on = False
+        if self._pool:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self._scope).as_posix()
+
+    def _refuse_unlisted(self, files: Iterable[Path]) -> None:
+        for file in files if self._optimized is not None else ():
+            if self._place(file) not in self._listed:
+                raise self._wrong(file, f"is not on {self._root / MANIFEST}'s list of what sdort wrote")
+
+    def _compare_size(self, place: str) -> None:
+        expected = self._listed[place].bytes
+        try:
+            size = (self._scope / place).stat().st_size
+        except OSError as error:
+            problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            raise self._wrong(self._scope / place, problem) from error
+        if size != expected:
+            raise self._wrong(self._scope / place, f"has {size:,} bytes, and sdort wrote {expected:,}")
+
+    def _compare(self, place: str) -> str | None:
+        """The file's hash, which is the listed one; None where :meth:`close` ended it."""
+        from sdort.onnx_io.hashing import hash_open  # xxhash: pipelines without a list run without it
+
+        path = self._scope / place
+        with open_input(path) as file:
+            try:
+                digest = hash_open(file.fileno(), lambda: self._goes_on)
+            except OSError as error:
+                raise self._wrong(path, f"cannot be read ({error.strerror})") from error
+        if not self._goes_on:
+            return None
+        if digest != self._listed[place].xxh128:
+            raise self._wrong(path, "was changed or damaged: its content is not what sdort wrote")
+        return digest
+
+    def _compare_large(self, places: Iterable[str]) -> None:
+        """Compare large files but for those that are remembered, and remember them."""
+        memory = _Memory(self._scope)
+        try:
+            for place in places:
+                identity = file_identity(self._scope / place)
+                if memory.knows(place, identity, self._listed[place].xxh128):
+                    continue
+                digest = self._compare(place)
+                if digest and identity == file_identity(self._scope / place):
+                    memory.add(place, identity, digest)
+        finally:
+            memory.keep()
+
+    def _wrong(self, path: Path, problem: str) -> BadModelError:
+        made = "sdort optimize" if self._optimized else "sdort export"
+        hint = f"Copy it again, or make it anew with {made}. If you changed it on purpose, go on with --no-check."
+        return BadModelError(f"{path} {problem}", hint=hint)
+
+
+def _folders(places: Iterable[str]) -> set[str]:
+    return {place.split("/")[0] for place in places}
+
+
+def _read_unasked(folder: Path) -> Iterator[Path]:
+    """The files that are read wherever they lie, on the list or not: of a tokenizer all are."""
+    for name in _CONFIGS:
+        yield from (path for path in (folder / name, *(folder / part / name for part in _PARTS)) if path.is_file())
+    for part in _TOKENIZERS:
+        yield from (path for path in (folder / part).glob("[!.]*") if path.is_file())
+
+
+class _Memory:
+    """The files of a folder that were compared before: path in it -> identity on disk and hash."""
+
+    def __init__(self, folder: Path) -> None:
+        self._cache = VerifiedCache(cache_folder() / "checked", "the record of checked files", ".json", _CACHE_LIMIT)
+        self._key = {"folder": str(real(folder))}
+        self._is_new = False
+        known: Any = None
+        with suppress(ValueError):
+            known = json.loads(self._cache.load("files", self._key) or b"{}")
+        self._files: dict[str, Any] = known if isinstance(known, dict) else {}
+
+    def knows(self, place: str, identity: Identity | None, digest: str) -> bool:
+        return identity is not None and self._files.get(place) == [*identity, digest]
+
+    def add(self, place: str, identity: Identity | None, digest: str) -> None:
+        if identity and time.time_ns() - max(identity[-2:]) > SETTLED_NS:
+            self._files[place] = [*identity, digest]
+            self._is_new = True
+
+    def keep(self) -> None:
+        if self._is_new:
+            self._cache.store("files", self._key, json.dumps(self._files).encode())

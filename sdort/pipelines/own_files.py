@@ -1,0 +1,139 @@
+"""``sdort.json``: the list of the files that sdort wrote into its folder, and what it says of how they came to be.
+
+The list tells what was damaged or mixed up, and what in a folder is sdort's own. It is a file like any other, which a
+stranger may have written: names in it are compared with names that are there, and are never followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sdort.errors import BadModelError, OutputError
+from sdort.onnx_io.hashing import hash_file
+from sdort.pipelines.configs import MANIFEST, optional_config, write_json
+
+SIGNATURE = "model.sig"
+"""The file that holds a folder's signature, made last: no list can name its hash."""
+
+FILES = "files"
+"""The manifest's field with the list."""
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_NAMED = 3
+"""Files that a message names where there are many."""
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file as sdort wrote it.
+
+    Attributes:
+        bytes: its size.
+        xxh128: its XXH3 hash of 128 bits in hexadecimal, as ``xxh128sum`` prints it.
+    """
+
+    bytes: int
+    xxh128: str
+
+
+def write_own_files(folder: Path, content: Mapping[str, Any], hashes: Mapping[Path, str]) -> None:
+    """Write ``sdort.json`` with ``content`` and the list of all files in the folder.
+
+    Args:
+        folder: where it goes; all other files are there.
+        hashes: the hashes that are known already, by file; the others are read.
+
+    Raises:
+        OutputError: a file cannot be read, or the manifest cannot be written.
+    """
+    listed = {}
+    try:
+        for place in sorted(_files(folder)):
+            path = folder / place
+            if place != MANIFEST:
+                listed[place] = asdict(ListedFile(path.stat().st_size, hashes.get(path) or hash_file(path)))
+    except OSError as error:
+        raise OutputError(f"cannot read {error.filename} again: {error.strerror or error}") from error
+    write_json(folder / MANIFEST, {**content, FILES: listed})
+
+
+def listed_files(folder: Path) -> dict[str, ListedFile] | None:
+    """The files that sdort wrote into a folder, by their paths in it; None where its manifest has no list, or is none.
+
+    Raises:
+        BadModelError: the manifest cannot be read, or lists what cannot be a file of its folder.
+    """
+    files = optional_config(folder / MANIFEST).get(FILES)
+    if files is None:
+        return None
+    if not isinstance(files, dict):
+        raise _broken(folder, f"{FILES} is no JSON object")
+    return {place: _listed(folder, place, entry) for place, entry in files.items()}
+
+
+def why_foreign(folder: Path) -> str | None:
+    """Why a folder holds more than sdort wrote there, as the end of a sentence that begins with its name; else None.
+
+    All that it holds has to be a regular file that its list names. Files of the list may be missing.
+    """
+    present = sorted(_files(folder))
+    if not present:
+        return None
+    try:
+        listed = listed_files(folder)
+    except BadModelError as error:
+        return f"may hold files that are not sdort's ({error.message})"
+    if listed is None and MANIFEST not in present:
+        return f"was not written by sdort: it has no {MANIFEST}, and holds {named(present)}"
+    if listed is None:
+        return f"is of an older sdort, whose {MANIFEST} does not say which files are its own"
+    own = {*listed, MANIFEST, SIGNATURE}
+    others = [place for place in present if place not in own or not _is_plain(folder / place)]
+    return f"holds what sdort did not write there: {named(others)}" if others else None
+
+
+def named(places: Sequence[str]) -> str:
+    """The first files, and how many more there are."""
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return ", ".join(places[:_NAMED]) + more
+
+
+def _files(folder: Path, above: str = "") -> Iterator[str]:
+    """Paths of all that lies in a folder and is no folder itself; links are not followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(Path(entry.path), f"{above}{entry.name}/")
+            else:
+                yield f"{above}{entry.name}"
+
+
+def _is_plain(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _listed(folder: Path, place: str, entry: Any) -> ListedFile:
+    if place == MANIFEST or "\0" in place or not is_inside(place):
+        raise _broken(folder, f"it lists {place[:200]!r}, which cannot be a file of its folder")
+    size, digest = (entry.get(key) for key in ("bytes", "xxh128")) if isinstance(entry, dict) else (None, None)
+    if type(size) is not int or size < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise _broken(folder, f"{place[:200]!r} has no size or no hash in it")
+    return ListedFile(size, digest)
+
+
+def is_inside(place: str) -> bool:
+    """Whether text is the path of something below a folder, in its plain form."""
+    parts = PurePosixPath(place).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and "/".join(parts) == place
+
+
+def _broken(folder: Path, problem: str) -> BadModelError:
+    return BadModelError(
+        f"{folder / MANIFEST} is broken: {problem}", hint="Copy or download the folder again, or make it anew."
+    )
