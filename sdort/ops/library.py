@@ -26,6 +26,8 @@ from sdort.machine.input_file import open_input, read_input
 from sdort.machine.ownership import why_foreign
 
 LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
+MAX_TABLE = 64 << 20
+"""Bytes of the tuning table, whose lines have some hundred."""
 AUTO, ON, OFF = "auto", "on", "off"
 _BUILD = "sdort ops build"
 MAX_RECORD = 1 << 20
@@ -226,9 +228,10 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
     """
     check_library(path)
     os.environ["SDORT_OPS_PROVIDER"] = provider if provider in ("rocm", "cuda") else "cpu"
-    if tuning_table().is_file():
-        # Read by the library when a kernel first runs.
-        os.environ.setdefault("SDORT_OPS_TUNING", str(tuning_table()))
+    if tuning_table().is_file() and "SDORT_OPS_TUNING" not in os.environ:
+        with open_input(tuning_table(), "the tuning table", limit=MAX_TABLE):
+            # Read by the library when a kernel first runs.
+            os.environ["SDORT_OPS_TUNING"] = str(tuning_table())
     if provider not in ("rocm", "cuda"):
         # On the CPU ONNX Runtime makes a NhwcFusedConv, which has no kernel, of a NhwcConv and an activation behind it.
         session_options.add_session_config_entry("optimization.disable_specified_optimizers", "ConvActivationFusion")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.ops.library import tuning_table
+from sdort.machine.input_file import read_input
+from sdort.ops.library import MAX_TABLE, tuning_table
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,16 @@ class Entry:
 
 
 def read_table(path: Path | None = None) -> list[Entry]:
-    """The table, by default this machine's; empty without one. Damaged lines are passed over, as in the library."""
+    """The table, by default this machine's; empty without one. Damaged lines are passed over, as in the library.
+
+    Raises:
+        BadModelError: it cannot be read, or is larger than such a table is.
+    """
     path = path or tuning_table()
+    if not path.is_file():
+        return []
     entries = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+    for line in read_input(path, "the tuning table", limit=MAX_TABLE).decode(errors="replace").splitlines():
         fields = line.split("\t")
         if line.startswith("#") or len(fields) != 4:
             continue

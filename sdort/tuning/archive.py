@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sdort.errors import OutputError, ProviderError, UsageError
+from sdort.machine.input_file import open_input
 from sdort.ops.library import AUTO
 from sdort.staging import check_output_file, staged_output
 from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
@@ -132,7 +133,7 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
         OSError: it cannot be read or unpacked.
     """
     # Without compression: what is unpacked is no larger than the file.
-    with tarfile.open(archive, "r:") as tar:
+    with open_input(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = iter(tar)
         names = _read_index(tar, next(members, None))
         seen: set[str] = set()

@@ -21,12 +21,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input, read_input
 from sdort.machine.version import __version__
 from sdort.tuning.key import Key, parse_key
 
 FORMAT = 1
 RECORD = "key.json"
 TUNABLE, MIOPEN, PROGRAMS, OPS = "tunable.json", "miopen", "programs", "ops.tsv"
+
+MAX_TEXT = 64 << 20
+"""Bytes of ``tunable.json``; one of a large model has some hundred thousand."""
 
 MAX_RECORD = 4 << 20
 """Bytes of a ``key.json``; one with thousands of kernels has some hundred thousand."""
@@ -96,14 +100,12 @@ def read_bundle(folder: Path) -> Bundle:
         BundleError: it is damaged, or of another format.
     """
     try:
-        with open(folder / RECORD, "rb") as stream:
-            text = stream.read(MAX_RECORD + 1)
-        if len(text) > MAX_RECORD:
-            raise ValueError("it is too long")
+        text = read_input(folder / RECORD, limit=MAX_RECORD, links=False)
         bundle = _parse(json.loads(text), folder)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise BundleError(f"the tuning bundle {folder.name} cannot be read: {RECORD}: {reason}") from error
+    except BadModelError as error:
+        raise BundleError(f"the tuning bundle {folder.name} cannot be read: {error.message}") from error
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"the tuning bundle {folder.name} cannot be read: {RECORD}: {error}") from error
     return bundle
 
 
@@ -184,7 +186,7 @@ def _folders(folder: Path) -> list[Path]:
 
 def _hash(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with open_input(path, links=False) as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

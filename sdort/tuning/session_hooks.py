@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import detail, warn
-from sdort.errors import ProviderError
+from sdort.errors import BadModelError, ProviderError
 from sdort.errors.plain_text import library_reason
+from sdort.machine.input_file import read_input
 from sdort.ops.library import resolve, tuning_table
 from sdort.ops.table import Entry, read_table
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.tuning.bundle import MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
+from sdort.tuning.bundle import MAX_TEXT, MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
 from sdort.tuning.key import Key, make_key
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import WorkingFolder, working_folder
@@ -63,9 +64,11 @@ def prepare_tuning(path: Path, component: str, provider: Provider, options: Runt
                 detail(f"{component}: tuned before, {bundle.name}")
             options = _lay_out(folder, bundles, key, provider, options)
             results = {
-                bundle.name: (bundle.folder / TUNABLE).read_bytes() for bundle in bundles if TUNABLE in bundle.files
+                bundle.name: read_input(bundle.folder / TUNABLE, limit=MAX_TEXT, links=False)
+                for bundle in bundles
+                if TUNABLE in bundle.files
             }
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, BadModelError) as error:
         warn(f"tuning results are not used: {error}")
         return SessionTuning(options)
     return SessionTuning(options, results)

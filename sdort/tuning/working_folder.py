@@ -161,7 +161,10 @@ def merge(source: Path, target: Path) -> None:
 def _merge_kernels(source: Path, target: Path) -> None:
     """Copy the compiled kernels that ``target`` lacks; the table ``kern_db`` of MIOpen's kern_db.hpp."""
     with closing(sqlite3.connect(target)) as database:
+        database.execute("PRAGMA trusted_schema = OFF")
         database.execute("ATTACH ? AS other", (str(source),))
+        if any(_acts(database, schema) for schema in ("other", "main")):
+            raise sqlite3.DatabaseError(f"{source.name} or {target.name} has more than tables and indexes")
         theirs, ours = (
             [row[1] for row in database.execute(f"PRAGMA {schema}.table_info(kern_db)") if row[1] != "id"]
             for schema in ("other", "main")
@@ -170,6 +173,12 @@ def _merge_kernels(source: Path, target: Path) -> None:
             names = ", ".join(f'"{name}"' for name in ours)
             database.execute(f"INSERT OR IGNORE INTO main.kern_db ({names}) SELECT {names} FROM other.kern_db")
             database.commit()
+
+
+def _acts(database: sqlite3.Connection, schema: str) -> bool:
+    """Whether a database has what runs when it is read or written: views and triggers, which may never end."""
+    kinds = {kind for (kind,) in database.execute(f"SELECT type FROM {schema}.sqlite_master")}
+    return not kinds <= {"table", "index"}
 
 
 def _is_sqlite(path: Path) -> bool:

@@ -211,6 +211,11 @@ def nested(bundle: Path) -> None:
     (bundle / RECORD).write_text("[" * 100_000)
 
 
+def instead(path: Path, make: Callable[[Path], object]) -> None:
+    path.rename(path.parent.parent / ".moved")
+    make(path)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a byte of a file": (change("programs/a.mxr"), "programs/a.mxr was changed"),
     "a byte of the record": (change(RECORD), RECORD),
@@ -223,6 +228,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another date": (other_date, "key.json: it was changed or cut off"),
     "another format": (other_format, f"its format is {FORMAT + 1}, this sdort reads {FORMAT}"),
     "nested lists": (nested, RECORD),
+    "a pipe for the record": (lambda bundle: instead(bundle / RECORD, os.mkfifo), "is a named pipe"),
+    "a pipe for a file": (lambda bundle: instead(bundle / "tunable.json", os.mkfifo), "tunable.json is missing"),
+    "a link for the record": (
+        lambda bundle: instead(bundle / RECORD, lambda path: path.symlink_to("/dev/zero")),
+        "it is a symbolic link",
+    ),
+    "a link for a folder": (
+        lambda bundle: instead(bundle / "miopen", lambda path: path.symlink_to("/etc")),
+        "miopen/db/gfx1100_48.ufdb.txt is missing",
+    ),
     "another name": (lambda bundle: bundle.rename(bundle.with_name("unet-000000000000000000000000")), "name"),
 }
 
@@ -243,6 +258,28 @@ def test_a_damaged_bundle_is_told_and_never_used(damage: str, key: Key) -> None:
     assert [each.state for each in prune(store)] == [BROKEN]
     assert store.names() == [replace(key, component="vae_decoder").name]
     assert invoke("verify").exit_code == 0
+
+
+def test_a_bundle_under_the_name_of_another_is_not_used(key: Key) -> None:
+    """Of the same model, at other shapes: each file fits its hash, and the record its own."""
+    store = Store()
+    mine, other = fill(store, key), fill(store, replace(key, shapes=()))
+    for kept, copied in ((mine, other), (other, mine)):
+        shutil.copytree(kept.folder, kept.folder.with_name(".kept"))
+        shutil.rmtree(kept.folder)
+        shutil.copytree(copied.folder, kept.folder)
+        assert store.find(kept.key) is None
+        shutil.rmtree(kept.folder)
+        kept.folder.with_name(".kept").rename(kept.folder)
+        assert store.find(kept.key) == kept
+
+
+def test_an_archive_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        done = invoke("import", str(path))
+        assert done.exit_code in (2, 3)
+        assert "regular file" in done.output or "is a directory" in done.output
 
 
 def test_a_damaged_bundle_is_not_exported(key: Key, tmp_path: Path) -> None:
@@ -608,6 +645,28 @@ def test_miopens_files_are_merged(tmp_path: Path) -> None:
     assert found == [("one", b"one"), ("two", b"two"), ("three", b"three")]
     text = (tmp_path / "merged" / "gfx1100_48.ufdb.txt").read_text()
     assert text == "one=a\ntwo=b\nthree=b\n"
+
+
+ENDLESS = "WITH RECURSIVE c (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("kind", ["view", "trigger"])
+def test_a_database_that_does_something_is_not_merged(tmp_path: Path, side: str, kind: str) -> None:
+    """A view of endless rows under the table's name, a trigger that never ends: SQLite would run them."""
+    for name in ("source", "target"):
+        kernels(tmp_path / name, name)
+    acts = {
+        "view": f"CREATE VIEW other AS {ENDLESS} SELECT x FROM c",
+        "trigger": f"CREATE TRIGGER t AFTER INSERT ON kern_db BEGIN SELECT 1 FROM ({ENDLESS} SELECT x FROM c); END",
+    }
+    with closing(sqlite3.connect(tmp_path / side)) as database:
+        database.execute(acts[kind])
+        database.commit()
+    before = (tmp_path / "target").read_bytes()
+    with pytest.raises(sqlite3.DatabaseError, match="more than tables"):
+        merge(tmp_path / "source", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == before
 
 
 def test_a_sealed_folder_reads_back(key: Key, tmp_path: Path) -> None:
