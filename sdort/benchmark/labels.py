@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from sdort.benchmark.rows import Row
+from sdort.errors.plain_text import one_line
 from sdort.workload.cases import WHOLE_PIPELINE
 
 
@@ -29,7 +30,7 @@ def varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
 
 def contender_label(row: Row, rows: Sequence[Row]) -> str:
     """Name of a row's pipeline or engine, with as much as tells it from the others; the pipeline if it is alone."""
-    return ", ".join(_distinctions(row, rows) or [row.pipeline])
+    return one_line(", ".join(_distinctions(row, rows) or [row.pipeline]))
 
 
 def _distinctions(row: Row, rows: Sequence[Row]) -> list[str]:

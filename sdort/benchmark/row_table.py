@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from sdort.benchmark.digits import optional_digits, time_ratio
 from sdort.benchmark.labels import case_label, contender_label, dtype_text
 from sdort.benchmark.rows import Row
 from sdort.console import to_json
+from sdort.errors.plain_text import one_line
 from sdort.providers import PROVIDERS
 from sdort.tables import Table, counted
 from sdort.verification.report import html
@@ -148,8 +150,13 @@ def as_text(rows: Sequence[Row], form: str) -> str:
 
 def as_markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    escaped = [titles, ["---"] * len(titles), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    escaped = [titles, ["---"] * len(titles), *(map(_markdown, line) for line in lines)]
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+
+
+def _markdown(cell: str) -> str:
+    """Text as a cell of a Markdown table: no markup, link or HTML of its own."""
+    return re.sub(r"[\\`<|]|(?<=\])\(", r"\\\g<0>", one_line(cell))
 
 
 def rows_as_csv(rows: Sequence[Row], first: Sequence[Mapping[str, str]] = ()) -> str:
@@ -165,5 +172,13 @@ def rows_as_csv(rows: Sequence[Row], first: Sequence[Mapping[str, str]] = ()) ->
     ]
     writer = csv.DictWriter(text, list(flat[0]) if flat else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows({name: _csv(value) for name, value in row.items()} for row in flat)
     return text.getvalue()
+
+
+def _csv(value: object) -> object:
+    """A value of a CSV: of text that a spreadsheet would compute (``=...``) with an apostrophe before it."""
+    if not isinstance(value, str):
+        return value
+    text = one_line(value)
+    return f"'{text}" if re.match(r" *[=+@-].", text) else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from sdort.console import to_json
 from sdort.errors import OutputError, UsageError
+from sdort.errors.plain_text import one_line
 from sdort.generation.record import GenerationRecord
 from sdort.machine.disk import existing
 from sdort.model.signature import Array
@@ -50,10 +52,16 @@ def constant_problem(pixels: Array) -> str | None:
 
 
 def parameters_text(record: GenerationRecord, seed: int) -> str:
-    """The generation parameters in the form that image viewers and other front ends read from ``parameters``."""
-    lines = [record.prompt]
+    """The generation parameters in the form that image viewers and other front ends read from ``parameters``.
+
+    They are AUTOMATIC1111's: the prompt, a line ``Negative prompt: ...``, and a line of ``name: value`` with commas
+    between. As there, a value that would read as something else is a JSON string; here the prompts too, so that each
+    is one line and names no parameter.
+    """
+    lines = [_quoted(record.prompt, _is_ambiguous(record.prompt))]
     if record.negative_prompt:
-        lines.append(f"Negative prompt: {record.negative_prompt}")
+        quoted = _quoted(record.negative_prompt, _is_ambiguous(record.negative_prompt))
+        lines.append(f"Negative prompt: {quoted}")
     fields = {
         "Steps": record.steps,
         "Sampler": record.scheduler,
@@ -64,8 +72,36 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "Model": record.model,
         "Version": f"sdort {record.versions['sdort']}",
     }
-    lines.append(", ".join(f"{name}: {value}" for name, value in fields.items()))
+    values = {name: str(value) for name, value in fields.items()}
+    lines.append(
+        ", ".join(
+            f"{name}: {_quoted(text, any(mark in text for mark in ',:') or _is_ambiguous(text))}"
+            for name, text in values.items()
+        )
+    )
     return "\n".join(lines)
+
+
+_PARAMETER = re.compile(
+    r"\b(negative prompt|steps|sampler|schedule type|cfg scale|seed|size|model hash|model|version|hashes|template)\s*:",
+    re.IGNORECASE,
+)
+
+
+def _is_ambiguous(text: str) -> bool:
+    """Whether a reader of ``parameters`` would get something else than this text."""
+    is_line = one_line(text) == text == text.strip()
+    return not is_line or text.startswith('"') or bool(_PARAMETER.search(text))
+
+
+def _quoted(text: str, needed: bool) -> str:
+    """Text as a JSON string without a colon, which would end a parameter's name; as it is where that is not needed."""
+    return json.dumps(text).replace(":", "\\u003a") if needed else text
+
+
+def _without_folders(text: str) -> str:
+    """Text whose absolute paths are the names of their files: folders tell who made an image."""
+    return re.sub(r"(?<![\w./])/(?:[^\s/'\"]+/)+", "", text)
 
 
 def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) -> list[Path]:
@@ -132,7 +168,10 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> 
 
     texts = PngImagePlugin.PngInfo()
     texts.add_text("parameters", parameters_text(record, seed))
-    texts.add_text("sdort", json.dumps({**to_json(record), "seed": seed}))
+    kept = {**to_json(record), "seed": seed}
+    if record.fallback:
+        kept["fallback"] = _without_folders(kept["fallback"])
+    texts.add_text("sdort", json.dumps(kept))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

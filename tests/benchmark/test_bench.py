@@ -338,6 +338,21 @@ def row(**values: Any) -> Row:
     return Row(**{**base, **values})
 
 
+@pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1+1", "@SUM(1)", " =1", "\t=1", "\r=1"])
+def test_a_spreadsheet_computes_nothing_of_a_name(name: str) -> None:
+    [line] = csv.DictReader(io.StringIO(as_text([row(pipeline=name, median_ms=1.5, error=-1.0)], "csv")))
+    assert line["pipeline"][0] not in "=+-@\t\r "
+    assert line["pipeline"].endswith(name.strip())
+    assert (line["median_ms"], line["error"]) == ("1.5", "-1.0")
+
+
+def test_markdown_holds_no_markup_of_a_name() -> None:
+    name = "[a](http://b)<img src=x>`c`\\|d\n| e |\x1b[2J"
+    lines = as_text([row(pipeline=name)], "markdown").splitlines()
+    written = "[a]\\(http://b)\\<img src=x>\\`c\\`\\\\\\|d\\\\n\\| e \\|\\\\x1b[2J"
+    assert lines[2].startswith(f"| {written} ")
+
+
 def test_every_format_has_every_row() -> None:
     rows = [row(median_ms=1.5, psnr_db=math.inf, checked_against="it"), row(component="pipeline", status="bad | worse")]
     loaded = to_json(Measurement(rows))["rows"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import itertools
 import json
 import re
+import warnings
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -420,3 +423,18 @@ def test_the_command_writes_report_and_plots(tmp_path: Path, monkeypatch: pytest
     assert result.exit_code == 5, result.output  # a row failed, and all is delivered first
     assert Page((tmp_path / "x.html").read_text()).tags.count("img") == 7
     assert (tmp_path / "plots" / "images-dark.png").is_file()
+
+
+def test_plots_write_names_as_they_are() -> None:
+    """Dollars begin no formula, which may be a wrong one, and control characters make no broken SVG."""
+    name = "$x_{$ \x1b]0;a\x07\u202e-->[red]"
+    found = benchmark_report(Measurement([row(component, pipeline=name) for component in TIMES]), "t")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a glyph that no font has
+        page = benchmark_page(found)
+    drawn = [base64.b64decode(text) for text in re.findall(r"data:image/svg\+xml;base64,([^']+)", page)]
+    assert len(drawn) > 5
+    assert any(b"$x_{$ \\x1b]0;a\\x07\\u202e" in svg for svg in drawn)
+    for svg in drawn:
+        ElementTree.fromstring(svg)
+    assert "\x1b" not in page

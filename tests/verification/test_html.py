@@ -56,8 +56,8 @@ def test_figures_have_their_pixels_or_an_empty_frame() -> None:
 
 
 def test_what_people_write_can_be_read_and_turns_nothing_around() -> None:
-    assert escape("a<\x1b[31m\x00\x9f\ttab\nline") == "a&lt;\\x1b[31m\\x00\\x9f\ttab\nline"
-    assert isolated("\u202e<b>") == "<bdi>\u202e&lt;b&gt;</bdi>"
+    assert escape("a<\x1b[31m\x00\x9f\u202e\ttab\nline") == "a&lt;\\x1b[31m\\x00\\x9f\\u202e\ttab\nline"
+    assert isolated("\u202e<b>") == "<bdi>\\u202e&lt;b&gt;</bdi>"
     assert "<dt>b</dt>" not in facts({"a": 0, "b": ""})
     assert date_text("2026-01-02T03:04:05+00:00") == "2026-01-02 03:04 UTC"
     assert date_text("") == ""
@@ -72,6 +72,7 @@ def test_a_column_without_a_cell_vanishes() -> None:
 def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
     text = page("<t>", ["", facts({"<n>": "<v>"}), plot("<d>", Drawing(b"light", b"dark"), Drawing(b"", b"night"))])
     assert "<title>&lt;t&gt;</title>" in text
+    assert "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; " in text
     assert "<body><h1>&lt;t&gt;</h1>\n<dl><dt>&lt;n&gt;</dt><dd>&lt;v&gt;</dd></dl>\n<picture>" in text
     phone = "<source media='(max-width: 640px) and (prefers-color-scheme: dark)'"
     assert f"{phone} srcset='data:image/svg+xml;base64,bmlnaHQ='>" in text

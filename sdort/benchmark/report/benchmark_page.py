@@ -20,7 +20,7 @@ from sdort.benchmark.noise import noise_warning
 from sdort.benchmark.report import ablation_table, figures, image_maps, latency_plots
 from sdort.benchmark.report.ablation_table import ablation_conclusion
 from sdort.benchmark.report.roofline_plot import roofline
-from sdort.benchmark.report.theme import NARROW, footnote
+from sdort.benchmark.report.theme import NARROW, footnote, plain_drawing
 from sdort.benchmark.roofline import measure_rooflines
 from sdort.benchmark.row_table import caption
 from sdort.benchmark.rows import Row
@@ -145,11 +145,12 @@ def write_plots(report: BenchReport, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for plot in [*report.plots(), images]:
             for theme in THEMES:
-                figure = plot.draw(theme)
-                if figure is not None:
-                    footnote(figure, theme, caption(report.rows))
-                    written.append(folder / f"{plot.name}-{theme.name}.png")
-                    figure.savefig(written[-1], dpi=130)
+                with plain_drawing():
+                    figure = plot.draw(theme)
+                    if figure is not None:
+                        footnote(figure, theme, caption(report.rows))
+                        written.append(folder / f"{plot.name}-{theme.name}.png")
+                        figure.savefig(written[-1], dpi=130)
     except OSError as error:
         raise OutputError(f"cannot write plots to {folder}: {error.strerror or error}") from error
     say(f"wrote {len(written)} plots to {folder}")
@@ -240,16 +241,14 @@ def _plot(plot: Plot) -> str:
 
 
 def _drawing(draw: PlotFigure) -> Drawing | None:
-    light, dark = draw(LIGHT), draw(DARK)
-    return None if light is None or dark is None else Drawing(_svg(light), _svg(dark))
+    with plain_drawing():
+        light, dark = draw(LIGHT), draw(DARK)
+        return None if light is None or dark is None else Drawing(_svg(light), _svg(dark))
 
 
 def _svg(figure: Figure) -> bytes:
-    from matplotlib import rc_context
-
     content = io.BytesIO()
-    with rc_context({"svg.hashsalt": "sdort"}):  # ids that do not change from one report to the next
-        figure.savefig(content, format="svg", metadata={"Date": None})
+    figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()
 
 

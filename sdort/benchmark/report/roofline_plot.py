@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sdort.benchmark.report.theme import SERIES, new_figure, text_on, title
 from sdort.benchmark.roofline import Point, Roofline
+from sdort.errors.plain_text import one_line
 from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def _table(axes: Axes, theme: Theme, measured: Roofline, operators: list[str]) -
     for index, point in enumerate(measured.points):
         kind = operators.index(point.operator)
         _mark(axes, 0.015, index + 0.25, index, kind)
-        axes.text(0.06, index + 0.1, f"{point.operator}, {point.nodes}", va="center", fontsize=8.5, color=theme.ink)
+        axes.text(
+            0.06, index + 0.1, one_line(f"{point.operator}, {point.nodes}"), va="center", fontsize=8.5, color=theme.ink
+        )
         axes.text(0.06, index + 0.52, _short(point.shape), va="center", fontsize=7, color=theme.quiet)
         axes.text(1, index + 0.25, _how_near(measured, point), va="center", ha="right", fontsize=8.5, color=theme.ink)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sdort.errors import UsageError
@@ -39,6 +40,15 @@ def require_matplotlib() -> None:
             "--report and --plots need matplotlib, which is not installed",
             hint=f"Install it:\n{install_commands(REQUIREMENTS['report'])}",
         )
+
+
+@contextmanager
+def plain_drawing() -> Iterator[None]:
+    """A block in which figures are made and saved: ``$`` in names begins no formula, and ids stay the same."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "sdort", "text.parse_math": False}):
+        yield
 
 
 def new_figure(

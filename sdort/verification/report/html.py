@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import compress
 
+from sdort.errors.plain_text import printable
 from sdort.model.signature import Array
 from sdort.verification.report.difference import difference_map, is_comparable
 from sdort.verification.report.shares import percent
@@ -59,8 +60,6 @@ DARK = Theme(
     good="#7bd494", good_paper="#173322", bad="#ff9a91", bad_paper="#43201d",
 )  # fmt: skip
 THEMES = (LIGHT, DARK)
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 _STYLE = (
     f"""
@@ -129,10 +128,15 @@ ul { padding-left: 1.2rem; } li { margin: .2rem 0; }
 )
 
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'"
+"""A page runs no script and loads nothing: what stands in it is all there is."""
+
+
 def page(title: str, parts: Iterable[str]) -> str:
     """A whole page with ``parts`` as its body."""
     head = (
-        "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(title)}</title><style>{_STYLE}</style>"
     )
     body = "\n".join(part for part in [f"<h1>{escape(title)}</h1>", *parts] if part)
@@ -156,8 +160,8 @@ def command(label: str, text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as HTML. Control characters, which no font has, are written as Python does: ``\\x1b``."""
-    return html.escape(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
+    """Text as HTML, :func:`~sdort.errors.plain_text.printable`."""
+    return html.escape(printable(text))
 
 
 def isolated(text: str) -> str:
