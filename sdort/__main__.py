@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
+
+from sdort.errors import SIGNAL_WORDS
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    os.write(2, b"Error: interrupted\n")
+    with suppress(OSError):  # the terminal may have gone
+        os.write(2, f"Error: {SIGNAL_WORDS[signal.Signals(signum)]}\n".encode())
     os._exit(128 + signum)  # at once: nothing is there to be cleaned up
 
 
 def main() -> None:
     """Entry point of the ``sdort`` script and of ``python -m sdort``."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell made us deaf to it
-        signal.signal(signal.SIGINT, _leave)
+    for signum in SIGNAL_WORDS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # not where a shell or nohup made us deaf to it
+            signal.signal(signum, _leave)
     from sdort.cli import main as run_command
 
     run_command()

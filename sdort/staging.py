@@ -2,7 +2,8 @@
 
 Work happens in a hidden folder or file beside OUT, which takes OUT's place in one rename. The worker holds a lock on
 it; the kernel drops it when the process ends, however it ends, so the next run for the same OUT can tell the leftovers
-of a killed process (not locked) from another run's work (locked) and removes them.
+of a killed process (not locked) from another run's work (locked) and removes them. Who removes holds the lock as well,
+and who has just made a file or folder and does not get its lock makes another: nothing of a living process goes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from sdort.console import detail
 from sdort.errors import OutputError
 
 TEMPORARY_PREFIX = "sdort-tmp-"
-"""Beginning of the names of :func:`temporary_folder`: others there, of tests and older versions, hold no lock."""
+"""Beginning of the names of :func:`temporary_folder`."""
 
 WhyForeign = Callable[[Path], str | None]
 """Why a folder may hold more than a command made there, as the end of a sentence that begins with its name; else None.
@@ -97,8 +99,8 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written.
     """
     for leftover in _leftovers(path):
-        if leftover.is_file() and is_abandoned(leftover, 0):
-            leftover.unlink(missing_ok=True)
+        if leftover.is_file():
+            remove_abandoned(leftover)
     stage, descriptor = _open_stage(path)
     with open(descriptor, "wb") as file:
         try:
@@ -109,19 +111,39 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
             stage.unlink(missing_ok=True)
 
 
+def temporary_folder(name: str) -> AbstractContextManager[Path]:
+    """A :func:`scratch_folder` in the system's folder for temporary files; it removes those of all names."""
+    return scratch_folder(Path(tempfile.gettempdir()), TEMPORARY_PREFIX, f"{name}-")
+
+
 @contextmanager
-def temporary_folder(name: str) -> Iterator[Path]:
-    """A new folder for temporary files, gone after the block; a killed process leaves it, without its lock."""
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY_PREFIX}{name}-") as folder, held(Path(folder)):
-        yield Path(folder)
+def scratch_folder(parent: Path, prefix: str, name: str = "") -> Iterator[Path]:
+    """A new folder ``PREFIX NAME ...`` that is this user's alone, gone after the block; a killed process leaves it.
+
+    Leftovers of this user's killed processes, whatever their names, go before: they hold no lock.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for leftover in parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError):  # another process was faster
+            if leftover.lstat().st_uid == os.getuid():
+                remove_abandoned(leftover)
+    folder, lock = _locked_folder(lambda: parent / f"{prefix}{name}{secrets.token_hex(8)}", 0o700)
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """A lock on a folder while the block runs: it is no leftover (:func:`is_abandoned`)."""
+    """A lock on a folder that processes share while the block runs: it is no leftover (:func:`is_abandoned`)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _lock(descriptor)
+        with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
         os.close(descriptor)
@@ -219,10 +241,9 @@ def _open_stage(path: Path) -> tuple[Path, int]:
     while True:
         stage = _stage_name(path)
         descriptor = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        _lock(descriptor)
-        if stage.exists():
+        if _is_locked(stage, descriptor):
             return stage, descriptor
-        os.close(descriptor)  # taken for a leftover before it was locked
+        os.close(descriptor)
 
 
 def real(path: Path) -> Path:
@@ -313,56 +334,84 @@ def _leftovers(out: Path) -> Iterator[Path]:
     return out.parent.glob(f"{glob.escape(_prefix(out))}*")
 
 
-def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
+def _is_locked(stage: Path, descriptor: int) -> bool:
+    """Lock what was just made; False if another process took it for a leftover before it was locked."""
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nothing will be cleaned there either
+        return True
+    return stage.exists()
+
+
+def _locked_folder(name: Callable[[], Path], mode: int) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock."""
+    while True:
+        folder = name()
+        folder.mkdir(mode)
+        with suppress(FileNotFoundError):  # taken for a leftover
+            lock = os.open(folder, os.O_RDONLY)
+            if _is_locked(folder, lock):
+                return folder, lock
+            os.close(lock)
 
 
 def _make_stage(out: Path) -> tuple[Path, int]:
     """A new hidden folder beside ``out``, and the descriptor that holds its lock."""
-    while True:
-        stage = _stage_name(out)
-        try:
-            stage.mkdir()
-            lock = os.open(stage, os.O_RDONLY)
-        except OSError as error:
-            raise OutputError(f"cannot write in {out.parent}: {error.strerror or error}") from error
-        _lock(lock)
-        if stage.exists():
-            return stage, lock
-        # Another run saw it between mkdir and the lock, and took it for a leftover.
-        os.close(lock)
+    try:
+        return _locked_folder(lambda: _stage_name(out), 0o777)
+    except OSError as error:
+        raise OutputError(f"cannot write in {out.parent}: {error.strerror or error}") from error
 
 
 def _recover(out: Path) -> None:
     """Clean up after runs for the same ``out`` that were killed."""
     for leftover in _leftovers(out):
-        if not is_abandoned(leftover, os.O_DIRECTORY):
-            continue
         if "sdort-old-" in leftover.name and not out.exists():
-            with suppress(OSError):
-                leftover.rename(out)  # killed between the two renames of _swap
+            with suppress(OSError), abandoned(leftover) as free:
+                if free:
+                    leftover.rename(out)  # killed between the two renames of _swap
+        elif leftover.is_dir():
+            remove_abandoned(leftover)
+
+
+def remove_abandoned(path: Path) -> bool:
+    """Remove a file or folder that no process holds, and tell it under ``-v``; False if one does, or it is gone."""
+    with abandoned(path) as free:
+        if free:
+            detail(f"removing {path}: the process that made it was killed")
+            if path.is_dir():
+                _remove(path)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+    return free
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether no process holds the lock on a file or folder; False if it is gone, a link, or without locks."""
+    with abandoned(path) as free:
+        return free
+
+
+@contextmanager
+def abandoned(path: Path) -> Iterator[bool]:
+    """:func:`is_abandoned`; no process can make it its own until the block ends."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
         else:
-            _remove(leftover)
-
-
-def is_abandoned(stage: Path, kind: int) -> bool:
-    """Whether the process that holds the lock on ``stage`` is gone.
-
-    Args:
-        kind: flags for opening it: ``os.O_DIRECTORY`` for a folder, 0 for a file.
-    """
-    try:
-        descriptor = os.open(stage, os.O_RDONLY | os.O_NOFOLLOW | kind)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+            yield True
     finally:
         os.close(descriptor)
-    return True
 
 
 def _swap(stage: Path, out: Path, overwrite: bool, why_foreign: WhyForeign) -> None:

@@ -6,11 +6,8 @@ kernels' own and a few microseconds, on every build of ONNX Runtime. The two roo
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +19,7 @@ from sdort.console import to_json
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
+from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.model.component_names import DECODER
 from sdort.operators import load_operators
 from sdort.providers import find_provider
@@ -124,6 +122,10 @@ def _shapes(listed: Iterable[Mapping[str, Sequence[int]]]) -> Shapes:
     return [(dtype, tuple(shape)) for tensor in listed for dtype, shape in tensor.items()]
 
 
+WORKER = "sdort.benchmark.roofline_worker:profile_component"
+"""What runs in a process of its own."""
+
+
 def measure_roofline(path: Path, case: Case, provider: Provider, options: RuntimeOptions, factor: int) -> Roofline:
     """Profile one component in a process of its own.
 
@@ -133,12 +135,10 @@ def measure_roofline(path: Path, case: Case, provider: Provider, options: Runtim
     plain = replace(options, graph=False, tuning=False, fallback=None, profile="")
     task = {"path": path, "case": case, "factor": factor, "provider": provider.name, "options": plain}
     task |= {"side": MATRIX_SIDE, "copied": COPIED_BYTES}
-    command = [sys.executable, "-m", "sdort.benchmark.roofline_worker", json.dumps(to_json(task))]
-    done = subprocess.run(command, env={**os.environ, **SERIAL}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ProviderError(f"the roofline's process failed: {last}", component=case.component)
-    answer = json.loads(done.stdout.splitlines()[-1])
+    try:
+        answer = run_worker(WORKER, {"task": to_json(task)}, environ={**os.environ, **SERIAL})
+    except WorkerError as error:
+        raise ProviderError(f"the roofline's process failed: {error.said}", component=case.component) from error
     points = [Point(**point) for point in answer["points"]]
     return Roofline(case.component, points, answer["bandwidth"], answer["peak"])
 

@@ -1,17 +1,13 @@
-"""The process behind :mod:`sdort.benchmark.roofline`: JSON in and out.
-
-``python -m sdort.benchmark.roofline_worker TASK``
-"""
+"""What :mod:`sdort.benchmark.roofline` has measured in a process of its own: JSON in and out."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,30 +23,33 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import create_session
 from sdort.runtime.probe import why_not
 from sdort.runtime.session import open_session
+from sdort.staging import temporary_folder
 from sdort.workload.cases import make_feeds
 
 CALLS = 8
 
 
-def main() -> None:
-    """Answer one task on stdout.
+def profile_component(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The task of :func:`sdort.benchmark.roofline.measure_roofline`.
+
+    Returns:
+        As JSON values: ``points``, the hottest nodes; ``bandwidth`` and ``peak`` of the device.
 
     Raises:
         ProviderError: the provider does not load.
     """
-    task = json.loads(sys.argv[1])
     case, provider, options = parse_task(task)
     reason = why_not(provider, options)  # it also loads the libraries that a GPU's provider needs
     if reason:
         raise ProviderError(reason)
-    with tempfile.TemporaryDirectory() as folder:
-        logged = replace(options, profile=str(Path(folder) / "profile"))
+    with temporary_folder("profile") as folder:
+        logged = replace(options, profile=str(folder / "profile"))
         session = open_session(Path(task["path"]), case.component, provider, logged)
         channels = image_channels(session.path, case.component)
         events = profile_run(session, make_feeds(case, session.inputs, task["factor"], channels))
     measured = roofs(provider, options, task["side"], task["copied"])
-    answer = {"points": hot_nodes(events, provider.ep), **measured}
-    print(json.dumps(to_json(answer)))  # noqa: T201 - it is the answer
+    answer: dict[str, Any] = to_json({"points": hot_nodes(events, provider.ep), **measured})
+    return answer
 
 
 def roofs(provider: Provider, options: RuntimeOptions, side: int, copied: int) -> dict[str, float]:
@@ -95,7 +94,3 @@ def _model(operator: str, shapes: list[tuple[int, ...]]) -> bytes:
         graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10
     ).SerializeToString()
     return content
-
-
-if __name__ == "__main__":
-    main()

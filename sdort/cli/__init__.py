@@ -118,8 +118,12 @@ def main() -> None:
     interruption.install()
     try:
         cli.main(prog_name="sdort")
+        code: object = 0
     except SdortError as error:  # stdout's, of --help and --version: no command has begun
         from sdort.console import print_error
 
         print_error(str(error))
-        sys.exit(error.exit_code)
+        code = error.exit_code
+    except SystemExit as ended:
+        code = ended.code
+    interruption.ends_with(code if isinstance(code, int) else int(code is not None))

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal has gone"}
+from sdort.errors import SIGNAL_WORDS, SdortError
 
 _PATIENCE = 1.0
 """Seconds after which people are told why nothing seems to happen."""
@@ -35,6 +35,7 @@ _WHOLE = ("<frozen importlib", str(Path(__file__).parents[1] / "staging.py"))
 """Files whose functions are not broken off: C++ of a module that is imported ends the process if Python raises in it,
 and a folder is made, put in its place or removed at once. The blocks between are none of these functions."""
 
+_exit_code = 1
 _running = False
 _received: int | None = None
 _raised = False
@@ -50,12 +51,12 @@ def install() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
+    os.register_at_fork(after_in_child=_disown)
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
     sys.unraisablehook = _unraisable
     signal.signal(signal.SIGALRM, _raise)
-    atexit.register(_ignore)
-    for signum in WORDS:
+    atexit.register(_end)  # the first one, so it runs after all others
+    for signum in SIGNAL_WORDS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _handle)
 
@@ -77,7 +78,7 @@ def leave(signum: int) -> None:
     """End the process at once, with a sentence and the code that shells give to the signal."""
     cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides it
     try:
-        os.write(2, cursor + f"Error: {WORDS[signal.Signals(signum)]}\n".encode())
+        os.write(2, cursor + f"Error: {SIGNAL_WORDS[signal.Signals(signum)]}\n".encode())
     finally:
         os._exit(128 + signum)
 
@@ -112,10 +113,36 @@ def _is_whole(frame: FrameType | None) -> bool:
     return False
 
 
-def _ignore() -> None:
-    """Nothing is left to be interrupted but Python's own end: the exit code says how the command ended."""
-    for signum in WORDS:
+def _disown() -> None:
+    """A forked child's signals and end are its own."""
+    signal.set_wakeup_fd(-1)
+    atexit.unregister(_end)
+
+
+def ends_with(code: int) -> None:
+    """The exit code that the process is to have."""
+    global _exit_code
+    _exit_code = code
+
+
+def _end() -> None:
+    """End the process when Python has joined its threads and called what was registered, without tearing itself down.
+
+    Libraries have threads of their own (ONNX Runtime, OpenMP, GPU drivers) that may still run and hold what C++'s
+    destructors of static objects free: processes ended in SIGSEGV, and with another exit code than the command's.
+    The kernel frees all of it in any case.
+    """
+    for signum in SIGNAL_WORDS:
         signal.signal(signum, signal.SIG_IGN)
+    code = _exit_code
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception as error:  # as sdort.cli.streams raises it
+            code = code or getattr(error, "exit_code", 1)
+            if isinstance(error, SdortError):
+                _tell(f"Error: {error}")
+    os._exit(code)
 
 
 def _unraisable(caught: Any) -> None:
@@ -135,7 +162,7 @@ def _watch(reader: int) -> None:
         if not select.select([reader], [], [], _PATIENCE if patient_until < math.inf else None)[0]:
             continue
         for signum in os.read(reader, 64):
-            if signum in WORDS:
+            if signum in SIGNAL_WORDS:
                 count += 1
                 patient_until = min(patient_until, time.monotonic() + _PATIENCE)
                 _react(count, signum)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import click
 
-from sdort.cli.interruption import WORDS, received
-from sdort.errors import OutputError, SdortError, UsageError
+from sdort.cli.interruption import received
+from sdort.errors import SIGNAL_WORDS, OutputError, SdortError, UsageError
 
 SIGNALLED = 128  # and the signal's number, as shells report it
 
@@ -50,11 +50,11 @@ def _describe(error: BaseException) -> tuple[str, int]:
     """The message to the user, and the exit code."""
     signum = received()
     if signum is not None:  # whatever became of it on its way: of an import that it ended, an ImportError
-        return WORDS[signal.Signals(signum)], SIGNALLED + signum
+        return SIGNAL_WORDS[signal.Signals(signum)], SIGNALLED + signum
     if isinstance(error, SdortError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return WORDS[signal.SIGINT], SIGNALLED + signal.SIGINT
+        return SIGNAL_WORDS[signal.SIGINT], SIGNALLED + signal.SIGINT
     if isinstance(error, MemoryError):
         return "not enough memory", 1
     if isinstance(error, OSError) and error.strerror:

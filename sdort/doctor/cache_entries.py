@@ -16,15 +16,12 @@ from sdort.errors import OutputError
 from sdort.machine.cache_folder import traces_folder
 from sdort.machine.verified_cache import is_entry
 from sdort.ops.library import RECORD, libraries_folder, tuning_table
-from sdort.staging import TEMPORARY_PREFIX, is_abandoned
+from sdort.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
 from sdort.tuning.bundle import BundleError
 from sdort.tuning.store import Store, age
 
 _REMOVED = ".removed-"
 """Beginning of the name of a folder that is being removed; where that was killed, the next cleaning ends it."""
-
-_LOCKING = 10
-"""Seconds within which a new temporary folder has got its lock."""
 
 TRACES, TUNING, OPS, TEMPORARY = "traces", "tuning", "ops", "temporary"
 
@@ -63,7 +60,7 @@ def traces() -> Iterator[CacheEntry]:
         elif re.fullmatch(r"(AutoencoderKL|CLIP\w+|UNet\w+)-\d[\w.+]*\.json", path.name) and path.is_file():
             yield _entry(TRACES, path, outdated=True)
         elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and path.is_file():
-            yield _entry(TRACES, path, in_use=not is_abandoned(path, 0))
+            yield _entry(TRACES, path, in_use=not is_abandoned(path))
 
 
 def tuning() -> Iterator[CacheEntry]:
@@ -85,7 +82,7 @@ def ops() -> Iterator[CacheEntry]:
     for path in _children(libraries_folder()):
         is_named = re.fullmatch(rf"({re.escape(_REMOVED)})?[0-9a-f]{{16}}", path.name)
         if is_named and path.is_dir() and (is_named[1] or (path / RECORD).is_file()):
-            yield _entry(OPS, path, in_use=not is_abandoned(path, os.O_DIRECTORY))
+            yield _entry(OPS, path, in_use=not is_abandoned(path))
 
 
 def temporary() -> Iterator[CacheEntry]:
@@ -94,8 +91,7 @@ def temporary() -> Iterator[CacheEntry]:
         is_ours = path.name.removeprefix(_REMOVED).startswith(TEMPORARY_PREFIX)
         with suppress(OSError):
             if is_ours and path.is_dir() and path.stat().st_uid == os.getuid():
-                is_new = time.time() - path.stat().st_mtime < _LOCKING
-                yield _entry(TEMPORARY, path, in_use=is_new or not is_abandoned(path, os.O_DIRECTORY))
+                yield _entry(TEMPORARY, path, in_use=not is_abandoned(path))
 
 
 KINDS: dict[str, Callable[[], Iterator[CacheEntry]]] = {
@@ -117,9 +113,11 @@ def remove(entry: CacheEntry) -> None:
         if entry.kind == TUNING and entry.path != tuning_table():
             Store().remove(entry.name)
         elif entry.path.is_dir():
-            gone = entry.path.with_name(f"{_REMOVED}{entry.path.name.removeprefix(_REMOVED)}")
-            entry.path.rename(gone)
-            shutil.rmtree(gone)
+            with abandoned(entry.path) as free:
+                if free:  # a command may have begun to use it since it was listed
+                    gone = entry.path.with_name(f"{_REMOVED}{entry.path.name.removeprefix(_REMOVED)}")
+                    entry.path.rename(gone)
+                    shutil.rmtree(gone)
         else:
             entry.path.unlink(missing_ok=True)
     except FileNotFoundError:  # another cleaning was faster

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from sdort.doctor.finding import OK, PROBLEM, Finding
 from sdort.errors import ProviderError
 from sdort.machine.distributions import Flavour, flavour, import_onnxruntime, installed_flavours
+from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.machine.version import __version__
 from sdort.providers import PROVIDERS
-from sdort.runtime.probe import installed_library
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.probe import installed_library, why_not
 
 _SECTION = "software"
 _TIMEOUT = 300
@@ -65,34 +66,23 @@ def installed_software(device_id: int = 0) -> Software:
     )
 
 
-# With our own search path: -c would put the current folder before it, whatever lies there.
-_LOAD = """
-import sys
-sys.path[:] = sys.argv[3:]
-import json
-from sdort.runtime.probe import why_not
-from sdort.providers import PROVIDERS
-from sdort.providers.runtime_options import RuntimeOptions
-reason = why_not(PROVIDERS[sys.argv[1]], RuntimeOptions(device_id=int(sys.argv[2])))
-print(json.dumps({"reason": reason}))
-"""
-
-
 def refusal(name: str, device_id: int = 0) -> str | None:
     """The reason why a provider does not load, None if it does: asked in a process that a driver may end."""
     if PROVIDERS[name].is_fallback:
         return None
-    command = [sys.executable, "-c", _LOAD, name, str(device_id), *sys.path]
+    task = {"name": name, "device_id": device_id}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, errors="replace")
-    except subprocess.TimeoutExpired:
+        reason: str | None = run_worker("sdort.doctor.software:load", task, timeout=_TIMEOUT)
+    except TimeoutExpired:
         return f"it did not load within {_TIMEOUT} s. Look for messages of the GPU's driver in dmesg"
-    try:
-        answer: str | None = json.loads(done.stdout.splitlines()[-1])["reason"]
-    except (IndexError, ValueError, KeyError, TypeError):
-        said = next(iter(reversed(done.stderr.strip().splitlines())), "nothing")
-        return f"loading it ended the process with code {done.returncode}, which said: {said}"
-    return answer
+    except WorkerError as error:
+        return f"loading it ended the process with code {error.code}, which said: {error.said}"
+    return reason
+
+
+def load(name: str, device_id: int) -> str | None:
+    """Load a provider in this process; the reason why it does not, None if it does."""
+    return why_not(PROVIDERS[name], RuntimeOptions(device_id=device_id))
 
 
 def software_findings(software: Software, requested: str | None) -> Iterator[Finding]:

@@ -6,9 +6,13 @@ and what to do next. The command line prints it as one sentence and exits with t
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 from sdort.errors.plain_text import printable
+
+SIGNAL_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal has gone"}
+"""The signals that end a command, and what it then says; its exit code is 128 and the signal's number."""
 
 
 def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:

@@ -16,6 +16,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
+from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
 from sdort.staging import temporary_folder
@@ -152,25 +153,39 @@ def _class_name(source: Source, name: str) -> str:
 
 
 def _download(model: str, variant: str | None, allow_pickle: bool, *, local: bool) -> Path:
-    """diffusers' own download, or its copy of an earlier one."""
+    """diffusers' own download, or its copy of an earlier one; in a process of its own, which Ctrl-C ends at once."""
+    task = {"model": model, "variant": variant, "allow_pickle": allow_pickle, "local": local}
     with progress(f"downloading {model}"):
-        from diffusers import DiffusionPipeline
-
-        from sdort.console import quiet_libraries
-
         try:
-            with quiet_libraries():
-                # None: safetensors, or pickles where there are none.
-                options = {"variant": variant, "use_safetensors": None if allow_pickle else True}
-                folder = DiffusionPipeline.download(model, **options, **({"local_files_only": True} if local else {}))
-        except Exception as error:  # offline, no such model, gated: each library below raises its own
-            first = library_reason(error).partition(" Please check out")[0]
-            hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
-            if variant and f"variant={variant}" in first:
-                hint = "Leave out --variant."
-            if local:
-                hint = "--dry-run downloads nothing: give a folder, or a hub id that was downloaded before."
-            raise SdortError(
-                f"cannot load {model} from the hub ({type(error).__name__}: {first})", hint=hint
-            ) from error
-    return Path(folder)
+            answer = run_worker("sdort.exporter.source:download", task)
+        except WorkerError as error:
+            answer = {"problem": f"the download ended with code {error.code}, which said: {error.said}"}
+    if "folder" in answer:
+        return Path(answer["folder"])
+    hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
+    if variant and f"variant={variant}" in answer["problem"]:
+        hint = "Leave out --variant."
+    if local:
+        hint = "--dry-run downloads nothing: give a folder, or a hub id that was downloaded before."
+    raise SdortError(f"cannot load {model} from the hub ({answer['problem']})", hint=hint)
+
+
+def download(model: str, variant: str | None, allow_pickle: bool, local: bool) -> dict[str, str]:
+    """Download a pipeline in this process.
+
+    Returns:
+        Its ``folder``, or the ``problem``: that it is offline, not there, or gated.
+    """
+    from diffusers import DiffusionPipeline
+
+    from sdort.console import quiet_libraries
+
+    # None: safetensors, or pickles where there are none.
+    options = {"variant": variant, "use_safetensors": None if allow_pickle else True}
+    try:
+        with quiet_libraries():
+            folder = DiffusionPipeline.download(model, **options, **({"local_files_only": True} if local else {}))
+    except Exception as error:  # each library below raises its own
+        first = library_reason(error).partition(" Please check out")[0]
+        return {"problem": f"{type(error).__name__}: {first}"}
+    return {"folder": str(folder)}

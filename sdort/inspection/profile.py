@@ -8,7 +8,6 @@ the time that the host spends on each node, which on a GPU is that of the launch
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
 from sdort.runtime.session import Session, open_logged
+from sdort.staging import temporary_folder
 
 if TYPE_CHECKING:
     from sdort.tables import Table
@@ -77,8 +77,8 @@ def measure_placement(
     Raises:
         SdortError: the model cannot be opened or run.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        profile = str(Path(folder) / "profile") if feeds is not None else ""
+    with temporary_folder("profile") as folder:
+        profile = str(folder / "profile") if feeds is not None else ""
         # A graph's nodes are not run one by one.
         plain = replace(options, graph=False, fallback=None, tuning=False, profile=profile)
         # A session that logs its placement also logs its end.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import TimeoutExpired
+
+from sdort.machine.subprocesses import run_child
 
 _BINARIES = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin", "opt/rocm/bin")
 # Where the dynamic linker looks without being told, and where vendors install without telling it.
@@ -70,10 +72,10 @@ class System:
         if program is None:
             return None
         try:
-            done = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=_TIMEOUT, check=True)
-        except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+            done = run_child([program, *command[1:]], timeout=_TIMEOUT)
+        except (OSError, TimeoutExpired):
             return None
-        return done.stdout.splitlines()
+        return None if done.returncode else done.stdout.splitlines()
 
     def library_folders(self) -> list[Path]:
         """Folders that the dynamic linker searches: ``LD_LIBRARY_PATH``, ``/etc/ld.so.conf``, its own."""

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +15,7 @@ from typing import Any
 from sdort.console import detail, progress
 from sdort.errors import OutputError, SdortError, UsageError
 from sdort.machine.input_file import read_input
+from sdort.machine.subprocesses import run_child
 from sdort.ops.library import (
     LIBRARY_FILE,
     MAX_RECORD,
@@ -27,7 +26,7 @@ from sdort.ops.library import (
     libraries_folder,
     source_folder,
 )
-from sdort.staging import held
+from sdort.staging import held, scratch_folder
 
 _TAIL = 30
 """Lines of a failed compiler that are shown."""
@@ -95,10 +94,10 @@ def _build_into(options: BuildOptions, target: Path) -> Build:
         target.mkdir(parents=True, exist_ok=True)
         if not (target / RECORD).exists():  # marks the folder as sdort's, from a build that is killed too
             (target / RECORD).write_text("{}")
-        with held(target), tempfile.TemporaryDirectory(prefix=".build-", dir=target) as folder:
-            made = replace(_compile(options, Path(folder)), path=target / LIBRARY_FILE)
+        with held(target), scratch_folder(target, ".build-") as folder:
+            made = replace(_compile(options, folder), path=target / LIBRARY_FILE)
             target.chmod(0o755)  # whatever the umask
-            _install(made, Path(folder), target)
+            _install(made, folder, target)
     except OSError as error:
         raise OutputError(f"cannot write to {target}: {error.strerror or error}") from error
     return made
@@ -186,7 +185,7 @@ def _definitions(options: BuildOptions) -> list[str]:
 
 def _run(command: Sequence[str]) -> str:
     detail(" ".join(command))
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    done = run_child(command, merge=True)
     if done.returncode:
         tail = "\n".join(done.stdout.strip().splitlines()[-_TAIL:])
         raise SdortError(

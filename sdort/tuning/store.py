@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sdort.errors import OutputError, UsageError
 from sdort.machine.cache_folder import cache_folder
-from sdort.staging import exchange, is_abandoned
+from sdort.staging import exchange, remove_abandoned
 from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
 from sdort.tuning.key import Key
 
@@ -203,8 +203,7 @@ class Store:
     def clean(self) -> None:
         """Remove what killed processes left behind."""
         for path in self.folder.glob(".new-*"):
-            if is_abandoned(path, os.O_DIRECTORY):
-                shutil.rmtree(path, ignore_errors=True)
+            remove_abandoned(path)
 
     def _refused(self, error: OSError) -> OutputError:
         return OutputError(

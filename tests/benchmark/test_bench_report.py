@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import itertools
-import json
 import re
 import warnings
 from dataclasses import replace
@@ -389,10 +388,9 @@ def test_the_process_measures_nodes_and_roofs(tmp_path: Path, monkeypatch: pytes
 def test_the_roofline_s_process_asks_whether_its_provider_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("unet", 1, 64, 64)
     task = {"path": "nowhere.onnx", "case": vars(case), "factor": 8, "provider": "cuda", "options": {}}
-    monkeypatch.setattr("sys.argv", ["worker", json.dumps(task)])
     monkeypatch.setattr(roofline_worker, "why_not", lambda provider, options: f"{provider.name} has no driver")
     with pytest.raises(ProviderError, match="cuda has no driver"):
-        roofline_worker.main()
+        roofline_worker.profile_component(task)
 
 
 def test_on_the_cpu_a_sentence_stands_for_the_roofline() -> None:

@@ -424,6 +424,7 @@ def test_a_hub_id_is_downloaded_by_diffusers(
         return str(demo)
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
+    monkeypatch.setattr(source, "run_worker", lambda _, task: source.download(**task))
     traces = trace_folder(request.config)
     with locked(traces):
         report = export("owner/name", tmp_path / "out", components=["text_encoder"], cache_dir=traces)
@@ -438,6 +439,7 @@ def test_a_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError("no route to host\nlong story")
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
+    monkeypatch.setattr(source, "run_worker", lambda _, task: source.download(**task))
     with pytest.raises(SdortError, match=r"cannot load owner/name from the hub \(OSError: no route to host\)"):
         export("owner/name", tmp_path / "out")
     assert not (tmp_path / "out").exists()
