@@ -7,7 +7,6 @@ imported in the command's body. Each module exposes its click command as ``comma
 from __future__ import annotations
 
 import importlib
-import sys
 
 import click
 
@@ -116,9 +115,9 @@ def main() -> None:
     """Run the command line of this process, with its signals and streams."""
     streams.install()
     interruption.install()
+    code: object = 0
     try:
         cli.main(prog_name="sdort")
-        code: object = 0
     except SdortError as error:  # stdout's, of --help and --version: no command has begun
         from sdort.console import print_error
 
@@ -126,4 +125,4 @@ def main() -> None:
         code = error.exit_code
     except SystemExit as ended:
         code = ended.code
-    interruption.ends_with(code if isinstance(code, int) else int(code is not None))
+    interruption.exit_with(code if isinstance(code, int) else int(code is not None))

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from sdort.errors import SIGNAL_WORDS, SdortError
 
@@ -119,10 +119,11 @@ def _disown() -> None:
     atexit.unregister(_end)
 
 
-def ends_with(code: int) -> None:
-    """The exit code that the process is to have."""
+def exit_with(code: int) -> NoReturn:
+    """End the process in order, with this exit code."""
     global _exit_code
     _exit_code = code
+    sys.exit(code)
 
 
 def _end() -> None:
