@@ -19,6 +19,7 @@ from sdort.benchmark.setup import BenchOptions, apply_preset
 from sdort.benchmark.timing import LEAST
 from sdort.console import say, to_json, warn
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import MARGIN as PERCENT
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import check_output_file, check_output_folder, real, write_atomically
@@ -160,6 +161,7 @@ def bench(
     """
     _refuse_other_pipelines(ablation, placement, baseline, engine, engines)
     _refuse_unused_limits(compare, across, margin)
+    allowed = MARGIN if margin is None else PERCENT.check(margin)
     _refuse_few_calls(compare, repeat)
     options = BenchOptions(
         runtime=RuntimeOptions(
@@ -198,7 +200,7 @@ def bench(
         warn(f"--compare will not be able to judge what is saved: it needs --repeat {LEAST} or more, not {repeat}")
     result = ablate(path, options) if ablation else measure_pipeline(path, options)
     if saved is not None:
-        regression.compare_with_saved(result.rows, saved, (MARGIN if margin is None else margin) / 100, across)
+        regression.compare_with_saved(result.rows, saved, allowed / 100, across)
     _write(result, files)
     if on_measured:
         on_measured(result)

@@ -15,6 +15,7 @@ from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import BATCH_SIZE, REPEAT, STEPS, WARMUP, check_fields, check_sizes
 from sdort.generation.images import Generated
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -26,7 +27,11 @@ ENGINES = ("onnxruntime", "torch", "torch-compile")
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a benchmark. No ``sizes`` is the model's own size; no ``components`` is all that there are."""
+    """Options of a benchmark. No ``sizes`` is the model's own size; no ``components`` is all that there are.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
 
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     engine: str = "onnxruntime"
@@ -45,6 +50,11 @@ class BenchOptions:
     repeat: int = 10
     placement: bool = False
     """Also see on which execution provider each component's operators run, and how long."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, STEPS, WARMUP, REPEAT)
+        object.__setattr__(self, "batch_sizes", BATCH_SIZE.check_all(self.batch_sizes))
+        object.__setattr__(self, "sizes", check_sizes(self.sizes))
 
 
 def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine], options: BenchOptions) -> list[Case]:

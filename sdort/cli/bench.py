@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,42 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sdort.cli.number_types import NumberList, Real, SizeList, Whole
 from sdort.cli.options import placement_option, runtime_options, show_placement
 from sdort.cli.sections import RUNTIME, SectionedCommand
+from sdort.errors.number_ranges import MARGIN, REPEAT, STEPS, WARMUP
 
 if TYPE_CHECKING:
     from sdort.benchmark.ablation import Ablation
     from sdort.benchmark.measure import Measurement
-
-
-class NumberList(click.ParamType[tuple[int, ...]]):
-    """``1,2,4``."""
-
-    name = "N,N,..."
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", str(value)):
-            self.fail(f"{value!r} is not a list of numbers like 1,2,4", param, ctx)
-        return tuple(dict.fromkeys(int(number) for number in str(value).split(",")))
-
-
-class SizeList(click.ParamType[tuple[tuple[int, int], ...]]):
-    """``512x512,768x512``: height x width in pixels."""
-
-    name = "HxW,..."
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, int], ...]:
-        if isinstance(value, tuple):
-            return value
-        sizes = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", part) for part in str(value).split(",")]
-        parsed = tuple((int(size[1]), int(size[2])) for size in sizes if size)
-        if len(parsed) < len(sizes):
-            self.fail(f"{value!r} is not a list of sizes like 512x512,768x512", param, ctx)
-        return tuple(dict.fromkeys(parsed))
 
 
 class Engines(click.ParamType[tuple[str, ...]]):
@@ -151,10 +122,10 @@ Examples:
     help="Samples of a component, images of the pipeline.",
 )
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
-@click.option("--steps", type=click.IntRange(1), default=20, help="Denoising steps of the pipeline.")
+@click.option("--steps", type=Whole(STEPS), default=20, help="Denoising steps of the pipeline.")
 @click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
-@click.option("--warmup", type=click.IntRange(0), default=3, help="Calls after the first that are not timed.")
-@click.option("--repeat", type=click.IntRange(1), default=10, help="Timed calls.")
+@click.option("--warmup", type=Whole(WARMUP), default=3, help="Calls after the first that are not timed.")
+@click.option("--repeat", type=Whole(REPEAT), default=10, help="Timed calls.")
 @click.option(
     "--preset",
     type=click.Choice(["mlperf-sdxl"]),
@@ -173,7 +144,7 @@ Examples:
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1000),
+    type=Real(MARGIN),
     metavar="PERCENT",
     show_default="10",
     help="With --compare: slower is what is so by more than this, with 95 % confidence.",

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.tuning import Duration, age_text
+from sdort.cli.number_types import Duration
+from sdort.cli.tuning import age_text
+from sdort.errors.number_ranges import OLDER_THAN
 
 if TYPE_CHECKING:
     from sdort.doctor.cache_entries import CacheEntry
@@ -82,7 +84,7 @@ def list_(kinds: tuple[str, ...], as_json: bool) -> None:
 
 @command.command()
 @_kinds
-@click.option("--older-than", type=Duration(), help="Only what was made longer ago: 30d, 12h.")
+@click.option("--older-than", type=Duration(OLDER_THAN), help="Only what was made longer ago: 30d, 12h.")
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @_json
 def clean(kinds: tuple[str, ...], older_than: float | None, dry_run: bool, as_json: bool) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sdort.cli.number_types import Whole
+from sdort.errors.number_ranges import DEVICE_ID
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ Examples:
     show_default="any",
     help="Look at what this execution provider needs.",
 )
-@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(provider: str | None, device_id: int, as_json: bool) -> None:
     """Examine this machine: ONNX Runtime, GPUs, drivers, caches.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
+from sdort.cli.number_types import Whole
+from sdort.errors.number_ranges import OPSET
 from sdort.model.component_names import EXPORTED
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ Examples:
     type=click.Choice(EXPORTED),
     help="Export only this component (repeatable); all of them unless given.",
 )
-@click.option("--opset", type=click.IntRange(18, 25), default=23, help="ONNX opset; Attention needs 23.")
+@click.option("--opset", type=Whole(OPSET), default=23, help="ONNX opset; Attention needs 23.")
 @click.option(
     "--static",
     metavar="BxHxW",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.bench import NumberList, SizeList
+from sdort.cli.number_types import NumberList, SizeList, Whole
+from sdort.errors.number_ranges import DEVICE_ID
 from sdort.providers import AUTO, CPU, PROVIDERS
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _operators(library: Description) -> Table:
 )
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Batch sizes.")
-@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU.")
+@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU.")
 @click.option("--show", "show_only", is_flag=True, help="Only show what was tuned before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
+from sdort.cli.number_types import shortened
 from sdort.cli.optimize_report import ALL, explained, show_report
 from sdort.cli.options import check_option, complete_fusions, needs
 from sdort.cli.sections import SectionedCommand
+from sdort.errors.number_ranges import EXPECT
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
     expected = {}
     for value in values:
         name, _, count = value.partition("=")
-        if not name or not count.isdecimal():
-            raise click.BadParameter(f"{value!r} is not NAME=COUNT, such as unet:MultiHeadAttention=32")
-        expected[name] = int(count)
+        if not name or EXPECT.problem(EXPECT.parse(count)):
+            raise click.BadParameter(f"{shortened(value)} is not NAME=COUNT, such as unet:MultiHeadAttention=32")
+        expected[name] = EXPECT.check(EXPECT.parse(count))
     return expected
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.cli.number_types import Whole
+from sdort.errors.number_ranges import DEVICE_ID
 from sdort.providers import AUTO, PROVIDER_NAMES, PROVIDERS
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ _RUNTIME = (
         show_default="a named provider must load; single nodes may run on the CPU",
         help="Go on on the CPU where a named provider does not load, or allow nothing but shape arithmetic there.",
     ),
-    click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU."),
+    click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU."),
     click.option(
         "--provider-option",
         "provider_options",

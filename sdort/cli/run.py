@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from sdort.cli.number_types import Real, Whole
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
+from sdort.errors.number_ranges import GUIDANCE, HEIGHT, NUM_IMAGES, SEED, STEPS, WIDTH
 
 _SECTIONS = {
     "What is generated": (
@@ -44,17 +46,19 @@ Examples:
     metavar="TEXT",
     help="What they are not to show: once for all prompts, or once for each.",
 )
-@click.option("--steps", type=click.IntRange(1), default=50, help="Denoising steps.")
-@click.option("--guidance-scale", type=float, default=7.5, help="How closely to follow the prompt; 1 turns it off.")
-@click.option("--height", type=click.IntRange(1), show_default="the model's own", help="Pixels.")
-@click.option("--width", type=click.IntRange(1), show_default="the model's own", help="Pixels.")
+@click.option("--steps", type=Whole(STEPS), default=50, help="Denoising steps.")
+@click.option(
+    "--guidance-scale", type=Real(GUIDANCE), default=7.5, help="How closely to follow the prompt; 1 turns it off."
+)
+@click.option("--height", type=Whole(HEIGHT), show_default="the model's own", help="Pixels.")
+@click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Pixels.")
 @click.option(
     "--seed",
-    type=click.IntRange(0, (1 << 63) - 1),
+    type=Whole(SEED),
     show_default="random",
     help="The same seed gives the same image. The second image of --num-images has the seed + 1, and so on.",
 )
-@click.option("--num-images", type=click.IntRange(1), default=1, help="Number of images of each prompt.")
+@click.option("--num-images", type=Whole(NUM_IMAGES), default=1, help="Number of images of each prompt.")
 @click.option(
     "--scheduler",
     metavar="NAME",

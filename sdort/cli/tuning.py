@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sdort.cli.number_types import Duration, Whole
 from sdort.cli.options import custom_ops_option
+from sdort.errors.number_ranges import DEVICE_ID, OLDER_THAN
 
 if TYPE_CHECKING:
     from sdort.tables import Table
     from sdort.tuning.command import BundleReport, ReadableBundleReport
-
-
-class Duration(click.ParamType[float]):
-    """``90s``, ``30m``, ``12h`` or ``30d``, in seconds."""
-
-    name = "TIME"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
-        if not match:
-            self.fail(f"{value!r} is not a time like 90s, 30m, 12h or 30d", param, ctx)
-        return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -102,7 +89,7 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
 @command.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--any-machine", is_flag=True, help="Store bundles of other machines too; no run here uses those.")
-@click.option("--device-id", type=click.IntRange(0), default=0, help="Which GPU they have to fit.")
+@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU they have to fit.")
 @custom_ops_option
 @_json
 def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_json: bool) -> None:
@@ -141,7 +128,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--older-than", type=Duration(), help="Also remove bundles made longer ago: 30d, 12h.")
+@click.option("--older-than", type=Duration(OLDER_THAN), help="Also remove bundles made longer ago: 30d, 12h.")
 @click.option("--foreign", is_flag=True, help="Also remove bundles of other GPUs.")
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @custom_ops_option

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from sdort.cli.number_types import Whole
 from sdort.cli.options import runtime_options
 from sdort.cli.sections import RUNTIME, SectionedCommand
+from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS
 from sdort.verification.limits import REASONS
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--semantic-prompts",
-            type=click.IntRange(1),
+            type=Whole(SEMANTIC_PROMPTS),
             metavar="N",
             show_default="all 120",
             help="With --semantic: so many of them.",
@@ -104,8 +106,8 @@ _SECTIONS = {
     show_default="two that the model can draw",
     help="A file with one prompt a line.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=2, help="Images a prompt: the seeds 0, 1, ...")
-@click.option("--steps", type=click.IntRange(1), default=8, help="Denoising steps.")
+@click.option("--seeds", type=Whole(SEEDS), default=2, help="Images a prompt: the seeds 0, 1, ...")
+@click.option("--steps", type=Whole(STEPS), default=8, help="Denoising steps.")
 @runtime_options
 @click.option(
     "--bisect",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sdort.cli.bench import NumberList, SizeList
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
+from sdort.cli.number_types import Duration, NumberList, SizeList
 from sdort.cli.options import decoding_options, runtime_options
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
-from sdort.cli.tuning import Duration
+from sdort.errors.number_ranges import BUDGET
 
 if TYPE_CHECKING:
     from sdort.tables import Table
@@ -44,7 +44,7 @@ Examples:
     show_default="all that text to image runs",
     help="Only this (repeatable).",
 )
-@click.option("--budget", type=Duration(), help="Stop after this time: 90s, 30m, 2h. What is left is listed.")
+@click.option("--budget", type=Duration(BUDGET), help="Stop after this time: 90s, 30m, 2h. What is left is listed.")
 @decoding_options
 @runtime_options
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)

@@ -9,6 +9,7 @@ from pathlib import Path
 from sdort.console import document
 from sdort.doctor.cache_entries import KINDS, CacheEntry, remove
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import OLDER_THAN
 from sdort.machine.cache_folder import cache_folder
 
 
@@ -79,6 +80,8 @@ def clean_cache(
         UsageError: there is no such cache.
         OutputError: something cannot be removed.
     """
+    if older_than is not None:
+        OLDER_THAN.check(older_than)
     entries = [entry for entry in list_cache(kinds).entries if older_than is None or entry.age_s > older_than]
     going = [entry for entry in entries if not entry.in_use]
     if not dry_run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.software import installed_software
 from sdort.errors import SdortError
+from sdort.errors.number_ranges import DEVICE_ID
 from sdort.machine.system import System
 from sdort.ops.library import built_library, describe_library
 
@@ -21,10 +22,14 @@ def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
     Returns:
         Findings with next steps; ``works`` is whether the provider (by default any) would be used.
 
+    Raises:
+        UsageError: ``device_id`` is no number of a GPU.
+
     Example:
         >>> sdort.diagnose(provider="cpu").works
         True
     """
+    DEVICE_ID.check(device_id)
     library = built_library()
     try:
         description = describe_library(library) if library.is_file() else None

@@ -12,6 +12,7 @@ from typing import Any
 from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.export_size import plan_space
@@ -58,10 +59,15 @@ class StaticSize:
         Raises:
             UsageError: it has another form.
         """
-        numbers = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+        numbers = re.fullmatch(r"([0-9]{1,20})x([0-9]{1,20})x([0-9]{1,20})", text)
         if not numbers:
-            raise UsageError(f"--static {text!r}: expected BxHxW, such as 1x512x512")
+            raise UsageError(f"--static {text[:40]!r}: expected BxHxW, such as 1x512x512")
         return cls(*map(int, numbers.groups()))
+
+    def __post_init__(self) -> None:
+        STATIC_BATCH.check(self.batch)
+        for side in (self.height, self.width):
+            STATIC_SIDE.check(side)
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def _options(
 ) -> ExportOptions:
     size = StaticSize.parse(static) if isinstance(static, str) else static
     traces = Path(cache_dir) if cache_dir else traces_folder()
-    return ExportOptions(components, opset, size, variant, allow_pickle, traces)
+    return ExportOptions(components, OPSET.check(opset), size, variant, allow_pickle, traces)
 
 
 def _reads(model: str) -> list[Path]:

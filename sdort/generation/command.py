@@ -18,7 +18,7 @@ from sdort.generation.images import Generated, output_paths, save_png
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, check_request, each_prompt, image_size
+from sdort.generation.request import Request, each_prompt, image_size
 from sdort.generation.result import Generation, Image, PeakMemory
 from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
 from sdort.generation.step_progress import StepProgress
@@ -357,7 +357,6 @@ def _seed(seed: int | None) -> int:
 
 
 def _checked(requests: list[Request]) -> list[Request]:
-    check_request(requests[0])
     if requests[0].scheduler:
         find_scheduler(requests[0].scheduler)
     return requests

@@ -19,7 +19,7 @@ from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
 from sdort.generation.prompts import load_tokenizer, remark_on_prompts, tokenize
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request, check_request, check_text_to_image, image_size
+from sdort.generation.request import Request, check_text_to_image, image_size
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
@@ -102,7 +102,6 @@ class TextToImage:
             ProviderError: a run failed.
         """
         request = requests[0]
-        check_request(request)
         size = self.size(request)
         self.timings = Timings()
         started = time.perf_counter()

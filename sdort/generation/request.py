@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdort.errors import BadModelError, UsageError
+from sdort.errors.number_ranges import GUIDANCE, HEIGHT, IMAGES_AT_ONCE, NUM_IMAGES, SEED, STEPS, WIDTH, check_fields
 from sdort.model.signature import static_size
 from sdort.pipelines.families import SIZE_NUMBERS, Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session
-from sdort.workload.cases import IMAGES_AT_ONCE
+from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
+
+MAX_PROMPT = 100_000
+"""Characters of a prompt. Of CLIP's 77 tokens the longest known has 54 characters; the rest would be cut off."""
 
 MAX_PROMPT = 1 << 17
 """Characters of a prompt, as many as Linux takes for one argument: CLIP reads the first 75 words or so, but every PNG
@@ -21,7 +25,11 @@ keeps all of it."""
 @dataclass(frozen=True)
 class Request:
     """A request for images of one prompt. Image ``i`` of several has the seed ``seed + i``, so that each can be made
-    again alone."""
+    again alone.
+
+    Raises:
+        UsageError: a value that no pipeline can do.
+    """
 
     prompt: str
     negative_prompt: str = ""
@@ -32,12 +40,40 @@ class Request:
     seed: int = 0
     num_images: int = 1
     scheduler: str | None = None
-    images_at_once: int = IMAGES_AT_ONCE
+    images_at_once: int = USUAL_AT_ONCE
     """Images that share a UNet call: more fill a small card's memory and gain little."""
     vae_tiling: bool | None = None
     """Decode in tiles; None where memory asks for it."""
     vae_slicing: bool | None = None
     """Decode one image at a time; None where memory asks for it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE)
+        SEED.check(self.seed + self.num_images - 1)
+        for name, text in (("prompt", self.prompt), ("negative_prompt", self.negative_prompt)):
+            check_text(name, text)
+
+
+def check_text(name: str, text: object) -> None:
+    """Refuse what is no prompt.
+
+    Raises:
+        UsageError: no text, longer than :data:`MAX_PROMPT`, or with characters that no text has.
+    """
+    option = f"--{name.replace('_', '-')}"
+    if not isinstance(text, str):
+        raise UsageError(f"{option} is a text, not {type(text).__name__}")
+    if len(text) > MAX_PROMPT:
+        raise UsageError(
+            f"{option} has {len(text):,} characters, at most {MAX_PROMPT:,} are taken",
+            hint="A text encoder reads about 75 words.",
+        )
+    strange = re.search("[\0\ud800-\udfff]", text)
+    if strange:
+        raise UsageError(
+            f"{option} is no text: its character {strange.start() + 1} is {strange[0]!a}",
+            hint="Give it in UTF-8, without NUL.",
+        )
 
 
 def each_prompt(prompts: str | Sequence[str], negative_prompts: str | Sequence[str], request: Request) -> list[Request]:
@@ -80,25 +116,6 @@ def image_size(folder: PipelineFolder, request: Request) -> tuple[int, int]:
         check_side("height", request.height, height, static_size(latent, 2), folder.vae_factor),
         check_side("width", request.width, width, static_size(latent, 3), folder.vae_factor),
     )
-
-
-def check_request(request: Request) -> None:
-    """Refuse what no pipeline can do.
-
-    Raises:
-        UsageError: the option and what it may be.
-    """
-    if request.steps < 1:
-        raise UsageError(f"--steps {request.steps} is less than 1")
-    if request.num_images < 1 or request.images_at_once < 1:
-        raise UsageError(f"--num-images {request.num_images} is less than 1")
-    # torch's generator takes 64 bits; a negative seed is an alias of a positive one.
-    if not 0 <= request.seed < 1 << 63:
-        raise UsageError(f"--seed {request.seed} is not between 0 and 2^63 - 1")
-    if not (math.isfinite(request.guidance_scale) and request.guidance_scale >= 0):
-        raise UsageError(
-            f"--guidance-scale {request.guidance_scale:g} is not a number from 0 on", hint="1 and less turn it off."
-        )
 
 
 def check_text_to_image(sessions: Mapping[str, Session], family: Family, latent_channels: int) -> None:

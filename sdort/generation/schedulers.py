@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -105,17 +107,43 @@ def set_steps(scheduler: Any, steps: int) -> None:
     Raises:
         UsageError: it cannot take so many; PNDM's Runge-Kutta steps, for one, need four.
     """
+    trained = int(scheduler.config.get("num_train_timesteps", steps))
+    name, usual = type(scheduler).__name__, "20 to 50 steps are usual."
+    if steps > trained:  # before it is asked, which would be an array of as many
+        raise UsageError(f"--steps {steps} is more than the {trained} timesteps of {name}", hint=usual)
     try:
         scheduler.set_timesteps(steps)
-    except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
-        trained = scheduler.config.get("num_train_timesteps", steps)
-        if steps > trained:
-            raise UsageError(
-                f"--steps {steps} is more than the {trained} timesteps of {type(scheduler).__name__}",
-                hint="20 to 50 steps are usual.",
-            ) from error
-        name, reason = type(scheduler).__name__, library_reason(error)
+        _try_steps(scheduler, steps, trained)
+    except (ArithmeticError, AssertionError, IndexError, TypeError, ValueError) as error:
+        reason = library_reason(error)
         raise UsageError(
             f"{name} cannot take {steps} steps with this pipeline's settings: {reason}",
-            hint="Ask for another number of --steps, or for another --scheduler.",
+            hint=usual if steps > trained // 2 else "Ask for another number of --steps, or for another --scheduler.",
         ) from error
+
+
+def _try_steps(scheduler: Any, steps: int, trained: int) -> None:
+    """Take all of many steps on a single number first, which takes a moment.
+
+    With nearly as many steps as trained timesteps some schedulers ask for timestep 1000 of 0 to 999, others take one
+    timestep twice and divide by zero: DPM++ at 999 steps with the settings of Stable Diffusion 1.5, DDIM at 1000.
+
+    Raises:
+        ValueError: a timestep that was not trained, or a result that is not finite.
+        IndexError, AssertionError: diffusers' own, where it counts too far.
+    """
+    times = [float(time) for time in scheduler.timesteps]
+    outside = next((time for time in times if not 0 <= time <= trained - 1), None)
+    if outside is not None:
+        raise ValueError(f"it would ask for timestep {outside:g}, and the model was trained on 0 to {trained - 1}")
+    if steps <= trained // 2:
+        return
+    import torch
+
+    tried = copy.deepcopy(scheduler)
+    sample, noise = torch.ones(1, 1, 1, 1), torch.Generator().manual_seed(0)
+    seeded = {"generator": noise} if "generator" in inspect.signature(tried.step).parameters else {}
+    for time in tried.timesteps:
+        sample = tried.step(0.01 * tried.scale_model_input(sample, time), time, sample, **seeded).prev_sample
+    if not torch.isfinite(sample).all():
+        raise ValueError("its steps are so short that it divides by zero")

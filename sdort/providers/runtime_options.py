@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import DEVICE_ID, THREADS, check_fields
 from sdort.machine.distributions import flavour
 from sdort.ops.library import register, resolve
 from sdort.providers import AUTO, PROVIDERS
@@ -42,6 +43,9 @@ class RuntimeOptions:
     """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
     check: bool = True
     """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, DEVICE_ID, THREADS)
 
     @property
     def may_fall_back(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import document
+from sdort.errors.number_ranges import OLDER_THAN
 from sdort.ops.library import AUTO
 from sdort.tuning.archive import export_bundles, import_bundles
 from sdort.tuning.bundle import Bundle, BundleError
@@ -184,7 +185,10 @@ def prune_tuning(
 
     Raises:
         OutputError: the cache cannot be written.
+        UsageError: ``older_than`` is no time.
     """
+    if older_than is not None:
+        OLDER_THAN.check(older_than)
     gone = prune(Store(), older_than=older_than, foreign=foreign, dry_run=dry_run, custom_ops=custom_ops)
     return TuningPrune(not dry_run, [_report(status) for status in gone])
 

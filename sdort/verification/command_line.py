@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.engines.default_prompts import PROMPTS
+from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS, check_fields
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions, runtime_words
 from sdort.verification.recorded_inputs import RANDOM, RECORDED
@@ -15,7 +16,11 @@ from sdort.verification.recorded_inputs import RANDOM, RECORDED
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Options of a verification. ``None`` and empty leave the choice to the manifest and the model."""
+    """Options of a verification. ``None`` and empty leave the choice to the manifest and the model.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
 
     runtime: RuntimeOptions = field(default_factory=lambda: RuntimeOptions(CPU.name))
     against: Path | None = None
@@ -37,6 +42,9 @@ class VerifyOptions:
     """Number of them; None for all."""
     semantic_original: bool = False
     """Also score the original on all of them, not only on those that the candidate got wrong."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, SEEDS, STEPS, SEMANTIC_PROMPTS)
 
     def command_line(self, candidate: Path) -> str:
         """The ``sdort verify`` command with these options, to be copied; prompts of a program have no file to name."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
 from sdort.generation.decode import Plan, Planner
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
@@ -23,7 +24,11 @@ UNUSED = (SAFETY_CHECKER, ENCODER)
 
 @dataclass(frozen=True)
 class WarmupOptions:
-    """Options of a warm-up. No ``sizes`` is the model's own, no ``components`` all that text to image runs."""
+    """Options of a warm-up. No ``sizes`` is the model's own, no ``components`` all that text to image runs.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
 
     runtime: RuntimeOptions
     sizes: Sequence[tuple[int, int]] = ()
@@ -36,6 +41,11 @@ class WarmupOptions:
     """Decode in tiles; None where ``sdort run`` would, by the memory that is free."""
     vae_slicing: bool | None = None
     """Decode one image at a time; None likewise."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, BUDGET)
+        object.__setattr__(self, "batch_sizes", BATCH_SIZE.check_all(self.batch_sizes))
+        object.__setattr__(self, "sizes", check_sizes(self.sizes))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.errors import ProviderError
+from sdort.errors.number_ranges import BATCH_SIZE, check_sizes
 from sdort.ops.command import OpsTuning
 from sdort.ops.library import ON, resolve, tuning_table
 from sdort.ops.table import read_table
@@ -47,12 +48,14 @@ def tune_ops(
     Raises:
         ProviderError: no GPU provider loads here, or the library is not built or has no code for the GPU.
         BadModelError: there is no pipeline at ``pipeline``.
+        UsageError: a size or a batch that no pipeline can do.
     """
     from sdort.engines.onnx import OnnxEngine
     from sdort.providers.runtime_options import RuntimeOptions
     from sdort.runtime.probe import choose_provider
     from sdort.workload.cases import cases
 
+    batch_sizes, sizes = BATCH_SIZE.check_all(batch_sizes), check_sizes(sizes)
     options = RuntimeOptions(provider, fallback=False, device_id=device_id, custom_ops=ON)
     resolve(ON)
     chosen, _ = choose_provider(options, hint=_ONE_VARIANT)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -356,15 +356,18 @@ def test_nan_in_the_unet_stops_at_its_step(copy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["--height", "65536"], "65536 is not a whole number from 1 to 16,384"),
         (["--height", "66"], "--height 66 is not a multiple of 4"),
         (["--width", "3"], "--width 3 is not a multiple of 4"),
         (["--scheduler", "eular_a"], "Did you mean euler-a?"),
-        (["--steps", "1001"], "--steps 1001 is more than the 1000 timesteps of DDIMScheduler"),
-        (["--guidance-scale", "nan"], "--guidance-scale nan is not a number from 0 on"),
+        (["--steps", "1001"], "1001 is not a whole number from 1 to 1,000: models are trained on 1,000 timesteps"),
+        (["--guidance-scale", "nan"], "nan is not a number from 0 to 1,000: the UNet's output"),
         (["--prompt", "b", "--prompt", "c", *["--negative-prompt", "d"] * 2], "3 times, --negative-prompt 2 times"),
         (["--steps", "0"], "--steps"),
         (["--num-images", "0"], "--num-images"),
         (["--seed", "-1"], "--seed"),
+        (["--seed", str((1 << 63) - 1), "--num-images", "2"], "--seed 9223372036854775808 is not"),
+        (["--prompt", "a\udcff"], "--prompt is no text: its character 2 is '\\udcff'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_is_loaded(
@@ -378,11 +381,17 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_loaded(
 
 
 def test_the_library_refuses_the_same_values() -> None:
-    from sdort.generation.request import check_request
-
-    for bad in (Request("", steps=0), Request("", num_images=0), Request("", seed=-1), Request("", seed=1 << 63)):
-        with pytest.raises(UsageError):
-            check_request(bad)
+    refused: list[dict[str, Any]] = [
+        {"steps": 0}, {"steps": 10.0}, {"steps": "10"}, {"steps": True}, {"steps": None}, {"num_images": 0},
+        {"images_at_once": 0}, {"seed": -1}, {"seed": 1 << 63}, {"guidance_scale": np.nan}, {"height": np.inf},
+        {"guidance_scale": "7.5"}, {"prompt": "a\0b"}, {"prompt": "a" * 100_001}, {"negative_prompt": b"a"},
+    ]  # fmt: skip
+    for values in refused:
+        with pytest.raises(UsageError, match=f"--{next(iter(values)).replace('_', '-')}"):
+            Request(**{"prompt": "", **values})
+    taken: Any = Request("", steps=cast("Any", np.int64(3)), guidance_scale=cast("Any", np.float32(2)), height=None)
+    assert type(taken.steps) is int
+    assert type(taken.guidance_scale) is float
 
 
 def test_an_inpainting_unet_is_told_apart(copy: Path, tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Ranges of the numbers that a user gives, one for the command line and for the function behind it.
+
+A number outside of its range is refused before anything is read or loaded. Bounds are those beyond which no model gives
+anything of use, or beyond which a request has no end; each says why.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar, cast
+
+from sdort.errors import UsageError
+
+N = TypeVar("N", int, float)
+_SHOWN = 40
+"""Characters of a refused value that a message repeats."""
+
+
+@dataclass(frozen=True)
+class Range(Generic[N]):
+    """The values that a parameter takes: finite numbers from ``low`` to ``high``, without booleans and texts."""
+
+    name: str
+    """The parameter, as a function names it."""
+    low: N
+    high: N
+    reason: str
+    """Why there are these bounds."""
+
+    @property
+    def option(self) -> str:
+        """The parameter as an option of the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it takes whole numbers only."""
+        return isinstance(self.low, int)
+
+    def check(self, value: object) -> N:
+        """``value`` as a Python number; numpy's scalars become one.
+
+        Raises:
+            UsageError: it is no number, not finite or out of range.
+        """
+        problem = self.problem(value)
+        if problem:
+            raise UsageError(f"{self.option} {problem}")
+        return cast("N", operator.index(cast("Any", value)) if self.whole else float(cast("Any", value)))
+
+    def problem(self, value: object) -> str | None:
+        """The reason why ``value`` is refused, to be put after the parameter's name; None if it is not."""
+        kind: Any = numbers.Integral if self.whole else numbers.Real
+        # A comparison with NaN is false, so that NaN is refused too.
+        if isinstance(value, kind) and not isinstance(value, bool) and self.low <= cast("Any", value) <= self.high:
+            return None
+        what = "a whole number" if self.whole else "a number"
+        return f"{_shown(value)} is not {what} from {_text(self.low)} to {_text(self.high)}: {self.reason}"
+
+    def parse(self, text: str) -> object:
+        """The number that ``text`` says, in ASCII digits; ``text`` itself if none, which :meth:`check` refuses."""
+        if self.whole:
+            return int(text) if re.fullmatch(r"[+-]?[0-9]{1,40}", text) else text
+        pattern = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf)"
+        return float(text) if re.fullmatch(pattern, text, re.IGNORECASE) else text
+
+    def check_all(self, values: Iterable[object]) -> tuple[N, ...]:
+        """Each of ``values``, checked.
+
+        Raises:
+            UsageError: as :meth:`check`, or it is no list of numbers.
+        """
+        return tuple(map(self.check, _listed(values, f"{self.option} {_shown(values)} is not a list of numbers")))
+
+
+def _text(bound: float) -> str:
+    return "2^63 - 1" if bound == (1 << 63) - 1 else f"{bound:,}".removesuffix(".0")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = str(value) if isinstance(value, numbers.Number) and not isinstance(value, bool) else repr(value)
+    except ValueError:  # Python writes out no number of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _listed(values: object, problem: str) -> Sequence[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise UsageError(problem)
+    return tuple(values)
+
+
+def check_sizes(sizes: Iterable[object]) -> tuple[tuple[int, int], ...]:
+    """Heights and widths in pixels, checked.
+
+    Raises:
+        UsageError: something else than pairs of numbers within :data:`SIDE`.
+    """
+    pairs = _listed(sizes, f"--size {_shown(sizes)} is not a list of pairs of height and width")
+    problem = "--size {} is not a pair of height and width"
+    checked = (SIZE_SIDE.check_all(_listed(pair, problem.format(_shown(pair)))) for pair in pairs)
+    found = []
+    for pair, sides in zip(pairs, checked, strict=True):
+        if len(sides) != 2:
+            raise UsageError(problem.format(_shown(pair)))
+        found.append((sides[0], sides[1]))
+    return tuple(found)
+
+
+def check_fields(options: Any, *ranges: Range[int] | Range[float]) -> None:
+    """Check the fields that ``ranges`` name of a dataclass that is being made; numpy's scalars become Python's.
+
+    Raises:
+        UsageError: a value is refused; None where that is the field's default is not.
+    """
+    optional = {field.name for field in fields(options) if field.default is None}
+    for limits in ranges:
+        value = getattr(options, limits.name)
+        if not (value is None and limits.name in optional):
+            object.__setattr__(options, limits.name, limits.check(value))
+
+
+STEPS = Range("steps", 1, 1000, "models are trained on 1,000 timesteps")
+GUIDANCE = Range(
+    "guidance_scale", 0.0, 1000.0, "the UNet's output is multiplied by it, usual are 1 (no guidance) to 20"
+)
+_LARGEST = "larger images are made by upscaling smaller ones"
+HEIGHT = Range("height", 1, 16384, _LARGEST)
+WIDTH = Range("width", 1, 16384, _LARGEST)
+SIZE_SIDE = Range("size", 1, 16384, _LARGEST)
+SEED = Range("seed", 0, (1 << 63) - 1, "torch's generator takes 64 bits, and a negative seed is another name of one")
+NUM_IMAGES = Range("num_images", 1, 10_000, "all images of a run are numbered and kept until its end")
+IMAGES_AT_ONCE = Range("images_at_once", 1, 1024, "more of them gain no speed")
+BATCH_SIZE = Range("batch_size", 1, 1024, "larger batches gain no speed")
+WARMUP = Range("warmup", 0, 100_000, "more calls change nothing")
+REPEAT = Range("repeat", 1, 100_000, "more calls make no result more certain, and each is kept")
+SEEDS = Range("seeds", 1, 10_000, "all images are kept for the comparison")
+SEMANTIC_PROMPTS = Range("semantic_prompts", 1, 120, "there are 120 of them")
+MARGIN = Range("margin", 0.0, 1000.0, "it is in percent")
+OPSET = Range("opset", 18, 25, "older ones lack operators, newer ones are unknown to ONNX Runtime")
+STATIC_BATCH = Range("static", 1, 1024, "larger batches gain no speed")
+STATIC_SIDE = Range("static", 1, 16384, _LARGEST)
+DEVICE_ID = Range("device_id", 0, 1023, "it is the number of a GPU of this machine")
+THREADS = Range("threads", 0, 4096, "0 lets ONNX Runtime choose")
+EXPECT = Range("expect", 0, 1_000_000, "it is a number of nodes")
+BUDGET = Range("budget", 0.0, 366 * 86400.0, "it is in seconds, a year at most")
+OLDER_THAN = Range("older_than", 0.0, 100 * 366 * 86400.0, "it is in seconds, a century at most")
