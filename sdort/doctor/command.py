@@ -7,7 +7,7 @@ from sdort.doctor.software import installed_software
 from sdort.errors import SdortError
 from sdort.errors.number_ranges import DEVICE_ID
 from sdort.machine.system import System
-from sdort.ops.library import built_library, describe_library
+from sdort.ops.library import Description, built_library, describe_library
 
 
 def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
@@ -31,8 +31,9 @@ def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
     """
     DEVICE_ID.check(device_id)
     library = built_library()
+    description: Description | SdortError | None
     try:
         description = describe_library(library) if library.is_file() else None
-    except SdortError:  # built for another machine or cut off: as good as none
-        description = None
+    except SdortError as error:  # built for another machine, damaged, or somebody else's
+        description = error
     return diagnosis_of(System(), installed_software(device_id), provider, library, description)

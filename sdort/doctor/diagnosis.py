@@ -10,6 +10,7 @@ from sdort.doctor.devices import device_findings, gpu_architectures
 from sdort.doctor.finding import Finding
 from sdort.doctor.software import Software, software_findings
 from sdort.doctor.storage import cache_findings, memory_finding, operator_findings
+from sdort.errors import SdortError
 from sdort.machine.gpus import Gpu, amd_gpus, nvidia_gpus
 from sdort.machine.system import System
 from sdort.ops.library import Description
@@ -54,12 +55,13 @@ def diagnosis_of(
     software: Software,
     provider: str | None = None,
     library: Path | None = None,
-    description: Description | None = None,
+    description: Description | SdortError | None = None,
 ) -> Diagnosis:
     """The diagnosis of a machine and the software on it.
 
     Args:
-        library: the custom operators, and what they say of themselves.
+        library: the custom operators.
+        description: what they say of themselves, or why they are not loaded.
     """
     findings = [
         *software_findings(software, provider),

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
+from sdort.errors import SdortError
 from sdort.machine.cache_folder import cache_folder
 from sdort.machine.disk import existing, free_bytes
+from sdort.machine.ownership import why_foreign
 from sdort.machine.system import System
 from sdort.ops.library import Description
 from sdort.tables import size_text
@@ -24,10 +26,19 @@ _SMALL_MEMORY = 8 * _GIB
 
 
 def operator_findings(
-    library: Path | None, description: Description | None, architectures: Mapping[str, Sequence[str]]
+    library: Path | None, description: Description | SdortError | None, architectures: Mapping[str, Sequence[str]]
 ) -> Iterator[Finding]:
-    """Is the library of custom operators built, and has it machine code for the GPUs that there are."""
+    """Is the library of custom operators built, may it be loaded, and has it machine code for the GPUs that there are.
+
+    Args:
+        description: what the library says of itself, or why it is not loaded.
+    """
     section, check = "sdort", "custom operators"
+    if isinstance(description, SdortError):
+        yield Finding(
+            section, check, WARNING, description.message, description.hint or f"{_BUILD}sdort ops build --force"
+        )
+        return
     if library is None or description is None:
         yield Finding(
             section, check, WARNING, "not built: graphs run on ONNX Runtime's own", f"{_BUILD}sdort ops build"
@@ -58,6 +69,9 @@ def cache_findings(system: System) -> Iterator[Finding]:
     if not system.access(place, os.W_OK | os.X_OK):
         step = "Make it yours, or set XDG_CACHE_HOME to a folder that is."
         yield Finding("caches", "permission", PROBLEM, f"{place} cannot be written", step)
+    elif reason := why_foreign(place):
+        step = "Take the right away with chmod go-w, or set XDG_CACHE_HOME to a folder that is yours alone."
+        yield Finding("caches", "permission", WARNING, f"{place} is not yours alone: {reason}", step)
     yield _disk(place, free_bytes(place))
 
 

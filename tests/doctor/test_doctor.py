@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from support import machines
 
+import sdort
 from sdort.cli import cli
 from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
@@ -21,7 +22,7 @@ from sdort.doctor.software import Software, installed_software, refusal
 from sdort.machine import distributions as flavours
 from sdort.machine.distributions import Flavour
 from sdort.machine.system import System
-from sdort.ops.library import CodeObject, Description
+from sdort.ops.library import CodeObject, Description, built_library
 
 ROCM_WHEEL = (Flavour("onnxruntime-rocm", "1.22.2.post3"),)
 CUDA_WHEEL = (Flavour("onnxruntime-gpu", "1.31.1"),)
@@ -242,6 +243,26 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     (found,) = (each for each in diagnosis_of(sealed, rocm()).findings if each.check == "permission")
     assert found.status == PROBLEM
     assert "XDG_CACHE_HOME" in found.next_step
+
+
+def test_a_cache_that_others_can_write_is_told(tmp_path: Path) -> None:
+    system = machines.processor(tmp_path)
+    folder = tmp_path / "shared"
+    (folder / "sdort").mkdir(parents=True)
+    folder.chmod(0o777)
+    shared = replace(system, environ={**system.environ, "XDG_CACHE_HOME": str(folder)})
+    (found,) = (each for each in diagnosis_of(shared, rocm()).findings if each.check == "permission")
+    assert found.status == WARNING
+    assert f"other accounts can write {folder}" in found.message
+
+
+def test_a_library_that_is_not_loaded_is_told() -> None:
+    library = built_library()
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"changed")
+    (found,) = (each for each in sdort.diagnose(provider="cpu").findings if each.check == "custom operators")
+    assert found.status == WARNING
+    assert "without a record of its build" in found.message
 
 
 @pytest.mark.parametrize(("limit", "text", "status"), [("max", "67.1 GB", OK), (str(4 * 10**9), "4.0 GB", WARNING)])
