@@ -18,11 +18,14 @@ from sdort.benchmark.row_table import as_markdown
 from sdort.benchmark.rows import Compared, Row
 from sdort.benchmark.timing import LEAST, interval, resampled_medians
 from sdort.console import to_json
-from sdort.errors import RegressionError, UsageError
+from sdort.errors import BadModelError, RegressionError, UsageError
+from sdort.machine.input_file import read_input
 from sdort.tables import Table, counted
 
 FORMAT_KEY = "sdort_bench"
 FORMAT_VERSION = 1
+_MAX_SAVED = 256 << 20
+"""Upper bound in bytes of a saved benchmark: ten million times."""
 UNSURE = "the noise allows no other verdict; more --repeat might"
 SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
 NOISY = "too noisy"
@@ -42,13 +45,13 @@ def load_rows(path: Path) -> list[Row]:
         UsageError: it is none.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_input(path, limit=_MAX_SAVED))
         if content[FORMAT_KEY] != FORMAT_VERSION:
             raise UsageError(
                 f"{path} was saved in format {content[FORMAT_KEY]}, not {FORMAT_VERSION}", hint="Save it again."
             )
         return [_row(saved) for saved in content["rows"]]
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, BadModelError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         if isinstance(error, TypeError):
             reason = "its parts are not those of one"  # what Python says of them means nothing to a user

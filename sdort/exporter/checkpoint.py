@@ -1,23 +1,28 @@
 """The weight files of one folder of a diffusers checkpoint, which hold a component's tensors.
 
 diffusers and transformers name them alike: one file, or shards with an index, optionally of a variant (``fp16``),
-as safetensors or, in old checkpoints, as pickles.
+as safetensors or, in old checkpoints, as pickles. Where a folder has more than one of these, the one is read that the
+component's own library would load: transformers looks for the one file first, diffusers for the shards.
+(``_get_resolved_checkpoint_files`` in transformers' modeling_utils.py, ``ModelMixin.from_pretrained`` in diffusers.)
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from sdort.console import say
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.model.weights import Weight
-from sdort.pipelines.configs import read_config
+from sdort.pipelines.configs import optional_config, read_config
 from sdort.pipelines.safetensors import read_tensors
 
-_STEMS = ("diffusion_pytorch_model", "model")
-_PICKLE_STEMS = ("diffusion_pytorch_model", "pytorch_model")
+_DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
+_PICKLES = {_DIFFUSERS: "diffusion_pytorch_model", _TRANSFORMERS: "pytorch_model"}
+"""Stem of the names of safetensors -> that of pickles."""
 
 
 def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pickle: bool) -> Mapping[str, Weight]:
@@ -32,19 +37,41 @@ def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pic
     Raises:
         BadModelError: there are no weights of that variant, they are pickled, or a file is broken.
     """
-    for stem in _STEMS:
-        name = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"
-        index = f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json"
-        if (folder / name).is_file():
-            return read_tensors(folder / name)
-        if (folder / index).is_file():
-            return _read_shards(folder, folder / index)
-    pickle = _find_pickle(folder, variant)
+    stem = _TRANSFORMERS if component.startswith("text_encoder") else _DIFFUSERS
+    # By name alone: a pipe or a broken link in the place of one is an error, no reason to read another.
+    names = [name for name in _names(stem, variant) if os.path.lexists(folder / name)]
+    if names:
+        _check_chosen(folder, component, names)
+        path = folder / names[0]
+        return _read_shards(folder, path) if path.suffix == ".json" else read_tensors(path)
+    pickle = _find_pickle(folder, stem, variant)
     if pickle and allow_pickle:
         from sdort.exporter.pickles import read_pickle
 
         return read_pickle(pickle, component)
-    raise _not_found(folder, component, variant, pickle)
+    raise _not_found(folder, component, variant, pickle, stem)
+
+
+def _names(stem: str, variant: str | None) -> list[str]:
+    """The files that the component's library looks for, in its order."""
+    one = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"
+    index = f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json"
+    if stem == _TRANSFORMERS:
+        return [one, index]
+    return [index, *([f"{stem}.safetensors.{variant}.index.json"] if variant else []), one]
+
+
+def _check_chosen(folder: Path, component: str, names: list[str]) -> None:
+    """Say which of several weights are read; refuse a config that names others, which transformers obeys."""
+    named = optional_config(folder / "config.json").get("transformers_weights")
+    if named not in (None, names[0]):
+        raise BadModelError(
+            f"{folder / 'config.json'} names other weights (transformers_weights: {named!r}) than {names[0]}",
+            component=component,
+            hint="sdort reads weights by their usual names: rename them, and take the entry out of the config.",
+        )
+    if len(names) > 1:
+        say(f"{component}: {names[0]} is read, as by its library, and not {', '.join(names[1:])}")
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Weight]:
@@ -60,27 +87,30 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Weight]:
             raise BadModelError(
                 f"{folder / file}, a shard that {index.name} names, is missing", hint="Download the checkpoint again."
             )
-        tensors |= read_tensors(folder / file)
+        shard = read_tensors(folder / file)
+        if twice := sorted(tensors.keys() & shard.keys()):
+            raise BadModelError(f"{index}: more than one shard has the tensors {', '.join(twice[:5])}")
+        tensors |= shard
     missing = sorted(weight_map.keys() - tensors.keys())
     if missing:
         raise BadModelError(f"{index} promises tensors that no shard has: {', '.join(missing[:5])}")
     return tensors
 
 
-def _find_pickle(folder: Path, variant: str | None) -> Path | None:
-    names = [f"{stem}.{variant}.bin" if variant else f"{stem}.bin" for stem in _PICKLE_STEMS]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+def _find_pickle(folder: Path, stem: str, variant: str | None) -> Path | None:
+    path = folder / (f"{_PICKLES[stem]}.{variant}.bin" if variant else f"{_PICKLES[stem]}.bin")
+    return path if os.path.lexists(path) else None
 
 
-def _not_found(folder: Path, component: str, variant: str | None, pickle: Path | None) -> BadModelError:
+def _not_found(folder: Path, component: str, variant: str | None, pickle: Path | None, stem: str) -> BadModelError:
     if pickle:
         return BadModelError(
             f"{folder} has no safetensors, only {pickle.name}, a pickle, which may run code when it is read",
             component=component,
             hint="Convert it to safetensors, or trust its author: --allow-pickle.",
         )
-    variants = sorted(_variants(folder) - {variant or ""})
-    missing = f"weights of variant {variant!r}" if variant else "weights (.safetensors)"
+    variants = sorted(_variants(folder, stem) - {variant or ""})
+    missing = f"weights of variant {variant!r}" if variant else f"weights ({stem}.safetensors)"
     having = f"; it has {', '.join(name or 'those without a variant' for name in variants)}" if variants else ""
     hint = "Copy or download the checkpoint again."
     if variants:
@@ -90,8 +120,8 @@ def _not_found(folder: Path, component: str, variant: str | None, pickle: Path |
     return BadModelError(f"{folder} has no {missing}{having}", component=component, hint=hint)
 
 
-def _variants(folder: Path) -> set[str]:
+def _variants(folder: Path, stem: str) -> set[str]:
     """The variants in a folder; an empty string stands for files without one."""
-    pattern = rf"(?:{'|'.join(_STEMS)})(?:\.safetensors\.index)?(?:\.([\w-]+?))?(?:-\d+-of-\d+)?\.(?:safetensors|json)"
+    pattern = rf"{stem}(?:\.safetensors\.index)?(?:\.([\w-]+?))?(?:-\d+-of-\d+)?\.(?:safetensors|json)"
     names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
     return {match[1] or "" for match in map(re.compile(pattern).fullmatch, names) if match}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -10,12 +9,15 @@ from typing import Any
 
 from sdort.console import document
 from sdort.errors import BadModelError
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
+from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.pipelines.configs import INDEX, write_json
 from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer
 
 _TEXT_FILES = (".json", ".txt", ".jinja")
 
@@ -114,17 +116,20 @@ def copy_processors(source: Source, folder: Path) -> None:
     """Copy the scheduler, tokenizers and feature extractor: small text files.
 
     Raises:
-        BadModelError: the pipeline names one that it does not have.
+        BadModelError: the pipeline names one that it does not have, or a tokenizer is damaged.
     """
     for name in PROCESSORS:
         entry = source.index.get(name)
         if not isinstance(entry, list) or entry[1:] == [None]:
             continue
-        files = [file for file in (source.folder / name).glob("*") if file.suffix in _TEXT_FILES and file.is_file()]
+        files = [file for file in sorted((source.folder / name).glob("*")) if file.suffix in _TEXT_FILES]
         if not files:
             raise BadModelError(
                 f"{source.folder / name} is missing or empty", hint="Copy or download the checkpoint again."
             )
+        if name in TOKENIZERS:
+            check_tokenizer(source.folder / name)
         (folder / name).mkdir()
         for file in files:
-            shutil.copyfile(file, folder / name / file.name)
+            content = read_input(file, limit=MAX_TEXT_FILE, hint=DOWNLOAD_AGAIN)
+            (folder / name / file.name).write_bytes(content)

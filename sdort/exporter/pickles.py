@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
+from sdort.machine.input_file import open_input
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
 
@@ -36,21 +36,22 @@ def read_pickle(path: Path, component: str) -> dict[str, Weight]:
     Raises:
         BadModelError: the file is broken or holds more than tensors.
     """
+    is_zip = _is_zip(path, component)
     try:
         with quiet_libraries():  # torch warns about what it refuses a moment later
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # a stranger's pickle raises what it likes
         raise BadModelError(
             f"cannot read tensors from {path} ({library_reason(error)})",
             component=component,
-            hint="The file is damaged, or holds more than tensors; convert it to safetensors where you trust it.",
+            hint="The file is damaged, or holds more than tensors. Get the same model as .safetensors.",
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise BadModelError(f"{path} holds something else than named tensors", component=component)
     return {str(name): _TorchWeight(tensor.detach()) for name, tensor in state.items()}
 
 
-def _is_zip(path: Path) -> bool:
+def _is_zip(path: Path, component: str) -> bool:
     """torch's format since 1.6, which can be mapped; the older one is read into memory."""
-    with open(path, "rb") as file:
+    with open_input(path, "the weights", component=component) as file:
         return file.read(2) == b"PK"

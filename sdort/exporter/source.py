@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
+from sdort.machine.model_folder import check_model_folder
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
@@ -73,13 +75,14 @@ def read_source(folder: Path, name: str) -> Source:
     Raises:
         BadModelError: the folder holds no diffusers pipeline, or one of another kind.
     """
-    if not (folder / INDEX).is_file():
+    if not os.path.lexists(folder / INDEX):
         raise no_diffusers_pipeline(folder)
     if _is_exported(folder):
         raise BadModelError(
             f"{folder} holds ONNX graphs already, and no weights to export",
             hint=f"The next step:\n    sdort optimize {shlex.quote(str(folder))} OUT",
         )
+    check_model_folder(folder)
     index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN)
     if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(

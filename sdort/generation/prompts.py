@@ -13,16 +13,18 @@ from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.generation.request import Request
 from sdort.model.signature import Array
+from sdort.pipelines.tokenizer_files import check_tokenizer
 
 
 def load_tokenizer(folder: Path) -> Any:
     """The pipeline's CLIP tokenizer, from files of its own.
 
     Raises:
-        BadModelError: ``folder`` has no tokenizer that loads.
+        BadModelError: ``folder`` has no tokenizer that loads, or its files do not belong together.
     """
     if not folder.is_dir():
         raise BadModelError(f"{folder} is missing", hint="Export the pipeline again: its tokenizer belongs to it.")
+    check_tokenizer(folder)
     from transformers import CLIPTokenizer
 
     try:

@@ -23,7 +23,13 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 @contextmanager
 def open_input(
-    path: Path, what: str = "", *, limit: int | None = None, links: bool = True, hint: str | None = None
+    path: Path,
+    what: str = "",
+    *,
+    limit: int | None = None,
+    links: bool = True,
+    hint: str | None = None,
+    component: str | None = None,
 ) -> Iterator[BinaryIO]:
     """A regular file, open for reading without a buffer; its size in bytes is ``os.fstat(file.fileno()).st_size``.
 
@@ -32,6 +38,7 @@ def open_input(
         limit: the most bytes that such a file has.
         links: whether ``path`` itself may be a symbolic link.
         hint: what to do where it cannot be opened.
+        component: the pipeline component that it belongs to, for messages.
 
     Raises:
         BadModelError: it is missing, unreadable, a link that is not meant, no regular file, or too large.
@@ -40,9 +47,9 @@ def open_input(
     try:
         descriptor = os.open(path, _FLAGS | (0 if links else os.O_NOFOLLOW))
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        raise BadModelError(f"cannot read {name}: {_reason(error)}", hint=hint) from error
+        raise BadModelError(f"cannot read {name}: {_reason(error)}", hint=hint, component=component) from error
     try:
-        _check(os.fstat(descriptor), name, limit, hint)
+        _check(os.fstat(descriptor), name, limit, hint, component)
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
             yield file
     finally:
@@ -69,12 +76,15 @@ def read_input(path: Path, what: str = "", *, limit: int, links: bool = True, hi
     return b"".join(parts)
 
 
-def _check(status: os.stat_result, name: str, limit: int | None, hint: str | None) -> None:
+def _check(status: os.stat_result, name: str, limit: int | None, hint: str | None, component: str | None) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise BadModelError(f"{name} is {kind_of(status)}, not a regular file", hint=hint or "Give a file.")
+        message = f"{name} is {kind_of(status)}, not a regular file"
+        raise BadModelError(message, hint=hint or "Give a file.", component=component)
     if limit is not None and status.st_size > limit:
         raise BadModelError(
-            f"{name} has {size_text(status.st_size)}, and such a file has at most {size_text(limit)}", hint=hint
+            f"{name} has {size_text(status.st_size)}, and such a file has at most {size_text(limit)}",
+            hint=hint,
+            component=component,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input
 from sdort.model.convert import convert
 from sdort.model.pieces import contiguous, gather, piece_size, split
 from sdort.model.signature import Array
@@ -94,9 +96,9 @@ class Stored(Weight):
     @contextmanager
     def _opened(self) -> Iterator[FileIO]:
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open_input(self.path, "the weights") as file:
                 file.seek(self.offset)
-                yield file
+                yield typing.cast(FileIO, file)
         except OSError as error:
             raise BadModelError(f"cannot read weights from {self.path}: {error.strerror or error}") from error
 

@@ -7,7 +7,6 @@ so that no question costs another pass over it. Its external data is not kept: i
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
 from sdort.model.signature import TensorSpec
+from sdort.model.weights import Stored
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes, type_name
@@ -160,7 +159,7 @@ class ComponentFile:
             if tensor.data_location == TensorProto.EXTERNAL:  # ONNX has no external data in attributes
                 file, offset = external.locate(tensor)
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-                values = np.fromfile(file, dtype, math.prod(tensor.dims), offset=offset).reshape(tensor.dims)
+                values = Stored(file, offset, tensor.dims, dtype).load()
                 tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:

@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
+from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import COMPONENTS, DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.operator import Category
 from sdort.onnx_io.check_tensors import type_name
@@ -66,12 +67,15 @@ def survey(path: Path, *, recognise_lone: bool = True) -> Survey:
 
     Raises:
         UsageError: there is nothing at ``path``.
-        BadModelError: what may be a component cannot be read.
+        BadModelError: what may be a component cannot be read, or the folder holds what is no file of a model
+            (:func:`sdort.machine.model_folder.check_model_folder`).
     """
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist")
     root = path if path.is_dir() else path.parent
+    if path.is_dir():
+        check_model_folder(path)
     files = [file for file in walk(path) if file.suffix == ".onnx"] if path.is_dir() else [path]
     known = {name: file for name in COMPONENTS if (file := _main_model(root / name, files))}
     fits = [name for name, file in known.items() if _fits(name, file)]
@@ -90,11 +94,10 @@ def survey(path: Path, *, recognise_lone: bool = True) -> Survey:
     )
 
 
-def walk(folder: Path, *, follow: bool = True) -> Iterator[Path]:
+def walk(folder: Path) -> Iterator[Path]:
     """The files of a folder and of those in it that are not hidden, in order.
 
-    Args:
-        follow: go into folders that are reached by links too, each once.
+    Folders behind links are gone into too: those directly in ``folder`` under each of their names, others once.
 
     Raises:
         BadModelError: one of the folders cannot be read.
@@ -103,14 +106,18 @@ def walk(folder: Path, *, follow: bool = True) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise BadModelError(f"cannot read {error.filename}: {error.strerror}") from error
 
+    root = Path(os.path.realpath(folder))
     seen: set[Path] = set()
-    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=follow):
-        real = Path(place).resolve()
-        if real in seen:
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        real = Path(os.path.realpath(place))
+        named = Path(place).parent == Path(folder) and not root.is_relative_to(real)
+        if real in seen and not named:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        # What is there itself before what a link leads to.
+        visible = [name for name in folders if not name.startswith(".")]
+        folders[:] = sorted(visible, key=lambda name: (os.path.islink(os.path.join(place, name)), name))
         yield from (Path(place) / name for name in sorted(files))
 
 

@@ -6,17 +6,18 @@ directory, nothing else: no absolute path, no ``..``, no symbolic link that lead
 
 from __future__ import annotations
 
+import os
 import re
-import stat
 from pathlib import Path, PurePosixPath
 
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input
+from sdort.machine.model_folder import belongs
 from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.onnx_io.wire import OWN_FILE
 
-_HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ANOTHER_FILE = "The data file belongs to another model or is truncated; copy or download it again."
 
 
@@ -94,7 +95,6 @@ class ExternalData:
             raise self._outside(location, name)
         try:
             target = self.directory.joinpath(*parts).resolve(strict=True)
-            status = target.stat()
         except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "too many links"
             raise BadModelError(
@@ -103,23 +103,14 @@ class ExternalData:
                 node=name,
                 hint=f"It must lie beside {self.path.name}, in {self.directory}.",
             ) from None
-        if not target.is_relative_to(self.directory) and not self._in_hub_cache(target):
+        if not belongs(target, self.directory):
             raise self._outside(location, name)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadModelError(
-                f"external data {location!r} is not a regular file", component=self.component, node=name
-            )
-        return target, status.st_size
-
-    def _in_hub_cache(self, target: Path) -> bool:
-        """Whether ``target`` is a blob of the very hub snapshot the model lies in.
-
-        The Hugging Face cache stores ``snapshots/<revision>/<file>`` as links to ``blobs/<hash>``.
-        """
-        for parent in self.directory.parents:
-            if parent.name == "snapshots":
-                return target.parent == parent.parent / "blobs" and bool(_HUB_BLOB.fullmatch(target.name))
-        return False
+        try:
+            with open_input(target, "external data", links=False, component=self.component) as file:
+                return target, os.fstat(file.fileno()).st_size
+        except BadModelError as error:
+            error.node = name
+            raise
 
     def _outside(self, location: str, name: str) -> BadModelError:
         return BadModelError(

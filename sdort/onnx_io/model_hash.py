@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from sdort.machine.input_file import open_input
+
 _SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
 
@@ -26,7 +28,7 @@ def hash_files(paths: Iterable[Path]) -> str:
             continue
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}:".encode())
-        with open(path, "rb") as stream:
+        with open_input(path) as stream:
             for offset in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
                 stream.seek(offset)
                 digest.update(stream.read(_SAMPLE_BYTES))

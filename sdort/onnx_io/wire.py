@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input
 
 OWN_FILE = "\0model"
 """The location of tensors that lie in the model file; no path, since a file may name itself anything."""
@@ -59,11 +59,9 @@ def read_graph(path: Path, component: str) -> onnx.ModelProto:
         BadModelError: the file cannot be read or is no ONNX model.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BadModelError(f"{path} is not a file", component=component)
-        with open(path, "rb") as file:
+        with open_input(path, component=component) as raw, io.BufferedReader(cast(io.RawIOBase, raw)) as file:
             size = os.fstat(file.fileno()).st_size
-            content = _Walker(file).message("model", size)
+            content = _Walker(cast(BinaryIO, file)).message("model", size)
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content)
     except OSError as error:
         raise BadModelError(f"cannot read {path}: {error.strerror or error}", component=component) from None
@@ -95,7 +93,7 @@ def parse_graph(content: bytes, name: str, component: str) -> onnx.ModelProto:
 
 
 def _hint(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         pointer = file.read(40).startswith(b"version https://git-lfs")
     return "It is a Git LFS pointer; fetch the file itself with: git lfs pull" if pointer else COPY_AGAIN
 

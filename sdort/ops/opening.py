@@ -19,6 +19,7 @@ from pathlib import Path
 import onnx
 
 from sdort.console import say
+from sdort.machine.input_file import read_input
 from sdort.model.domains import MICROSOFT
 from sdort.model.operator import Operator
 from sdort.onnx_io.component_file import read_component
@@ -26,6 +27,10 @@ from sdort.operators import load_operators
 
 CONTRIB_OPSET = 1
 """Of com.microsoft, the only one that there is."""
+
+
+MAX_PROTOBUF = 2**31 - 1
+"""Upper bound in bytes of a file that a protobuf parser, as ONNX Runtime's, takes."""
 
 
 def prepare_model(model: str | bytes) -> tuple[str | bytes, Path | None, dict[str, str]]:
@@ -46,7 +51,7 @@ def prepare_model(model: str | bytes) -> tuple[str | bytes, Path | None, dict[st
     left_out = unserved(proto)
     if not lacks_domain(proto):
         return model, None, left_out
-    content = path.read_bytes() if path else bytes(model)  # type: ignore[arg-type]
+    content = read_input(path, limit=MAX_PROTOBUF) if path else bytes(model)  # type: ignore[arg-type]
     # Two messages in a row are one to protobuf: what repeats, as imports do, is appended.
     return content + import_domain(onnx.ModelProto()).SerializeToString(), path.parent if path else None, left_out
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sdort.console import say
+from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
 from sdort.pipelines.configs import MANIFEST, optional_config
 from sdort.pipelines.own_files import FILES, write_own_files
+from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer, is_clip_tokenizer
 
 MOST_FILES = 5
 """Files that are named where there are many."""
@@ -40,22 +41,27 @@ def model_file(request: OptimizeRequest, name: str, source: Path, stage: Path, *
 def copy_configs(request: OptimizeRequest, stage: Path) -> None:
     """Everything beside the models: configs, tokenizers, scheduler, model_index.json.
 
-    Links are not followed. They are named in a message, and so is what lies in folders without a model and is not
-    copied either.
+    What lies in folders without a model and is not copied is named in a message.
+
+    Raises:
+        BadModelError: a tokenizer is damaged, or a file is too large to be a config.
     """
-    files = list(walk(request.source, follow=False))
+    files = list(walk(request.source))
     with_models = {path.parent for path in files if path.suffix == ".onnx"}
     left = []
     for path in files:
         place = path.relative_to(request.source)
-        if path.is_symlink() or not path.is_file() or path.suffix not in COPIED_SUFFIXES:
-            left += [str(place)] if path.suffix in COPIED_SUFFIXES or path.parent not in with_models else []
+        if path.suffix not in COPIED_SUFFIXES:
+            left += [str(place)] if path.parent not in with_models else []
             continue
         (stage / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, stage / place)
+        (stage / place).write_bytes(read_input(path, limit=MAX_TEXT_FILE))
+    for name in TOKENIZERS:
+        if is_clip_tokenizer(request.source / name):
+            check_tokenizer(request.source / name)
     if left:
         more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
-        say(f"not copied, as only configs and tokenizers are, and no links: {', '.join(left[:MOST_FILES])}{more}")
+        say(f"not copied, as only configs and tokenizers are: {', '.join(left[:MOST_FILES])}{more}")
 
 
 def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path, hashes: Mapping[Path, str]) -> None:

@@ -40,5 +40,5 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
 def _config_bytes(request: OptimizeRequest) -> int:
     if not request.source.is_dir():
         return 0
-    files = walk(request.source, follow=False)
+    files = walk(request.source)
     return sum(path.stat().st_size for path in files if path.suffix in COPIED_SUFFIXES and path.is_file())

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, OutputError
 from sdort.errors.plain_text import encodable
+from sdort.machine.input_file import read_input
 
 INDEX = "model_index.json"
 """The file that makes a folder a pipeline: its classes and those of its components, as diffusers wrote it."""
+
+MAX_CONFIG = 64 << 20
+"""Upper bound in bytes of a JSON file; the index of a checkpoint's shards has some hundred thousand."""
 
 MANIFEST = "sdort.json"
 """The file in a pipeline's folder that says what made it, and of what."""
@@ -29,9 +34,7 @@ def read_config(path: Path, what: str = "", hint: str = "Export the pipeline aga
     """
     name = f"{what} {path}".lstrip()
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadModelError(f"cannot read {name}: {error.strerror or error}", hint=hint) from error
+        config = json.loads(read_input(path, what, limit=MAX_CONFIG, hint=hint))
     except (ValueError, RecursionError) as error:
         raise BadModelError(f"{name} is no JSON ({error})", hint=hint) from error
     if not isinstance(config, dict):
@@ -45,7 +48,7 @@ def optional_config(path: Path) -> dict[str, Any]:
     Raises:
         BadModelError: as :func:`read_config`.
     """
-    return read_config(path) if path.is_file() else {}
+    return read_config(path) if os.path.lexists(path) else {}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

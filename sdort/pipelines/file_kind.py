@@ -5,14 +5,16 @@ The file is a download from a stranger: only a header of bounded size is read, a
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input
 from sdort.pipelines.lfs import MAGIC, pull_advice
-from sdort.pipelines.safetensors import check_regular, read_header
+from sdort.pipelines.safetensors import read_header
 from sdort.pipelines.weight_names import (
     EDITING,
     INPAINTING,
@@ -69,9 +71,8 @@ def recognise_file(path: Path) -> FileKind:
         BadModelError: it cannot be read, is a pipe or a device, or is a broken safetensors file.
     """
     try:
-        size = check_regular(path)
-        with open(path, "rb") as file:
-            head = file.read(_HEAD)
+        with open_input(path) as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(_HEAD)
     except OSError as error:
         raise BadModelError(f"cannot read {path}: {error.strerror or error}") from error
     if path.suffix.lower() in _UNFINISHED:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input
 
 MAGIC = b"version https://git-lfs"
 
@@ -13,11 +14,9 @@ MAGIC = b"version https://git-lfs"
 def is_pointer(path: Path) -> bool:
     """Whether a file is only a pointer to what should be there."""
     try:
-        if not path.is_file():  # opening a named pipe waits until somebody writes to it
-            return False
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except (BadModelError, OSError):  # whoever reads it says what is wrong
         return False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from sdort.errors import BadModelError
+from sdort.machine.input_file import open_input
 from sdort.pipelines.lfs import refuse_pointer
 from sdort.tables import size_text
 
@@ -69,8 +70,8 @@ def read_header(path: Path) -> Header:
     """
     refuse_pointer(path)
     try:
-        size = check_regular(path)
-        with open(path, "rb") as file:
+        with open_input(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(_MAX_HEADER, size - 8):
                 raise _broken(path, "the header does not fit into the file")
@@ -80,19 +81,6 @@ def read_header(path: Path) -> Header:
     entries = {name: entry for name, entry in _parse(path, header).items() if name != "__metadata__"}
     _check_end(path, entries, size - 8 - length)
     return Header(path, entries, 8 + length, size)
-
-
-def check_regular(path: Path) -> int:
-    """The size of a file in bytes. Opening a named pipe would wait until somebody writes to it.
-
-    Raises:
-        BadModelError: it is a pipe, a socket or a device.
-        OSError: it is not there.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise BadModelError(f"{path} is no regular file (it is a pipe, a socket or a device)", hint="Give a file.")
-    return status.st_size
 
 
 def read_tensors(path: Path) -> dict[str, Stored]:

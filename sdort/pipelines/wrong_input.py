@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from sdort.errors import BadModelError, UsageError, nearest_name
+from sdort.machine.input_file import read_input
 from sdort.onnx_io.components import walk
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
@@ -160,7 +161,8 @@ def _below(folder: Path) -> list[Path]:
     """The pipelines one or two folders deeper; of the hub's cache, where refs/main says which snapshot it is, that."""
     main = folder / "refs" / "main"
     if main.is_file():
-        snapshot = folder / "snapshots" / main.read_text(errors="replace").strip()[:64]
+        revision = read_input(main, limit=1024).decode(errors="replace").strip()[:64]
+        snapshot = folder / "snapshots" / revision
         if (snapshot / INDEX).is_file():
             return [snapshot]
     children = [entry for entry in _entries(folder) if entry.is_dir() and not entry.name.startswith(".")]

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdort.errors import UsageError
+from sdort.errors import BadModelError, UsageError
+from sdort.machine.input_file import read_input
 from sdort.precision.positions import EVERYWHERE, NodeKind, Position
 
 PLAN = "fp16-plan.json"
 """The file's name beside the components that were made by it."""
 PLAN_VERSION = 1
+_MAX_PLAN = 16 << 20
+"""Upper bound in bytes of a plan; those of SDXL have some ten thousand."""
 EVERY = "every"
 
 
@@ -119,12 +122,12 @@ def read_plan(path: Path) -> dict[str, list[PlanRule]]:
         UsageError: there is none, or it is no plan.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_input(path, limit=_MAX_PLAN))
         if content["fp16-plan"] != PLAN_VERSION:
             raise UsageError(f"{path} is a plan of another version, {content['fp16-plan']}")
         return {str(name): [_from_json(rule) for rule in rules] for name, rules in content["components"].items()}
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except BadModelError as error:
+        raise UsageError(error.message, hint=f"--fp16 auto writes a plan: OUT/{PLAN}.") from error
     except (ValueError, LookupError, TypeError, AttributeError):
         raise UsageError(
             f"{path} is no plan of what stays in fp32", hint=f"--fp16 auto writes one: OUT/{PLAN}."

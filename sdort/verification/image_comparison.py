@@ -11,9 +11,10 @@ from statistics import median_high, median_low
 
 import numpy as np
 
-from sdort.errors import UsageError
+from sdort.errors import BadModelError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
+from sdort.machine.input_file import read_input
 from sdort.model.signature import Array
 from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
@@ -22,6 +23,10 @@ from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
 def no_image() -> Array:
     """An image without pixels, [0, 0, 3], uint8."""
     return np.zeros((0, 0, 3), np.uint8)
+
+
+_MAX_PROMPTS = 16 << 20
+"""Upper bound in bytes of a file of prompts."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,10 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         UsageError: the file cannot be read or has no prompt.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the prompts in {path}: {error}") from None
+        lines = [line.strip() for line in read_input(path, limit=_MAX_PROMPTS).decode().splitlines()]
+    except (BadModelError, UnicodeDecodeError) as error:
+        reason = error.message if isinstance(error, BadModelError) else f"{path} is no text in UTF-8"
+        raise UsageError(f"cannot take prompts from {path}: {reason}", hint="Give a text file.") from None
     prompts = tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
     if not prompts:
         raise UsageError(f"{path} has no prompt", hint="Write one a line.")

@@ -475,8 +475,8 @@ def test_names_that_are_not_text(tmp_path: Path, read: list[str]) -> None:
 
 def test_paths_that_are_no_file(tmp_path: Path, read: list[str]) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")  # reading it would wait forever
-    assert "is not a file" in refusal(tmp_path / "pipe.onnx", read).message
-    assert "is not a file" in refusal(tmp_path, read).message
+    assert "is a named pipe" in refusal(tmp_path / "pipe.onnx", read).message
+    assert "is a folder" in refusal(tmp_path, read).message
     assert "No such file" in refusal(tmp_path / "missing.onnx", read).message
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from support.small_graphs import Array, feeds_for, parse, run
 
 from sdort.cli import cli
+from sdort.demo.tokenizer import write_tokenizer
 from sdort.errors import BadModelError
 from sdort.onnx_io.components import find_components, survey
 from sdort.optimizer.command import optimize
@@ -57,9 +58,8 @@ def source(tmp_path: Path) -> Path:
     """A pipeline folder with one component."""
     folder = tmp_path / "in"
     write(folder / "text_encoder" / "model.onnx", ENCODER)
-    for name in ("model_index.json", "tokenizer/vocab.json", "tokenizer/merges.txt"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("{}")
+    (folder / "model_index.json").write_text("{}")
+    write_tokenizer(folder / "tokenizer")
     return folder
 
 
@@ -167,8 +167,10 @@ def test_files_that_are_not_copied_are_told(call: Callable[..., Result], source:
     result = call()
     assert result.exit_code == 0
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("not copied")]
-    assert line.endswith("linked.json, image_encoder/model.safetensors")
-    assert (tmp_path / "out" / "tokenizer" / "merges.txt").read_text() == "{}"
+    assert line.endswith(": image_encoder/model.safetensors")
+    copied = [folder / "tokenizer" / "merges.txt" for folder in (source, tmp_path / "out")]
+    assert copied[0].read_bytes() == copied[1].read_bytes()
+    assert (tmp_path / "out" / "linked.json").read_text() == "{}"
 
 
 def test_a_folder_that_cannot_be_read_is_told(
@@ -337,11 +339,11 @@ def test_names_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_folders_behind_links_are_looked_into_once(tmp_path: Path) -> None:
-    write(tmp_path / "elsewhere" / "model.onnx", ENCODER)
     folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "text_encoder").symlink_to(tmp_path / "elsewhere")
+    write(folder / ".kept" / "encoder" / "model.onnx", ENCODER)
+    (folder / "text_encoder").symlink_to(".kept/encoder")
     (folder / "round").symlink_to(folder)
+    (folder / ".kept" / "encoder" / "back").symlink_to("../..")
     assert survey(folder).models == {"text_encoder": folder / "text_encoder" / "model.onnx"}
 
 
