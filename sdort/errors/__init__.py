@@ -32,6 +32,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {nearest!r}? " if nearest else ""
 
 
+MOST_CHARACTERS = 8000
+"""Upper bound of a message's length: names in a stranger's file may have megabytes."""
+
+
+def _shortened(text: str) -> str:
+    """A text of bounded length; the middle of a longer one is left out, and that is said."""
+    left_out = len(text) - MOST_CHARACTERS
+    if left_out <= 0:
+        return text
+    return f"{text[: MOST_CHARACTERS // 2]} [{left_out:,} characters left out] {text[-MOST_CHARACTERS // 2 :]}"
+
+
 class SdortError(Exception):
     """Base of all errors that sdort reports as a sentence.
 
@@ -54,10 +66,11 @@ class SdortError(Exception):
         node: str | None = None,
         hint: str | None = None,
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.message = message
         self.component = component
-        self.node = node
+        self.node = _shortened(node) if node else node
         self.hint = hint
         self.record: dict[str, object] = {}
 
