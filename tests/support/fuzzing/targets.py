@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ from sdort.benchmark.regression import (
 from sdort.benchmark.rows import Row
 from sdort.errors import MOST_CHARACTERS, SdortError
 from sdort.exporter.checkpoint import read_checkpoint
-from sdort.exporter.signatures import ComponentSpec, describe_component
 from sdort.exporter.source import component_config, read_source, select_components
-from sdort.exporter.template import Trace, fill, make_template
+from sdort.exporter.template import UNREADABLE, Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
+from sdort.machine.verified_cache import VerifiedCache
 from sdort.model.component_names import DECODER
 from sdort.model.model import Model
 from sdort.model.weights import Stored, Weight
@@ -427,38 +426,38 @@ g (float[N, 4] x) => (float[N, 300] y) { h = MatMul (x, w) y = Add (h, b) }"""
 
 
 def _trace(folder: Path, data: bytes) -> None:
-    """An entry of the trace cache whose hash is right: whoever changes the file can hash it too."""
-    name, whole = _trace_entry()
-    key = whole.split(b"\n", 2)[1]
-    rest = key + b"\n" + data
-    (folder / name).write_bytes(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
-    template = TraceCache(folder).load(_spec(), 17)
-    if template is not None and set(template.used) <= _PARAMETERS.keys():
+    """The content of an entry whose hash is right: whoever changes the file can hash it too."""
+    try:
+        template = unpack(data, "unet")
+    except UNREADABLE:  # the cache tells it, and traces again
+        return
+    if set(template.used) <= _PARAMETERS.keys():
         zeros = safetensors.numpy.save({name: np.zeros(shape, "f4") for name, shape in _PARAMETERS.items()})
         (folder / "w.safetensors").write_bytes(zeros)
         for blob in fill(template, read_tensors(folder / "w.safetensors")).blobs:
             blob.weight.load()
 
 
-@cache
-def _trace_entry() -> tuple[str, bytes]:
-    """The name and content of a whole entry."""
+def _trace_seeds() -> list[bytes]:
     proto = parser.parse_model(_GRAPH)
     for name, shape in _PARAMETERS.items():
         proto.graph.initializer.append(onnx.TensorProto(name=name, dims=shape, data_type=onnx.TensorProto.FLOAT))
-    template = make_template(Trace(proto, _PARAMETERS), "unet", "model.onnx.data")
-    with tempfile.TemporaryDirectory() as folder:
-        TraceCache(Path(folder)).store(_spec(), 17, template)
-        (entry,) = Path(folder).iterdir()
-        return entry.name, entry.read_bytes()
+    return [pack(make_template(Trace(proto, _PARAMETERS), "unet"))]
 
 
-def _spec() -> ComponentSpec:
-    return describe_component("unet", "UNet2DConditionModel", UNET, hidden_states=False, text_embeds=None)
+def _cache(folder: Path, data: bytes) -> None:
+    """What the cache gives out is what was stored for this key, or somebody hashed anew."""
+    cache, key = VerifiedCache(folder, "the entry", ".entry", 1 << 16), {"of": ["unet", 17]}
+    cache.path("unet", key).write_bytes(data)
+    content = cache.load("unet", key)
+    if content is not None:
+        rest = json.dumps(key).encode() + b"\n" + content
+        assert data == hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
 
 
-def _trace_seeds() -> list[bytes]:
-    return [_trace_entry()[1].split(b"\n", 2)[2]]
+def _cache_seeds() -> list[bytes]:
+    rest = json.dumps({"of": ["unet", 17]}).encode() + b"\ncontent"
+    return [hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest]
 
 
 def _mutate_trace(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
@@ -534,6 +533,7 @@ TARGETS = {
     "bundle": Target(_bundle, _bundle_seeds, mutate_json, 3000),
     "archive": Target(_archive, _archive_seeds, mutate_tar, 600),
     "trace": Target(_trace, _trace_seeds, _mutate_trace, 800),
+    "cache": Target(_cache, _cache_seeds, None, 2000),
     "benchmark": Target(_benchmark, _benchmark_seeds, mutate_json, 1000),
     "page": Target(_page, lambda: [b"<b>", b"'\"&", b"\x1b]8;;x\x07"], None, 3000),
 }
