@@ -29,6 +29,9 @@ _ATTRIBUTE_TYPES = {
 CONSTANT_ATTRIBUTES = {"value", "value_float", "value_floats", "value_int", "value_ints"}
 """Attributes of the Constant operator that hold its value; strings and sparse tensors are not supported."""
 
+_FLAGS = {"allowzero", "is_causal", "keepdims", "noop_with_empty_axes", "select_last_index"}
+"""Attributes that say yes or no. ONNX Runtime takes a 7 for no where ONNX's own functions take it for yes."""
+
 Functions = set[tuple[str, str]]
 
 
@@ -172,8 +175,9 @@ def _check_counts(node: onnx.NodeProto, component: str) -> None:
     for name in ("q_num_heads", "kv_num_heads") if node.op_type == "Attention" else ():
         if counts.get(name, 1) < 1:
             raise _bad(node, component, f"an Attention with {name} = {counts[name]}")
-    if node.op_type == "Attention" and counts.get("is_causal", 0) not in (0, 1):
-        raise _bad(node, component, f"an Attention with is_causal = {counts['is_causal']}, which is 0 or 1")
+    for name in _FLAGS & counts.keys():
+        if counts[name] not in (0, 1):
+            raise _bad(node, component, f"its {name} is {counts[name]}, and can be 0 or 1")
 
 
 def _without_tensor_values(node: onnx.NodeProto) -> onnx.NodeProto:

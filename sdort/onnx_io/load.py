@@ -20,6 +20,7 @@ from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.model.signature import Array
 from sdort.model.weights import SMALL_BYTES, Inline, Stored, Weight
+from sdort.onnx_io.check_inference import check_inference
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
@@ -70,12 +71,15 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
         for node in proto.graph.node
     ]
     reader.check()
+    constants = {name: reader.read_small(value) for name, value in values.items()}
     _clean_value_info(proto.graph)
+    if path is not None:  # else the graph comes from this process: traced, or a test's
+        small = {name: value for name, value in constants.items() if isinstance(value, np.ndarray)}
+        check_inference(proto, order, small, component)
     with G_LOGGER.suppress():  # it would print a line about every dtype that numpy lacks
         graph = gs.import_onnx(proto)
     for node, tensors in zip(graph.nodes, attributes, strict=True):
         node.attrs.update({name: gs.Constant("", reader.read_small(value)) for name, value in tensors.items()})
-    constants = {name: reader.read_small(value) for name, value in values.items()}
     finish_graph(graph, constants, order)
     return Model(graph, component, path, {entry.key: entry.value for entry in proto.metadata_props})
 

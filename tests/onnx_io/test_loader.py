@@ -72,8 +72,8 @@ def test_large_external_tensors_are_described_and_small_ones_read(tmp_path: Path
 def test_a_kibibyte_is_the_most_that_is_read(tmp_path: Path) -> None:
     model = linear()
     for name, nbytes in (("kept", 1024), ("described", 1025)):
-        model.graph.initializer.append(numpy_helper.from_array(np.zeros(nbytes, np.uint8), name))
-        model.graph.node.append(helper.make_node("Neg", [name], [f"-{name}"]))
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(nbytes, np.bool_), name))
+        model.graph.node.append(helper.make_node("Not", [name], [f"-{name}"]))
     path = save(model, tmp_path, save_as_external_data=True, location="weights.pb", size_threshold=0)
     values = constants(load_model(path))
     assert isinstance(values["kept"], np.ndarray)

@@ -141,7 +141,28 @@ DEEP = "".join(
     for name, called in zip(["a", *(f"a{i}" for i in range(80))], (f"a{i}" for i in range(81)), strict=False)
 )
 
+
+def declared(name: str, kind: int) -> Change:
+    return lambda proto: proto.graph.value_info.append(helper.make_tensor_value_info(name, kind, None))
+
+
+def widen_input(proto: ModelProto) -> None:
+    proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 17
+
+
 CASES: dict[str, tuple[Change, str, str | None]] = {
+    "an input that does not fit": (widen_input, "MatMul cannot take its inputs: Incompatible dimensions", "matmul"),
+    "a declared type that is not": (
+        declared("h", TensorProto.DOUBLE),
+        "Add cannot take its inputs: B has inconsistent type",
+        "add",
+    ),
+    "a cast to nothing": (
+        add_node("Cast", ["x"], ["c"], to=0),
+        "a node cannot take its inputs: Invalid tensor data type 0",
+        None,
+    ),
+    "a flag of 7": (add_node("ReduceMean", ["x"], ["c"], keepdims=7), "its keepdims is 7", "extra"),
     "claims 2**40 elements": (set_dims(2**20, 2**20), r"needs 4398046511104 bytes", "w"),
     "overflows 64 bits": (set_dims(2**62, 2**62), "impossible shape", "w"),
     "overflows with a zero": (set_dims(0, 2**62, 2**62), "impossible shape", "w"),
@@ -246,7 +267,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     ),
     "causal in another way": (
         lambda p: (set_opset(23)(p), add_node("Attention", ["x", "x", "x"], ["z"], is_causal=2)(p)),
-        "an Attention with is_causal = 2",  # ONNX Runtime's is not, onnx's own is
+        "its is_causal is 2",  # ONNX Runtime's is not, onnx's own is
         "extra",
     ),
     "attention without heads": (

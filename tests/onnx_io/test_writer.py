@@ -462,11 +462,12 @@ def test_attributes_of_every_kind_survive(tmp_path: Path) -> None:
     attrs: dict[str, Any] = {"axes": [0], "keepdims": np.int64(0)}
     x, y = gs.Variable("x", np.float32, (2, 2)), gs.Variable("y", np.float32, (2, 2))
     fill = gs.Constant("", np.array([3], np.float16))
+    image, filters = (gs.Constant(name, np.ones((1, 1, 3, 3), np.float32)) for name in ("image", "filters"))
     nodes = [
         gs.Node("ReduceMean", "reduce", attrs, [x], [gs.Variable("a")]),
         gs.Node("ReduceMean", "empty", {"axes": []}, [x], [gs.Variable("b")]),
         gs.Node("ConstantOfShape", "fill", {"value": fill}, [gs.Constant("s", np.array([2]))], [gs.Variable("c")]),
-        gs.Node("Conv", "names", {"auto_pad": "SAME_UPPER", "strides": (1, 1)}, [x, x], [gs.Variable("d")]),
+        gs.Node("Conv", "names", {"auto_pad": "SAME_UPPER", "strides": (1, 1)}, [image, filters], [gs.Variable("d")]),
         gs.Node("Cast", "cast", {"to": np.float16}, [x], [gs.Variable("e")]),
         gs.Node("LeakyRelu", "leaky", {"alpha": np.float32(0.5)}, [x], [y]),
     ]
