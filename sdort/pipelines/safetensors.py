@@ -91,7 +91,7 @@ def read_tensors(path: Path) -> dict[str, Stored]:
     """
     header = read_header(path)
     tensors = {name: _tensor(path, name, entry, header.start, header.size) for name, entry in header.entries.items()}
-    _check_overlap(path, tensors)
+    _check_cover(header, tensors)
     return tensors
 
 
@@ -102,6 +102,9 @@ def _parse(path: Path, header: bytes) -> dict[str, Any]:
         raise _broken(path, f"the header is no JSON ({error})") from error
     if not isinstance(parsed, dict):
         raise _broken(path, "the header is no table of tensors")
+    notes = parsed.get("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise _broken(path, "its __metadata__ are no texts")
     return parsed
 
 
@@ -162,12 +165,16 @@ def _naturals(values: Any) -> TypeGuard[list[int]]:
     return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
 
-def _check_overlap(path: Path, tensors: dict[str, Stored]) -> None:
-    end = 0
+def _check_cover(header: Header, tensors: dict[str, Stored]) -> None:
+    """Raise unless the tensors cover the file without overlaps and holes, as the format wants it."""
+    end = header.start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
-        if tensor.offset < end:
-            raise _broken(path, f"tensor {name!r} overlaps another one")
-        end = tensor.offset + tensor.nbytes
+        if tensor.offset != end:
+            what = "overlaps another one" if tensor.offset < end else "begins behind bytes of no tensor"
+            raise _broken(header.path, f"tensor {name!r} {what}")
+        end += tensor.nbytes
+    if end != header.size:
+        raise _broken(header.path, f"it has {header.size - end} bytes of no tensor")
 
 
 def _broken(path: Path, what: str) -> BadModelError:
