@@ -34,8 +34,7 @@ def check_inference(model: onnx.ModelProto, order: Sequence[int], small: Mapping
     """
     copy = _without_shapes(model, order, small)
     try:
-        # The function below the public one, which would parse the result, too.
-        onnx.shape_inference.C.infer_shapes(copy.SerializeToString(), True, True, False)
+        onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True)
     except Exception as error:  # the C++ code has no one exception type
         raise _refusal(str(error), component) from None
 

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_new_inputs_of_a_fixed_seed(tmp_path: Path) -> None:
     as a file FILE in a folder of its target's name: scripts/fuzz.py --case TARGET/FILE."""
     pytest.importorskip("atheris", reason="atheris has wheels for Python 3.11 to 3.13 on x86-64 only")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, ROOT / "scripts/fuzz.py", "--ci", "--cases", tmp_path]
+    command = [sys.executable, str(ROOT / "scripts/fuzz.py"), "--ci", "--cases", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
@@ -50,7 +51,7 @@ def test_an_escape_is_seen(outside: str, tmp_path: Path) -> None:
     (inside := tmp_path / "inside").mkdir()
     (tmp_path / "file").write_text("x")
     (inside / "link").symlink_to(tmp_path / "file")
-    actions = {
+    actions: dict[str, Callable[[], object]] = {
         "written": lambda: (tmp_path / "new").write_text("x"),
         "removed": lambda: (tmp_path / "file").unlink(),
         "read": lambda: (inside / "link").read_text(),

@@ -49,16 +49,16 @@ class TooSlowError(BaseException):
 class _Guard:
     def __init__(self) -> None:
         self.folder: str | None = None
-        libraries = [sys.prefix, sys.base_prefix, *filter(None, sys.path), Path(__file__).parents[3]]
+        libraries = [sys.prefix, sys.base_prefix, *filter(None, sys.path), str(Path(__file__).parents[3])]
         self.readable = tuple(sorted({os.path.realpath(place) for place in libraries}))
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if self.folder is None:
             return
         if event == "open" and isinstance(args[0], (str, bytes)):
-            writes = isinstance(args[1], str) and set(args[1]) & set("wax+")
-            writes = writes or bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-            self._check(args[0], event, changes=bool(writes))
+            mode, flags = args[1] or "", args[2] or 0
+            writes = bool(set(mode) & set("wax+")) or bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            self._check(args[0], event, changes=writes)
         elif event in _CHANGES:
             for path, start in _CHANGES[event]:
                 if isinstance(args[path], (str, bytes)):
