@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,23 @@ from sdort.benchmark.rows import Compared, Row
 from sdort.benchmark.timing import LEAST, interval, resampled_medians
 from sdort.console import to_json
 from sdort.errors import BadModelError, RegressionError, UsageError
-from sdort.machine.input_file import read_input
+from sdort.pipelines.configs import read_config
+from sdort.pipelines.schema import (
+    NULL,
+    any_text,
+    list_of,
+    mapping_to,
+    number,
+    one_of,
+    positive,
+    record,
+    shortened,
+    whole,
+)
 from sdort.tables import Table, counted
 
 FORMAT_KEY = "sdort_bench"
 FORMAT_VERSION = 1
-_MAX_SAVED = 256 << 20
-"""Upper bound in bytes of a saved benchmark: ten million times."""
 UNSURE = "the noise allows no other verdict; more --repeat might"
 SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
 NOISY = "too noisy"
@@ -44,21 +53,18 @@ def load_rows(path: Path) -> list[Row]:
     Raises:
         UsageError: it is none.
     """
+    hint = "Make one with: sdort bench ... --save FILE"
     try:
-        content = json.loads(read_input(path, limit=_MAX_SAVED))
-        if content[FORMAT_KEY] != FORMAT_VERSION:
-            raise UsageError(
-                f"{path} was saved in format {content[FORMAT_KEY]}, not {FORMAT_VERSION}", hint="Save it again."
-            )
-        return [_row(saved) for saved in content["rows"]]
-    except (ValueError, KeyError, TypeError, RecursionError, BadModelError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        if isinstance(error, TypeError):
-            reason = "its parts are not those of one"  # what Python says of them means nothing to a user
+        content = read_config(path, hint=hint, limit=_MOST_BYTES)
+    except BadModelError as error:
+        raise UsageError(error.message, hint=error.hint) from error
+    if content.get(FORMAT_KEY, FORMAT_VERSION) != FORMAT_VERSION:
         raise UsageError(
-            f"{path} is no saved benchmark: {reason}",
-            hint="Make one with: sdort bench ... --save FILE",
-        ) from None
+            f"{path} was saved in format {shortened(content[FORMAT_KEY])}, not {FORMAT_VERSION}", hint="Save it again."
+        )
+    if problem := _SCHEMA.problem(content, ""):
+        raise UsageError(f"{path} is no saved benchmark: {problem}", hint=hint)
+    return [_row(saved) for saved in content["rows"]]
 
 
 _NOT_READ = {"placement", "compared", "times_ms", "stages", "disturbances", "psnr_db", "lowest_psnr_db"}
@@ -68,9 +74,29 @@ def _row(saved: Mapping[str, Any]) -> Row:
     known = {column.name for column in fields(Row)} - _NOT_READ
     row = Row(**{name: value for name, value in saved.items() if name in known})
     row.times_ms = [float(value) for value in saved["times_ms"]]
-    if not all(math.isfinite(value) and value > 0 for value in row.times_ms):
-        raise ValueError("times that are no times")
     return row
+
+
+_MOST_BYTES = 64 << 20  # each of 10^6 timed calls takes some 20 bytes
+_NUMBER_OF = whole(0, 10**9)
+_MEASURE = NULL | number(-1e15, 1e15) | one_of("inf", "-inf")
+_KINDS = {
+    "str": any_text(100_000),
+    "int": _NUMBER_OF,
+    "int | None": NULL | _NUMBER_OF,
+    "float | None": _MEASURE,
+    "dict[str, str]": mapping_to(any_text(1000), 100),
+}
+"""What a field of a row may be, by its annotation."""
+_ROW = record(
+    {column.name: _KINDS[str(column.type)] for column in fields(Row) if column.name not in _NOT_READ}
+    | {"times_ms": list_of(positive(1e12), 0, 10**6)},
+    (
+        *(column.name for column in fields(Row) if column.default is MISSING and column.default_factory is MISSING),
+        "times_ms",
+    ),
+)
+_SCHEMA = record({"rows": list_of(_ROW, 0, 100_000)}, (FORMAT_KEY, "rows"))
 
 
 def compare_with_saved(rows: Sequence[Row], saved: Sequence[Row], margin: float, across: Collection[str] = ()) -> None:

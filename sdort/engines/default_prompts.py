@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sdort.demo import DEMO_NAMES
-from sdort.pipelines.configs import MANIFEST, optional_config
+from sdort.pipelines.configs import read_manifest
 
 PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle left of a blue square on white")
 """A photograph's texture, and edges and flat areas, where errors show."""
@@ -25,4 +25,4 @@ def default_prompts(path: Path) -> tuple[str, ...]:
 
 
 def _is_demo(path: Path) -> bool:
-    return optional_config(path / MANIFEST).get("source") in DEMO_NAMES
+    return path.is_dir() and read_manifest(path).get("source") in DEMO_NAMES

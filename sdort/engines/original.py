@@ -11,7 +11,7 @@ from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
-from sdort.pipelines.configs import INDEX, MANIFEST, optional_config
+from sdort.pipelines.configs import INDEX, read_manifest
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -30,17 +30,17 @@ def original_of(path: Path) -> Iterator[Path | None]:
     An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
     that is looked for from the current folder and beside the pipeline; ``demo`` is made again.
     """
-    manifest = optional_config(path / MANIFEST)
+    manifest = read_manifest(path) if path.is_dir() else {}
     optimized = manifest.get("optimized")
-    source = optimized.get("from") if isinstance(optimized, dict) else manifest.get("source")
-    if source in DEMO_NAMES and not isinstance(optimized, dict):
+    source = optimized["from"] if optimized else manifest.get("source")
+    if source in DEMO_NAMES and not optimized:
         with temporary_folder("demo") as folder:
             demo = folder / source
             demo.mkdir()
             write_demo(source, demo)
             yield demo
         return
-    candidates = [Path(source), path.resolve().parent / source] if isinstance(source, str) else []
+    candidates = [Path(source), path.resolve().parent / source] if source else []
     yield next(
         (candidate for candidate in candidates if _is_pipeline(candidate) and candidate.resolve() != path.resolve()),
         None,
@@ -51,9 +51,16 @@ def _is_pipeline(path: Path) -> bool:
     return path.is_dir() and (holds_onnx(path) or (path / INDEX).is_file())
 
 
+_LONGEST_CHAIN = 16
+"""Pipelines that are made of each other; more are manifests that lead in a circle."""
+
+
 @contextmanager
-def checkpoint_of(path: Path) -> Iterator[Path]:
+def checkpoint_of(path: Path, chain: int = _LONGEST_CHAIN) -> Iterator[Path]:
     """The diffusers checkpoint behind a pipeline: itself, or at the end of the chain of manifests.
+
+    Args:
+        chain: the most manifests to follow.
 
     Raises:
         UsageError: it is not known where it is.
@@ -62,11 +69,11 @@ def checkpoint_of(path: Path) -> Iterator[Path]:
         yield path
         return
     with original_of(path) as source:
-        if source is None:
+        if source is None or chain == 0:
             raise UsageError(
                 f"the diffusers checkpoint that {path} was made from is not known", hint="Name it: --checkpoint DIR."
             )
-        with checkpoint_of(source) as checkpoint:
+        with checkpoint_of(source, chain - 1) as checkpoint:
             yield checkpoint
 
 

@@ -15,6 +15,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.generation.schedulers import load_scheduler
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
+from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.providers.provider import Provider
 from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
@@ -58,7 +59,7 @@ class TorchEngine:
                 f"this torch ({torch.__version__}) has no GPU",
                 hint="Install torch for CUDA or ROCm, or --provider cpu.",
             )
-        self.index = read_config(checkpoint / INDEX)
+        self.index = read_config(checkpoint / INDEX, schema=PIPELINE_INDEX)
         self._pipeline: Any = None
         self._loaded: set[str] = set()
 
@@ -94,7 +95,7 @@ class TorchEngine:
 
     def _parts(self) -> set[str]:
         """The pipeline's parts with weights that sdort knows."""
-        return {name for name in _PARTS if isinstance(self.index.get(name), list) and self.index[name][1] is not None}
+        return {name for name in _PARTS if self.index.get(name) and self.index[name][1] is not None}
 
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
@@ -104,7 +105,7 @@ class TorchEngine:
 
     def config(self, part: str) -> dict[str, Any]:
         """A part's ``config.json``."""
-        return read_config(self.path / part / "config.json")
+        return read_config(self.path / part / "config.json", schema=component_schema(part))
 
     @property
     def factor(self) -> int:

@@ -17,7 +17,8 @@ from sdort.console import say
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.model.weights import Weight
-from sdort.pipelines.configs import optional_config, read_config
+from sdort.pipelines.config_schemas import SHARD_INDEX
+from sdort.pipelines.configs import TABLE_BYTES, read_component_config, read_config
 from sdort.pipelines.safetensors import read_tensors
 
 _DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
@@ -63,7 +64,7 @@ def _names(stem: str, variant: str | None) -> list[str]:
 
 def _check_chosen(folder: Path, component: str, names: list[str]) -> None:
     """Say which of several weights are read; refuse a config that names others, which transformers obeys."""
-    named = optional_config(folder / "config.json").get("transformers_weights")
+    named = read_component_config(folder / "config.json", component).get("transformers_weights")
     if named not in (None, names[0]):
         raise BadModelError(
             f"{folder / 'config.json'} names other weights (transformers_weights: {named!r}) than {names[0]}",
@@ -75,9 +76,9 @@ def _check_chosen(folder: Path, component: str, names: list[str]) -> None:
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Weight]:
-    weight_map = read_config(index, "the index of shards", DOWNLOAD_AGAIN).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise BadModelError(f"{index} has no weight_map", hint="Copy or download it again.")
+    weight_map = read_config(index, "the index of shards", DOWNLOAD_AGAIN, schema=SHARD_INDEX, limit=TABLE_BYTES)[
+        "weight_map"
+    ]
     tensors: dict[str, Weight] = {}
     for file in sorted(set(weight_map.values())):
         # A file name, not a path: an index must not make sdort read elsewhere.

@@ -24,7 +24,7 @@ from sdort.exporter.manifest import (
     write_manifest,
 )
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
-from sdort.exporter.source import Source, component_config, open_source, select_components
+from sdort.exporter.source import Source, check_processors, component_config, open_source, select_components
 from sdort.exporter.template import Template, fill, make_template
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.cache_folder import traces_folder
@@ -184,6 +184,7 @@ def _reads(model: str) -> list[Path]:
 
 def _components(source: Source, options: ExportOptions, cache: TraceCache) -> list[ComponentSpec]:
     components = select_components(source, options.components, cache)
+    check_processors(source)
     return _at_static_size(source, components, options.static, cache) if options.static else components
 
 

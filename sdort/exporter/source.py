@@ -19,7 +19,8 @@ from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, describ
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.model_folder import check_model_folder
 from sdort.machine.subprocesses import WorkerError, run_worker
-from sdort.pipelines.configs import INDEX, read_config
+from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
+from sdort.pipelines.configs import INDEX, check_processor, read_config
 from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
 from sdort.staging import temporary_folder
 
@@ -83,7 +84,7 @@ def read_source(folder: Path, name: str) -> Source:
             hint=f"The next step:\n    sdort optimize {shlex.quote(str(folder))} OUT",
         )
     check_model_folder(folder)
-    index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN)
+    index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN, schema=PIPELINE_INDEX)
     if not any(_entry(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(
             f"{folder} is a {index.get('_class_name', 'pipeline')} without a UNet, VAE or CLIP text encoder",
@@ -130,10 +131,31 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
 def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
     """A component's ``config.json`` with defaults filled in: old configs lack what later versions added."""
     class_name = _class_name(source, name)
-    config = read_config(source.folder / FOLDERS[name] / "config.json", "the config", DOWNLOAD_AGAIN)
+    path = source.folder / FOLDERS[name] / "config.json"
+    try:
+        config = read_config(path, "the config", DOWNLOAD_AGAIN, schema=component_schema(name))
+    except BadModelError as error:
+        error.component = name
+        raise
+    if missing := [key for key in REQUIRED[class_name] if key not in config]:
+        raise BadModelError(f"the config {path} has no {missing[0]}", component=name, hint=DOWNLOAD_AGAIN)
     # Where somebody's checkpoint once lay is nobody's business.
     config.pop("_name_or_path", None)
-    return cache.defaults(class_name, class_defaults) | config
+    whole = cache.defaults(class_name, class_defaults) | config
+    if problem := contradiction(class_name, whole):
+        raise BadModelError(f"the config {path} contradicts itself: {problem}", component=name, hint=DOWNLOAD_AGAIN)
+    return whole
+
+
+def check_processors(source: Source) -> None:
+    """Read the configs of what is copied as it is, so that it is not found broken in OUT.
+
+    Raises:
+        BadModelError: a scheduler's, tokenizer's or feature extractor's JSON is broken.
+    """
+    for name in PROCESSORS:
+        if source.index.get(name):
+            check_processor(source.folder / name, DOWNLOAD_AGAIN)
 
 
 def _entry(index: dict[str, Any], folder: str) -> list[Any] | None:

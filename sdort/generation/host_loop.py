@@ -16,6 +16,7 @@ import numpy as np
 
 from sdort.errors import ParityError
 from sdort.generation.device_loop import batch_slices, repeated
+from sdort.generation.schedulers import steps_of
 from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
@@ -67,7 +68,8 @@ def denoise(
     seconds = []
     for number, timestep in enumerate(scheduler.timesteps, 1):
         started = time.perf_counter()
-        sample = scheduler.scale_model_input(torch.cat([latents] * len(conditions)), timestep).numpy()
+        with steps_of(scheduler):
+            sample = scheduler.scale_model_input(torch.cat([latents] * len(conditions)), timestep).numpy()
         output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), conditioning))
         if not torch.isfinite(output).all():
             raise ParityError(
@@ -78,7 +80,8 @@ def denoise(
         if guidance_scale is not None:
             without, with_prompt = output.chunk(2)
             output = without + guidance_scale * (with_prompt - without)
-        latents = scheduler.step(output, timestep, latents, **extra, return_dict=False)[0]
+        with steps_of(scheduler):
+            latents = scheduler.step(output, timestep, latents, **extra, return_dict=False)[0]
         seconds.append(time.perf_counter() - started)
         on_step(len(latents))
     return latents.numpy(), seconds

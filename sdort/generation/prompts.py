@@ -13,7 +13,11 @@ from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.generation.request import Request
 from sdort.model.signature import Array
+from sdort.pipelines.configs import check_processor
 from sdort.pipelines.tokenizer_files import check_tokenizer
+
+_LONGEST = 4096
+"""The most tokens of a prompt; CLIP has 77, its longer descendants 248 and more."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -24,13 +28,23 @@ def load_tokenizer(folder: Path) -> Any:
     """
     if not folder.is_dir():
         raise BadModelError(f"{folder} is missing", hint="Export the pipeline again: its tokenizer belongs to it.")
+    check_processor(folder)
     check_tokenizer(folder)
     from transformers import CLIPTokenizer
 
     try:
-        return CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+        length = tokenizer.model_max_length
+        if 2 <= length <= _LONGEST:
+            tokenize(tokenizer, "")
     except Exception as error:  # broken vocabularies end in KeyError, json and tokenizers errors alike
         raise BadModelError(f"cannot read the tokenizer in {folder}: {library_reason(error)}") from error
+    if not 2 <= length <= _LONGEST:
+        raise BadModelError(
+            f"the tokenizer in {folder} pads prompts to {length:.6g} tokens, not 2 to {_LONGEST}",
+            hint="model_max_length in its tokenizer_config.json is the text encoder's max_position_embeddings: 77.",
+        )
+    return tokenizer
 
 
 def tokenize(tokenizer: Any, prompt: str) -> Array:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError, nearest_name
 from sdort.errors.plain_text import library_reason
 from sdort.machine.distributions import install_commands
-from sdort.pipelines.configs import read_config
+from sdort.pipelines.folder import read_scheduler_config
 
 # short name: (diffusers class, what its config gets in addition)
 SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +35,10 @@ SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
     "tcd": ("TCDScheduler", {}),
     "unipc": ("UniPCMultistepScheduler", {}),
 }
+
+
+STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
+"""Exceptions of a scheduler of diffusers whose config has values that do not go together."""
 
 
 def find_scheduler(name: str) -> tuple[str, dict[str, Any]]:
@@ -76,7 +82,7 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or it does not work with this config.
     """
-    config = read_config(folder / "scheduler_config.json")
+    config = read_scheduler_config(folder)
     class_name, additions = find_scheduler(name) if name else (config.get("_class_name"), {})
     if class_name not in {known for known, _ in SCHEDULERS.values()}:
         # The name comes from a file: only classes that are known to be schedulers are looked up.
@@ -96,9 +102,25 @@ def load_scheduler(folder: Path, name: str | None) -> Any:
         raise UsageError(
             f"{class_name} needs {package}", hint=f"Install it:\n{install_commands(package)}" if needed else None
         ) from error
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except STUMBLES as error:
         reason = library_reason(error)
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {reason}") from error
+
+
+@contextmanager
+def steps_of(scheduler: Any) -> Iterator[None]:
+    """Code in which a scheduler takes a step.
+
+    Raises:
+        UsageError: it cannot with its pipeline's settings.
+    """
+    try:
+        yield
+    except STUMBLES as error:
+        raise UsageError(
+            f"{type(scheduler).__name__} cannot take a step with this pipeline's settings: {library_reason(error)}",
+            hint="Ask for another number of --steps, or for another --scheduler.",
+        ) from error
 
 
 def set_steps(scheduler: Any, steps: int) -> None:
@@ -114,7 +136,7 @@ def set_steps(scheduler: Any, steps: int) -> None:
     try:
         scheduler.set_timesteps(steps)
         _try_steps(scheduler, steps, trained)
-    except (ArithmeticError, AssertionError, IndexError, TypeError, ValueError) as error:
+    except STUMBLES as error:
         reason = library_reason(error)
         raise UsageError(
             f"{name} cannot take {steps} steps with this pipeline's settings: {reason}",

@@ -21,7 +21,8 @@ from sdort.model.model import Model
 from sdort.optimizer.architecture import Config, architecture
 from sdort.optimizer.report import ComponentReport
 from sdort.passes.expand import STEP_NAME as EXPAND
-from sdort.pipelines.configs import read_config
+from sdort.pipelines.config_schemas import component_schema
+from sdort.pipelines.configs import read_component_config
 from sdort.providers import load_target
 from sdort.providers.target import Target
 
@@ -131,11 +132,14 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
         config: the component's ``config.json``; where there is none, or sdort does not know its architecture, nothing
             is missing.
         report: of the component.
+
+    Raises:
+        BadModelError: the config is broken.
     """
-    if not config.is_file():
+    settings = read_component_config(config, model.component) if component_schema(model.component) else {}
+    if not settings:
         return []
     try:
-        settings = read_config(config)
         raised = expected_operators(settings, model.component, RAISED_GRAPH)
         fused = expected_operators(settings, model.component, provider)
     except BadModelError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from sdort.console import say
 from sdort.machine.input_file import read_input
@@ -12,7 +11,7 @@ from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
-from sdort.pipelines.configs import MANIFEST, optional_config
+from sdort.pipelines.configs import read_manifest
 from sdort.pipelines.own_files import FILES, write_own_files
 from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer, is_clip_tokenizer
 
@@ -82,13 +81,8 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
         "precision": request.precision,
         "components": components,
     }
-    history = optional_config(request.source / MANIFEST)
+    history = read_manifest(request.source)
     history.pop(FILES, None)
-    for component in _exported(history):
+    for component in (history.get("components") or {}).values():
         component.pop("xxh128", None)  # of the source's files, in what older versions wrote
     write_own_files(stage, {**history, "optimized": optimized}, hashes)
-
-
-def _exported(history: dict[str, Any]) -> list[dict[str, Any]]:
-    components = history.get("components")
-    return [each for each in components.values() if isinstance(each, dict)] if isinstance(components, dict) else []

@@ -16,7 +16,8 @@ from sdort.model.component_names import DECODER
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.model_hash import hash_model
-from sdort.pipelines.configs import INDEX, MANIFEST, optional_config, read_config
+from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
+from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
 from sdort.pipelines.families import Family, family_of
 from sdort.pipelines.wrong_input import expect_onnx
 
@@ -41,7 +42,7 @@ class PipelineFolder:
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's ``config.json``, empty when there is none."""
-        return optional_config(self.path / component / "config.json")
+        return read_component_config(self.path / component / "config.json", component)
 
     @property
     def family(self) -> Family:
@@ -62,7 +63,7 @@ class PipelineFolder:
     @property
     def empty_is_zero(self) -> bool:
         """Whether an empty negative prompt conditions the UNet as zeros, not as the encoders' outputs for it."""
-        index = optional_config(self.path / INDEX)
+        index = optional_config(self.path / INDEX, PIPELINE_INDEX)
         return self.family.empty_is_zero and bool(index.get("force_zeros_for_empty_prompt", True))
 
     @property
@@ -75,13 +76,16 @@ class PipelineFolder:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """``sdort.json``, empty when the pipeline comes from elsewhere."""
-        return optional_config(self.path / MANIFEST)
+        return read_manifest(self.path)
 
     @cached_property
     def vae(self) -> dict[str, Any]:
         """The autoencoder's config, as optimum or diffusers place it, or what it is in that family."""
         usual = {"scaling_factor": self.family.scaling_factor, "block_out_channels": _VAE_CHANNELS}
-        return usual | (self.config(DECODER) or self.config("vae"))
+        config = usual | (self.config(DECODER) or self.config("vae"))
+        if problem := next(latent_rules(config), None):
+            raise BadModelError(f"the autoencoder's config contradicts itself: {problem}", component=DECODER)
+        return config
 
     @property
     def vae_factor(self) -> int:
@@ -98,7 +102,7 @@ class PipelineFolder:
     @property
     def scheduler_class(self) -> str:
         """Diffusers' class of the pipeline's own scheduler."""
-        return str(read_config(self.path / "scheduler" / "scheduler_config.json").get("_class_name"))
+        return str(read_scheduler_config(self.path / "scheduler").get("_class_name"))
 
     @cached_property
     def model_hash(self) -> str:
@@ -138,8 +142,24 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     return folder
 
 
+def read_scheduler_config(folder: Path) -> dict[str, Any]:
+    """The config in a pipeline's ``scheduler`` folder.
+
+    Raises:
+        BadModelError: as :func:`read_config`.
+    """
+    config = read_config(folder / "scheduler_config.json", schema=SCHEDULER, infinity=True)
+    betas, timesteps = config.get("trained_betas"), config.get("num_train_timesteps", 1000)
+    if betas is not None and len(betas) != timesteps:
+        raise BadModelError(
+            f"{folder / 'scheduler_config.json'} has {len(betas)} trained_betas for {timesteps} num_train_timesteps",
+            hint="Export the pipeline again.",
+        )
+    return config
+
+
 def image_channels(path: Path, component: str) -> int | None:
     """The channels of a component's image or latent, by the config beside its model; None where there is none."""
     key = "latent_channels" if component == DECODER else "in_channels"
-    channels = optional_config(path.parent / "config.json").get(key)
-    return channels if isinstance(channels, int) else None
+    channels: int | None = read_component_config(path.parent / "config.json", component).get(key)
+    return channels

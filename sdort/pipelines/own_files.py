@@ -16,7 +16,7 @@ from typing import Any
 
 from sdort.errors import BadModelError, OutputError
 from sdort.onnx_io.hashing import hash_file
-from sdort.pipelines.configs import MANIFEST, optional_config, write_json
+from sdort.pipelines.configs import MANIFEST, read_manifest, write_json
 
 SIGNATURE = "model.sig"
 """The file that holds a folder's signature, made last: no list can name its hash."""
@@ -69,7 +69,7 @@ def listed_files(folder: Path) -> dict[str, ListedFile] | None:
     Raises:
         BadModelError: the manifest cannot be read, or lists what cannot be a file of its folder.
     """
-    files = optional_config(folder / MANIFEST).get(FILES)
+    files = read_manifest(folder).get(FILES)
     if files is None:
         return None
     if not isinstance(files, dict):

@@ -8,7 +8,6 @@ https://github.com/openai/CLIP, simple_tokenizer.py
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.machine.input_file import read_input
+from sdort.machine.json_text import parse_json
 
 TOKENIZERS = ("tokenizer", "tokenizer_2")
 """Folders of a pipeline's CLIP tokenizers."""
@@ -141,16 +141,9 @@ def _check_whole(path: Path, vocabulary: dict[str, int], merges: list[Pair]) -> 
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(read_input(path, limit=MAX_TEXT_FILE, hint=_AGAIN), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is no JSON ({error})") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a name stands in it twice")
-    return table
+        return parse_json(read_input(path, limit=MAX_TEXT_FILE, hint=_AGAIN))
+    except ValueError as error:
+        raise _damaged(path, f"it {error}") from error
 
 
 def _damaged(path: Path, reason: str) -> BadModelError:

@@ -14,15 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
-from sdort.machine.input_file import read_input
+from sdort.pipelines.configs import TABLE_BYTES, read_config
+from sdort.pipelines.schema import list_of, mapping_to, one_of, record, shortened, text, whole
 from sdort.precision.positions import EVERYWHERE, NodeKind, Position
 
 PLAN = "fp16-plan.json"
 """The file's name beside the components that were made by it."""
 PLAN_VERSION = 1
-_MAX_PLAN = 16 << 20
-"""Upper bound in bytes of a plan; those of SDXL have some ten thousand."""
 EVERY = "every"
+_VERSION_KEY = "fp16-plan"
+
+_NODES = 10**6  # the largest published UNet has 10,000
+_WORDS = list_of(text(), 0, 1000)
+_BLOCKS = one_of(EVERY) | mapping_to(one_of(EVERY) | list_of(whole(0, _NODES), 1, _NODES), 10_000)
+_RULE = record(
+    {"operator": text(), "reads": _WORDS, "feeds": _WORDS, "blocks": _BLOCKS, "reason": text(4096)},
+    ("operator", "reads", "feeds", "blocks"),
+)
+_SCHEMA = record({"components": mapping_to(list_of(_RULE, 0, 10_000), 100)}, (_VERSION_KEY, "components"))
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ def write_plan(path: Path, components: Mapping[str, Sequence[PlanRule]], provide
         OSError: it cannot be written.
     """
     content = {
-        "fp16-plan": PLAN_VERSION,
+        _VERSION_KEY: PLAN_VERSION,
         "provider": provider,
         "components": {name: [_to_json(rule) for rule in rules] for name, rules in components.items()},
     }
@@ -121,17 +130,16 @@ def read_plan(path: Path) -> dict[str, list[PlanRule]]:
     Raises:
         UsageError: there is none, or it is no plan.
     """
+    hint = f"--fp16 auto writes one: OUT/{PLAN}."
     try:
-        content = json.loads(read_input(path, limit=_MAX_PLAN))
-        if content["fp16-plan"] != PLAN_VERSION:
-            raise UsageError(f"{path} is a plan of another version, {content['fp16-plan']}")
-        return {str(name): [_from_json(rule) for rule in rules] for name, rules in content["components"].items()}
+        content = read_config(path, hint=hint, limit=TABLE_BYTES)
+        if content.get(_VERSION_KEY, PLAN_VERSION) != PLAN_VERSION:
+            raise UsageError(f"{path} is a plan of another version, {shortened(content[_VERSION_KEY])}", hint=hint)
+        if problem := _SCHEMA.problem(content, ""):
+            raise UsageError(f"{path} is no plan of what stays in fp32: {problem}", hint=hint)
     except BadModelError as error:
-        raise UsageError(error.message, hint=f"--fp16 auto writes a plan: OUT/{PLAN}.") from error
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise UsageError(
-            f"{path} is no plan of what stays in fp32", hint=f"--fp16 auto writes one: OUT/{PLAN}."
-        ) from None
+        raise UsageError(error.message, hint=error.hint) from error
+    return {name: [_from_json(rule) for rule in rules] for name, rules in content["components"].items()}
 
 
 def _to_json(rule: PlanRule) -> dict[str, Any]:
@@ -145,9 +153,5 @@ def _to_json(rule: PlanRule) -> dict[str, Any]:
 
 
 def _from_json(content: dict[str, Any]) -> PlanRule:
-    kind = NodeKind(str(content["operator"]), tuple(map(str, content["reads"])), tuple(map(str, content["feeds"])))
-    blocks = content["blocks"]
-    if blocks == EVERY:
-        return PlanRule(kind, None, str(content.get("reason", "")))
-    numbers = {str(k): v if v == EVERY else [int(number) for number in v] for k, v in blocks.items()}
-    return PlanRule(kind, numbers, str(content.get("reason", "")))
+    kind = NodeKind(content["operator"], tuple(content["reads"]), tuple(content["feeds"]))
+    return PlanRule(kind, None if content["blocks"] == EVERY else content["blocks"], content.get("reason", ""))

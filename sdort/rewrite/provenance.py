@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from sdort.machine.json_text import parse_json
 from sdort.rewrite.editor import Editor
 
 PROVENANCE_KEY = "sdort.provenance"
@@ -48,7 +49,7 @@ def read_provenance(model: onnx.ModelProto) -> Provenance:
     """
     text = next((entry.value for entry in model.metadata_props if entry.key == PROVENANCE_KEY), "{}")
     try:
-        record = json.loads(text)
+        record = parse_json(text.encode())
         makers = {str(node): tuple(key.split(",")) for key, nodes in record["makers"].items() for node in nodes}
         return Provenance(makers, {str(twin): str(name) for twin, name in record["layouts"].items()})
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.machine.input_file import open_input
+from sdort.machine.json_text import parse_json
 from sdort.ops.library import AUTO
 from sdort.staging import check_output_file, staged_output
 from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
@@ -157,7 +158,7 @@ def _read_index(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> list[st
     if member is None or member.name != ARCHIVE_INDEX or not member.isreg() or member.size > MAX_RECORD:
         raise ValueError(f"it does not begin with {ARCHIVE_INDEX}")
     stream = tar.extractfile(member)
-    index: Any = json.loads(stream.read() if stream else b"")
+    index: Any = parse_json(stream.read() if stream else b"")
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         format_name = index.get("format") if isinstance(index, dict) else None
         raise ValueError(f"its format is {format_name!r}, this sdort reads {FORMAT}")

@@ -22,6 +22,7 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.machine.input_file import open_input, read_input
+from sdort.machine.json_text import parse_json
 from sdort.machine.version import __version__
 from sdort.tuning.key import Key, parse_key
 
@@ -35,6 +36,8 @@ MAX_TEXT = 64 << 20
 MAX_RECORD = 4 << 20
 """Bytes of a ``key.json``; one with thousands of kernels has some hundred thousand."""
 _MAX_DEPTH = 8
+_END_OF_TIME = 1 << 40
+"""Seconds since 1970 that no bundle was made after."""
 _BLOCK = 1 << 20
 
 
@@ -101,10 +104,10 @@ def read_bundle(folder: Path) -> Bundle:
     """
     try:
         text = read_input(folder / RECORD, limit=MAX_RECORD, links=False)
-        bundle = _parse(json.loads(text), folder)
+        bundle = _parse(parse_json(text), folder)
     except BadModelError as error:
         raise BundleError(f"the tuning bundle {folder.name} cannot be read: {error.message}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BundleError(f"the tuning bundle {folder.name} cannot be read: {RECORD}: {error}") from error
     return bundle
 
@@ -118,7 +121,7 @@ def _parse(body: Any, folder: Path) -> Bundle:
         raise ValueError("it was changed or cut off")
     key = parse_key(body.get("key"))
     files = body.get("files")
-    if not isinstance(files, dict) or type(body.get("made")) is not int:
+    if not isinstance(files, dict) or type(body.get("made")) is not int or not 0 <= body["made"] < _END_OF_TIME:
         raise ValueError("it lacks the files or the date")
     described = {check_name(name): _file(entry) for name, entry in files.items()}
     return Bundle(folder, key, body["made"], described, str(body.get("sdort")), _seconds(body.get("first_run_s")))

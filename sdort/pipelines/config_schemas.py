@@ -1,0 +1,405 @@
+"""Schemas of the JSON files of pipelines.
+
+Bounds are a power of two or ten above anything published, so that they refuse what no model means and what would take
+memory or time without end. What shapes no graph and is not computed with has a type only. Sources of the keys:
+``UNet2DConditionModel``, ``AutoencoderKL`` and the schedulers of diffusers; ``CLIPTextConfig``, ``CLIPTokenizer``
+of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sdort.pipelines.schema import (
+    ANYTHING,
+    FLAG,
+    NULL,
+    Kind,
+    any_text,
+    list_of,
+    mapping_to,
+    number,
+    positive,
+    record,
+    text,
+    whole,
+)
+
+LEVELS = 16
+"""The most levels of a UNet: published ones have 3 to 6."""
+
+_NAME = text()
+_NAME_OR_NULL = NULL | _NAME
+_FLAG_OR_NULL = FLAG | NULL
+_WIDTH = whole(1, 1 << 16)  # channels; the widest published layer has 10,240
+_WIDTH_OR_NULL = NULL | _WIDTH
+_COUNT = whole(1, 64)  # layers in a row
+_SHARE = number(0, 1)
+_SCALE = positive(1e6)
+_SHIFT = number(-1e6, 1e6)
+
+
+def _per_level(kind: Kind) -> Kind:
+    """One value for all levels, or a list of one a level."""
+    return kind | list_of(kind, 1, LEVELS)
+
+
+_DEPTH = whole(0, 64)  # SSD-1B and Koala have levels without transformers
+_DEPTHS = _per_level(_DEPTH | list_of(_DEPTH, 1, 64))  # SSD-1B: another depth for each layer of a level
+_BLOCKS = list_of(_NAME, 1, LEVELS)
+_ADDRESS = {"_class_name": _NAME, "_diffusers_version": _NAME, "_name_or_path": text(4096)}
+
+
+def _side(most: int) -> Kind:
+    return NULL | whole(1, most) | list_of(whole(1, most), 2, 2)
+
+
+UNET = record(
+    {
+        **_ADDRESS,
+        "sample_size": _side(8192),  # latents: 65,536 pixels, PNG's own limit of most programs
+        **dict.fromkeys(("in_channels", "out_channels"), _WIDTH),
+        **dict.fromkeys(("down_block_types", "up_block_types"), _BLOCKS),
+        "block_out_channels": list_of(_WIDTH, 1, LEVELS),
+        "layers_per_block": _per_level(_COUNT),
+        "transformer_layers_per_block": _DEPTHS,
+        "reverse_transformer_layers_per_block": NULL | _DEPTHS,
+        "cross_attention_dim": NULL | _per_level(_WIDTH),
+        **dict.fromkeys(("attention_head_dim", "num_attention_heads"), NULL | _per_level(_WIDTH)),
+        "only_cross_attention": NULL | _per_level(FLAG),
+        "norm_num_groups": _WIDTH_OR_NULL,
+        "norm_eps": _SHARE,
+        "dropout": _SHARE,
+        "freq_shift": _SHIFT,
+        "downsample_padding": whole(0, 16),
+        **dict.fromkeys(("conv_in_kernel", "conv_out_kernel"), whole(1, 63)),
+        **dict.fromkeys(("mid_block_scale_factor", "resnet_out_scale_factor"), _SCALE),
+        **dict.fromkeys(
+            (
+                "encoder_hid_dim",
+                "addition_time_embed_dim",
+                "addition_embed_type_num_heads",
+                "num_class_embeds",
+                "time_embedding_dim",
+                "time_cond_proj_dim",
+                "projection_class_embeddings_input_dim",
+            ),
+            _WIDTH_OR_NULL,
+        ),
+        **dict.fromkeys(
+            (
+                "act_fn",
+                "mid_block_type",
+                "encoder_hid_dim_type",
+                "class_embed_type",
+                "addition_embed_type",
+                "attention_type",
+                "resnet_time_scale_shift",
+                "time_embedding_type",
+                "time_embedding_act_fn",
+                "timestep_post_act",
+                "cross_attention_norm",
+            ),
+            _NAME_OR_NULL,
+        ),
+        **dict.fromkeys(
+            (
+                "center_input_sample",
+                "flip_sin_to_cos",
+                "dual_cross_attention",
+                "use_linear_projection",
+                "upcast_attention",
+                "resnet_skip_time_act",
+                "class_embeddings_concat",
+                "mid_block_only_cross_attention",
+            ),
+            _FLAG_OR_NULL,
+        ),
+    }
+)
+
+_PER_CHANNEL = 1024
+"""The most channels of latents; 4 to 128 are published."""
+
+VAE = record(
+    {
+        **_ADDRESS,
+        "sample_size": _side(1 << 16),
+        **dict.fromkeys(("in_channels", "out_channels"), _WIDTH),
+        "latent_channels": whole(1, _PER_CHANNEL),
+        **dict.fromkeys(("down_block_types", "up_block_types"), _BLOCKS),
+        "block_out_channels": list_of(_WIDTH, 1, 8),  # each but one doubles the pixels of a latent: 128 at 8
+        "layers_per_block": _COUNT,
+        "norm_num_groups": _WIDTH,
+        "act_fn": _NAME,
+        "scaling_factor": positive(1000.0, 0.001),  # published: 0.08 to 1.5
+        "shift_factor": NULL | number(-1000, 1000),
+        "latents_mean": NULL | list_of(number(-1000, 1000), 1, _PER_CHANNEL),
+        "latents_std": NULL | list_of(positive(1000.0), 1, _PER_CHANNEL),
+        **dict.fromkeys(
+            ("force_upcast", "use_quant_conv", "use_post_quant_conv", "mid_block_add_attention"), _FLAG_OR_NULL
+        ),
+    }
+)
+
+_TOKEN = whole(-1, 10**7)  # -1 stands for no token in some configs
+
+TEXT_ENCODER = record(
+    {
+        "vocab_size": whole(1, 10**7),
+        **dict.fromkeys(("hidden_size", "num_attention_heads"), _WIDTH),
+        "projection_dim": _WIDTH_OR_NULL,
+        "intermediate_size": whole(1, 1 << 20),
+        "num_hidden_layers": whole(1, 256),
+        "max_position_embeddings": whole(1, 1 << 17),
+        "hidden_act": _NAME,
+        **dict.fromkeys(("layer_norm_eps", "attention_dropout", "dropout"), _SHARE),
+        **dict.fromkeys(("initializer_factor", "initializer_range"), _SHIFT),
+        **dict.fromkeys(("bos_token_id", "pad_token_id"), NULL | _TOKEN),
+        "eos_token_id": NULL | _TOKEN | list_of(_TOKEN, 1, 64),
+        **dict.fromkeys(("torch_dtype", "dtype", "model_type", "transformers_version"), _NAME_OR_NULL),
+        "architectures": NULL | list_of(_NAME, 0, 16),
+        "_name_or_path": text(4096),
+    }
+)
+
+_TIMESTEPS = 100_000  # the tables of a scheduler have as many rows; published: up to 2,000
+_BETA = positive(0.9999)  # at 0 and 1 the signal's or the noise's share is 0, which is divided by
+
+SCHEDULER = record(
+    {
+        "_class_name": _NAME,
+        "_diffusers_version": _NAME,
+        "num_train_timesteps": whole(1, _TIMESTEPS),
+        **dict.fromkeys(("beta_start", "beta_end"), _BETA),
+        "trained_betas": NULL | list_of(_BETA, 1, _TIMESTEPS),
+        "steps_offset": whole(0, _TIMESTEPS),
+        "original_inference_steps": whole(1, _TIMESTEPS),
+        "solver_order": whole(1, 16),
+        "dynamic_thresholding_ratio": _SHARE,
+        **dict.fromkeys(
+            (
+                "clip_sample_range",
+                "sample_max_value",
+                "sigma_data",
+                "timestep_scaling",
+                "rho",
+            ),
+            _SCALE,
+        ),
+        **dict.fromkeys(("sigma_min", "sigma_max", "flow_shift", "shift"), NULL | number(0, 1e6)),
+        **dict.fromkeys(("base_shift", "max_shift", "shift_terminal"), NULL | _SHIFT),
+        "lambda_min_clipped": number(float("-inf"), 1e6),  # -Infinity clips nothing, and is the default
+        **dict.fromkeys(
+            (
+                "algorithm_type",
+                "beta_schedule",
+                "final_sigmas_type",
+                "interpolation_type",
+                "prediction_type",
+                "solver_type",
+                "time_shift_type",
+                "timestep_spacing",
+                "timestep_type",
+                "variance_type",
+            ),
+            _NAME_OR_NULL,
+        ),
+        **dict.fromkeys(
+            (
+                "clip_sample",
+                "euler_at_final",
+                "invert_sigmas",
+                "lower_order_final",
+                "predict_x0",
+                "rescale_betas_zero_snr",
+                "set_alpha_to_one",
+                "skip_prk_steps",
+                "stochastic_sampling",
+                "thresholding",
+                "use_beta_sigmas",
+                "use_dynamic_shifting",
+                "use_exponential_sigmas",
+                "use_flow_sigmas",
+                "use_karras_sigmas",
+                "use_lu_lambdas",
+            ),
+            _FLAG_OR_NULL,
+        ),
+        "disable_corrector": list_of(whole(0, _TIMESTEPS), 0, _TIMESTEPS),
+    }
+)
+
+_PART = NULL | list_of(_NAME_OR_NULL, 2, 2)  # a library and a class, or neither
+
+PIPELINE_INDEX = record(
+    {
+        **_ADDRESS,
+        **dict.fromkeys(
+            (
+                "unet",
+                "vae",
+                "text_encoder",
+                "text_encoder_2",
+                "tokenizer",
+                "tokenizer_2",
+                "scheduler",
+                "feature_extractor",
+                "image_encoder",
+                "safety_checker",
+            ),
+            _PART,
+        ),
+        **dict.fromkeys(("force_zeros_for_empty_prompt", "requires_safety_checker", "add_watermarker"), _FLAG_OR_NULL),
+    }
+)
+
+_CONTENT = any_text(1024)
+_TOKEN_RECORD = record({"content": _CONTENT}, ("content",))
+_SPECIAL = NULL | _CONTENT | _TOKEN_RECORD
+
+TOKENIZER = record(
+    {
+        "model_max_length": whole(1, 10**30),  # transformers writes 10^30 where a tokenizer has no longest text
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _SPECIAL),
+        **dict.fromkeys(("do_lower_case", "add_prefix_space", "clean_up_tokenization_spaces"), _FLAG_OR_NULL),
+        "tokenizer_class": _NAME_OR_NULL,
+        "errors": _NAME,
+        "added_tokens_decoder": mapping_to(_TOKEN_RECORD, 100_000),
+    }
+)
+_VOCABULARY = mapping_to(whole(0, 10**7), 10**6)
+
+PROCESSOR_FILES = {
+    "scheduler_config.json": SCHEDULER,
+    "tokenizer_config.json": TOKENIZER,
+    "special_tokens_map.json": TOKENIZER,
+    "vocab.json": _VOCABULARY,
+    "added_tokens.json": _VOCABULARY,
+}
+"""The JSON files of schedulers and tokenizers; others, such as ``tokenizer.json``, have to be objects."""
+
+MANIFEST_SCHEMA = record(
+    {
+        "source": NULL | text(4096),
+        "pipeline": _NAME_OR_NULL,
+        "opset": NULL | whole(1, 1000),
+        "static": _NAME_OR_NULL,
+        "versions": NULL | mapping_to(_NAME, 64),
+        "components": NULL | mapping_to(record({}), 64),
+        "optimized": NULL
+        | record(
+            {"sdort": _NAME, "from": text(4096), "provider": _NAME, "precision": _NAME, "fp16": ANYTHING}, ("from",)
+        ),
+    }
+)
+
+SHARD_INDEX = record({"weight_map": mapping_to(_NAME, 10**6)}, ("weight_map",))
+
+_COMPONENTS: Mapping[str, Kind] = {
+    "unet": UNET,
+    "vae": VAE,
+    "vae_encoder": VAE,
+    "vae_decoder": VAE,
+    "text_encoder": TEXT_ENCODER,
+    "text_encoder_2": TEXT_ENCODER,
+}
+
+
+def component_schema(component: str) -> Kind | None:
+    """The schema of a component's ``config.json``; None for a component whose config sdort does not compute with."""
+    return _COMPONENTS.get(component)
+
+
+def contradiction(class_name: str, config: Mapping[str, Any]) -> str | None:
+    """The first rule between several keys of a whole config that does not hold, in a sentence; None if all do.
+
+    Args:
+        class_name: the architecture.
+        config: its config after :func:`component_schema`, with defaults filled in.
+    """
+    rules = {"UNet2DConditionModel": _unet_rules, "AutoencoderKL": _vae_rules}.get(class_name, _text_rules)
+    return next(rules(config), None)
+
+
+def _unet_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from _block_rules(config)
+    channels = config["block_out_channels"]
+    for key in (
+        "layers_per_block",
+        "transformer_layers_per_block",
+        "reverse_transformer_layers_per_block",
+        "cross_attention_dim",
+        "attention_head_dim",
+        "num_attention_heads",
+        "only_cross_attention",
+    ):
+        if isinstance(value := config.get(key), list) and len(value) != len(channels):
+            yield f"{key} has {len(value)} entries for {len(channels)} block_out_channels"
+    # diffusers: attention_head_dim is the number of heads, by an old mistake that all published configs rely on.
+    key = "num_attention_heads" if config.get("num_attention_heads") is not None else "attention_head_dim"
+    heads = config.get(key)
+    for level, kind in enumerate(config["down_block_types"]):
+        count = heads[level] if isinstance(heads, list) else heads
+        if kind == "CrossAttnDownBlock2D" and (count is None or channels[level] % count):
+            yield f"{channels[level]} block_out_channels do not divide into {count} heads ({key})"
+    if config.get("addition_embed_type") == "text_time":
+        yield from _added_rules(config)
+
+
+def _added_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("addition_time_embed_dim", "projection_class_embeddings_input_dim"):
+        if config.get(key) is None:
+            yield f"addition_embed_type is text_time, and {key} is null"
+
+
+def _vae_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from _block_rules(config)
+    yield from latent_rules(config)
+
+
+def latent_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    """The contradictions of a VAE's config in what scales its latents."""
+    channels = config.get("latent_channels")
+    for key in ("latents_mean", "latents_std"):
+        value = config.get(key)
+        if value is not None and channels is not None and len(value) != channels:
+            yield f"{key} has {len(value)} entries for {channels} latent_channels"
+
+
+def _block_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    channels, groups = config["block_out_channels"], config.get("norm_num_groups")
+    for key in ("down_block_types", "up_block_types"):
+        if len(config[key]) != len(channels):
+            yield f"{key} has {len(config[key])} entries for {len(channels)} block_out_channels"
+    for width in channels:
+        if groups is not None and width % groups:
+            yield f"{width} block_out_channels do not divide into {groups} norm_num_groups"
+
+
+def _text_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    if width % heads:
+        yield f"hidden_size {width} does not divide into {heads} num_attention_heads"
+
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "UNet2DConditionModel": (
+        "block_out_channels",
+        "down_block_types",
+        "up_block_types",
+        "in_channels",
+        "out_channels",
+        "layers_per_block",
+        "cross_attention_dim",
+        "attention_head_dim",
+    ),
+    "AutoencoderKL": ("block_out_channels", "down_block_types", "up_block_types", "latent_channels"),
+    **dict.fromkeys(
+        ("CLIPTextModel", "CLIPTextModelWithProjection"),
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "vocab_size"),
+    ),
+}
+"""The keys that every published config of an architecture has. Without them the library's default would stand in, such
+as another number of heads, with which the same weights compute something else."""
