@@ -261,7 +261,7 @@ _SPECIAL = NULL | _CONTENT | _TOKEN_RECORD
 
 TOKENIZER = record(
     {
-        "model_max_length": whole(1, 10**30),  # transformers writes 10^30 where a tokenizer has no longest text
+        "model_max_length": whole(1, 10**31),  # transformers writes int(1e30) where a tokenizer has no longest text
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _SPECIAL),
         **dict.fromkeys(("do_lower_case", "add_prefix_space", "clean_up_tokenization_spaces"), _FLAG_OR_NULL),
         "tokenizer_class": _NAME_OR_NULL,

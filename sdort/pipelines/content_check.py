@@ -23,7 +23,7 @@ from sdort.machine.input_file import open_input
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.model.component_names import COMPONENTS
 from sdort.onnx_io.component_file import SETTLED_NS, Identity, file_identity
-from sdort.pipelines.configs import INDEX, MANIFEST, optional_config
+from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.own_files import ListedFile, listed_files
 from sdort.staging import real
 
@@ -74,7 +74,7 @@ def _open_check(path: Path) -> ContentCheck:
             prefix = "".join(f"{part}/" for part in real_scope.relative_to(root).parts)
             inside = {place.removeprefix(prefix): each for place, each in listed.items() if place.startswith(prefix)}
             if inside:
-                return ContentCheck(scope, root, inside, "optimized" in optional_config(root / MANIFEST))
+                return ContentCheck(scope, root, inside, "optimized" in read_manifest(root))
     detail(f"{path}: no {MANIFEST} lists its files, so their content is not compared with anything")
     return ContentCheck(scope, scope, {}, None)
 
