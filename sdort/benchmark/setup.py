@@ -65,6 +65,7 @@ def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine],
 
     Raises:
         UsageError: a size that the autoencoder cannot make.
+        MemoryShortageError: a case that cannot fit into the free memory.
     """
     factor = engines[-1].factor
     for height, width in options.sizes:
@@ -72,7 +73,12 @@ def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine],
             raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
     sizes = options.sizes or [engines[-1].default_size()]
     made = cases(components, options.batch_sizes, sizes, default_prompts(path)[0])
-    return [_guided(case, engines) for case in made]
+    todo = [_guided(case, engines) for case in made]
+    for engine in engines:
+        if isinstance(engine, OnnxEngine):
+            for case in todo:
+                engine.refuse_shortage(case, options.steps)
+    return todo
 
 
 def _guided(case: Case, engines: Sequence[Engine]) -> Case:

@@ -11,6 +11,7 @@ from sdort.engines.engine import ImageStages, Runner, case_request
 from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
+from sdort.generation.memory_need import refuse_case, refuse_generation
 from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
@@ -97,6 +98,18 @@ class OnnxEngine:
             path = self.folder.models[component]
             self._sessions[component] = open_session(path, component, self.provider, self.options)
         return self._sessions[component]
+
+    def refuse_shortage(self, case: Case, steps: int) -> None:
+        """Refuse a case that cannot fit into the free memory, before anything is loaded.
+
+        Raises:
+            MemoryShortageError: what it needs and what is free.
+        """
+        if case.component == WHOLE_PIPELINE:
+            request = case_request(case, steps, None)
+            refuse_generation(self.folder, request, request.num_images, self.provider, self.options.device_id)
+        else:
+            refuse_case(self.folder, case, self.provider, self.options.device_id)
 
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         if case.component == WHOLE_PIPELINE:

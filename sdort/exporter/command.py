@@ -31,6 +31,7 @@ from sdort.machine.cache_folder import traces_folder
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
+from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
 from sdort.pipelines.own_files import why_foreign
@@ -239,6 +240,7 @@ def _export_component(
         template = _trace(component, tensors, opset)
         cache.store(component, opset, template)
     weights = bind(tensors, template.parameters, component.name)
+    refuse_constant((leaf for weight in weights.values() for leaf in weight.leaves()), component.name)
     content = fill(template, weights)
     path.parent.mkdir()
     used = [weights[name] for name in template.used]

@@ -16,6 +16,7 @@ from sdort.generation.decode import Plan, Planner
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, output_paths, save_png
 from sdort.generation.keep_tuning import keep_generated
+from sdort.generation.memory_need import refuse_generation
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, each_prompt, image_size
@@ -346,7 +347,9 @@ def run(
     count = len(requests) * num_images
     paths = output_paths(Path(output) if output else None, settings.seed, count, overwrite)
     with checked(Path(pipeline), check):
-        unet_calls(open_folder(Path(pipeline)), settings)
+        folder = open_folder(Path(pipeline))
+        unet_calls(folder, settings)
+        refuse_generation(folder, settings, count, choose_provider(options)[0], device_id)
     loaded = _load(Path(pipeline), options)
     result = loaded._generate(requests, paths, on_progress)
     return _with_placement(result, loaded._models, requests, options) if placement else result

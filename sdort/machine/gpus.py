@@ -127,14 +127,25 @@ def free_memory(vendor: str, device_id: int, system: System | None = None) -> in
     """Bytes that are free on a GPU, or without a vendor in the computer; None where nothing tells."""
     system = system or System()
     if not vendor:
-        rows = [line.split() for line in (system.text("proc/meminfo") or "").splitlines()]
-        return next((int(words[1]) << 10 for words in rows if words[0] == "MemAvailable:"), None)
+        return _free_main_memory(system)
     if vendor == "nvidia":
         query = (f"--id={device_id}", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
         lines = system.tool("nvidia-smi", *query) or [""]
         return int(lines[0]) << 20 if lines[0].strip().isdecimal() else None
     memory = amd_memory(system) if vendor == "amd" else []
     return memory[device_id] if device_id < len(memory) else None
+
+
+def _free_main_memory(system: System) -> int | None:
+    """Bytes that are available, in the machine and in its container (cgroup 2), whose page cache can be given back."""
+    rows = [line.split() for line in (system.text("proc/meminfo") or "").splitlines()]
+    available = next((int(words[1]) << 10 for words in rows if words[0] == "MemAvailable:"), None)
+    limit, used = (system.text(f"sys/fs/cgroup/memory.{name}") or "" for name in ("max", "current"))
+    if not (limit.isdecimal() and used.isdecimal()):
+        return available
+    cached = _numbers(system.text("sys/fs/cgroup/memory.stat") or "").get("inactive_file", 0)
+    left = max(0, int(limit) - int(used) + cached)
+    return left if available is None else min(available, left)
 
 
 def amd_driver(system: System) -> str | None:

@@ -23,6 +23,7 @@ from sdort.model.weights import Stored
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes, type_name
+from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.functions import inline_functions
 from sdort.onnx_io.wire import OWN_FILE, read_graph
@@ -134,14 +135,17 @@ class ComponentFile:
 
         Raises:
             BadModelError: the file is broken, unsafe, or has parts that sdort does not support; or its external data
-                is missing, too short or outside of its folder.
+                is missing, too short, outside of its folder or without any values.
         """
         external = ExternalData(self.path, self.component)
+        weights = []
         for tensor in self._tensors():
             check_tensor(tensor, self.component)
             if tensor.data_location == TensorProto.EXTERNAL:
-                external.locate(tensor)
+                place = external.locate(tensor)
+                weights.append(Stored(*place, tensor.dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)))
         external.check_overlaps()
+        refuse_constant(weights, self.component)
 
     def _tensors(self) -> Iterator[TensorProto]:
         yield from self.graph.graph.initializer

@@ -26,6 +26,7 @@ from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.components import recognise
+from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.functions import inline_functions
 from sdort.onnx_io.graph_import import finish_graph
@@ -71,6 +72,7 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
         for node in proto.graph.node
     ]
     reader.check()
+    refuse_constant(values.values(), component)
     constants = {name: reader.read_small(value) for name, value in values.items()}
     _clean_value_info(proto.graph)
     if path is not None:  # else the graph comes from this process: traced, or a test's

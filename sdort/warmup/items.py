@@ -9,6 +9,8 @@ from pathlib import Path
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
 from sdort.generation.decode import Plan, Planner
+from sdort.generation.memory_need import refuse_case
+from sdort.generation.memory_need import weight_bytes as bytes_of_weights
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array
@@ -141,6 +143,7 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
             form = planner.plan(planner.size(case), options.vae_tiling, options.vae_slicing, free)
             add(items, target.decoding(Decode(case, form), specs))
         else:
+            refuse_case(folder, case, target.provider, target.runtime.device_id)
             add(items, target.item(case, specs))
     return list(items.values())
 
@@ -163,7 +166,4 @@ def _free_beside(target: WarmupTarget, components: Sequence[str]) -> int | None:
 
 def weight_bytes(target: WarmupTarget, components: Sequence[str]) -> int:
     """Bytes of the files of components, each counted once."""
-    folders = [target.folder.models[name].parent for name in components]
-    return sum(
-        file.stat().st_size for file in {file for folder in folders for file in folder.iterdir()} if file.is_file()
-    )
+    return bytes_of_weights(target.folder, components)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from sdort.errors import UsageError
+from sdort.generation import images
 from sdort.generation.images import parameters_text, save_png
 from sdort.generation.record import GenerationRecord
 from sdort.generation.request import MAX_PROMPT, Request, each_prompt
@@ -88,3 +89,11 @@ def test_a_prompt_has_a_bound() -> None:
     with pytest.raises(UsageError, match="a prompt has 131,073 characters; 131,072 are the most"):
         each_prompt("x" * (MAX_PROMPT + 1), "", Request(""))
     assert each_prompt("", "x" * MAX_PROMPT, Request(""))[0] == replace(Request(""), negative_prompt="x" * MAX_PROMPT)
+
+
+def test_an_image_of_one_colour_with_a_few_other_pixels_shows_nothing() -> None:
+    pixels = np.full((64, 64, 3), (200, 90, 10), np.uint8)
+    pixels[0, :3] += 30  # a span of 30, and a standard deviation of 0.8
+    assert "nearly the same value (200, 90, 10; standard deviation 0.8" in (images.constant_problem(pixels) or "")
+    pixels[32, :8] += 30
+    assert images.constant_problem(pixels) is None
