@@ -59,6 +59,7 @@ __all__ = [
     "tune_ops",
     "tuned_ops",
     "verify",
+    "verify_signature",
     "verify_tuning",
     "warm",
 ]
@@ -118,6 +119,7 @@ _MODULES = {
         "prune_tuning",
         "verify_tuning",
     ),
+    "sdort.pipelines.signature": ("verify_signature",),
     "sdort.verification.command": ("verify",),
     "sdort.verification.report.json_report": ("report_of",),
     "sdort.verification.outcome": ("Verification",),

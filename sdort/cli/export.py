@@ -10,6 +10,7 @@ import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.number_types import Whole
+from sdort.cli.options import needs, signing_options
 from sdort.errors.number_ranges import OPSET
 from sdort.model.component_names import EXPORTED
 
@@ -47,9 +48,11 @@ Examples:
 @click.option("--variant", help="Read the weights of this variant, such as fp16.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Where traces are kept. [default: ~/.cache/sdort]")
+@signing_options
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds.")
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print a report as JSON.")
+@needs("certificate", "sign")
 def command(
     model: str,
     out: Path,
@@ -59,6 +62,8 @@ def command(
     variant: str | None,
     allow_pickle: bool,
     cache_dir: Path | None,
+    sign: Path | None,
+    certificate: Path | None,
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
@@ -84,7 +89,7 @@ def command(
     if dry_run:
         show_plan(plan_export(model, out, **options), as_json=as_json)
         return
-    report = export(model, out, **options)
+    report = export(model, out, **options, sign=sign, certificate=certificate)
     if as_json:
         emit_json(report)
     if as_json or is_quiet():

@@ -12,7 +12,7 @@ import click
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.number_types import shortened
 from sdort.cli.optimize_report import ALL, explained, show_report
-from sdort.cli.options import check_option, complete_fusions, needs
+from sdort.cli.options import check_option, complete_fusions, needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import EXPECT
 from sdort.providers import PROVIDER_NAMES
@@ -51,7 +51,7 @@ _SECTIONS = {
     "What it is made for": ("provider", "fp16", "fp16_plan", "bf16", "io_fp16", "sdort_ops"),
     "What is optimized": ("components", "any_graph", "disable", "check"),
     "What is expected": ("expect", "allow_misses"),
-    "Results": ("explain", "report", "overwrite", "as_json"),
+    "Results": ("sign", "certificate", "explain", "report", "overwrite", "as_json"),
 }
 
 
@@ -173,12 +173,14 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     help="Say what should have fused and did not, and why. With a fusion's name, or several with commas: every place "
     "that it left; all: those of every fusion.",
 )
+@signing_options
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
 @click.option(
     "--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds, and the file of --report."
 )
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@needs("certificate", "sign")
 @needs("io_fp16", "fp16")
 @needs("fp16_plan", "fp16")
 def command(
@@ -198,6 +200,8 @@ def command(
     allow_misses: bool,
     explain: frozenset[str],
     report: Path | None,
+    sign: Path | None,
+    certificate: Path | None,
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
@@ -233,6 +237,8 @@ def command(
             **sized,
             sdort_ops=sdort_ops,
             check=check,
+            sign=sign,
+            certificate=certificate,
             expect=expect,
             allow_misses=allow_misses,
             explain=bool(explain),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,6 +39,30 @@ check_option = click.option(
     default=True,
     help="Take files that are not what sdort wrote by its sdort.json: edited ones, and damaged ones.",
 )
+
+_SIGNING = (
+    click.option(
+        "--sign",
+        metavar="KEY.pem",
+        type=click.Path(path_type=Path),
+        help="Sign OUT with this private key of an elliptic curve: OUT/model.sig, for sdort verify --signature and "
+        "sigstore's model_signing.",
+    ),
+    click.option(
+        "--certificate",
+        metavar="CERT.pem",
+        type=click.Path(path_type=Path),
+        help="With --sign: the key's certificate, and after it those that lead to a root.",
+    ),
+)
+
+
+def signing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of signing; the command gets ``sign`` and ``certificate``."""
+    for option in reversed(_SIGNING):
+        command = option(command)
+    return command
+
 
 placement_option = click.option(
     "--placement",

@@ -67,6 +67,7 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SECTIONS = {
+    "Who made it": ("signature",),
     "What is compared": ("against", "checkpoint", "torch", "components", "inputs"),
     "Images": ("images", "prompts", "seeds", "steps", "semantic", "semantic_prompts", "semantic_original"),
     **RUNTIME,
@@ -122,6 +123,12 @@ _SECTIONS = {
     help="Write a page with images and difference maps.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the report if it exists.")
+@click.option(
+    "--signature",
+    metavar="PUBLIC.pem",
+    type=click.Path(path_type=Path),
+    help="Only verify that CANDIDATE is what was signed for this public key, or for these certificates; nothing runs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     candidate: Path,
@@ -143,6 +150,7 @@ def command(
     custom_ops: str,
     check: bool,
     bisect: bool,
+    signature: Path | None,
     report: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -158,6 +166,10 @@ def command(
     """
     from sdort.console import emit_json
     from sdort.errors import ParityError
+
+    if signature:
+        _show_signature(candidate, signature, as_json=as_json)
+        return
     from sdort.verification.command import verify
 
     result = verify(
@@ -196,6 +208,17 @@ def command(
     if not result.passed:
         # The record says what failed; the error as a second object would make stdout no JSON.
         raise click.exceptions.Exit(ParityError.exit_code)
+
+
+def _show_signature(folder: Path, trusted: Path, *, as_json: bool) -> None:
+    from sdort.console import conclude, emit_json
+    from sdort.pipelines.signature import verify_signature
+
+    result = verify_signature(folder, trusted)
+    if as_json:
+        emit_json(result)
+    else:
+        conclude(f"{result.folder} is what the holder of {result.trusted} signed: {result.signature.name} holds")
 
 
 def _show(result: Verification) -> None:

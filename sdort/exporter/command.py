@@ -35,7 +35,8 @@ from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
 from sdort.pipelines.own_files import why_foreign
-from sdort.staging import check_output, staged_directory
+from sdort.pipelines.signature import Signer, make_signer
+from sdort.staging import check_output, real, staged_directory
 from sdort.tables import size_text
 
 DEFAULT_OPSET = 23
@@ -94,6 +95,8 @@ def export(
     allow_pickle: bool = False,
     cache_dir: str | Path | None = None,
     overwrite: bool = False,
+    sign: str | Path | None = None,
+    certificate: str | Path | None = None,
 ) -> ExportReport:
     """Export a diffusers pipeline to ONNX.
 
@@ -109,6 +112,8 @@ def export(
         allow_pickle: read ``.bin`` weights where there are no safetensors.
         cache_dir: where traces are kept; by default ``~/.cache/sdort``.
         overwrite: replace ``out`` if it exists and all in it is what sdort wrote.
+        sign: a private key in PEM, to sign ``out`` with: ``model.sig`` in it.
+        certificate: with ``sign``: the key's certificate in PEM, and after it those that lead to a root.
 
     Returns:
         Each component's nodes, parameters, bytes and seconds.
@@ -124,7 +129,7 @@ def export(
         ['text_encoder', 'unet', 'vae_encoder', 'vae_decoder']
     """
     options = _options(components, opset, static, variant, allow_pickle, cache_dir)
-    return _export(str(model), Path(out), options, overwrite)
+    return _export(str(model), Path(out), options, overwrite, make_signer(sign, certificate))
 
 
 def plan_export(
@@ -189,7 +194,7 @@ def _components(source: Source, options: ExportOptions, cache: TraceCache) -> li
     return _at_static_size(source, components, options.static, cache) if options.static else components
 
 
-def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> ExportReport:
+def _export(model: str, out: Path, options: ExportOptions, overwrite: bool, signer: Signer | None) -> ExportReport:
     start = time.perf_counter()
     cache = TraceCache(options.cache_dir)
     with (
@@ -214,6 +219,8 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool) -> E
         copy_processors(source, stage)
         write_index(stage, source, components)
         write_manifest(stage, report)
+        if signer:
+            signer.sign(stage, real(out).name)
     report.seconds = time.perf_counter() - start
     return report
 

@@ -31,6 +31,7 @@ from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.own_files import why_foreign
+from sdort.pipelines.signature import Signer, make_signer
 from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
@@ -64,6 +65,8 @@ def optimize(
     report: str | Path | None = None,
     overwrite: bool = False,
     check: bool = True,
+    sign: str | Path | None = None,
+    certificate: str | Path | None = None,
 ) -> OptimizeReport:
     """Fuse, lower and convert every component of a pipeline folder, or one ``.onnx`` file, for an execution provider.
 
@@ -86,6 +89,8 @@ def optimize(
         report: a file for the result as JSON.
         overwrite: replace ``out`` and ``report`` if they exist; ``out`` only if all in it is what sdort wrote.
         check: compare the source's files with what sdort wrote, where its ``sdort.json`` lists them.
+        sign: a private key in PEM, to sign ``out`` with: ``model.sig`` in it.
+        certificate: with ``sign``: the key's certificate in PEM, and after it those that lead to a root.
 
     Returns:
         Each component's nodes, operators, fusions, bytes and seconds.
@@ -128,10 +133,11 @@ def optimize(
     )
     _check_request(request)
     _check_report(request)
+    signer = make_signer(sign, certificate)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
     try:
         with checked(request.source, request.check) as content:
-            _optimize(request, result, content)
+            _optimize(request, result, content, signer)
     except SdortError as error:
         if request.explain:
             error.record["report"] = result
@@ -238,7 +244,7 @@ def _check_report(request: OptimizeRequest) -> None:
     check_output_file(request.report, request.overwrite, reads)
 
 
-def _optimize(request: OptimizeRequest, report: OptimizeReport, content: ContentCheck) -> None:
+def _optimize(request: OptimizeRequest, report: OptimizeReport, content: ContentCheck, signer: Signer | None) -> None:
     start = time.perf_counter()
     models = _survey(request)
     chosen = select_models(request, models)
@@ -264,6 +270,8 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport, content: Content
         report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
         extend_manifest(request, report, stage, hashes)
         content.finish()
+        if signer:
+            signer.sign(stage, real(request.out).name)
         if request.report is not None:
             write_atomically(request.report, json.dumps(to_json(report), indent=2) + "\n")
         if wrong or (report.misses and not request.allow_misses):

@@ -62,6 +62,7 @@ NO_PARAMETER = {
     ("export", "dry_run"): "sdort.plan_export",
     ("optimize", "dry_run"): "sdort.plan_optimize",
     ("warm", "dry_run"): "sdort.plan_warm",
+    ("verify", "signature"): "sdort.verify_signature",
     ("inspect", "paths"): "path; before and after",
     ("inspect", "diff"): "sdort.compare",
     ("inspect", "placement"): "sdort.placement",
