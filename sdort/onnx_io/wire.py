@@ -155,6 +155,8 @@ class _Walker:
             self._charge(_FIELD_COST)
             tag = self._varint(end)
             field, wire = tag >> 3, tag & 7
+            if not field:  # as in a file of zeros
+                raise DecodeError("a field without a number")
             if wire != _BYTES:
                 parts += [encode_varint(tag), self._scalar(wire, end)]
                 continue

@@ -28,6 +28,9 @@ from sdort.machine.ownership import why_foreign
 LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
 MAX_TABLE = 64 << 20
 """Bytes of the tuning table, whose lines have some hundred."""
+MAX_LIBRARY = 8 << 30
+"""Upper bound in bytes of a library; with kernels for all GPUs it has some hundred million."""
+
 AUTO, ON, OFF = "auto", "on", "off"
 _BUILD = "sdort ops build"
 MAX_RECORD = 1 << 20
@@ -127,7 +130,7 @@ def resolve(setting: str) -> Path | None:
         if setting == AUTO:
             return None
         raise ProviderError("the custom operators are not built here", hint=f"Build them: {_BUILD}")
-    path = Path(setting).resolve()
+    path = Path(os.path.realpath(setting))
     if not path.is_file():
         raise UsageError(f"--custom-ops {setting}: there is no such file", hint="Give auto, on, off or a library.")
     describe_library(path)
@@ -177,7 +180,7 @@ def _identity(path: Path) -> tuple[int, ...]:
 @cache
 def _sha256(path: Path, identity: tuple[int, ...]) -> str:
     digest = hashlib.sha256()
-    with open_input(path) as file:
+    with open_input(path, limit=MAX_LIBRARY) as file:
         while part := file.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()

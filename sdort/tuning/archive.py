@@ -95,7 +95,7 @@ def import_bundles(
     with store.hidden() as hidden:
         try:
             names = _unpack(archive, hidden)
-        except (tarfile.TarError, EOFError, ValueError, ArithmeticError, RecursionError, *_CLASHES) as error:
+        except (tarfile.TarError, EOFError, ValueError, TypeError, ArithmeticError, RecursionError, *_CLASHES) as error:
             raise BundleError(f"{archive} is no archive of tuning bundles, or damaged: {error}") from error
         except OSError as error:
             raise OutputError(f"cannot unpack {archive}: {error.strerror or error}") from error
