@@ -117,7 +117,6 @@ def run_target(name: str, target: Target, args: argparse.Namespace) -> int:
 def in_child(name: str, target: Target, args: argparse.Namespace, folder: Path, log: Path, cases: Path) -> NoReturn:
     """Fuzz until the time or the number of inputs is over. libFuzzer ends the process."""
     import atheris
-    from support.fuzzing.watch import limit_memory
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -142,7 +141,6 @@ def in_child(name: str, target: Target, args: argparse.Namespace, folder: Path, 
     atheris.Setup([sys.argv[0], *options], harness, **extra)
     os.environ["TMPDIR"] = str(folder / "work")
     tempfile.tempdir = None
-    limit_memory()
     atheris.Fuzz()
     raise AssertionError("libFuzzer ends the process")
 

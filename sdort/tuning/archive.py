@@ -126,6 +126,15 @@ def _refusal(bundle: Bundle, any_machine: bool, device_id: int, custom_ops: str)
     )
 
 
+class _Reader(io.BufferedReader):
+    """Reads no more at once than any part of an archive needs: tarfile takes an extended header's word for its size."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_RECORD:
+            raise ValueError(f"a header asks for {size} bytes")
+        return super().read(size)
+
+
 def _unpack(archive: Path, folder: Path) -> list[str]:
     """Unpack into ``folder`` and return the bundles' names.
 
@@ -134,7 +143,7 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
         OSError: it cannot be read or unpacked.
     """
     # Without compression: what is unpacked is no larger than the file.
-    with open_input(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+    with open_input(archive) as file, tarfile.open(fileobj=_Reader(file), mode="r:") as tar:
         members = iter(tar)
         names = _read_index(tar, next(members, None))
         seen: set[str] = set()

@@ -527,14 +527,14 @@ TARGETS = {
     "wire": Target(_wire, _model_seeds, mutate_model, 5000),
     "external": Target(_external, _external_seeds, mutate_model, 1500),
     "optimizer": Target(_optimizer, _optimizer_seeds, _mutate_after_choice, 150),
-    "configs": Target(_configs, _config_seeds, mutate_json, 0),
+    "configs": Target(_configs, _config_seeds, mutate_json, 1000),
     "safetensors": Target(_safetensors, _safetensors_seeds, _mutate_safetensors, 4000),
-    "plan": Target(_plan, _plan_seeds, mutate_json, 0),
+    "plan": Target(_plan, _plan_seeds, mutate_json, 3000),
     "bundle": Target(_bundle, _bundle_seeds, mutate_json, 3000),
     "archive": Target(_archive, _archive_seeds, mutate_tar, 600),
     "trace": Target(_trace, _trace_seeds, _mutate_trace, 800),
     "cache": Target(_cache, _cache_seeds, None, 2000),
-    "benchmark": Target(_benchmark, _benchmark_seeds, mutate_json, 0),
+    "benchmark": Target(_benchmark, _benchmark_seeds, mutate_json, 2000),
     "page": Target(_page, lambda: [b"<b>", b"'\"&", b"\x1b]8;;x\x07"], None, 3000),
 }
 """By name, in the order in which they run."""

@@ -96,28 +96,34 @@ def watch() -> _Guard:
 
 @contextmanager
 def bounded(folder: Path) -> Iterator[None]:
-    """Run what follows in at most :data:`SECONDS`, and let it open and change nothing outside of ``folder``.
+    """Run what follows in at most :data:`SECONDS` and :data:`MEMORY`, and let it open and change nothing outside of ``folder``.
 
     Raises:
-        TooSlowError, EscapeError: where it does not keep to that.
+        TooSlowError, EscapeError, MemoryError: where it does not keep to that.
     """
     guard = watch()
     before = signal.signal(signal.SIGPROF, _on_alarm)
-    guard.folder = os.path.realpath(folder)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    guard.folder = os.path.realpath(folder)
     try:
-        yield
+        with _limited_memory():
+            yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         guard.folder = None
         signal.signal(signal.SIGPROF, before)
 
 
-def limit_memory() -> None:
+@contextmanager
+def _limited_memory() -> Iterator[None]:
     """Bound this process's address space to what it has and :data:`MEMORY`."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _on_alarm(signum: int, frame: FrameType | None) -> None:
