@@ -96,7 +96,7 @@ def watch() -> _Guard:
 
 @contextmanager
 def bounded(folder: Path) -> Iterator[None]:
-    """Run what follows in at most :data:`SECONDS` and :data:`MEMORY`, and let it open and change nothing outside of ``folder``.
+    """Run what follows in :data:`SECONDS` and :data:`MEMORY`; let it open and change nothing outside of ``folder``.
 
     Raises:
         TooSlowError, EscapeError, MemoryError: where it does not keep to that.
