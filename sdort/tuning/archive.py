@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.machine.input_file import open_input
@@ -135,6 +135,10 @@ class _Reader(io.BufferedReader):
         return super().read(size)
 
 
+def _reader(file: IO[bytes]) -> IO[bytes]:
+    return cast("IO[bytes]", _Reader(cast("io.RawIOBase", file)))
+
+
 def _unpack(archive: Path, folder: Path) -> list[str]:
     """Unpack into ``folder`` and return the bundles' names.
 
@@ -143,7 +147,7 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
         OSError: it cannot be read or unpacked.
     """
     # Without compression: what is unpacked is no larger than the file.
-    with open_input(archive) as file, tarfile.open(fileobj=_Reader(file), mode="r:") as tar:
+    with open_input(archive) as file, tarfile.open(fileobj=_reader(file), mode="r:") as tar:
         members = iter(tar)
         names = _read_index(tar, next(members, None))
         seen: set[str] = set()
