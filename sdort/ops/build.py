@@ -109,11 +109,18 @@ def _install(made: Build, stage: Path, target: Path) -> None:
     First comes the record, which has the hashes of the library that is there and of the one to come: whoever loads
     either of them meanwhile finds its hash.
     """
-    last = last_build()
-    record = asdict(made) | {"path": LIBRARY_FILE, "previous": last.sha256 if last else ""}
+    record = asdict(made) | {"path": LIBRARY_FILE, "previous": _current_hash()}
     (stage / RECORD).write_text(json.dumps(record, indent=1))
     os.replace(stage / RECORD, target / RECORD)
     os.replace(stage / LIBRARY_FILE, target / LIBRARY_FILE)
+
+
+def _current_hash() -> str:
+    """SHA-256 of the library that is there, if its record has it: as the one before, where a build's end was killed."""
+    try:
+        return check_library(built_library())
+    except (SdortError, OSError):
+        return ""
 
 
 def last_build() -> Build | None:

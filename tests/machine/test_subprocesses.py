@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.processes import is_running, wait_for_end
 
 from sdort.errors import SdortError
 from sdort.machine import subprocesses
@@ -45,19 +46,6 @@ def wait_for_family(folder: Path) -> list[int]:
         time.sleep(0.005)
         pids = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
     return [*map(int, pids)]
-
-
-def wait_for_end(pids: list[int]) -> None:
-    """Return when none of the processes runs; a zombie does not."""
-    while any(is_running(pid) for pid in pids):
-        time.sleep(0.005)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV], ids=lambda signum: signum.name)

@@ -1,11 +1,12 @@
 """Killed and interrupted at any moment: no half of an output, no broken cache, and what was there before stays.
 
-``sdort warm`` and the bundles have tests of their own.
+``KILLS=100`` kills each command a hundred times: minutes of work, for people.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,11 +18,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from support import forked, pipelines, tiny_pipeline
-from support.moments import KILLED, spread
+from support.moments import KILLED, KILLED_BY_CLOCK, spread
+from support.processes import wait_for_end
+
+from sdort.tuning.bundle import check_files
+from sdort.tuning.store import Store
 
 pytestmark = pytest.mark.long
 
-ROUNDS = 14
+ROUNDS = int(os.environ.get("KILLS", "11"))
 """Kills of each command, spread over all that it does."""
 RUN = ("--height", "64", "--width", "64", "--provider", "cpu", "--seed", "1", "-o", "out/image.png")
 OLD = {"old.onnx": b"what was there before"}
@@ -98,7 +103,7 @@ def test_a_kill_leaves_a_whole_folder_or_what_was_there(command: str, folder: Pa
     forked.work(folder, *args)
     assert tree(out) == new
     assert tree(folder / "cache") == traces
-    assert hidden(folder) == []
+    assert hidden(folder) == leftovers(folder) == []
 
 
 def test_a_kill_before_any_change_of_the_file_system(folder: Path, demo: pipelines.Exported) -> None:
@@ -188,6 +193,89 @@ def test_a_kill_before_any_change_leaves_an_image_or_what_was_there(folder: Path
         return found.read_bytes() != old, bool(hidden(found.parent))
 
     check_kills(folder, args, lambda: path.write_bytes(old), state, [(False, False), (False, True), (True, False)])
+
+
+# ---- caches ----
+
+
+def bundles(folder: Path) -> list[str]:
+    """The names of the bundles in the cache, each of whose files has its hash."""
+    store = Store(folder / "cache" / "sdort" / "tuning")
+    for name in store.names():
+        check_files(store.read(name))
+    return store.names()
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What of killed commands lies in the caches and among the temporary files."""
+    hidden = [*(folder / "cache").rglob(".new-*"), *(folder / "cache").rglob(".build-*"), *(folder / "tmp").iterdir()]
+    return sorted(path.name for path in hidden)
+
+
+@pytest.mark.parametrize("command", ["warm", "import"])
+def test_a_kill_leaves_whole_bundles(command: str, tmp_path: Path, tiny: Path) -> None:
+    folder, cache = tmp_path, tmp_path / "cache" / "sdort" / "tuning"
+    args: tuple[str, ...] = ("warm", str(tiny), "--provider", "cpu", "--size", "64x64", "--component", "unet")
+    if command == "import":
+        forked.work(folder, *args)
+        forked.work(folder, "tuning", "export", "tuned.tar")
+        shutil.rmtree(cache)
+        args = ("tuning", "import", "tuned.tar")
+    seconds = forked.work(folder, *args)
+    names = bundles(folder)
+    kills = 0
+    for moment in spread(seconds, ROUNDS, seed=len(command)):
+        shutil.rmtree(cache)
+        kills += forked.start(folder, *args, moment=moment).finish() == KILLED
+        assert bundles(folder) in ([], names)
+        forked.work(folder, *args)
+        assert bundles(folder) == names
+        assert leftovers(folder) == []
+    assert kills > ROUNDS / 4
+
+
+COMPILER = """\
+#!/bin/sh
+# A compiler in a group of its own, as ninja starts them, writes its process id; cmake waits for it.
+[ "$1" = --build ] || { mkdir -p "$4"; echo "-- ONNX Runtime headers: here"; exit; }
+setsid sh -c 'echo $$ >>"$0/pids"; sleep 0.2' PLACE &
+wait
+cp PLACE/library.so "$2/libsdort_ops.so"
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    """Where commands run, with a cmake that takes no time."""
+    source = tmp_path / "library.c"
+    source.write_text('char *sdort_ops_describe(void) { return "{\\"operators\\": [], \\"code_objects\\": []}"; }\n')
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "library.so", source], check=True)
+    cmake = tmp_path / "bin" / "cmake"
+    cmake.parent.mkdir()
+    cmake.write_text(COMPILER.replace("PLACE", str(tmp_path)))
+    cmake.chmod(0o755)
+    return tmp_path
+
+
+def test_a_kill_of_a_build_leaves_a_whole_library_and_no_compiler(compiler: Path) -> None:
+    folder, args = compiler, ("ops", "build", "--force")
+    seconds = forked.work(folder, *args, timer=signal.ITIMER_REAL)
+    [library] = (folder / "cache").rglob("libsdort_ops.so")
+    new, kills = library.read_bytes(), 0
+    for number, moment in enumerate(spread(seconds, ROUNDS, seed=5)):
+        if number % 2:
+            shutil.rmtree(library.parent)
+        (folder / "pids").unlink(missing_ok=True)
+        status = forked.start(folder, *args, moment=moment, timer=signal.ITIMER_REAL).finish()
+        kills += status == KILLED_BY_CLOCK
+        pids = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
+        wait_for_end(map(int, pids))  # its supervisor kills it
+        assert not library.exists() or library.read_bytes() == new
+        assert number % 2 or forked.start(folder, "ops", "list").finish() == 0  # the old one or the new one is used
+        forked.work(folder, *args)
+        assert library.read_bytes() == new
+        assert leftovers(folder) == []
+    assert kills > ROUNDS / 4
 
 
 # ---- ctrl-C ----

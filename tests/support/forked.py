@@ -5,11 +5,13 @@ What a kill may hit is the command's work; importing torch and diffusers takes t
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +24,18 @@ PRELOADED = (
     "onnxruntime",
     "PIL.PngImagePlugin",
     "sdort.cli.export",
+    "sdort.cli.ops",
     "sdort.cli.optimize",
     "sdort.cli.run",
+    "sdort.cli.tuning",
+    "sdort.cli.warm",
     "sdort.demo.random_pipeline",
     "sdort.exporter.command",
     "sdort.optimizer.command",
     "sdort.generation.command",
+    "sdort.ops.command",
+    "sdort.tuning.archive",
+    "sdort.warmup.command",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
     "diffusers.schedulers.scheduling_pndm",
     "transformers.models.clip.modeling_clip",
@@ -70,26 +78,30 @@ def start(
     moment: float | None = None,
     how: signal.Signals = signal.SIGKILL,
     log: str = "log",
+    timer: int = signal.ITIMER_PROF,
 ) -> Command:
-    """Run ``sdort ARGS`` in ``folder``, whose ``cache`` is its cache.
+    """Run ``sdort ARGS`` in ``folder``, whose ``cache`` is its cache, whose ``tmp`` has its temporary files, and whose
+    ``bin`` its programs.
 
     Args:
         dies_at: the number of the change of the file system, from 1 on, before which it kills itself.
         recorded: keep what the folder holds before each of these changes, see :func:`records`.
         moment: the processor's seconds (:mod:`moments`) after which it sends itself the signal ``how``.
+        timer: ``signal.ITIMER_REAL`` for seconds of the clock, of a command that waits for others.
     """
     path = folder / log
     path.unlink(missing_ok=True)
-    process = _context.Process(target=_main, args=(folder, args, path, dies_at, recorded, moment, how))
+    process = _context.Process(target=_main, args=(folder, args, path, dies_at, recorded, moment, how, timer))
     process.start()
     return Command(process, path)
 
 
-def work(folder: Path, *args: str) -> float:
-    """The seconds of the processor that a command takes, which has to succeed."""
+def work(folder: Path, *args: str, timer: int = signal.ITIMER_PROF) -> float:
+    """The seconds of ``timer`` that a command takes, which has to succeed."""
     command = start(folder, *args)
     assert command.finish() == 0, command.said()
-    return float(_seconds(command.log).read_text())
+    seconds: float = json.loads(_seconds(command.log).read_text())[timer == signal.ITIMER_REAL]
+    return seconds
 
 
 def _seconds(log: Path) -> Path:
@@ -104,8 +116,12 @@ def _main(
     recorded: bool,
     moment: float | None,
     how: signal.Signals,
+    timer: int,
 ) -> None:
     os.environ.update(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder), HF_HUB_OFFLINE="1")
+    os.environ["PATH"] = f"{folder / 'bin'}:{os.environ['PATH']}"
+    (folder / "tmp").mkdir(exist_ok=True)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
     os.chdir(folder)
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
@@ -116,13 +132,13 @@ def _main(
         _before_changes(lambda number: _record(folder, number))
     from sdort.cli import cli
 
-    began = time.process_time()
+    began = time.process_time(), time.monotonic()
     if moment is not None:
-        strike(moment, how)
+        strike(moment, how, timer)
     try:
         cli.main(list(args), prog_name="sdort")
     finally:
-        _seconds(log).write_text(str(time.process_time() - began))
+        _seconds(log).write_text(json.dumps([time.process_time() - began[0], time.monotonic() - began[1]]))
 
 
 def records(folder: Path) -> list[Path]:
@@ -134,7 +150,7 @@ _RECORDS = "records"
 
 
 def _record(folder: Path, number: int) -> None:
-    ignored = shutil.ignore_patterns(_RECORDS, "cache", "log*")
+    ignored = shutil.ignore_patterns(_RECORDS, "cache", "log*", "tmp")
     shutil.copytree(folder, folder / _RECORDS / f"{number:04d}", ignore=ignored)
 
 

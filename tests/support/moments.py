@@ -14,13 +14,18 @@ import signal
 KILLED = -signal.SIGPROF
 """The exit status of a process that :func:`strike` ended; no code of its own runs then, as after SIGKILL."""
 
+KILLED_BY_CLOCK = -signal.SIGALRM
+"""The same with ``ITIMER_REAL``."""
 
-def strike(moment: float, how: signal.Signals = signal.SIGKILL) -> None:
-    """Send this process a signal when it has used so many more seconds of the processor."""
+_SIGNALS = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
+
+
+def strike(moment: float, how: signal.Signals = signal.SIGKILL, timer: int = signal.ITIMER_PROF) -> None:
+    """Send this process a signal when it has used so many more seconds of the processor, or of the clock."""
     # Left alone, the timer's signal ends a process on the spot, in the middle of whatever it does.
     action = signal.SIG_DFL if how == signal.SIGKILL else lambda *_: os.kill(os.getpid(), how)
-    signal.signal(signal.SIGPROF, action)
-    signal.setitimer(signal.ITIMER_PROF, moment)
+    signal.signal(_SIGNALS[timer], action)
+    signal.setitimer(timer, moment)
 
 
 def spread(seconds: float, count: int, seed: int) -> list[float]:
