@@ -138,7 +138,7 @@ def read_plan(path: Path) -> dict[str, list[PlanRule]]:
         if problem := _SCHEMA.problem(content, ""):
             raise UsageError(f"{path} is no plan of what stays in fp32: {problem}", hint=hint)
     except BadModelError as error:
-        raise UsageError(error.message, hint=error.hint) from error
+        raise UsageError(f"there is no plan of what stays in fp32: {error.message}", hint=error.hint) from error
     return {name: [_from_json(rule) for rule in rules] for name, rules in content["components"].items()}
 
 
