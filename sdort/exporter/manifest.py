@@ -17,7 +17,7 @@ from sdort.machine.version import __version__
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.pipelines.configs import INDEX, write_json
 from sdort.pipelines.own_files import write_own_files
-from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer
+from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer, is_clip_tokenizer
 
 _TEXT_FILES = (".json", ".txt", ".jinja")
 
@@ -127,7 +127,7 @@ def copy_processors(source: Source, folder: Path) -> None:
             raise BadModelError(
                 f"{source.folder / name} is missing or empty", hint="Copy or download the checkpoint again."
             )
-        if name in TOKENIZERS:
+        if name in TOKENIZERS and is_clip_tokenizer(source.folder / name):
             check_tokenizer(source.folder / name)
         (folder / name).mkdir()
         for file in files:
