@@ -93,8 +93,14 @@ class PipelineFolder:
         return 1 << (len(self.vae["block_out_channels"]) - 1)
 
     def unscaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Denoised latents [images, channels, height, width] as the decoder takes them."""
-        # Of each channel, in some of SDXL's descendants, or of all.
+        """Denoised latents [images, channels, height, width] as the decoder takes them.
+
+        Raises:
+            BadModelError: the autoencoder's config is for another number of channels.
+        """
+        # Of each channel, in some of SDXL's descendants, or of all. A config may leave out latent_channels.
+        if problem := next(latent_rules({**self.vae, "latent_channels": latents.shape[1]}), None):
+            raise BadModelError(f"the autoencoder's config does not fit the latents: {problem}", component=DECODER)
         deviation = np.asarray(self.vae.get("latents_std") or 1.0, np.float32).reshape(-1, 1, 1)
         mean = np.asarray(self.vae.get("latents_mean") or self.vae.get("shift_factor") or 0.0, np.float32)
         return latents * deviation / np.float32(self.vae["scaling_factor"]) + mean.reshape(-1, 1, 1)

@@ -132,9 +132,9 @@ def _check_whole(path: Path, vocabulary: dict[str, int], merges: list[Pair]) -> 
     model = content.get("model") if isinstance(content, dict) else None
     if not isinstance(model, dict):
         raise _damaged(path, "it has no model")
-    theirs = model.get("merges")
-    pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in theirs or () if pair]
-    for what, same in ((_VOCABULARY, model.get("vocab") == vocabulary), (_MERGES, pairs == merges)):
+    spaced, listed = [f"{left} {right}" for left, right in merges], [list(pair) for pair in merges]
+    same_merges = (model.get("merges") or []) in (spaced, listed)  # as text, or since tokenizers 0.20 as pairs
+    for what, same in ((_VOCABULARY, model.get("vocab") == vocabulary), (_MERGES, same_merges)):
         if not same:
             raise _damaged(path, f"it disagrees with {what} beside it")
 

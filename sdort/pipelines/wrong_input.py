@@ -20,6 +20,9 @@ from sdort.pipelines.weight_names import Kind
 HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 """``owner/name`` on the Hugging Face hub."""
 
+_REVISION = re.compile(r"[0-9a-f]{7,64}")
+"""A commit of the hub's, which names the folder of its snapshot."""
+
 _MODEL_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".engine", ".plan", ".crdownload", ".part")
 _ALIKE = 0.75
 """Likeness of names above which one is taken for the other misspelt: other files have similar names by design."""
@@ -161,9 +164,9 @@ def _below(folder: Path) -> list[Path]:
     """The pipelines one or two folders deeper; of the hub's cache, where refs/main says which snapshot it is, that."""
     main = folder / "refs" / "main"
     if main.is_file():
-        revision = read_input(main, limit=1024).decode(errors="replace").strip()[:64]
+        revision = read_input(main, limit=1024).decode(errors="replace").strip()
         snapshot = folder / "snapshots" / revision
-        if (snapshot / INDEX).is_file():
+        if _REVISION.fullmatch(revision) and (snapshot / INDEX).is_file():
             return [snapshot]
     children = [entry for entry in _entries(folder) if entry.is_dir() and not entry.name.startswith(".")]
     found = [child for child in children if (child / INDEX).is_file()]

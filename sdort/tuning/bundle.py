@@ -30,6 +30,10 @@ FORMAT = 1
 RECORD = "key.json"
 TUNABLE, MIOPEN, PROGRAMS, OPS = "tunable.json", "miopen", "programs", "ops.tsv"
 
+PASSING = (".lock", ".tmp", "-journal", "-wal", "-shm")
+"""Ends of names of files that only matter while somebody writes. A bundle has none: SQLite, which reads the journal
+beside a database, removes the file that the journal names, wherever it is."""
+
 MAX_TEXT = 64 << 20
 """Bytes of ``tunable.json``; one of a large model has some hundred thousand."""
 
@@ -144,13 +148,13 @@ def check_name(name: str) -> str:
     """``name`` if it is a file's place within a bundle.
 
     Raises:
-        ValueError: it leads out of the folder, or is nothing that a bundle has.
+        ValueError: it leads out of the folder, or is nothing that a bundle has, such as a database's journal.
     """
     parts = PurePosixPath(name).parts
     top = parts[0] if parts else ""
     inside = "/".join(parts) == name and not set(parts) & {"..", "."} and "\0" not in name and "\\" not in name
     known = (len(parts) == 1 and top in (TUNABLE, OPS)) or (len(parts) > 1 and top in (MIOPEN, PROGRAMS))
-    if not inside or not known or len(parts) > _MAX_DEPTH:
+    if not inside or not known or len(parts) > _MAX_DEPTH or name.endswith(PASSING):
         raise ValueError(f"{name!r} is no place in a bundle")
     return name
 

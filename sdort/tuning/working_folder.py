@@ -18,14 +18,12 @@ from sdort.console import detail
 from sdort.errors import OutputError
 from sdort.ops.table import Entry, read_table
 from sdort.staging import temporary_folder
-from sdort.tuning.bundle import MIOPEN, OPS, PROGRAMS, Bundle
+from sdort.tuning.bundle import MIOPEN, OPS, PASSING, PROGRAMS, Bundle
 from sdort.tuning.store import Store
 
 MIOPEN_FOLDERS = {"MIOPEN_USER_DB_PATH": "db", "MIOPEN_CUSTOM_CACHE_DIR": "cache"}
 OPS_TABLE, OPS_TUNE = "SDORT_OPS_TUNING", "SDORT_OPS_TUNE"
 _SQLITE = b"SQLite format 3\0"
-_PASSING = (".lock", ".tmp", "-journal", "-wal", "-shm")
-"""Ends of names of files that only matter while somebody writes."""
 
 
 class WorkingFolder:
@@ -88,10 +86,10 @@ class WorkingFolder:
     def copy_to(self, model: str, stage: Path) -> None:
         """Copy what lies here into the folder of a bundle that is being filled."""
         for path in sorted((self.folder / MIOPEN).rglob("*")):
-            if path.is_file() and not path.name.endswith(_PASSING):
+            if path.is_file() and not path.name.endswith(PASSING):
                 copy(path, stage / path.relative_to(self.folder))
         for path in sorted((self.folder / PROGRAMS / model).rglob("*")):
-            if path.is_file() and not path.name.endswith(_PASSING):
+            if path.is_file() and not path.name.endswith(PASSING):
                 link(path, stage / PROGRAMS / path.relative_to(self.folder / PROGRAMS / model))
         if entries := self.ops():
             write_table(stage / OPS, entries)
@@ -160,9 +158,10 @@ def merge(source: Path, target: Path) -> None:
 
 def _merge_kernels(source: Path, target: Path) -> None:
     """Copy the compiled kernels that ``target`` lacks; the table ``kern_db`` of MIOpen's kern_db.hpp."""
-    with closing(sqlite3.connect(target)) as database:
+    with closing(sqlite3.connect(target.absolute().as_uri(), uri=True)) as database:
         database.execute("PRAGMA trusted_schema = OFF")
-        database.execute("ATTACH ? AS other", (str(source),))
+        # A bundle's file does not change: SQLite writes nothing there, and obeys no journal.
+        database.execute("ATTACH ? AS other", (f"{source.absolute().as_uri()}?immutable=1",))
         if any(_acts(database, schema) for schema in ("other", "main")):
             raise sqlite3.DatabaseError(f"{source.name} or {target.name} has more than tables and indexes")
         theirs, ours = (
@@ -170,7 +169,7 @@ def _merge_kernels(source: Path, target: Path) -> None:
             for schema in ("other", "main")
         )
         if theirs and theirs == ours:
-            names = ", ".join(f'"{name}"' for name in ours)
+            names = ", ".join('"' + name.replace('"', '""') + '"' for name in ours)
             database.execute(f"INSERT OR IGNORE INTO main.kern_db ({names}) SELECT {names} FROM other.kern_db")
             database.commit()
 

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import tarfile
@@ -328,6 +329,7 @@ EVIL: dict[str, tuple[Callable[[list[Any]], None], str]] = {
     "beside": (add("escaped"), "belongs to no bundle"),
     "unknown bundle": (add("unet-000000000000000000000000/tunable.json"), "belongs to no bundle"),
     "unknown file": (add("BUNDLE/run.sh"), "is no place in a bundle"),
+    "a journal, which names a file to remove": (add("BUNDLE/miopen/db/a.kdb-journal"), "is no place in a bundle"),
     "symbolic link": (add("BUNDLE/programs/x", tarfile.SYMTYPE, "/etc/passwd"), "a link, a device"),
     "hard link": (add("BUNDLE/programs/x", tarfile.LNKTYPE, ARCHIVE_INDEX), "a link, a device"),
     "device": (add("BUNDLE/programs/x", tarfile.CHRTYPE), "a link, a device"),
@@ -667,6 +669,38 @@ def test_a_database_that_does_something_is_not_merged(tmp_path: Path, side: str,
     with pytest.raises(sqlite3.DatabaseError, match="more than tables"):
         merge(tmp_path / "source", tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == before
+
+
+def hot_journal(database: Path, names: Path) -> bytes:
+    """What SQLite rolls back where it opens ``database``, and then removes the file that it ``names``: pager.c."""
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(names)
+    page = int.from_bytes(database.read_bytes()[16:18], "big")
+    header = magic + struct.pack(">5I", 0, 0, database.stat().st_size // page, 512, page)
+    return header.ljust(512, b"\0") + struct.pack(">I", (1 << 30) // page + 1) + name + struct.pack(
+        ">2I", len(name), sum(name)
+    ) + magic  # fmt: skip
+
+
+def test_a_database_beside_a_journal_removes_nothing_and_stays_as_it_is(tmp_path: Path) -> None:
+    (precious := tmp_path / "thesis.txt").write_text("x")
+    for name in ("source", "target"):
+        kernels(tmp_path / name, name)
+    (tmp_path / "source-journal").write_bytes(hot_journal(tmp_path / "source", precious))
+    before = {path: path.read_bytes() for path in tmp_path.glob("source*")}
+    merge(tmp_path / "source", tmp_path / "target")
+    assert {path: path.read_bytes() for path in tmp_path.glob("source*")} == before
+    assert precious.exists()
+
+
+def test_a_name_of_a_column_is_no_sql(tmp_path: Path) -> None:
+    for name in ("source", "target"):
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            database.execute("""CREATE TABLE kern_db (id INTEGER PRIMARY KEY, "a"") VALUES ('forged') --" TEXT)""")
+            database.execute("INSERT INTO kern_db VALUES (1, ?)", (name,))
+            database.commit()
+    merge(tmp_path / "source", tmp_path / "target")
+    with closing(sqlite3.connect(tmp_path / "target")) as database:
+        assert database.execute("SELECT * FROM kern_db").fetchall() == [(1, "target"), (2, "source")]
 
 
 def test_a_sealed_folder_reads_back(key: Key, tmp_path: Path) -> None:
