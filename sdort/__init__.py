@@ -119,7 +119,7 @@ _MODULES = {
         "prune_tuning",
         "verify_tuning",
     ),
-    "sdort.pipelines.signature": ("verify_signature",),
+    "sdort.pipelines.folder_signature": ("verify_signature",),
     "sdort.verification.command": ("verify",),
     "sdort.verification.report.json_report": ("report_of",),
     "sdort.verification.outcome": ("Verification",),

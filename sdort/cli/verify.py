@@ -212,7 +212,7 @@ def command(
 
 def _show_signature(folder: Path, trusted: Path, *, as_json: bool) -> None:
     from sdort.console import conclude, emit_json
-    from sdort.pipelines.signature import verify_signature
+    from sdort.pipelines.folder_signature import verify_signature
 
     result = verify_signature(folder, trusted)
     if as_json:

@@ -34,8 +34,8 @@ from sdort.model.weights import Weight
 from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
+from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
-from sdort.pipelines.signature import Signer, make_signer
 from sdort.staging import check_output, real, staged_directory
 from sdort.tables import size_text
 

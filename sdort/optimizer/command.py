@@ -30,8 +30,8 @@ from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.pipelines.content_check import ContentCheck, checked
+from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
-from sdort.pipelines.signature import Signer, make_signer
 from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16

@@ -54,7 +54,7 @@ def write_own_files(folder: Path, content: Mapping[str, Any], hashes: Mapping[Pa
     """
     listed = {}
     try:
-        for place in sorted(_files(folder)):
+        for place in sorted(places_in(folder)):
             path = folder / place
             if place != MANIFEST:
                 listed[place] = asdict(ListedFile(path.stat().st_size, hashes.get(path) or hash_file(path)))
@@ -82,7 +82,7 @@ def why_foreign(folder: Path) -> str | None:
 
     All that it holds has to be a regular file that its list names. Files of the list may be missing.
     """
-    present = sorted(_files(folder))
+    present = sorted(places_in(folder))
     if not present:
         return None
     try:
@@ -94,7 +94,7 @@ def why_foreign(folder: Path) -> str | None:
     if listed is None:
         return f"is of an older sdort, whose {MANIFEST} does not say which files are its own"
     own = {*listed, MANIFEST, SIGNATURE}
-    others = [place for place in present if place not in own or not _is_plain(folder / place)]
+    others = [place for place in present if place not in own or not is_plain(folder / place)]
     return f"holds what sdort did not write there: {named(others)}" if others else None
 
 
@@ -104,17 +104,18 @@ def named(places: Sequence[str]) -> str:
     return ", ".join(places[:_NAMED]) + more
 
 
-def _files(folder: Path, above: str = "") -> Iterator[str]:
+def places_in(folder: Path, above: str = "") -> Iterator[str]:
     """Paths of all that lies in a folder and is no folder itself; links are not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _files(Path(entry.path), f"{above}{entry.name}/")
+                yield from places_in(Path(entry.path), f"{above}{entry.name}/")
             else:
                 yield f"{above}{entry.name}"
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain(path: Path) -> bool:
+    """Whether a path is that of a regular file itself, not of a link to one."""
     return stat.S_ISREG(path.lstat().st_mode)
 
 

@@ -17,7 +17,7 @@ from sdort.console import document
 from sdort.errors import BadModelError, UsageError
 from sdort.machine.distributions import pip
 from sdort.machine.input_file import read_input
-from sdort.pipelines.own_files import SIGNATURE
+from sdort.pipelines.own_files import SIGNATURE, is_plain, places_in
 
 PACKAGES = ("model-signing>=1.1", "pyopenssl>=24")
 """What the extra ``sign`` in pyproject.toml asks for. The first imports the second and does not ask for it."""
@@ -52,7 +52,7 @@ class Signer:
 
     def __init__(self, key: Path, certificate: Path | None = None) -> None:
         _require_package("--sign")
-        from model_signing import hashing, signing
+        from model_signing import signing
 
         for path in filter(None, (key, certificate)):
             _read_pem(path)
@@ -64,7 +64,6 @@ class Signer:
                 )
             else:
                 self._config.use_elliptic_key_signer(private_key=key)
-        self._hashing = hashing
 
     def sign(self, folder: Path, name: str) -> None:
         """Sign all files of a folder, and write ``model.sig`` beside them.
@@ -73,7 +72,7 @@ class Signer:
             name: the folder's name from now on, which the signature tells.
         """
         target = folder / SIGNATURE
-        everything = self._hashing.Config().set_ignored_paths(paths=[target], ignore_git_paths=False)
+        everything = _everything_but(target)
         plain = everything.hash
 
         def hash_named(*arguments: Any, **options: Any) -> Any:
@@ -99,13 +98,15 @@ def make_signer(key: str | Path | None, certificate: str | Path | None) -> Signe
 def verify_signature(folder: str | Path, trusted: str | Path) -> SignatureCheck:
     """Verify that a folder is what the holder of a key signed: every file, none missing, none added.
 
+    What a signature leaves out, as the package's command line allows, is as unsigned as a file that was added.
+
     Args:
         folder: the folder, with its ``model.sig``.
         trusted: a public key in PEM; or certificates in PEM that the signer's leads to.
 
     Raises:
         UsageError: the package model-signing is not installed, or ``trusted`` is no key and no certificate.
-        BadModelError: there is no signature, or it does not hold.
+        BadModelError: there is no signature, it does not hold, or the folder holds links or what is no file.
 
     Example:
         >>> sdort.verify_signature("fast", "author.pub").signature
@@ -122,17 +123,36 @@ def verify_signature(folder: str | Path, trusted: str | Path) -> SignatureCheck:
             config.use_certificate_verifier(certificate_chain=[trusted])
         else:
             config.use_elliptic_key_verifier(public_key=trusted)
-    read_input(
-        signature, "the signature", limit=_SIGNATURE_LIMIT, hint="It was never signed, or its signature is gone."
-    )
+    hint = "It was never signed, or its signature is gone."
+    read_input(signature, "the signature", limit=_SIGNATURE_LIMIT, links=False, hint=hint)
+    _refuse_no_files(folder)
     try:
-        config.verify(folder, signature)
+        config.set_hashing_config(_everything_but(signature)).verify(folder, signature)
     except Exception as error:  # the package's own, cryptography's, and those of parsers
         raise BadModelError(
             f"{folder} is not what the holder of {trusted} signed: {_reason(error)}",
             hint="Take it from its author again, and the key from another place than the folder.",
         ) from error
     return SignatureCheck(folder, signature, trusted)
+
+
+def _everything_but(signature: Path) -> Any:
+    """How the package hashes a folder: all but the signature, whatever that says may be left out."""
+    from model_signing import hashing
+
+    everything = hashing.Config().set_ignored_paths(paths=[signature], ignore_git_paths=False)
+    everything.add_ignored_paths = lambda **_: None  # what verifying calls with the signature's own exclusions
+    return everything
+
+
+def _refuse_no_files(folder: Path) -> None:
+    """The package hashes what names lead to; a signature is of what lies in the folder."""
+    for place in sorted(places_in(folder)):
+        if not is_plain(folder / place):
+            raise BadModelError(
+                f"{folder / place} is a link or no regular file, which no signature covers",
+                hint="Take the folder from its author again, as the files themselves.",
+            )
 
 
 def _reason(error: Exception) -> str:
