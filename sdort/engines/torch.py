@@ -13,10 +13,12 @@ from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.generation.schedulers import load_scheduler
+from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
 from sdort.pipelines.configs import INDEX, read_config
+from sdort.pipelines.wrong_input import no_diffusers_pipeline, not_there
 from sdort.providers.provider import Provider
 from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
 
@@ -31,6 +33,20 @@ _MODULES = {
 _PARTS = {part for part, _ in _MODULES.values()}
 
 
+def check_checkpoint(path: Path) -> None:
+    """Refuse what is no diffusers folder, before torch and diffusers are imported and follow its links.
+
+    Raises:
+        UsageError: there is nothing.
+        BadModelError: it is something else, or holds more than a model's own files.
+    """
+    if not path.exists():
+        raise not_there(str(path))
+    if not path.is_dir():
+        raise no_diffusers_pipeline(path)
+    check_model_folder(path)
+
+
 class TorchEngine:
     """A diffusers folder in torch.
 
@@ -42,10 +58,12 @@ class TorchEngine:
 
     Raises:
         ProviderError: torch does not reach that device.
-        BadModelError: there is no diffusers pipeline.
+        BadModelError: there is no diffusers pipeline, or not only a pipeline's own files.
+        UsageError: there is nothing.
     """
 
     def __init__(self, checkpoint: Path, provider: Provider, dtype: str, *, compiled: bool, device_id: int = 0) -> None:
+        check_checkpoint(checkpoint)
         import torch
 
         self.name = "torch-compile" if compiled else "torch"

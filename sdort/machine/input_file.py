@@ -76,6 +76,22 @@ def read_input(path: Path, what: str = "", *, limit: int, links: bool = True, hi
     return b"".join(parts)
 
 
+def copy_input(source: Path, target: Path, *, limit: int) -> None:
+    """Copy a file from :func:`open_input` that is no link to a new file ``target``.
+
+    Raises:
+        BadModelError: as :func:`open_input`; or it is larger than it was when it was opened.
+        OSError: it cannot be read, or ``target`` cannot be written.
+    """
+    with open_input(source, limit=limit, links=False) as file, open(target, "xb") as copy:
+        left = os.fstat(file.fileno()).st_size
+        while part := file.read(1 << 20):
+            left -= len(part)
+            if left < 0:
+                raise BadModelError(f"{source} grows while it is read")
+            copy.write(part)
+
+
 def _check(status: os.stat_result, name: str, limit: int | None, hint: str | None, component: str | None) -> None:
     if not stat.S_ISREG(status.st_mode):
         message = f"{name} is {kind_of(status)}, not a regular file"

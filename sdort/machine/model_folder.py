@@ -17,7 +17,7 @@ from sdort.errors import BadModelError
 from sdort.machine.input_file import kind_of
 
 _HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_FILES = (".json", ".txt", ".jinja", ".safetensors", ".bin")
+_FILES = (".json", ".txt", ".jinja", ".safetensors", ".bin", ".data")
 """Ends of names of a model's files; a folder of such a name stands in a file's place."""
 
 
@@ -74,7 +74,7 @@ def _check_entry(path: Path, root: Path) -> None:
                 f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}",
                 hint="Copy or download the model again.",
             ) from error
-    if stat.S_ISDIR(status.st_mode) and path.suffix in _FILES:
+    if stat.S_ISDIR(status.st_mode) and (path.suffix in _FILES or path.name == "model.onnx"):
         raise BadModelError(f"{path} is a folder, and a file has to be there", hint="Copy or download the model again.")
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise BadModelError(f"{path} is {kind_of(status)}, which no model has", hint="Copy the model again without it.")

@@ -199,6 +199,9 @@ def describe_library(path: Path) -> Description:
 @cache
 def _describe(path: Path, digest: str) -> Description:
     try:
+        with open_input(path) as file:
+            if file.read(4) != b"\x7fELF":  # the dynamic linker waits for what a file of the kernel's has to say
+                raise OSError("it does not begin as shared libraries do")
         library = ctypes.CDLL(str(path))
         function = library.sdort_ops_describe
     except (OSError, AttributeError) as error:

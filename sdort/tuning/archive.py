@@ -23,12 +23,22 @@ from sdort.machine.input_file import open_input
 from sdort.machine.json_text import parse_json
 from sdort.ops.library import AUTO
 from sdort.staging import check_output_file, staged_output
-from sdort.tuning.bundle import FORMAT, MAX_RECORD, RECORD, Bundle, BundleError, check_files, check_name, read_bundle
+from sdort.tuning.bundle import (
+    FORMAT,
+    MAX_BYTES,
+    MAX_RECORD,
+    RECORD,
+    Bundle,
+    BundleError,
+    check_files,
+    check_name,
+    read_bundle,
+)
 from sdort.tuning.store import Store
 
 ARCHIVE_INDEX = "sdort-tuning.json"
-MAX_BYTES, MAX_FILES = 64 << 30, 100_000
-"""Upper bounds of an unpacked archive: some compiled programs of the largest models."""
+MAX_FILES = 100_000
+"""Files of an archive: some compiled programs of the largest models."""
 
 _CLASHES = (FileExistsError, NotADirectoryError, IsADirectoryError)
 """Exceptions of unpacking a file in the place of a folder."""
@@ -64,7 +74,7 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
             _add(archive, ARCHIVE_INDEX, io.BytesIO(index.encode()), len(index))
             for bundle in bundles:
                 for name in (RECORD, *sorted(bundle.files)):
-                    with open(bundle.folder / name, "rb") as source:
+                    with open_input(bundle.folder / name, links=False) as source:
                         _add(archive, f"{bundle.name}/{name}", source, os.fstat(source.fileno()).st_size)
         file.flush()
         os.fsync(file.fileno())

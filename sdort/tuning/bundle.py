@@ -37,6 +37,9 @@ beside a database, removes the file that the journal names, wherever it is."""
 MAX_TEXT = 64 << 20
 """Bytes of ``tunable.json``; one of a large model has some hundred thousand."""
 
+MAX_BYTES = 64 << 30
+"""Bytes of all files of an archive; compiled programs hold a model's weights."""
+
 MAX_RECORD = 4 << 20
 """Bytes of a ``key.json``; one with thousands of kernels has some hundred thousand."""
 _MAX_DEPTH = 8

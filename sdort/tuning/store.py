@@ -24,6 +24,8 @@ from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, s
 from sdort.tuning.key import Key
 
 _LOCK = ".lock"
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Neither a link in its place is followed nor a named pipe waited for."""
 
 
 def tuning_folder() -> Path:
@@ -106,7 +108,7 @@ class Store:
     def reading(self) -> Iterator[None]:
         """No bundle is replaced or removed while the block runs."""
         try:
-            descriptor = os.open(self.folder / _LOCK, os.O_RDONLY)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDONLY | _PLAIN)
         except OSError:  # nothing was ever stored here
             yield
             return
@@ -122,7 +124,7 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | _PLAIN, 0o666)
         except OSError as error:
             raise self._refused(error) from error
         with _locked(descriptor, fcntl.LOCK_EX):

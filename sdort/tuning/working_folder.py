@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sqlite3
 from contextlib import ExitStack, closing
 from functools import cache
@@ -16,9 +15,10 @@ from pathlib import Path
 
 from sdort.console import detail
 from sdort.errors import OutputError
+from sdort.machine.input_file import copy_input, open_input, read_input
 from sdort.ops.table import Entry, read_table
 from sdort.staging import temporary_folder
-from sdort.tuning.bundle import MIOPEN, OPS, PASSING, PROGRAMS, Bundle
+from sdort.tuning.bundle import MAX_BYTES, MAX_TEXT, MIOPEN, OPS, PASSING, PROGRAMS, Bundle
 from sdort.tuning.store import Store
 
 MIOPEN_FOLDERS = {"MIOPEN_USER_DB_PATH": "db", "MIOPEN_CUSTOM_CACHE_DIR": "cache"}
@@ -123,14 +123,14 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
         os.chmod(target, 0o444)
     except OSError:
-        shutil.copyfile(source, target)
+        copy_input(source, target, limit=MAX_BYTES)
 
 
 def copy(source: Path, target: Path) -> None:
     """Copy a file; a database of SQLite with what its writer has not yet moved into it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not (_is_sqlite(source) and _backed_up(source, target)):
-        shutil.copyfile(source, target)
+        copy_input(source, target, limit=MAX_BYTES)
 
 
 def _backed_up(source: Path, target: Path) -> bool:
@@ -150,10 +150,14 @@ def merge(source: Path, target: Path) -> None:
     if not target.exists():
         copy(source, target)
     elif source.suffix == ".txt":
-        lines = {line.partition(b"=")[0]: line for path in (target, source) for line in path.read_bytes().splitlines()}
+        lines = {line.partition(b"=")[0]: line for path in (target, source) for line in _lines(path)}
         target.write_bytes(b"".join(line + b"\n" for line in lines.values()))
     elif _is_sqlite(source) and _is_sqlite(target):
         _merge_kernels(source, target)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return read_input(path, limit=MAX_TEXT, links=False).splitlines()
 
 
 def _merge_kernels(source: Path, target: Path) -> None:
@@ -181,5 +185,5 @@ def _acts(database: sqlite3.Connection, schema: str) -> bool:
 
 
 def _is_sqlite(path: Path) -> bool:
-    with open(path, "rb") as stream:
+    with open_input(path, links=False) as stream:
         return stream.read(len(_SQLITE)) == _SQLITE

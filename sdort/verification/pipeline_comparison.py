@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sdort.console import progress, warn
 from sdort.engines.original import checkpoint_of, holds_onnx, original_of
+from sdort.engines.torch import check_checkpoint
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
@@ -113,6 +114,8 @@ def _find_references(
             checkpoint = stack.enter_context(checkpoint_of(against or candidate))
         except UsageError:
             note = "not compared with torch: the diffusers checkpoint is not known (--checkpoint DIR names it)"
+    if checkpoint:
+        check_checkpoint(checkpoint)
     if original is None and checkpoint is None:
         raise UsageError(
             f"it is not known what {candidate} was made from, or that is not on this machine",
