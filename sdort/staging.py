@@ -65,7 +65,8 @@ def staged_directory(
     try:
         stage, lock = _make_stage(out)
         try:
-            yield stage
+            with _writing(out, stage):
+                yield stage
             _check_target(out, overwrite, why_foreign)
             _swap(stage, out, overwrite, why_foreign)
         finally:
@@ -76,6 +77,17 @@ def staged_directory(
             with suppress(OSError):  # not empty: somebody else uses it
                 parent.rmdir()
         raise
+
+
+@contextmanager
+def _writing(out: Path, stage: Path) -> Iterator[None]:
+    """A block whose failed writes are told as OUT's. Inputs' errors are none of these: who reads them names them."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and not Path(os.fsdecode(error.filename)).is_relative_to(stage):
+            raise
+        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def check_output(
