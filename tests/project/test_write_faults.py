@@ -16,7 +16,7 @@ import pytest
 from support import tiny_pipeline
 from support.faults import KINDS, Ended, Faults
 
-SAMPLE = 5
+SAMPLE = 3
 """Calls of each kind of fault, of commands that have more."""
 
 COMMANDS = {
