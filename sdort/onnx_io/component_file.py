@@ -19,7 +19,7 @@ from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
 from sdort.model.signature import TensorSpec
-from sdort.model.weights import Stored
+from sdort.model.stored_values import StoredValues
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes, type_name
@@ -143,7 +143,9 @@ class ComponentFile:
             check_tensor(tensor, self.component)
             if tensor.data_location == TensorProto.EXTERNAL:
                 place = external.locate(tensor)
-                weights.append(Stored(*place, tensor.dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)))
+                weights.append(
+                    StoredValues(*place, tensor.dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+                )
         external.check_overlaps()
         refuse_constant(weights, self.component)
 
@@ -163,7 +165,7 @@ class ComponentFile:
             if tensor.data_location == TensorProto.EXTERNAL:  # ONNX has no external data in attributes
                 file, offset = external.locate(tensor)
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-                values = Stored(file, offset, tensor.dims, dtype).load()
+                values = StoredValues(file, offset, tensor.dims, dtype).load()
                 tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:

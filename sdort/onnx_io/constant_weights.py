@@ -14,7 +14,7 @@ import numpy as np
 from sdort.errors import BadModelError
 from sdort.machine.input_file import open_input
 from sdort.model.signature import Array
-from sdort.model.weights import Stored, Weight
+from sdort.model.stored_values import StoredValues
 
 ALIVE = 0.1
 """Share of the matrices' bytes that has to vary. Zero-initialised convolutions (ControlNet's, motion modules'), norms,
@@ -37,7 +37,7 @@ def refuse_constant(weights: Iterable[object], component: str) -> None:
     Raises:
         BadModelError: the values say nothing.
     """
-    chosen = (weight for weight in weights if isinstance(weight, Stored) and _is_matrix(weight))
+    chosen = (weight for weight in weights if isinstance(weight, StoredValues) and _is_matrix(weight))
     matrices = sorted(chosen, key=lambda weight: -weight.nbytes)
     total = sum(weight.nbytes for weight in matrices)
     if total < _LEAST_BYTES:
@@ -57,11 +57,11 @@ def refuse_constant(weights: Iterable[object], component: str) -> None:
     )
 
 
-def _is_matrix(weight: Weight) -> bool:
+def _is_matrix(weight: StoredValues) -> bool:
     return len(weight.shape) > 1 and weight.nbytes > 1024 and weight.dtype not in (np.int64, np.int32, np.bool_)
 
 
-def _seems_constant(weight: Stored) -> bool:
+def _seems_constant(weight: StoredValues) -> bool:
     size, count = weight.dtype.itemsize, weight.nbytes // weight.dtype.itemsize
     with open_input(weight.path) as file:
         samples = [
@@ -74,7 +74,7 @@ def _seems_constant(weight: Stored) -> bool:
         return False  # cut off: reading it says so
 
 
-def _is_constant(weight: Stored) -> bool:
+def _is_constant(weight: StoredValues) -> bool:
     first = None
     for piece in weight.pieces():
         first = piece[:1].copy() if first is None else first
