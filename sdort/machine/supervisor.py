@@ -3,7 +3,8 @@
 ``python -I -S supervisor.py LIFELINE COMMAND...``. LIFELINE is the reading end of a pipe whose other end only sdort
 holds: however sdort ends, also by SIGKILL, the kernel closes it. A process group would not do: ninja gives each
 compiler a group of its own. Orphans of a subreaper become its children, so killing children until there are none
-reaches all of them. It imports nothing of sdort's, to be there at once.
+reaches all of them. It has a name of its own: ``killall -9 python`` ends sdort, not what cleans up after it. It imports
+nothing of sdort's and little of Python's, to be there at once.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ import os
 import select
 import signal
 import sys
-from typing import NoReturn
 
-_SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36  # linux/prctl.h
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+NAME = b"sdort-programs"
+"""Name of the process, of at most 15 bytes."""
+_SET_DUMPABLE, _SET_NAME, _SET_CHILD_SUBREAPER = 4, 15, 36  # linux/prctl.h
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _NOT_STARTED = 127
 """The exit code of shells for a program that cannot be started."""
@@ -24,6 +30,7 @@ _NOT_STARTED = 127
 def main(lifeline: int, command: list[str]) -> NoReturn:
     """Run ``command`` and end as it does, or when the lifeline does."""
     os.set_inheritable(lifeline, False)
+    _prctl(_SET_NAME, NAME)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     wakeups = _wakeups()
     try:
@@ -94,7 +101,7 @@ def _children() -> list[int]:
     return found
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

@@ -88,6 +88,8 @@ def _lay_out(
     folder: WorkingFolder, bundles: Sequence[Bundle], key: Key, provider: Provider, options: RuntimeOptions
 ) -> RuntimeOptions:
     """Point the libraries at a folder with the bundles' files."""
+    if provider.uses_miopen:
+        folder.use_temporary()
     if provider.uses_miopen and (options.tuning or _have(bundles, MIOPEN)):
         folder.use_miopen()
     for bundle in bundles:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sqlite3
+import tempfile
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,13 @@ class WorkingFolder:
                 place.mkdir(parents=True, exist_ok=True)
             else:
                 detail(f"{variable} is set: what MIOpen finds stays in {os.environ[variable]}")
+
+    def use_temporary(self) -> None:
+        """Have the libraries' temporary files here, which a killed process leaves: of MIGraphX, MIOpen, comgr."""
+        tempfile.gettempdir()  # Python's stay where they are: it looks once
+        place = self.folder / "tmp"
+        place.mkdir(exist_ok=True)
+        os.environ.setdefault("TMPDIR", str(place))
 
     def use_ops(self, table: Path, more: list[Entry], tune: bool) -> None:
         """Give sdort's kernels a table: ``table``, what an earlier session found, and ``more``."""

@@ -48,11 +48,20 @@ def wait_for_family(folder: Path) -> list[int]:
     return [*map(int, pids)]
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV], ids=lambda signum: signum.name)
 def test_children_and_their_orphans_end_with_sdort(signum: signal.Signals, family: list[str], tmp_path: Path) -> None:
     code = f"from sdort.machine.subprocesses import run_child; run_child({family!r})"
     with subprocess.Popen([sys.executable, "-c", code]) as sdort:
         pids = wait_for_family(tmp_path)
+        assert name(parent(pids[0])) == "sdort-programs"  # killall python does not reach it
         sdort.send_signal(signum)
     assert sdort.returncode == -signum
     wait_for_end(pids)
@@ -96,8 +105,7 @@ def test_a_supervisor_that_is_terminated_ends_them(family: list[str], tmp_path: 
     code = f"from sdort.machine.subprocesses import run_child; print(run_child({family!r}).returncode)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as sdort:
         pids = wait_for_family(tmp_path)
-        supervisor = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
-        os.kill(int(supervisor), signal.SIGTERM)
+        os.kill(parent(pids[0]), signal.SIGTERM)
         assert sdort.stdout
         assert sdort.stdout.read() == "137\n"
     wait_for_end(pids)

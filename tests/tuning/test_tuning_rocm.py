@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sdort.tuning.store import Store
 from sdort.tuning.working_folder import MIOPEN_FOLDERS
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, tempfile
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import numpy as np
@@ -51,6 +52,7 @@ tuned = session_hooks.prepare_tuning(path, "unet", ROCM, options)
 ort = create_session(str(path), ROCM, tuned.options)
 tuned.apply(ort)
 told = {"given": ort.get_tuning_results(), "environment": {n: os.environ.get(n) for n in MIOPEN_FOLDERS}}
+told["temporary"], told["python"] = os.environ.get("TMPDIR"), tempfile.gettempdir()
 told["found"] = {
     name: {str(p.relative_to(place)): p.read_text() for p in Path(place).rglob("*") if p.is_file()}
     for name, place in told["environment"].items() if place
@@ -77,7 +79,7 @@ Ask = Callable[..., dict[str, Any]]
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in MIOPEN_FOLDERS:
+    for name in (*MIOPEN_FOLDERS, "TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
 
@@ -210,6 +212,8 @@ def test_what_miopen_writes_travels_with_the_bundle(session: Ask, cache: Path) -
     first = session(tuning=True, miopen={"gfx1100_48.ufdb.txt": "a=1\n"})
     place = Path(first["environment"]["MIOPEN_USER_DB_PATH"])
     assert place.is_relative_to(cache)
+    assert Path(first["temporary"]) == place.parents[1] / "tmp"  # goes with it, after a kill too
+    assert first["python"] == tempfile.gettempdir()
     assert not place.exists()  # it was the process's own
     assert (only(cache).folder / "miopen" / "db" / "gfx1100_48.ufdb.txt").read_text() == "a=1\n"
     second = session(tuning=True, batch=3, miopen={"gfx1100_48.ufdb.txt": "a=1\nb=2\n"})
