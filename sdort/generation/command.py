@@ -12,7 +12,7 @@ from typing import Any
 
 from sdort.console import progress, say
 from sdort.errors import ParityError
-from sdort.generation.decode import Plan, Planner
+from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, output_paths, save_png
 from sdort.generation.keep_tuning import keep_generated
@@ -28,6 +28,7 @@ from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import AUTO
+from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
@@ -54,6 +55,8 @@ class Pipeline:
         self._options = options
         self._load_seconds = load_seconds
         self._device = device
+        self._held = 0
+        """Bytes of the largest generation until now, which the sessions keep for the next one."""
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -111,6 +114,7 @@ class Pipeline:
             ParityError: a stage gave NaN, or an image shows nothing; the other images are written before.
             ProviderError: a run failed.
             OutputError: ``output`` exists or cannot be written.
+            MemoryShortageError: images of this size, and so many at once, cannot fit into the free memory.
 
         Example:
             >>> result = pipeline.generate("a red star on navy", steps=20, seed=7)
@@ -134,7 +138,13 @@ class Pipeline:
         paths = None
         if output is not None:
             paths = output_paths(Path(output), settings.seed, len(requests) * num_images, overwrite)
-        return self._generate(requests, paths, on_progress)
+        models, device_id = self._models, self._options.device_id
+        unet_calls(models.folder, settings)
+        count = len(requests) * num_images
+        needed = refuse_generation(models.folder, settings, count, models.provider, device_id, self._held)
+        result = self._generate(requests, paths, on_progress)
+        self._held = max(self._held, needed)
+        return result
 
     def _generate(
         self, requests: list[Request], paths: list[Path] | None, on_progress: OnProgress | None
@@ -406,14 +416,14 @@ def _with_placement(
     folder, placement, lines = models.folder, [], []
     request = replace(requests[0], num_images=sum(request.num_images for request in requests))
     for component, session in models.sessions.items():
-        case = _case(folder, component, request, result)
+        case = _case(folder, component, request, result, session.provider)
         measured = measure_cases(folder.models, [case], session.provider, options, folder.vae_factor)
         placement += measured
         lines += remarks(measured, session.provider)
     return replace(result, placement=placement, placement_remarks=lines)
 
 
-def _case(folder: PipelineFolder, component: str, request: Request, result: Generation) -> Case:
+def _case(folder: PipelineFolder, component: str, request: Request, result: Generation, provider: Provider) -> Case:
     """The last case of a component that the generation ran."""
     inputs = folder.file(component).signature.inputs
     guided, at_once = request.guidance_scale > 1, request.images_at_once
@@ -423,8 +433,7 @@ def _case(folder: PipelineFolder, component: str, request: Request, result: Gene
         return case
     # ``decoded`` tells of the last ones that were decoded together.
     case = replace(case, batch=(request.num_images - 1) % at_once + 1)
-    planner = Planner(next(iter(inputs.values())), folder.vae, folder.vae_factor)
-    return planner.part_of(case, result.decoded or Plan())
+    return planner_of(folder, provider).part_of(case, result.decoded or Plan())
 
 
 def _values(record: GenerationRecord) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from typing import Any
 
 from sdort.errors import MemoryShortageError
-from sdort.generation.decode import Plan, Planner
+from sdort.generation.decode import Plan, planner_of
+from sdort.generation.footprint import activation_bytes, keeps_scores
 from sdort.generation.request import Request, image_size
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import DECODER, ENCODER
@@ -27,8 +28,7 @@ _PER_LATENT = 34
 """Elements that a UNet holds at once for each latent and each channel of its first convolution: the hidden layer of a
 feed-forward network has 8 of them, its gate and its halves as many again, skip connections the rest. Measured on the
 demo's: 33.4 at 64 x 64 latents and batches of 2 and 8. Estimates of the UNet with its scores are 2 % below to 2 % above
-the true peak on the CPU, of the demo's and of Stable Diffusion 1.5's at 32 x 32 and 64 x 64. The decoder's are 5 %
-below for Stable Diffusion 1.5's, and 4 % below to 46 % above for the demo's."""
+the true peak on the CPU, of the demo's and of Stable Diffusion 1.5's at 32 x 32 and 64 x 64."""
 _SCORE_COPIES = 2
 """Copies of the scores of an attention that is not fused: before and after the softmax."""
 
@@ -47,8 +47,7 @@ def case_bytes(folder: PipelineFolder, case: Case, provider: Provider, plan: Pla
         return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider)
     if case.component not in (DECODER, ENCODER):
         return 0  # a text encoder's few tokens
-    inputs = folder.file(case.component).signature.inputs
-    return Planner(next(iter(inputs.values())), folder.vae, folder.vae_factor).bytes_for(latents, plan or Plan())
+    return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
 
 
 def unet_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int, int, int], provider: Provider) -> int:
@@ -59,12 +58,11 @@ def unet_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int, 
         latents: samples, and the latents along their height and their width.
     """
     samples, height, width = latents
-    # The CPU computes in fp32 what the file has in fp16.
-    element = 2 if provider.on_gpu and file.dtype == "float16" else 4
+    element = activation_bytes(file, provider)
     rows = _PER_LATENT * _first_channels(file) * samples * height * width * element
     level, heads = _largest_attention(config)
     tokens = height * width / 4**level
-    scores = _SCORE_COPIES * heads * samples * tokens**2 * element if _keeps_scores(file) else 0
+    scores = _SCORE_COPIES * heads * samples * tokens**2 * element if keeps_scores(file) else 0
     return int(rows + scores)
 
 
@@ -73,11 +71,6 @@ def _first_channels(file: ComponentFile) -> int:
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     kernels = (shapes.get(name) for node in graph.node if "Conv" in node.op_type for name in node.input[1:2])
     return next((min(shape[0], max(shape)) for shape in kernels if shape), 64)
-
-
-def _keeps_scores(file: ComponentFile) -> bool:
-    """Whether attention is spelled in operators that hold all scores at once; fused ones take them piece by piece."""
-    return any(node.op_type in ("Attention", "Softmax") and not node.domain for node in file.graph.graph.node)
 
 
 def _largest_attention(config: dict[str, Any]) -> tuple[int, int]:
@@ -106,7 +99,7 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
     size = image_size(folder, request)
     together = min(images, request.images_at_once)
     decoded = Case(DECODER, together, *size)
-    planner = Planner(next(iter(folder.file(DECODER).signature.inputs.values())), folder.vae, folder.vae_factor)
+    planner = planner_of(folder, provider)
     plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
     samples = together * (2 if request.guidance_scale > 1 else 1)
     largest = max(
@@ -116,9 +109,13 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
 
 
 def refuse_generation(
-    folder: PipelineFolder, request: Request, images: int, provider: Provider, device_id: int
-) -> None:
-    """Refuse a run that cannot fit, before a component is loaded.
+    folder: PipelineFolder, request: Request, images: int, provider: Provider, device_id: int, held: int | None = None
+) -> int:
+    """Refuse a run that cannot fit; the estimate in bytes of what it takes beside the weights, 0 where nothing tells.
+
+    Args:
+        images: all images of the run.
+        held: bytes that sessions which are loaded keep of earlier runs and take again; None before they are loaded.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
@@ -126,21 +123,30 @@ def refuse_generation(
     """
     free = free_memory(provider.vendor, device_id)
     if free is None:
-        return
-    needed = weight_bytes(folder, folder.needed) + generation_bytes(folder, request, images, provider, free)
+        return 0
+    free += held or 0
     height, width = image_size(folder, request)
-    refuse_shortage(needed, free, f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,")
+    needed = generation_bytes(folder, request, images, provider, free)
+    weights = weight_bytes(folder, folder.needed) if held is None else 0
+    what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
+    refuse_shortage(weights + needed, free, what)
+    return needed
 
 
-def refuse_case(folder: PipelineFolder, case: Case, provider: Provider, device_id: int) -> None:
+def refuse_case(
+    folder: PipelineFolder, case: Case, provider: Provider, device_id: int, plan: Plan | None = None
+) -> None:
     """Refuse a component's case that cannot fit, before it is loaded.
+
+    Args:
+        plan: how the decoder goes; all at once by default.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
     """
     free = free_memory(provider.vendor, device_id)
     if free is not None:
-        refuse_shortage(case_bytes(folder, case, provider), free, str(case))
+        refuse_shortage(case_bytes(folder, case, provider, plan), free, str(case))
 
 
 def refuse_shortage(needed: int, free: int, what: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from sdort.console import detail, progress
 from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.device_loop import Batch, Loop, condition_width
+from sdort.generation.footprint import decoder_footprint
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
@@ -225,7 +226,7 @@ class TextToImage:
         return scheduler
 
     def _decode(self, latents: Array, request: Request, seeds: list[int], on_tile: OnTile) -> Iterator[Generated]:
-        decoder = Decoder(self.sessions[DECODER], self.folder.vae, self.folder.vae_factor, on_tile)
+        decoder = self._decoder(on_tile)
         scaled = self.folder.unscaled(latents)
         plan = choose(decoder, size_of(latents), request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
@@ -236,6 +237,12 @@ class TextToImage:
             self.decoded = decoder.plan_now
             yield image
             started = time.perf_counter()
+
+    def _decoder(self, on_tile: OnTile) -> Decoder:
+        session, folder = self.sessions[DECODER], self.folder
+        widened = self.guard is not None and DECODER in self.guard.widened
+        footprint = decoder_footprint(folder.file(DECODER), session.provider, widened)
+        return Decoder(session, folder.vae, folder.vae_factor, on_tile, footprint)
 
     def _shown(self, decoder: Decoder, image: Generated, latents: Array, used: Session) -> Generated:
         """An image that shows something, decoded again in a safer precision if it does not."""

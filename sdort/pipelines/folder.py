@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sdort.errors import BadModelError
+from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.model.component_names import DECODER
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
@@ -68,10 +69,12 @@ class PipelineFolder:
 
     @property
     def default_size(self) -> tuple[int, int]:
-        """Height and width in pixels that the UNet was made for."""
-        size = self.config("unet").get("sample_size") or self.family.side // self.vae_factor
-        height, width = size if isinstance(size, list) else (size, size)
-        return height * self.vae_factor, width * self.vae_factor
+        """Height and width in pixels that the UNet was made for.
+
+        Raises:
+            BadModelError: larger than sdort makes.
+        """
+        return pixels_of(self.config("unet").get("sample_size") or self.family.side // self.vae_factor, self.vae_factor)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -117,6 +120,27 @@ class PipelineFolder:
         for name, path in sorted(self.models.items()):
             digest.update(f"{name}:{hash_model(path)}".encode())
         return digest.hexdigest()[:16]
+
+
+def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:
+    """Height and width in pixels of a UNet's ``sample_size``.
+
+    Args:
+        sample_size: latents of a side, or along height and width.
+        factor: pixels a latent along each side.
+
+    Raises:
+        BadModelError: larger than sdort makes.
+    """
+    height, width = (side * factor for side in (sample_size if isinstance(sample_size, list) else [sample_size] * 2))
+    problem = HEIGHT.problem(height) or WIDTH.problem(width)
+    if problem:
+        raise BadModelError(
+            f"its config says that it makes images of {height}x{width} pixels: {problem}",
+            component="unet",
+            hint="Correct sample_size in its config.json: it is in latents.",
+        )
+    return height, width
 
 
 def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFolder:

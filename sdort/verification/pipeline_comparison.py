@@ -13,6 +13,7 @@ from sdort.engines.original import checkpoint_of, holds_onnx, original_of
 from sdort.engines.torch import check_checkpoint
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
+from sdort.generation.memory_need import refuse_generation
 from sdort.generation.request import Request
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.precision_mark import stored_dtype
@@ -81,6 +82,7 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
         result.notes += [note] if note else []
         run = _Run(folder, original, checkpoint, RunConfiguration(provider, options.runtime), options, result)
         _check_components(run)
+        _refuse_shortage(run)
         recorded = _record(run)
         content.finish()  # before the comparisons, which take longest
         for component in run.components:
@@ -138,6 +140,21 @@ def _check_components(run: _Run) -> None:
             f"made for {device} and checked on the CPU, with every result rounded as "
             "a GPU stores it; errors inside a GPU's kernels show only on that GPU"
         )
+
+
+def _refuse_shortage(run: _Run) -> None:
+    """Refuse images that cannot fit into the free memory at the model's own size, before a component is loaded.
+
+    Random inputs are of a bounded size.
+
+    Raises:
+        MemoryShortageError: what it needs and what is free.
+    """
+    options, folder = run.options, run.folder
+    provider, device_id = run.configuration.provider, options.runtime.device_id
+    if folder.generates and (options.images or RECORDED in options.inputs):
+        request = _requests(options)[0]
+        refuse_generation(folder, request, len(options.prompts) * options.seeds, provider, device_id)
 
 
 def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptions) -> Provenance:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
-from sdort.generation.decode import Plan, Planner
+from sdort.generation.decode import Plan, Planner, planner_of
 from sdort.generation.memory_need import refuse_case
 from sdort.generation.memory_need import weight_bytes as bytes_of_weights
 from sdort.machine.gpus import free_memory
@@ -98,16 +98,16 @@ class WarmupTarget:
 
     def decoding(self, decode: Decode, inputs: InputSpecs) -> Item:
         """The decoder at the shapes that it runs on at once to decode."""
-        return self.item(self.planner(inputs).part_of(decode.case, decode.form), inputs, [decode])
+        return self.item(self.planner().part_of(decode.case, decode.form), inputs, [decode])
 
-    def planner(self, inputs: InputSpecs) -> Planner:
-        """The planner of a decoder with these inputs."""
-        return Planner(next(iter(inputs.values())), self.folder.vae, self.folder.vae_factor)
+    def planner(self) -> Planner:
+        """The planner of the pipeline's decoder."""
+        return planner_of(self.folder, self.provider)
 
     def smaller(self, item: Item) -> list[Item]:
         """The items that ``sdort run`` goes on with where the decoder runs out of memory in ``item``; empty if none."""
         inputs = self.folder.file(item.case.component).signature.inputs
-        planner = self.planner(inputs)
+        planner = self.planner()
         items: dict[str, Item] = {}
         for decode in item.decodes:
             form = planner.smaller(planner.size(decode.case), decode.form)
@@ -139,8 +139,9 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
     for case in _cases(folder, options, inputs):
         specs = inputs[case.component]
         if case.component == DECODER:
-            planner = target.planner(specs)
+            planner = target.planner()
             form = planner.plan(planner.size(case), options.vae_tiling, options.vae_slicing, free)
+            refuse_case(folder, case, target.provider, target.runtime.device_id, form)
             add(items, target.decoding(Decode(case, form), specs))
         else:
             refuse_case(folder, case, target.provider, target.runtime.device_id)

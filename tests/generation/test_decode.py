@@ -15,6 +15,7 @@ from sdort.errors import MemoryShortageError, ProviderError
 from sdort.generation import decode
 from sdort.generation.command import run
 from sdort.generation.decode import Decoder, Plan, Planner, decode_tiles, ramp, starts
+from sdort.generation.footprint import Footprint
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.machine.gpus import free_memory
@@ -149,7 +150,8 @@ def test_the_estimate_is_of_the_largest_tensors(tiny: Tiny) -> None:
     found.config, found.factor = {"block_out_channels": [128, 256, 512, 512]}, 8
     element = found.session.inputs["latent_sample"].dtype.itemsize
     assert found.bytes_for((1, 64, 64), Plan()) == 2 * 640 * 512 * 512 * element
-    assert found.bytes_for((1, 256, 256), Plan()) == 8 * 256**4  # the attention's scores
+    # The attention's scores, and beside them a quarter of the rest.
+    assert found.bytes_for((1, 256, 256), Plan()) == 8 * 256**4 + 2 * 640 * 2048 * 2048 * element // 4
 
 
 def planner(*shape: int | str, dtype: Any = np.float32) -> Planner:
@@ -196,7 +198,9 @@ def test_memory_grows_with_images_pixels_and_the_width_of_numbers() -> None:
     assert planner("N", 4, "H", "W", dtype=np.float16).bytes_for((1, 64, 64), Plan()) == one // 2
     assert OPEN.bytes_for((5, 128, 128), Plan(True, 64)) == one
     # Where the attention's scores are the most, of all images.
-    assert OPEN.bytes_for((3, 256, 256), Plan()) == 3 * OPEN.bytes_for((1, 256, 256), Plan()) == 3 * 8 * 256**4
+    assert OPEN.bytes_for((3, 256, 256), Plan()) == 3 * OPEN.bytes_for((1, 256, 256), Plan()) > 3 * 8 * 256**4
+    fused = Planner(OPEN.latents, OPEN.config, 8, Footprint(4, 0))
+    assert fused.bytes_for((1, 256, 256), Plan()) == 16 * fused.bytes_for((1, 64, 64), Plan())
 
 
 def test_a_case_and_its_part_keep_height_and_width_apart() -> None:

@@ -7,13 +7,22 @@ from pathlib import Path
 import pytest
 from support.tiny_pipeline import Tiny
 
-from sdort.errors import MemoryShortageError
-from sdort.generation import memory_need
+import sdort
+from sdort.errors import BadModelError, MemoryShortageError
+from sdort.generation import footprint, memory_need
+from sdort.generation.footprint import Footprint, decoder_footprint
 from sdort.generation.request import Request
 from sdort.machine.gpus import free_memory
 from sdort.machine.system import System
-from sdort.pipelines.folder import open_folder
+from sdort.pipelines.folder import open_folder, pixels_of
 from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.provider import Provider
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.verification.command_line import VerifyOptions
+from sdort.verification.pipeline_comparison import verify_pipeline
+from sdort.warmup import items
 
 
 def test_what_cannot_fit_is_refused_with_its_size_and_what_fits_is_not(
@@ -26,6 +35,47 @@ def test_what_cannot_fit_is_refused_with_its_size_and_what_fits_is_not(
     memory_need.refuse_generation(folder, Request("", height=256, width=256), 4, CPU, 0)
     with pytest.raises(MemoryShortageError):  # the pixels of all images
         memory_need.refuse_generation(folder, Request("", height=1024, width=1024), 10_000, CPU, 0)
+
+
+@pytest.mark.parametrize(
+    ("on", "fused", "copies"), [(CPU, False, 1), (CPU, True, 0), (CUDA, False, 2), (CUDA, True, 0), (ROCM, True, 2)]
+)
+def test_scores_count_where_they_are_held(
+    on: Provider, fused: bool, copies: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = open_folder(tiny.onnx).file("vae_decoder")
+    if fused:
+        monkeypatch.setattr(footprint, "keeps_scores", lambda _: False)
+    assert decoder_footprint(file, on) == Footprint(4, copies)
+
+
+def test_a_loaded_pipeline_refuses_a_size_and_counts_what_it_holds(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = sdort.load(tiny.onnx, provider="cpu")
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: 1 << 20)
+    with pytest.raises(MemoryShortageError, match=r"generating 512x512 .* 1.0 MB are free"):
+        pipeline.generate("a", height=512, width=512, steps=1)
+    monkeypatch.undo()
+    pipeline.generate("a", height=128, width=128, steps=1)
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: 0)  # all is held by the sessions
+    assert len(pipeline.generate("a", height=128, width=128, steps=1).images) == 1
+    with pytest.raises(MemoryShortageError):
+        pipeline.generate("a", height=512, width=512, steps=1)
+
+
+def test_warming_up_and_verifying_refuse_what_cannot_fit(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: 1 << 20)
+    options = items.WarmupOptions(RuntimeOptions("cpu"), [(512, 512)], (1,), ["vae_decoder"], vae_tiling=False)
+    with pytest.raises(MemoryShortageError, match="vae_decoder"):
+        items.plan(items.WarmupTarget(open_folder(tiny.onnx), CPU, options.runtime), options)
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: 1 << 10)
+    with pytest.raises(MemoryShortageError, match="generating 64x64"):
+        verify_pipeline(tiny.onnx, VerifyOptions(against=tiny.onnx, torch=False))
+
+
+def test_a_models_own_size_has_the_range_of_one_that_is_asked_for() -> None:
+    assert pixels_of([2048, 64], 8) == (16384, 512)
+    with pytest.raises(BadModelError, match=r"images of 16392x16392 pixels: 16392 is not .* from 1 to 16,384"):
+        pixels_of(2049, 8)
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
