@@ -181,7 +181,9 @@ class Harness:
 
 
 def where(error: BaseException) -> str:
-    """The exception's class and the last line of the project's that it passed, which names a find."""
+    """The class of the first cause and the last line of the project's that it passed, which names a find."""
+    while error.__cause__:
+        error = error.__cause__
     last, step = "", error.__traceback__
     while step:
         last, step = _line(step, last), step.tb_next

@@ -21,7 +21,7 @@ from sdort.machine.model_folder import check_model_folder
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
-from sdort.pipelines.wrong_input import HUB_ID, no_diffusers_pipeline, not_there
+from sdort.pipelines.wrong_input import HUB_ID, in_home, no_diffusers_pipeline, not_there
 from sdort.staging import temporary_folder
 
 # Folders of a pipeline that are copied as they are.
@@ -59,7 +59,7 @@ def open_source(
                 write_demo(model, folder)
             yield read_source(folder, model)
         return
-    path = Path(model).expanduser()
+    path = in_home(model)
     if path.is_dir():
         yield read_source(path, path.resolve().name)
     elif path.exists():

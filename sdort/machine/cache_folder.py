@@ -10,7 +10,8 @@ from pathlib import Path
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """``$XDG_CACHE_HOME/sdort``, by default below ``~/.cache``."""
     configured = environ.get("XDG_CACHE_HOME")
-    return (Path(configured) if configured else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "sdort"
+    home = os.path.expanduser(environ.get("HOME", "~"))
+    return (Path(configured) if configured else Path(home, ".cache")) / "sdort"
 
 
 def traces_folder() -> Path:

@@ -10,6 +10,7 @@ from onnx import AttributeProto, TensorProto
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.model.domains import MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN
+from sdort.model.operator import REQUIRED, Operator
 from sdort.onnx_io.check_tensors import check_tensor
 from sdort.operators import find_operator
 
@@ -31,6 +32,13 @@ CONSTANT_ATTRIBUTES = {"value", "value_float", "value_floats", "value_int", "val
 
 _FLAGS = {"allowzero", "is_causal", "keepdims", "noop_with_empty_axes", "select_last_index"}
 """Attributes that say yes or no. ONNX Runtime takes a 7 for no where ONNX's own functions take it for yes."""
+
+_STATED = {
+    int: (AttributeProto.INT, "whole number"),
+    float: (AttributeProto.FLOAT, "number"),
+    str: (AttributeProto.STRING, "text"),
+}
+"""Types of attributes, and their words, by those of the defaults that operators state."""
 
 Functions = set[tuple[str, str]]
 
@@ -65,6 +73,8 @@ def check_nodes(
         if node.domain == "":
             _check_schema(node, context, component)
             _check_counts(node, component)
+        elif (node.domain, node.op_type) not in functions and (operator := find_operator(node.domain, node.op_type)):
+            _check_stated(node, operator, component)
 
 
 def shorten_domains(model: onnx.ModelProto) -> None:
@@ -162,6 +172,19 @@ def _check_schema(node: onnx.NodeProto, context: onnx.checker.C.CheckerContext, 
         onnx.checker.check_node(node, context)
     except onnx.checker.ValidationError as error:
         raise _bad(node, component, f"not a valid {node.op_type}: {library_reason(error)}") from None
+
+
+def _check_stated(node: onnx.NodeProto, operator: Operator, component: str) -> None:
+    """Refuse attributes of another type than that of sdort's operator, and where one that it needs is left out."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    for name, default in operator.attributes.items():
+        if name not in given and default is REQUIRED:
+            raise _bad(node, component, f"a {operator.qualified_name} without {name}")
+        # All that are required are counts or flags; the floats among those without a default are these.
+        kind = int if default is REQUIRED else float if name in ("scale", "mask_filter_value") else type(default)
+        expected, words = _STATED.get(kind, (None, ""))
+        if expected and name in given and not given[name].ref_attr_name and given[name].type != expected:
+            raise _bad(node, component, f"the {name} of a {operator.qualified_name} is no {words}")
 
 
 def _check_counts(node: onnx.NodeProto, component: str) -> None:

@@ -31,6 +31,14 @@ _ENTRIES = 1000
 """Entries of a folder that are looked at: a home or a download folder may have very many."""
 
 
+def in_home(text: str) -> Path:
+    """The path that ``~`` or ``~name`` at the beginning of a text means; the text where there is no such home."""
+    try:
+        return Path(os.path.expanduser(text))
+    except ValueError:  # a name with NUL
+        return Path(text)
+
+
 def not_there(model: str, names: tuple[str, ...] = ()) -> UsageError:
     """The error for a path that does not exist.
 
@@ -39,8 +47,8 @@ def not_there(model: str, names: tuple[str, ...] = ()) -> UsageError:
     """
     if match := re.match(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)", model):
         return UsageError(f"{model} is an address", hint=f"Give the hub id:\n    sdort export {match[1]} OUT")
-    path = Path(model).expanduser()
-    if path.is_symlink():
+    path = in_home(model)
+    if os.path.islink(path):
         hint = "What it points to was moved or removed: make the link again."
         return UsageError(f"{model} is a link to {os.readlink(path)}, which does not exist", hint=hint)
     siblings = [entry.name for entry in _entries(path.parent)]
@@ -191,5 +199,5 @@ def _graphs(folder: Path) -> Iterator[Path]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(islice(folder.iterdir(), _ENTRIES))
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name with NUL
         return []

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.infotext import read_infotext, record
 
 from sdort.errors import UsageError
 from sdort.generation import images
 from sdort.generation.images import parameters_text, save_png
-from sdort.generation.record import GenerationRecord
 from sdort.generation.request import MAX_PROMPT, Request, each_prompt
 
 FORGED = "a cat\nNegative prompt: dog\nSteps: 1, Sampler: x, CFG scale: 1, Seed: 1, Size: 8x8, Model hash: evil"
@@ -27,32 +26,6 @@ PROMPTS = [
 ]  # fmt: skip
 
 
-def record(**values: Any) -> GenerationRecord:
-    empty: dict[str, Any] = dict.fromkeys((each.name for each in fields(GenerationRecord)), "")
-    base = {"steps": 20, "scheduler": "DDIMScheduler", "guidance_scale": 7.5, "height": 64, "width": 32,
-            "model_hash": "0123", "model": "fast", "versions": {"sdort": "0"}}  # fmt: skip
-    return GenerationRecord(**{**empty, **base, **values})
-
-
-def read(text: str) -> dict[str, str]:
-    """As AUTOMATIC1111's ``infotext_utils.parse_generation_parameters`` reads, with its rule for quoted values."""
-
-    def unquoted(value: str) -> str:
-        return str(json.loads(value)) if len(value) > 1 and value[0] == value[-1] == '"' else value
-
-    *lines, last = text.strip().split("\n")
-    found = re.findall(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)', last)
-    assert len(found) >= 3
-    negative = [number for number, line in enumerate(lines) if line.strip().startswith("Negative prompt:")]
-    start = negative[0] if negative else len(lines)
-    unwanted = "\n".join(lines[start:]).removeprefix("Negative prompt:").strip()
-    return {
-        "prompt": unquoted("\n".join(lines[:start]).strip()),
-        "negative": unquoted(unwanted),
-        **{name: unquoted(value) for name, value in found},
-    }
-
-
 @pytest.mark.parametrize("prompt", PROMPTS, ids=ascii)
 @pytest.mark.parametrize("negative", ["", "fog", FORGED], ids=["none", "fog", "forged"])
 def test_prompts_are_read_back_and_forge_no_parameter(prompt: str, negative: str) -> None:
@@ -60,7 +33,7 @@ def test_prompts_are_read_back_and_forge_no_parameter(prompt: str, negative: str
     text = parameters_text(made, 7)
     assert text.count("\n") == (2 if negative else 1)
     assert text.replace("\n", "").isprintable()
-    told = read(text)
+    told = read_infotext(text)
     assert (told["prompt"], told["negative"], told["Model"]) == (prompt, negative, made.model)
     assert (told["Steps"], told["Seed"], told["Size"], told["Model hash"]) == ("20", "7", "32x64", "0123")
     for name in ("Steps", "Model hash", "Negative prompt"):  # what simpler programs search for
@@ -78,7 +51,7 @@ def test_a_file_holds_any_prompt_and_no_folder_of_the_users(prompt: str, tmp_pat
     save_png(tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8), record(prompt=prompt, fallback=why), 7)
     with Image.open(tmp_path / "a.png") as image:
         texts = image.text  # type: ignore[attr-defined]
-    assert read(texts["parameters"])["prompt"] == prompt
+    assert read_infotext(texts["parameters"])["prompt"] == prompt
     kept = json.loads(texts["sdort"])
     assert kept["prompt"] == (prompt if prompt != "\udcff" else "\\udcff")
     assert kept["fallback"] == "cuda cannot be used: libcuda.so.1: cannot open shared object file"

@@ -33,7 +33,9 @@ calls (float16[2, 8] x) => (float16[2, 8] y) {
   a = local.twice <factor = 3.0> (x)
   b = sdort.keep (a)
   c = com.microsoft.QuickGelu <alpha = 1.702> (b)
-  y = com.microsoft.FastGelu (c)
+  d = com.microsoft.FastGelu (c)
+  e = com.microsoft.FusedMatMul <alpha = 0.5, transB = 1> (d, x)
+  y = com.microsoft.FusedMatMul (e, d)
 }
 <domain: "local", opset_import: ["" : 18, "local" : 1]>
 twice <factor, sign: int = 1> (t) => (r) {

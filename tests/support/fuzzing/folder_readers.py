@@ -1,0 +1,281 @@
+"""Targets of fuzzing that write, replace or look into folders: PNG files, pipelines, tokenizers, tuning bundles."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from support.fuzzing.documents import mutate_json
+from support.fuzzing.messages import Mutate
+from support.infotext import read_infotext, record
+
+from sdort.errors import MOST_CHARACTERS, SdortError
+from sdort.errors.plain_text import encodable
+from sdort.generation.images import save_png
+from sdort.onnx_io.hashing import hash_file
+from sdort.ops.table import read_table
+from sdort.pipelines.configs import MANIFEST, check_processor
+from sdort.pipelines.content_check import checked
+from sdort.pipelines.own_files import why_foreign
+from sdort.pipelines.tokenizer_files import check_tokenizer
+from sdort.pipelines.wrong_input import expect_onnx, no_diffusers_pipeline, not_there
+from sdort.staging import staged_directory
+from sdort.tuning.session_hooks import SessionTuning
+from sdort.tuning.working_folder import merge as merge_files
+from sdort.tuning.working_folder import write_table
+
+# ------------------------------------------------------------------------------------------------------- parameters
+
+_PARTS = ("prompt", "negative_prompt", "model", "scheduler")
+PARAMETERS = [
+    b"a cat\xfffog\xfffast\xffDDIMScheduler",
+    'Zürich, "quoted"\nSteps: 1, Seed: 2\xffNegative prompt: x\xffa: b\xff\x1b]0;a\x07'.encode("latin-1"),
+]
+
+
+def parameters(folder: Path, data: bytes) -> None:
+    """Prompts and names are read back as they were, and are no parameter of their own."""
+    texts = [part.decode("utf-8", "surrogateescape") for part in data.split(b"\xff", 3)]
+    given = dict(zip(_PARTS, [*texts, "", "", "", ""], strict=False))
+    save_png(folder / "a.png", np.zeros((1, 1, 3), np.uint8), record(**given), 7)
+    with Image.open(folder / "a.png") as image:
+        found = dict(image.text)  # type: ignore[attr-defined]
+    told, kept = read_infotext(found["parameters"]), json.loads(found["sdort"])
+    names = ("prompt", "negative", "Model", "Sampler")
+    assert [told[name] for name in names] == [given[name] for name in _PARTS], found["parameters"]
+    assert told.keys() - {*names} == {"Steps", "CFG scale", "Seed", "Size", "Model hash", "Version"}
+    assert (told["Steps"], told["Seed"], told["Model hash"]) == ("20", "7", "0123")
+    assert [kept[name] for name in _PARTS] == [encodable(given[name]) for name in _PARTS]
+
+
+# -------------------------------------------------------------------------------------------------- sdort.json, places
+
+
+def own_files(folder: Path, data: bytes) -> None:
+    """``--overwrite`` replaces what the list names and nothing else; who reads finds what the list says, or an error.
+
+    The first byte chooses what else lies in the folder.
+    """
+    place = folder / "place"
+    out = _listed_folder(place, data[:1])
+    (out / MANIFEST).write_bytes(data[1:])
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    before = _snapshot(place)
+    try:
+        with checked(out) as content:
+            content.reads([out / "unet" / "model.onnx"])
+    except SdortError:
+        pass
+    else:
+        files = json.loads(data[1:]).get("files")
+        own = files and files.get("unet/model.onnx")
+        assert not files or own["xxh128"] == hash_file(out / "unet" / "model.onnx")
+    assert _snapshot(place) == before, "a folder that is only read was changed"
+    refused = None
+    try:
+        with staged_directory(out, True, why_foreign=why_foreign) as stage:
+            (stage / "new").write_text("new")
+    except SdortError as error:
+        refused = error
+    after = _snapshot(place)
+    if refused:
+        assert after == before, "a folder that was not replaced was changed"
+        raise refused
+    inside = {name for name in before if name.startswith("out/")}
+    assert after == {name: what for name, what in before.items() if name not in inside} | {"out/new": b"new"}
+    listed = {f"out/{name}" for name in json.loads(data[1:])["files"]} | {f"out/{MANIFEST}"}
+    folders = {name for name in inside if before[name] == "folder"}
+    assert inside - folders <= listed, f"{inside - folders - listed} went, which no list names"
+
+
+def _listed_folder(place: Path, choice: bytes) -> Path:
+    (place / "precious").mkdir(parents=True)
+    (place / "precious" / "thesis.txt").write_text("thesis")
+    out = place / "out"
+    (out / "unet").mkdir(parents=True)
+    (out / "unet" / "model.onnx").write_bytes(b"model")
+    if choice > b"\xe0":
+        (out / "unet" / "link").symlink_to("../../precious/thesis.txt")
+    elif choice > b"\xc0":
+        (out / "notes").symlink_to("../precious")
+    elif choice > b"\xa0":
+        os.mkfifo(out / "pipe")
+    elif choice > b"\x80":
+        (out / "notes.txt").write_text("notes")
+    return out
+
+
+def _snapshot(folder: Path) -> dict[str, Any]:
+    """What lies in a folder: the content of files, the targets of links, the kinds of others."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        kinds = {stat.S_IFREG: Path.read_bytes, stat.S_IFLNK: Path.readlink, stat.S_IFDIR: lambda path: "folder"}
+        found[path.relative_to(folder).as_posix()] = kinds.get(stat.S_IFMT(mode), lambda path: "other")(path)
+    return found
+
+
+def own_files_seeds() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        (model := Path(folder) / "model.onnx").write_bytes(b"model")
+        entry = {"bytes": 5, "xxh128": hash_file(model)}
+    files = {"unet/model.onnx": entry}
+    more = {**files, "notes.txt": entry, "unet/link": entry, "notes/thesis.txt": entry, "../precious/thesis.txt": entry}
+    seeds = [b"\0" + json.dumps({"versions": {"sdort": "1"}, "files": files}).encode()]
+    return [*seeds, *(choice + json.dumps({"files": more}).encode() for choice in (b"\x90", b"\xb0", b"\xd0", b"\xf0"))]
+
+
+# -------------------------------------------------------------------------------------------------------- tokenizers
+
+_MERGES = ["a b", "ab c</w>", "b c"]
+_VOCABULARY = ["a", "b", "c", "c</w>", "ab", "abc</w>", "bc", "<|startoftext|>", "<|endoftext|>"]
+_TOKENS = {token: number for number, token in enumerate(_VOCABULARY)}
+_TOKENIZER: Mapping[str, Any] = {
+    "vocab.json": _TOKENS,
+    "merges.txt": "\n".join(["#version: 0.2", *_MERGES, ""]),
+    "tokenizer.json": {"model": {"vocab": _TOKENS, "merges": _MERGES}},
+    "tokenizer_config.json": {"model_max_length": 77, "bos_token": {"content": "<|startoftext|>"}},
+    "special_tokens_map.json": {"bos_token": "<|startoftext|>", "additional_special_tokens": ["x"]},
+    "added_tokens.json": {"<pad>": 9},
+}
+
+
+def tokenizer(folder: Path, data: bytes) -> None:
+    """Of a tokenizer one file is the input; what is accepted has for every token the merge that makes it."""
+    name = list(_TOKENIZER)[data[0] % len(_TOKENIZER)] if data else "vocab.json"
+    for other, content in _TOKENIZER.items():
+        (folder / other).write_text(content if isinstance(content, str) else json.dumps(content))
+    (folder / name).write_bytes(data[1:])
+    check_processor(folder)
+    check_tokenizer(folder)
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    lines = (folder / "merges.txt").read_text().replace("\r", "").rstrip("\n").split("\n")[1:]
+    made = {line.replace(" ", "") for line in lines}
+    known = {*vocabulary} - {"a", "b", "c", "c</w>", "<|startoftext|>", "<|endoftext|>"}
+    assert made <= {*vocabulary}
+    if name == "merges.txt":
+        assert known <= made, f"{known - made} came of no merge"
+    whole = json.loads((folder / "tokenizer.json").read_text())["model"]
+    assert whole["vocab"] == vocabulary
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in whole["merges"] or ()]
+    assert pairs == lines
+
+
+def tokenizer_seeds() -> list[bytes]:
+    texts = [content if isinstance(content, str) else json.dumps(content) for content in _TOKENIZER.values()]
+    paired = {"model": {"vocab": _TOKENS, "merges": [line.split(" ") for line in _MERGES]}}
+    return [*(bytes([index]) + text.encode() for index, text in enumerate(texts)), b"\2" + json.dumps(paired).encode()]
+
+
+# --------------------------------------------------------------------------------------------------- tuning bundles
+
+
+def _kernels(path: Path, name: str) -> None:
+    """A small database as MIOpen's, with pages of 512 bytes."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA page_size = 512")
+        database.execute("CREATE TABLE kern_db (id INTEGER PRIMARY KEY ASC, kernel_name TEXT NOT NULL)")
+        database.execute("CREATE UNIQUE INDEX idx_kern_db ON kern_db (kernel_name)")
+        database.execute("INSERT INTO kern_db (kernel_name) VALUES (?)", (name,))
+        database.commit()
+
+
+def miopen(folder: Path, data: bytes) -> None:
+    """MIOpen's files of a bundle: merged into others, or refused; those of the bundle stay as they are."""
+    name = "a.txt" if data[:1] < b"\x40" else "a.kdb"
+    (bundle := folder / "bundle").mkdir()
+    (bundle / name).write_bytes(data[1:])
+    before = _snapshot(bundle)
+    (folder / "first").mkdir()
+    (folder / "first" / "a.txt").write_text("problem=first\n")
+    _kernels(folder / "first" / "a.kdb", "first")
+    sides = [(bundle, folder / "first"), (folder / "first", folder / "second"), (bundle, folder / "second")]
+    for source, target in sides if data[:1] < b"\xa0" else [(bundle, folder / "second"), (folder / "first", bundle)]:
+        with suppress(sqlite3.Error, OSError):  # told by who merges, and the model runs without
+            merge_files(source / name, target / name)
+    if data[:1] < b"\xa0":
+        assert _snapshot(bundle) == before
+
+
+def miopen_seeds() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        _kernels(Path(folder) / "a", "ours")
+        database = (Path(folder) / "a").read_bytes()
+    return [b"\0problem=ours\nother=ours\n", b"\x50" + database, b"\xb0" + database]
+
+
+class _Session:
+    """Takes TunableOp's results as ONNX Runtime's binding does: types are checked before."""
+
+    def get_tuning_results(self) -> list[dict[str, Any]]:
+        return [{"ep": "ROCMExecutionProvider", "validators": {"GPU": "a", "ORT": "1"}, "results": {}}]
+
+    def set_tuning_results(self, results: Any, error_on_invalid: bool) -> None:
+        for result in results:
+            assert isinstance(result["ep"], str)
+            assert all(isinstance(v, str) for pair in result["validators"].items() for v in pair)
+            for kernels in result["results"].values():
+                assert all(isinstance(key, str) and type(number) is int for key, number in kernels.items())
+
+
+def tunable(folder: Path, data: bytes) -> None:
+    """TunableOp's results and the table of sdort's kernels: used, or told and not used."""
+    if data[:1] < b"\x80":
+        SessionTuning(None, {"unet-0": data[1:]}).apply(_Session())  # type: ignore[arg-type]
+        return
+    (folder / "ops.tsv").write_bytes(data[1:])
+    entries = read_table(folder / "ops.tsv")
+    write_table(folder / "again.tsv", entries)
+    assert repr(sorted(map(repr, read_table(folder / "again.tsv")))) == repr(sorted(map(repr, entries)))
+
+
+def tunable_seeds() -> list[bytes]:
+    validators = {"GPU": "a", "ORT": "1"}
+    results = [{"ep": "ROCMExecutionProvider", "validators": validators, "results": {"Gemm": {"1_2": 3}}}]
+    return [b"\0" + json.dumps(results).encode(), b"\xff# a\tb\ngfx1100\tGemm f16 2 3\tv1\t1.5\n"]
+
+
+def mutate_results(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
+    return mutate_json(data, most, seed, mutate) if data[:1] < b"\x80" else mutate(data, most)
+
+
+# -------------------------------------------------------------------------------------------- what is no pipeline
+
+
+def mistaken(folder: Path, data: bytes) -> None:
+    """The probes of a folder of the hub's cache and of a mistyped name; advice stays in the folder that was given."""
+    (above := folder / "home").mkdir()
+    given = above / "models--owner--name"
+    for place in (above / "other", given / "snapshots" / ("0" * 40), given / "snapshots" / ("1" * 40)):
+        place.mkdir(parents=True)
+        (place / "model_index.json").write_text("{}")
+    (given / "refs").mkdir()
+    revision, _, name = data[1:].partition(b"\xff")
+    (given / "refs" / "main").write_bytes(revision)
+    probes: list[Callable[[], Any]] = [
+        lambda: no_diffusers_pipeline(given),
+        lambda: expect_onnx(given),
+        lambda: not_there(name.decode("utf-8", "surrogateescape"), ("demo",)),
+    ]
+    error = probes[data[0] % len(probes) if data else 0]()
+    assert "other" not in (error.hint or ""), error.hint
+    found = re.findall(r"snapshots/(\S+)", error.hint or "")
+    assert set(found) <= {"0" * 40, "1" * 40}
+    assert error.message and len(str(error)) < 3 * MOST_CHARACTERS
+
+
+def mistaken_seeds() -> list[bytes]:
+    return [
+        b"\0" + b"1" * 40, b"\1" + b"0" * 40, b"\0../../other", b"\2\xffdmeo", b"\2\xffhttps://huggingface.co/a/b",
+        b"\2\xffowner/name", b"\2\xff~/x",
+    ]  # fmt: skip
