@@ -271,7 +271,8 @@ def mistaken(folder: Path, data: bytes) -> None:
     assert "other" not in (error.hint or ""), error.hint
     found = re.findall(r"snapshots/(\S+)", error.hint or "")
     assert set(found) <= {"0" * 40, "1" * 40}
-    assert error.message and len(str(error)) < 3 * MOST_CHARACTERS
+    assert error.message
+    assert len(str(error)) < 3 * MOST_CHARACTERS
 
 
 def mistaken_seeds() -> list[bytes]:
