@@ -25,7 +25,10 @@ def reason_of(error: Exception) -> str:
 
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
     """The error to raise when ONNX Runtime refuses a model."""
-    text, reason = library_reason(error), reason_of(error)
+    text = library_reason(error)
+    # ONNX Runtime names the file too; what is read out of its sentence must not be a part of that name.
+    reason = re.sub(r"^Load model from .*? failed: ?", "", reason_of(error).replace(str(path), ""))
+    node = re.search(r"\b[Nn]ode:? \(([^()]+)\)", reason)
     if "NOT_IMPLEMENTED" in text or "not a registered function/op" in text or "No Op registered" in text:
         return ProviderError(
             f"{provider.name} cannot run {path}: {reason}",
@@ -34,18 +37,21 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
             f"    sdort optimize ORIGINAL OUT --provider {provider.name}\n"
             "  With sdort's own operators the CPU runs models made for rocm and cuda:\n    sdort ops build",
         )
-    if _out_of_memory(text):
+    if _out_of_memory(reason):
         return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
-    if _device_lost(text):
+    if _device_lost(reason):
         return _lost_error(reason, component, provider)
-    if "opset" in text.lower() or "ir version" in text.lower():
+    if re.search(r"\b(opset|IR version)\b", reason, re.I):
         return ProviderError(
             f"this ONNX Runtime is too old for {path}: {reason}",
             component=component,
             hint=f"Optimizing sets what it loads:\n    sdort optimize ORIGINAL OUT --provider {provider.name}",
         )
     return BadModelError(
-        f"ONNX Runtime cannot load {path}: {reason}", component=component, hint="Export or optimize the model again."
+        f"ONNX Runtime cannot load {path}: {reason}",
+        component=component,
+        node=node[1] if node else None,
+        hint="Export or optimize the model again.",
     )
 
 

@@ -117,11 +117,13 @@ def _listed_folder(place: Path, choice: bytes) -> Path:
 
 def _snapshot(folder: Path) -> dict[str, Any]:
     """What lies in a folder: the content of files, the targets of links, the kinds of others."""
+    kinds: dict[int, Callable[[Path], Any]] = {
+        stat.S_IFREG: Path.read_bytes, stat.S_IFLNK: Path.readlink, stat.S_IFDIR: lambda path: "folder"
+    }  # fmt: skip
     found: dict[str, Any] = {}
     for path in folder.rglob("*"):
-        mode = path.lstat().st_mode
-        kinds = {stat.S_IFREG: Path.read_bytes, stat.S_IFLNK: Path.readlink, stat.S_IFDIR: lambda path: "folder"}
-        found[path.relative_to(folder).as_posix()] = kinds.get(stat.S_IFMT(mode), lambda path: "other")(path)
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        found[path.relative_to(folder).as_posix()] = kinds[kind](path) if kind in kinds else "other"
     return found
 
 
