@@ -16,7 +16,8 @@ from sdort.errors import SIGNAL_WORDS, OutputError, SdortError, UsageError
 
 SIGNALLED = 128  # and the signal's number, as shells report it
 
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+# Inputs' errors do not come here: who reads an input names it.
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 @contextmanager

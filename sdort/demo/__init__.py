@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sdort.errors import OutputError
+
 DEMO_FOLDER = Path(__file__).parent / "model"
 CARD = "README.md"
 
@@ -14,7 +16,11 @@ DEMO_NAMES = (DEMO, RANDOM_DEMO)
 
 
 def write_demo(name: str, folder: Path) -> None:
-    """Write the pipeline of that name as a diffusers directory into ``folder``, which exists."""
+    """Write the pipeline of that name as a diffusers directory into ``folder``, which exists.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     if name == RANDOM_DEMO:
         from sdort.demo.random_pipeline import make_demo
 
@@ -22,4 +28,7 @@ def write_demo(name: str, folder: Path) -> None:
     else:
         import shutil
 
-        shutil.copytree(DEMO_FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
+        try:
+            shutil.copytree(DEMO_FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
+        except shutil.Error as error:  # of every file that failed: where from, where to, and why
+            raise OutputError(f"cannot write the demo model: {error.args[0][0][2]}") from error

@@ -109,9 +109,13 @@ def image_size(folder: PipelineFolder, request: Request) -> tuple[int, int]:
 
     Raises:
         UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
+        BadModelError: the UNet takes no latents.
     """
     height, width = folder.default_size
-    latent = folder.file("unet").signature.inputs["sample"].shape
+    unet = folder.file("unet").signature.inputs
+    if "sample" not in unet:
+        raise BadModelError(f"it has no input 'sample', but {', '.join(map(repr, unet)) or 'none'}", component="unet")
+    latent = unet["sample"].shape
     return (
         check_side("height", request.height, height, static_size(latent, 2), folder.vae_factor),
         check_side("width", request.width, width, static_size(latent, 3), folder.vae_factor),

@@ -160,7 +160,7 @@ def test_an_unexpected_error_is_called_a_bug(run_failing: Callable[..., Result],
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(errno.ENOSPC, 7), (errno.EROFS, 7), (errno.EACCES, 1), (errno.EPIPE, 1)]
+    ("number", "exit_code"), [(errno.ENOSPC, 7), (errno.EROFS, 7), (errno.EIO, 7), (errno.EACCES, 1), (errno.EPIPE, 1)]
 )
 def test_the_systems_errors_are_no_bugs(run_failing: Callable[..., Result], number: int, exit_code: int) -> None:
     result = run_failing(OSError(number, os.strerror(number), "out/model.onnx.data"))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
+
+from sdort.demo import write_demo
+from sdort.errors import OutputError
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +128,12 @@ def _seeded() -> object:
 def _hashes(folder: Path) -> dict[str, str]:
     files = (file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_a_full_disk_while_the_demo_is_copied_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "config.json")
+
+    monkeypatch.setattr("shutil.copystat", fill)
+    with pytest.raises(OutputError, match=r"cannot write the demo model: \[Errno 28\] No space left on device"):
+        write_demo("demo", tmp_path)
