@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError
-from sdort.machine.cache_folder import traces_folder
+from sdort.machine.cache_folder import checked_folder, traces_folder
 from sdort.machine.verified_cache import is_entry
 from sdort.ops.library import RECORD, libraries_folder, tuning_table
 from sdort.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
@@ -23,7 +23,7 @@ from sdort.tuning.store import Store, age
 _REMOVED = ".removed-"
 """Beginning of the name of a folder that is being removed; where that was killed, the next cleaning ends it."""
 
-TRACES, TUNING, OPS, TEMPORARY = "traces", "tuning", "ops", "temporary"
+TRACES, CHECKED, TUNING, OPS, TEMPORARY = "traces", "checked", "tuning", "ops", "temporary"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CacheEntry:
     """A file or folder of a cache.
 
     Attributes:
-        kind: the cache: ``traces``, ``tuning``, ``ops`` or ``temporary``.
+        kind: the cache: ``traces``, ``checked``, ``tuning``, ``ops`` or ``temporary``.
         name: its name there.
         path: where it is.
         bytes: its size.
@@ -54,13 +54,24 @@ def traces() -> Iterator[CacheEntry]:
 
     A reader has read them whole before anything can go.
     """
+    yield from _verified(TRACES, traces_folder(), r"\w+-[0-9a-f]{32}\.(trace|defaults|sources)")
     for path in _children(traces_folder()):
-        if re.fullmatch(r"\w+-[0-9a-f]{32}\.(trace|defaults|sources)", path.name) and path.is_file():
-            yield _entry(TRACES, path, outdated=not is_entry(path))
-        elif re.fullmatch(r"(AutoencoderKL|CLIP\w+|UNet\w+)-\d[\w.+]*\.json", path.name) and path.is_file():
+        if re.fullmatch(r"(AutoencoderKL|CLIP\w+|UNet\w+)-\d[\w.+]*\.json", path.name) and path.is_file():
             yield _entry(TRACES, path, outdated=True)
+
+
+def checked() -> Iterator[CacheEntry]:
+    """What is remembered of folders whose files were compared with their ``sdort.json``, a file each."""
+    yield from _verified(CHECKED, checked_folder(), r"files-[0-9a-f]{32}\.json")
+
+
+def _verified(kind: str, folder: Path, names: str) -> Iterator[CacheEntry]:
+    """The entries of a folder of verified caches, by the pattern of their names, and what killed commands left."""
+    for path in _children(folder):
+        if re.fullmatch(names, path.name) and path.is_file():
+            yield _entry(kind, path, outdated=not is_entry(path))
         elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and path.is_file():
-            yield _entry(TRACES, path, in_use=not is_abandoned(path))
+            yield _entry(kind, path, in_use=not is_abandoned(path))
 
 
 def tuning() -> Iterator[CacheEntry]:
@@ -96,6 +107,7 @@ def temporary() -> Iterator[CacheEntry]:
 
 KINDS: dict[str, Callable[[], Iterator[CacheEntry]]] = {
     TRACES: traces,
+    CHECKED: checked,
     TUNING: tuning,
     OPS: ops,
     TEMPORARY: temporary,

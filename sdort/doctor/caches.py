@@ -49,8 +49,9 @@ def list_cache(kinds: Collection[str] = ()) -> CacheReport:
     """List what sdort keeps between runs.
 
     Args:
-        kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``tuning`` (bundles of :func:`sdort.warm` and
-            of tuning runs), ``ops`` (built operator libraries), ``temporary`` (left by killed commands); all if empty.
+        kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``checked`` (which files were compared with
+            their ``sdort.json``), ``tuning`` (bundles of :func:`sdort.warm` and of tuning runs), ``ops`` (built
+            operator libraries), ``temporary`` (left by killed commands); all if empty.
 
     Raises:
         UsageError: there is no such cache.

@@ -17,3 +17,8 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def traces_folder() -> Path:
     """``$XDG_CACHE_HOME/sdort/traces``, by default below ``~/.cache``: what ``sdort export`` traced."""
     return cache_folder() / "traces"
+
+
+def checked_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/checked``, by default below ``~/.cache``: the files that were compared with a list."""
+    return cache_folder() / "checked"

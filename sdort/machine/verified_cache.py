@@ -93,13 +93,21 @@ class VerifiedCache:
 
 def is_entry(path: Path) -> bool:
     """Whether a file holds a key and is named by it; one of an earlier sdort does not, nor one that was renamed."""
+    return key_of(path) is not None
+
+
+def key_of(path: Path) -> dict[str, Any] | None:
+    """The key that a file holds and is named by; None where it is no such entry."""
     try:
         with open_input(path, links=False) as file:
             _, _, rest = file.read(_MAX_KEY).partition(b"\n")
     except (BadModelError, OSError):
-        return False
+        return None
     known, end, _ = rest.partition(b"\n")
-    return path.stem.endswith(f"-{_name_of(known + end)}")
+    if not path.stem.endswith(f"-{_name_of(known + end)}"):
+        return None
+    key: dict[str, Any] = json.loads(known)  # its hash is in the name: it was written by _line
+    return key
 
 
 def _name_of(line: bytes) -> str:

@@ -8,6 +8,7 @@ mix-ups; against forgery there is the signature.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +19,9 @@ from typing import Any
 
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
-from sdort.machine.cache_folder import cache_folder
+from sdort.machine.cache_folder import checked_folder
 from sdort.machine.input_file import open_input
-from sdort.machine.verified_cache import VerifiedCache
+from sdort.machine.verified_cache import VerifiedCache, key_of
 from sdort.model.component_names import COMPONENTS
 from sdort.onnx_io.component_file import SETTLED_NS, Identity, file_identity
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
@@ -223,7 +224,7 @@ class _Memory:
     """The files of a folder that were compared before: path in it -> identity on disk and hash."""
 
     def __init__(self, folder: Path) -> None:
-        self._cache = VerifiedCache(cache_folder() / "checked", "the record of checked files", ".json", _CACHE_LIMIT)
+        self._cache = VerifiedCache(checked_folder(), "the record of checked files", ".json", _CACHE_LIMIT)
         self._key = {"folder": str(real(folder))}
         self._is_new = False
         known: Any = None
@@ -240,5 +241,12 @@ class _Memory:
             self._is_new = True
 
     def keep(self) -> None:
-        if self._is_new:
-            self._cache.store("files", self._key, json.dumps(self._files).encode())
+        """Store what is new; what was remembered of folders that are gone goes."""
+        if not self._is_new:
+            return
+        self._cache.store("files", self._key, json.dumps(self._files).encode())
+        for path in self._cache.folder.glob(f"files-*{self._cache.suffix}"):
+            folder = (key_of(path) or self._key).get("folder")
+            with suppress(OSError):  # another process cleans up
+                if isinstance(folder, str) and not os.path.lexists(folder):
+                    path.unlink()

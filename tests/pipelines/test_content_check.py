@@ -13,6 +13,7 @@ import pytest
 import sdort.onnx_io.hashing
 import sdort.pipelines.content_check
 from sdort.errors import BadModelError, OutputError, ParityError
+from sdort.machine.verified_cache import key_of
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.own_files import write_own_files
 
@@ -85,6 +86,17 @@ def test_weights_are_hashed_once(folder: Path, hashed: list[int]) -> None:
     os.utime(folder / DATA)
     read(folder)
     assert hashed.count(2**20) == 3
+
+
+def test_what_is_remembered_of_a_folder_that_is_gone_goes(folder: Path, tmp_path: Path) -> None:
+    read(folder)
+    notes = tmp_path / "cache" / "sdort" / "checked" / "files-notes.json"
+    notes.write_text("mine")
+    folder.rename(tmp_path / "moved")
+    read(tmp_path / "moved")
+    kept = {key_of(path)["folder"] for path in notes.parent.iterdir() if path != notes}  # type: ignore[index]
+    assert kept == {str(tmp_path / "moved")}
+    assert notes.exists()
 
 
 def test_weights_that_nobody_reads_are_not_hashed(folder: Path, hashed: list[int]) -> None:
