@@ -147,7 +147,7 @@ def _backed_up(source: Path, target: Path) -> bool:
         uri = f"{source.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
-    except sqlite3.Error:  # no database after all
+    except (sqlite3.Error, UnicodeDecodeError):  # no database after all, or one with names that are no text
         target.unlink(missing_ok=True)
         return False
     return True
@@ -161,7 +161,10 @@ def merge(source: Path, target: Path) -> None:
         lines = {line.partition(b"=")[0]: line for path in (target, source) for line in _lines(path)}
         target.write_bytes(b"".join(line + b"\n" for line in lines.values()))
     elif _is_sqlite(source) and _is_sqlite(target):
-        _merge_kernels(source, target)
+        try:
+            _merge_kernels(source, target)
+        except UnicodeDecodeError as error:  # Python's module reads SQLite's messages as UTF-8
+            raise sqlite3.DatabaseError(f"{source.name} or {target.name} is damaged") from error
 
 
 def _lines(path: Path) -> list[bytes]:
