@@ -60,6 +60,8 @@ std::string to_string(const Shape& shape) {
 }
 
 int64_t element_count(const Shape& shape) {
+    // First, as dimensions beside a zero may be of any size.
+    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 

@@ -157,6 +157,8 @@ def session(
     """A session on the CPU with a model of one node (:func:`one_node_model`)."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # Every tensor in an allocation of its own, so that a sanitizer sees the bytes beside it.
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     if library:
         options.register_custom_ops_library(str(native.library()))
     model = one_node_model(operator, inputs, outputs, **attributes)

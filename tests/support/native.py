@@ -26,8 +26,33 @@ def build_folder() -> Path:
     """
     if given := os.environ.get("SDORT_OPS_BUILD"):
         return Path(given)
+    return built(_sources(), lambda folder: _build(folder, "-DSDORT_SIMULATED=ON"))
+
+
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1"
+"""GCC's options: the first wrong access or overflow ends the process with a report."""
+
+
+@cache
+def sanitized_folder() -> Path:
+    """As :func:`build_folder`, without code for GPUs and simulated machines, under :data:`SANITIZERS`."""
+    options = ("-DSDORT_HIP=OFF", "-DSDORT_CUDA=OFF", "-DCMAKE_BUILD_TYPE=None")
+    flags = f"-DCMAKE_CXX_FLAGS={SANITIZERS}"
+    return built(_sources() | {"": flags.encode()}, lambda folder: _build(folder, *options, flags))
+
+
+def sanitizer_runtimes() -> str:
+    """The sanitizers' libraries, which a Python that loads a sanitized library has to load first (``LD_PRELOAD``)."""
+    names = ("libasan.so", "libubsan.so")
+    return " ".join(
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in names
+    )
+
+
+def _sources() -> dict[str, bytes]:
     paths = sorted(p for p in SOURCE.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc", ".md"})
-    return built({str(path.relative_to(SOURCE)): path.read_bytes() for path in paths}, _build)
+    return {str(path.relative_to(SOURCE)): path.read_bytes() for path in paths}
 
 
 def built(sources: Mapping[str, bytes], build: Callable[[Path], None]) -> Path:
@@ -45,9 +70,9 @@ def built(sources: Mapping[str, bytes], build: Callable[[Path], None]) -> Path:
     return folder / "build"
 
 
-def _build(folder: Path) -> None:
+def _build(folder: Path, *options: str) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), "-DSDORT_SIMULATED=ON", *generator]
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), *options, *generator]
     for command in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

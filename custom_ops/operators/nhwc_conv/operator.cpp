@@ -16,12 +16,25 @@ struct Geometry {
     int64_t group;
 };
 
+// Products of two such numbers fit into 64 bits.
+constexpr int64_t kMost = INT32_MAX;
+
+void require_range(const Shape& values, int64_t least, const char* name) {
+    for (const int64_t value : values)
+        require(least <= value && value <= kMost, std::string(name) + " must be from " + std::to_string(least) + " to " +
+                                                      std::to_string(kMost) + ", it is " + to_string(values));
+}
+
 Geometry geometry_of(const Node& node) {
     Geometry g{node.integers("kernel_shape", {}), node.integers("strides", {1, 1}), node.integers("dilations", {1, 1}),
                node.integers("pads", {0, 0, 0, 0}), node.integer("group", 1)};
     const std::string padding = node.string("auto_pad", "NOTSET");
     require(padding == "NOTSET", "auto_pad must be NOTSET, it is " + padding);
     require(g.strides.size() == 2 && g.dilations.size() == 2 && g.pads.size() == 4, "only images are supported: two spatial axes");
+    require_range(g.strides, 1, "strides");
+    require_range(g.dilations, 1, "dilations");
+    require_range(g.pads, 0, "pads");
+    require_range({g.group}, 1, "group");
     return g;
 }
 
@@ -70,6 +83,8 @@ private:
     void check(const Input& x, const Input& w, const Input& bias) const {
         require(x.shape.size() == 4, "X must have the shape (N, H, W, C), it has " + to_string(x.shape));
         require(w.shape.size() == 4, "W must have the shape (M, kH, kW, C / group), it has " + to_string(w.shape));
+        require_range(x.shape, 0, "X's shape");
+        require_range(w.shape, 0, "W's shape");
         require(w.shape[3] * geometry_.group == x.shape[3], "W " + to_string(w.shape) + " does not fit X " + to_string(x.shape) +
                                                                 " with group " + std::to_string(geometry_.group));
         require(geometry_.kernel.empty() || geometry_.kernel == Shape{w.shape[1], w.shape[2]},
