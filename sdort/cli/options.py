@@ -37,6 +37,7 @@ check_option = click.option(
     is_flag=True,
     flag_value=False,
     default=True,
+    show_default=False,
     help="Take files that are not what sdort wrote by its sdort.json: edited ones, and damaged ones.",
 )
 
