@@ -135,7 +135,8 @@ class Planner:
 
         Measured on the CPU, one to eight images of 16 x 16 to 128 x 128 latents: 7 % below to 4 % above the true peak
         for the demo's decoder as exported, with its scores up to 91 % of it; 7 % to 46 % above for the fused one, in
-        fp32 and fp16, where operators work in place; 5 % below for Stable Diffusion 1.5's as exported.
+        fp32 and fp16, where operators work in place; 5 % below for Stable Diffusion 1.5's as exported, 21 % above
+        fused.
         """
         images, height, width = self.part(size, plan)
         channels = [*self.config["block_out_channels"], self.config["block_out_channels"][-1]]

@@ -18,6 +18,8 @@ from sdort.pipelines.tokenizer_files import check_tokenizer, is_clip_tokenizer
 
 _LONGEST = 4096
 """The most tokens of a prompt; CLIP has 77, its longer descendants 248 and more."""
+_SHOWN = 200
+"""Characters of a prompt's lost part that a message repeats."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -83,7 +85,9 @@ def _warn_of_cut(tokenizer: Any, prompt: str, kind: str) -> None:
     # Truncation off: this only looks for what was lost.
     whole = tokenizer(prompt, truncation=False, verbose=False).input_ids
     if len(whole) > length:
-        lost = tokenizer.decode(whole[length - 1 : -1])
+        # As many tokens as are shown at most: a prompt of 100,000 characters is no message.
+        lost = tokenizer.decode(whole[length - 1 : -1][:_SHOWN])
+        lost = lost if len(lost) <= _SHOWN and len(whole) - length <= _SHOWN else f"{lost[:_SHOWN]}..."
         warn(
             f"the {kind} has {len(whole) - 2} tokens, and the model reads {length - 2}; this part has no effect: {lost}"
         )

@@ -14,9 +14,6 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
 
-MAX_PROMPT = 100_000
-"""Characters of a prompt. Of CLIP's 77 tokens the longest known has 54 characters; the rest would be cut off."""
-
 MAX_PROMPT = 1 << 17
 """Characters of a prompt, as many as Linux takes for one argument: CLIP reads the first 75 words or so, but every PNG
 keeps all of it."""
@@ -84,17 +81,12 @@ def each_prompt(prompts: str | Sequence[str], negative_prompts: str | Sequence[s
         negative_prompts: one for all, or one for each prompt.
 
     Raises:
-        UsageError: no prompt, one that is too long, or another number of negative prompts.
+        UsageError: no prompt, one that is refused, or another number of negative prompts.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     negative = [negative_prompts] if isinstance(negative_prompts, str) else list(negative_prompts) or [""]
     if not texts:
         raise UsageError("there is no prompt")
-    longest = max(map(len, [*texts, *negative]))
-    if longest > MAX_PROMPT:
-        raise UsageError(
-            f"a prompt has {longest:,} characters; {MAX_PROMPT:,} are the most", hint="Give a shorter one."
-        )
     if len(negative) not in (1, len(texts)):
         raise UsageError(
             f"--prompt is given {len(texts)} times, --negative-prompt {len(negative)} times",

@@ -59,7 +59,7 @@ def test_a_file_holds_any_prompt_and_no_folder_of_the_users(prompt: str, tmp_pat
 
 
 def test_a_prompt_has_a_bound() -> None:
-    with pytest.raises(UsageError, match="a prompt has 131,073 characters; 131,072 are the most"):
+    with pytest.raises(UsageError, match="--prompt has 131,073 characters, at most 131,072 are taken"):
         each_prompt("x" * (MAX_PROMPT + 1), "", Request(""))
     assert each_prompt("", "x" * MAX_PROMPT, Request(""))[0] == replace(Request(""), negative_prompt="x" * MAX_PROMPT)
 
