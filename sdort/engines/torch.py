@@ -46,6 +46,8 @@ def check_checkpoint(path: Path) -> None:
     if not path.is_dir():
         raise no_diffusers_pipeline(path)
     check_model_folder(path)
+    if not (path / INDEX).is_file():
+        raise no_diffusers_pipeline(path)
 
 
 class TorchEngine:

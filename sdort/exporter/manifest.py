@@ -17,7 +17,7 @@ from sdort.machine.version import __version__
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.pipelines.configs import INDEX, write_json
 from sdort.pipelines.own_files import write_own_files
-from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer, is_clip_tokenizer
+from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE
 
 _TEXT_FILES = (".json", ".txt", ".jinja")
 
@@ -116,7 +116,7 @@ def copy_processors(source: Source, folder: Path) -> None:
     """Copy the scheduler, tokenizers and feature extractor: small text files.
 
     Raises:
-        BadModelError: the pipeline names one that it does not have, or a tokenizer is damaged.
+        BadModelError: the pipeline names one that it does not have.
     """
     for name in PROCESSORS:
         entry = source.index.get(name)
@@ -127,8 +127,6 @@ def copy_processors(source: Source, folder: Path) -> None:
             raise BadModelError(
                 f"{source.folder / name} is missing or empty", hint="Copy or download the checkpoint again."
             )
-        if name in TOKENIZERS and is_clip_tokenizer(source.folder / name):
-            check_tokenizer(source.folder / name)
         (folder / name).mkdir()
         for file in files:
             content = read_input(file, limit=MAX_TEXT_FILE, hint=DOWNLOAD_AGAIN)

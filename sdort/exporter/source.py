@@ -21,6 +21,7 @@ from sdort.machine.model_folder import check_model_folder
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
+from sdort.pipelines.tokenizer_files import TABLES, TOKENIZERS, check_tokenizer
 from sdort.pipelines.wrong_input import HUB_ID, in_home, no_diffusers_pipeline, not_there
 from sdort.staging import temporary_folder
 
@@ -151,11 +152,15 @@ def check_processors(source: Source) -> None:
     """Read the configs of what is copied as it is, so that it is not found broken in OUT.
 
     Raises:
-        BadModelError: a scheduler's, tokenizer's or feature extractor's JSON is broken.
+        BadModelError: a scheduler's, tokenizer's or feature extractor's JSON is broken; or the files of a tokenizer do
+            not belong together, or to its text encoder.
     """
     for name in PROCESSORS:
-        if source.index.get(name):
-            check_processor(source.folder / name, DOWNLOAD_AGAIN)
+        if _entry(source.index, name):
+            tokenizer = name in TOKENIZERS
+            if tokenizer:
+                check_tokenizer(source.folder / name)
+            check_processor(source.folder / name, DOWNLOAD_AGAIN, TABLES if tokenizer else ())
 
 
 def _entry(index: dict[str, Any], folder: str) -> list[Any] | None:

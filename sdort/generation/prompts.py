@@ -14,7 +14,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.generation.request import Request
 from sdort.model.signature import Array
 from sdort.pipelines.configs import check_processor
-from sdort.pipelines.tokenizer_files import check_tokenizer, is_clip_tokenizer
+from sdort.pipelines.tokenizer_files import TABLES, check_tokenizer
 
 _LONGEST = 4096
 """The most tokens of a prompt; CLIP has 77, its longer descendants 248 and more."""
@@ -30,9 +30,8 @@ def load_tokenizer(folder: Path) -> Any:
     """
     if not folder.is_dir():
         raise BadModelError(f"{folder} is missing", hint="Export the pipeline again: its tokenizer belongs to it.")
-    check_processor(folder)
-    if is_clip_tokenizer(folder):  # transformers 5 saves tokenizer.json alone
-        check_tokenizer(folder)
+    check_tokenizer(folder)
+    check_processor(folder, besides=TABLES)
     from transformers import CLIPTokenizer
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +105,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return read_config(path, schema=MANIFEST_SCHEMA, limit=TABLE_BYTES) if os.path.lexists(path) else {}
 
 
-def check_processor(folder: Path, hint: str = _EXPORT_AGAIN) -> None:
+def check_processor(folder: Path, hint: str = _EXPORT_AGAIN, besides: Collection[str] = ()) -> None:
     """Read the JSON files of a scheduler, a tokenizer or a feature extractor, for the library that will.
+
+    Args:
+        besides: files that were read before.
 
     Raises:
         BadModelError: as :func:`read_config`.
     """
     for path in sorted(folder.glob("*.json")):
+        if path.name in besides:
+            continue
         schema = PROCESSOR_FILES.get(path.name)
         read_config(path, hint=hint, schema=schema, infinity=path.parent.name == "scheduler", limit=TABLE_BYTES)
 

@@ -3,19 +3,23 @@
 transformers takes a merges.txt that was cut in half, a vocabulary with other ids, or a pair of files of two models, and
 makes other tokens of the same prompt: another image, and no error. Byte-pair encoding leaves no freedom here: every
 token is a letter of the byte alphabet, the result of a merge, or a special token, and ids grow with the merges.
+transformers 5 saves tokenizer.json alone, which holds both tables; older versions the two files, or all three.
 https://github.com/openai/CLIP, simple_tokenizer.py
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.machine.input_file import read_input
 from sdort.machine.json_text import parse_json
+from sdort.pipelines.config_schemas import component_schema
+from sdort.pipelines.configs import optional_config
 
 TOKENIZERS = ("tokenizer", "tokenizer_2")
 """Folders of a pipeline's CLIP tokenizers."""
@@ -24,94 +28,134 @@ MAX_TEXT_FILE = 64 << 20
 """Upper bound in bytes of a config or a tokenizer's file; CLIP's largest has 2 MB, those of other models 30 MB."""
 
 _VOCABULARY, _MERGES, _WHOLE = "vocab.json", "merges.txt", "tokenizer.json"
+_FILES = (_VOCABULARY, _MERGES, _WHOLE)
+TABLES = (_VOCABULARY, _WHOLE)
+"""The JSON files that :func:`check_tokenizer` reads whole."""
 _SPECIALS = ("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json")
 _WORD_END = "</w>"
 _AGAIN = "Copy or download the tokenizer again: the same prompt would give another image."
 
-Pair = tuple[str, str]
+Pair = list[str]
 
 
 def is_clip_tokenizer(folder: Path) -> bool:
-    """Whether a folder has one of a CLIP tokenizer's two files: other tokenizers have neither."""
-    return os.path.lexists(folder / _VOCABULARY) or os.path.lexists(folder / _MERGES)
+    """Whether a folder's tokenizer is CLIP's; where no ``tokenizer_config.json`` says so, by its files."""
+    name = optional_config(folder / "tokenizer_config.json").get("tokenizer_class")
+    return any(os.path.lexists(folder / file) for file in _FILES) and str(name or "CLIP").startswith("CLIP")
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Check that the files of a CLIP tokenizer are whole and belong together; of CLIP's own size in 0.15 s.
+    """Check that the files of a CLIP tokenizer are whole and belong together, and to the text encoder beside them.
+
+    Of CLIP's own size, 49,408 tokens, in COST; transformers takes LOADING to load it.
 
     Raises:
         BadModelError: a file is missing, cut off, damaged, or contradicts another one.
     """
-    vocabulary = _read_vocabulary(folder / _VOCABULARY)
-    merges = _read_merges(folder / _MERGES)
-    specials = _special_tokens(folder)
-    _check_merges(folder, vocabulary, merges)
-    _check_tokens(folder, vocabulary, merges, specials)
-    if os.path.lexists(folder / _WHOLE):
-        _check_whole(folder / _WHOLE, vocabulary, merges)
+    whole = _read_whole(folder / _WHOLE) if os.path.lexists(folder / _WHOLE) else None
+    pair = [os.path.lexists(folder / name) for name in (_VOCABULARY, _MERGES)]
+    if whole and not any(pair):
+        where, vocabulary, merges = (
+            str(folder / _WHOLE),
+            whole["model"]["vocab"],
+            _pairs(folder / _WHOLE, whole["model"]["merges"]),
+        )
+        _check_vocabulary(folder / _WHOLE, vocabulary)
+    else:
+        vocabulary, where = _read_json(folder / _VOCABULARY), f"{_VOCABULARY} and {_MERGES} in {folder}"
+        _check_vocabulary(folder / _VOCABULARY, vocabulary)
+        merges = _read_merges(folder / _MERGES)
+        if whole and whole["model"]["vocab"] != vocabulary:
+            raise _damaged(folder / _WHOLE, f"it disagrees with {_VOCABULARY} beside it")
+        if whole and _pairs(folder / _WHOLE, whole["model"]["merges"]) != merges:
+            raise _damaged(folder / _WHOLE, f"it disagrees with {_MERGES} beside it")
+    specials, added = _other_tokens(folder, whole or {})
+    results = list(map("".join, merges))
+    _check_merges(where, vocabulary, merges, results)
+    _check_tokens(where, vocabulary, vocabulary.keys() - set(results) - specials)
+    _check_size(folder, len(vocabulary.keys() | added))
 
 
-def _read_vocabulary(path: Path) -> dict[str, int]:
-    vocabulary = _read_json(path)
-    if not isinstance(vocabulary, dict) or not all(type(number) is int for number in vocabulary.values()):
+def _check_vocabulary(path: Path, vocabulary: Any) -> None:
+    if not isinstance(vocabulary, dict) or set(map(type, vocabulary.values())) != {int}:
         raise _damaged(path, "it is no table of tokens and their numbers")
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise _damaged(path, f"its {len(vocabulary)} tokens are not numbered from 0 to {len(vocabulary) - 1}")
-    return vocabulary
 
 
 def _read_merges(path: Path) -> list[Pair]:
     try:
-        lines = read_input(path, limit=MAX_TEXT_FILE, hint=_AGAIN).decode().removesuffix("\n").split("\n")
+        lines = read_input(path, limit=MAX_TEXT_FILE, hint=_AGAIN).decode().replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise _damaged(path, "it is no text in UTF-8") from error
     if not lines[0].startswith("#version"):
         raise _damaged(path, "it does not begin with a line #version, so the first merge would be lost")
     while lines[-1] == "":
         lines.pop()
-    merges = []
-    for number, line in enumerate(lines[1:], 2):
-        parts = line.removesuffix("\r").split(" ")
-        if len(parts) != 2 or not all(parts):
-            raise _damaged(path, f"line {number} is no pair of tokens: {line[:40]!r}")
-        merges.append((parts[0], parts[1]))
-    return merges
+    return _pairs(path, lines[1:])
 
 
-def _check_merges(folder: Path, vocabulary: dict[str, int], merges: list[Pair]) -> None:
+def _pairs(path: Path, merges: Sequence[Any]) -> list[Pair]:
+    """Merges as files have them, each a text with a space in between, or a list of two."""
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
+    for number, pair in enumerate(pairs, 1):
+        if not isinstance(pair, list) or len(pair) != 2 or not (pair[0] and pair[1]):
+            raise _damaged(path, f"merge {number} is no pair of tokens: {str(merges[number - 1])[:40]!r}")
+    if not set(map(type, chain.from_iterable(pairs))) <= {str}:
+        raise _damaged(path, "its merges are no pairs of tokens")
+    return pairs
+
+
+def _check_merges(where: str, vocabulary: Mapping[str, int], merges: Sequence[Pair], results: Sequence[str]) -> None:
     """Every merge joins tokens to a token, and later ones have higher numbers."""
-    seen: set[str] = set()
-    last = -1
-    for number, (left, right) in enumerate(merges, 2):
-        for token in (left, right, left + right):
-            if token not in vocabulary:
-                raise _disagree(folder, f"line {number} of {_MERGES} needs the token {token!r}, which is missing")
-        if left + right not in seen and vocabulary[left + right] < last:
-            raise _disagree(folder, f"the token {left + right!r} is out of order")
-        last = max(last, vocabulary[left + right])
-        seen.add(left + right)
+    if not {*chain.from_iterable(merges), *results} <= vocabulary.keys():
+        number, token = next(
+            (number, token)
+            for number, (pair, result) in enumerate(zip(merges, results, strict=True), 1)
+            for token in (*pair, result)
+            if token not in vocabulary
+        )
+        raise _disagree(where, f"merge {number} needs the token {token!r}, which is missing")
+    distinct = list(dict.fromkeys(results))
+    numbers = [vocabulary[token] for token in distinct]
+    if numbers != sorted(numbers):
+        wrong = next(token for token, one, two in zip(distinct[1:], numbers, numbers[1:], strict=False) if two < one)
+        raise _disagree(where, f"the token {wrong!r} is out of order")
 
 
-def _check_tokens(folder: Path, vocabulary: dict[str, int], merges: list[Pair], specials: Collection[str]) -> None:
-    """Every token that is no letter and no special one is the result of a merge."""
-    results = {left + right for left, right in merges}
-    lost = [
-        token
-        for token in vocabulary
-        if token not in results and token not in specials and len(token.removesuffix(_WORD_END) or token) > 1
-    ]
+def _check_tokens(where: str, vocabulary: Mapping[str, int], rest: Set[str]) -> None:
+    """The tokens that are neither a merge's result nor special are letters."""
+    lost = [token for token in rest if len(token.removesuffix(_WORD_END) or token) > 1]
     if lost:
-        reason = f"{len(lost)} of {len(vocabulary)} tokens are no merge's result, such as {lost[0]!r}"
-        raise _disagree(folder, f"{reason}: {_MERGES} was cut off or belongs to another model")
+        first = min(lost, key=vocabulary.__getitem__)
+        reason = f"{len(lost)} of {len(vocabulary)} tokens are no merge's result, such as {first!r}"
+        raise _disagree(where, f"{reason}: the merges were cut off or belong to another model")
 
 
-def _special_tokens(folder: Path) -> set[str]:
-    """The tokens that no merge makes, by the files that name them, and CLIP's own two."""
-    specials = {"<|startoftext|>", "<|endoftext|>"}
-    for name in _SPECIALS:
-        if os.path.lexists(folder / name):
-            specials.update(_texts(_read_json(folder / name)))
-    return specials
+def _check_size(folder: Path, tokens: int) -> None:
+    """The text encoder has an embedding for each token: what a GPU reads for others is whatever lies behind."""
+    encoder = folder.with_name(folder.name.replace("tokenizer", "text_encoder"))
+    size = optional_config(encoder / "config.json", component_schema(encoder.name)).get("vocab_size")
+    if size is not None and tokens > size:
+        raise BadModelError(
+            f"the tokenizer in {folder} has {tokens} tokens, and {encoder} has embeddings for {size}",
+            hint="They belong to different models; or tokens were added, and the pipeline has to be saved again after"
+            "\n    text_encoder.resize_token_embeddings(len(tokenizer))",
+        )
+
+
+def _other_tokens(folder: Path, whole: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """The tokens that no merge makes: those of the files that name them, with CLIP's own two; and which are added.
+
+    Added ones, as of textual inversion, have ids behind the vocabulary's, if they are not in it.
+    """
+    files = {name: _read_json(folder / name) for name in _SPECIALS if os.path.lexists(folder / name)}
+    config, table = files.get("tokenizer_config.json"), files.get("added_tokens.json")
+    decoder = config.get("added_tokens_decoder") if isinstance(config, dict) else None
+    entries = [*(decoder.values() if isinstance(decoder, dict) else ()), *(whole.get("added_tokens") or ())]
+    added = {str(entry.get("content")) for entry in entries if isinstance(entry, dict)}
+    added |= table.keys() if isinstance(table, dict) else set()
+    return {"<|startoftext|>", "<|endoftext|>", *_texts(list(files.values()), -1), *added}, added
 
 
 def _texts(value: Any, depth: int = 0) -> Iterator[str]:
@@ -126,17 +170,15 @@ def _texts(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _texts(inner, depth + 1)
 
 
-def _check_whole(path: Path, vocabulary: dict[str, int], merges: list[Pair]) -> None:
-    """``tokenizer.json`` says the same: some versions of transformers read it, others the two files."""
+def _read_whole(path: Path) -> dict[str, Any]:
     content = _read_json(path)
     model = content.get("model") if isinstance(content, dict) else None
-    if not isinstance(model, dict):
-        raise _damaged(path, "it has no model")
-    spaced, listed = [f"{left} {right}" for left, right in merges], [list(pair) for pair in merges]
-    same_merges = (model.get("merges") or []) in (spaced, listed)  # as text, or since tokenizers 0.20 as pairs
-    for what, same in ((_VOCABULARY, model.get("vocab") == vocabulary), (_MERGES, same_merges)):
-        if not same:
-            raise _damaged(path, f"it disagrees with {what} beside it")
+    added = content.get("added_tokens") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or "vocab" not in model or not isinstance(model.get("merges"), list):
+        raise _damaged(path, "it has no vocabulary and merges")
+    if not isinstance(added, (list, type(None))):
+        raise _damaged(path, "its added tokens are no list")
+    return dict(content)
 
 
 def _read_json(path: Path) -> Any:
@@ -150,5 +192,5 @@ def _damaged(path: Path, reason: str) -> BadModelError:
     return BadModelError(f"the tokenizer's {path} is damaged: {reason}", hint=_AGAIN)
 
 
-def _disagree(folder: Path, reason: str) -> BadModelError:
-    return BadModelError(f"{_VOCABULARY} and {_MERGES} in {folder} do not belong together: {reason}", hint=_AGAIN)
+def _disagree(where: str, reason: str) -> BadModelError:
+    return BadModelError(f"the tokenizer's {where} do not belong together: {reason}", hint=_AGAIN)

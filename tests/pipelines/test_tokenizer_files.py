@@ -10,8 +10,11 @@ import pytest
 
 from sdort.demo.tokenizer import write_tokenizer
 from sdort.errors import BadModelError
-from sdort.generation.prompts import load_tokenizer
+from sdort.generation.prompts import load_tokenizer, tokenize
 from sdort.pipelines.tokenizer_files import check_tokenizer
+
+TOKENS = 256 * 2 + 18 + 2
+"""Of the demo's tokenizer: letters, with and without a word's end; merges; begin and end."""
 
 Change = Callable[[Path], object]
 
@@ -46,6 +49,30 @@ def whole(vocab: dict[str, int] | None = None, pairs: list[list[str]] | None = N
     return edit
 
 
+def alone(pairs: list[object] | None = None, **more: object) -> Change:
+    """Leaves a tokenizer.json, as transformers 5 saves it."""
+
+    def edit(folder: Path) -> None:
+        whole()(folder)
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"]["merges"] = content["model"]["merges"] if pairs is None else pairs
+        (folder / "tokenizer.json").write_text(json.dumps(content | more))
+        for name in ("vocab.json", "merges.txt"):
+            (folder / name).unlink()
+
+    return edit
+
+
+def embeddings(size: int) -> Change:
+    """Gives the text encoder beside the tokenizer embeddings for so many tokens."""
+
+    def edit(folder: Path) -> None:
+        (folder.parent / "text_encoder").mkdir()
+        (folder.parent / "text_encoder" / "config.json").write_text(json.dumps({"vocab_size": size}))
+
+    return edit
+
+
 def swapped(tokens: dict[str, int]) -> None:
     tokens["th"], tokens["hous"] = tokens["hous"], tokens["th"]
 
@@ -69,20 +96,50 @@ DAMAGES: list[tuple[Change, str]] = [
     (lambda folder: (folder / "vocab.json").unlink(), "No such file"),
     (whole(vocab={"a": 0}), "disagrees with vocab.json"),
     (whole(pairs=[["t", "h"]]), "disagrees with merges.txt"),
+    (alone(pairs=[["t", "h"]]), "tokens are no merge's result"),
+    (alone(pairs=[5]), "merge 1 is no pair of tokens: '5'"),
+    (alone(pairs=[[["t"], ["h"]]]), "are no pairs of tokens"),
+    (alone(added_tokens=5), "added tokens are no list"),
+    (alone(model=5), "no vocabulary and merges"),
+    (embeddings(TOKENS - 1), f"has {TOKENS} tokens, and"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES)
 def test_damage_is_told(tmp_path: Path, damage: Change, words: str) -> None:
-    write_tokenizer(tmp_path)
-    damage(tmp_path)
+    folder = tmp_path / "tokenizer"
+    write_tokenizer(folder)
+    damage(folder)
     with pytest.raises(BadModelError, match=r"tokenizer|belong together|cannot read") as caught:
-        load_tokenizer(tmp_path)
+        load_tokenizer(folder)
     assert words in str(caught.value)
 
 
-def test_whole_ones_are_taken(tmp_path: Path) -> None:
+def test_what_transformers_saves_is_taken(tmp_path: Path) -> None:
+    """In each form; with tokens of textual inversion, which have to have embeddings."""
+    made = tmp_path / "made"
+    write_tokenizer(made)
+    tokenizer = load_tokenizer(made)
+    tokenizer.add_tokens(["<cat-toy>", "hello world"])
+    folder = tmp_path / "tokenizer"
+    tokenizer.save_pretrained(folder)
+    embeddings(TOKENS + 2)(folder)
+    assert tokenize(load_tokenizer(folder), "a <cat-toy>").tolist() == tokenize(tokenizer, "a <cat-toy>").tolist()
+    tokenizer.backend_tokenizer.model.save(str(folder))
+    assert {path.name for path in folder.iterdir()} > {"merges.txt", "tokenizer.json", "vocab.json"}
+    check_tokenizer(folder)
+    (tmp_path / "text_encoder" / "config.json").write_text(json.dumps({"vocab_size": TOKENS + 1}))
+    with pytest.raises(BadModelError, match=f"has {TOKENS + 2} tokens, and .* has embeddings for {TOKENS + 1}"):
+        check_tokenizer(folder)
+
+
+def test_older_forms_are_taken(tmp_path: Path) -> None:
+    """Merges as texts, lines of Windows, a blank line at the end, added tokens in a file of their own."""
     write_tokenizer(tmp_path)
     whole()(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    merges(lambda lines: [*(line + "\r" for line in lines), ""])(tmp_path)
     (tmp_path / "added_tokens.json").write_text('{"<style>": 999}')
     check_tokenizer(tmp_path)
