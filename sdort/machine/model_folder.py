@@ -24,7 +24,7 @@ _FILES = (".json", ".txt", ".jinja", ".safetensors", ".bin", ".data")
 def check_model_folder(folder: Path) -> None:
     """Refuse a folder that holds more than a model's own files; what is hidden, such as ``.git``, is not looked at.
 
-    Costs one look at each entry, and a resolved path for each link: 0.1 ms for a pipeline.
+    Costs one look at each entry, and a resolved path for each link: 0.4 ms for a pipeline of 25 entries.
 
     Raises:
         BadModelError: a link leads out of the folder or nowhere; something is a named pipe, a socket or a device; a
