@@ -72,7 +72,7 @@ class Signer:
             name: the folder's name from now on, which the signature tells.
         """
         target = folder / SIGNATURE
-        everything = _everything_but(target)
+        everything = _everything_else()
         plain = everything.hash
 
         def hash_named(*arguments: Any, **options: Any) -> Any:
@@ -127,7 +127,7 @@ def verify_signature(folder: str | Path, trusted: str | Path) -> SignatureCheck:
     read_input(signature, "the signature", limit=_SIGNATURE_LIMIT, links=False, hint=hint)
     _refuse_no_files(folder)
     try:
-        config.set_hashing_config(_everything_but(signature)).verify(folder, signature)
+        config.set_hashing_config(_everything_else()).verify(folder, signature)
     except Exception as error:  # the package's own, cryptography's, and those of parsers
         raise BadModelError(
             f"{folder} is not what the holder of {trusted} signed: {_reason(error)}",
@@ -136,11 +136,11 @@ def verify_signature(folder: str | Path, trusted: str | Path) -> SignatureCheck:
     return SignatureCheck(folder, signature, trusted)
 
 
-def _everything_but(signature: Path) -> Any:
+def _everything_else() -> Any:
     """How the package hashes a folder: all but the signature, whatever that says may be left out."""
     from model_signing import hashing
 
-    everything = hashing.Config().set_ignored_paths(paths=[signature], ignore_git_paths=False)
+    everything = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     everything.add_ignored_paths = lambda **_: None  # what verifying calls with the signature's own exclusions
     return everything
 

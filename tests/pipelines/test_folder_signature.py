@@ -81,9 +81,11 @@ def refused(folder: Path, trusted: Path, message: str) -> None:
         verify_signature(folder, trusted)
 
 
-def test_what_was_signed_is_verified_here_and_by_the_package(folder: Path) -> None:
+def test_what_was_signed_is_verified_here_and_by_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     author = sign(folder)
     assert verify_signature(folder, author).signature == folder / "model.sig"
+    monkeypatch.chdir(folder.parent)  # the package takes what it leaves out below the folder
+    assert verify_signature(folder.name, author.name).signature == Path("out/model.sig")
     verify = ("verify", "key", "--public_key", author, "--signature", folder / "model.sig", "--no-ignore-git-paths")
     assert package(*verify, folder) == 0
     write_key(folder.parent, "other")
