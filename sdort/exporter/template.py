@@ -27,6 +27,7 @@ from sdort.model.weights import (
     Transposed,
     Weight,
 )
+from sdort.onnx_io.check_nodes import check_attributes
 from sdort.onnx_io.check_tensors import ITEMSIZE, check_tensor, tensor_nbytes
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.serialize import Serialized, serialize
@@ -169,6 +170,7 @@ def _check(template: Template, component: str) -> None:
     Raises:
         BadModelError, and those of :data:`UNREADABLE`: which part.
     """
+    _check_nodes(template.proto, component)
     absent: dict[str, Weight] = {name: Absent(name, shape, np.float32) for name, shape in template.parameters.items()}
     regions = _check_regions(template, absent)
     small = {name: _decode(entry, absent) for name, entry in template.small.items()}
@@ -188,6 +190,16 @@ def _check(template: Template, component: str) -> None:
             raise ValueError(f"{tensor.name} has values of another size")
     if small:
         raise ValueError(f"the graph has no {min(small)}")
+
+
+def _check_nodes(model: onnx.ModelProto, component: str) -> None:
+    """Refuse values that lie elsewhere in what is written as it is: only initializers have external data here."""
+    if model.functions or model.training_info or model.graph.sparse_initializer:
+        raise ValueError("it holds more than nodes and initializers")
+    for node in model.graph.node:
+        check_attributes(node, component)
+        if any(attribute.t.external_data for attribute in node.attribute):
+            raise ValueError(f"the values of an attribute of {node.name or node.op_type} lie elsewhere")
 
 
 def _check_regions(template: Template, absent: Mapping[str, Weight]) -> dict[int, Weight]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.console import warn
 from sdort.machine.input_file import read_input
 from sdort.ops.library import MAX_TABLE, tuning_table
 
@@ -24,7 +25,9 @@ class Entry:
 
 
 def read_table(path: Path | None = None) -> list[Entry]:
-    """The table, by default this machine's; empty without one. Damaged lines are passed over, as in the library.
+    """The table, by default this machine's; empty without one. Damaged lines are told and passed over.
+
+    The library passes them over too: its kernels then run as if they had not been tuned.
 
     Raises:
         BadModelError: it cannot be read, or is larger than such a table is.
@@ -32,13 +35,18 @@ def read_table(path: Path | None = None) -> list[Entry]:
     path = path or tuning_table()
     if not path.is_file():
         return []
-    entries = []
-    for line in read_input(path, "the tuning table", limit=MAX_TABLE).decode(errors="replace").splitlines():
-        fields = line.split("\t")
-        if line.startswith("#") or len(fields) != 4:
-            continue
-        try:
-            entries.append(Entry(fields[0], fields[1], fields[2], float(fields[3])))
-        except ValueError:
-            continue
-    return entries
+    lines = read_input(path, "the tuning table", limit=MAX_TABLE).decode(errors="replace").splitlines()
+    entries = [_entry(line) for line in lines if line and not line.startswith("#")]
+    if damaged := entries.count(None):
+        warn(
+            f"{damaged} of {len(entries)} lines of the tuning table {path} are damaged; sdort ops tune times them again"
+        )
+    return [entry for entry in entries if entry]
+
+
+def _entry(line: str) -> Entry | None:
+    try:
+        architecture, key, variant, microseconds = line.split("\t")
+        return Entry(architecture, key, variant, float(microseconds))
+    except ValueError:
+        return None

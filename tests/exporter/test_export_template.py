@@ -185,6 +185,27 @@ def without(name: str) -> Callable[[Template], Template]:
     return lambda template: replace(template, **{name: type(getattr(template, name))()})
 
 
+def other_graph(change: Callable[[onnx.ModelProto], Any]) -> Callable[[Template], Template]:
+    def forge(template: Template) -> Template:
+        change(template.proto)
+        return template
+
+    return forge
+
+
+def add_constant(model: onnx.ModelProto) -> None:
+    """One whose values are those of a file."""
+    secret = external("bias")
+    secret.external_data[0].value = "../../secret"
+    model.graph.node.add(op_type="Constant", output=["secret"]).attribute.append(helper.make_attribute("value", secret))
+
+
+def add_branch(model: onnx.ModelProto) -> None:
+    """A node whose subgraph has an initializer elsewhere."""
+    inner = onnx.GraphProto(name="inner", initializer=[external("bias")])
+    model.graph.node.add(op_type="If", output=["secret"]).attribute.append(helper.make_attribute("then_branch", inner))
+
+
 LARGE = {"parameter": "large"}
 DEEP: dict[str, Any] = LARGE
 for _ in range(40):
@@ -194,6 +215,10 @@ FORGERIES: dict[str, Callable[[Template], Template]] = {
     "more values": other_tensor(length="38400000"),
     "other values": other_tensor(offset="64"),
     "no number": other_tensor(offset="1e3"),
+    "values of an attribute elsewhere": other_graph(add_constant),
+    "values of a subgraph elsewhere": other_graph(add_branch),
+    "a function": other_graph(lambda model: model.functions.add(name="f")),
+    "sparse values": other_graph(lambda model: model.graph.sparse_initializer.add()),
     "no parameter": other_blob(weight={"parameter": "none"}),
     "no expression": other_blob(weight={"eval": "1"}),
     "no object": other_blob(weight=["parameter", "large"]),

@@ -291,13 +291,14 @@ def test_a_build_for_the_cpu_alone(empty_cache: Path) -> None:
     assert sorted(p.name for p in library.built_library().parent.iterdir()) == ["build.json", library.LIBRARY_FILE]
 
 
-def test_the_tuning_table_is_read_line_by_line(empty_cache: Path) -> None:
+def test_the_tuning_table_is_read_line_by_line(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert read_table() == []
     empty_cache.mkdir(parents=True)
     library.tuning_table().write_text(
         "# comment\ngfx1100\tbias f16\tr2\t3.5\nbroken line\ngfx1100\tx\ty\tnot a number\n"
     )
     assert read_table() == [Entry("gfx1100", "bias f16", "r2", 3.5)]
+    assert "2 of 3 lines of the tuning table" in capsys.readouterr().err
     code, output = invoke("ops", "tune", "--show", "--json")
     assert code == 0
     assert json.loads(output)["entries"] == [

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 from onnx import parser
 
@@ -18,6 +19,7 @@ import sdort
 from sdort.errors import SdortError
 from sdort.exporter import trace_cache as traces
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.template import Template
 from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.machine import package_sources
 from sdort.machine.distributions import Flavour
@@ -415,6 +417,19 @@ def test_defaults_are_kept_for_each_state_of_the_library(library: Library, packa
     (package / "__init__.py").write_text("edited, of the same version\n")
     library.defaults()
     assert library.asked == 3
+
+
+def test_the_trace_of_an_edited_library_is_not_given_to_the_stock_one(library: Library, package: Path) -> None:
+    component = ComponentSpec("unet", "UNet2DConditionModel", {}, (), ())
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "graph", [], []))
+    stock = (package / "models/used/net.py").read_text()
+    (package / "models/used/net.py").write_text("two = 2\n")  # of the same version
+    TraceCache(library.folder).store(component, 23, Template(proto, {}, 0, (), {}))
+    assert TraceCache(library.folder).load(component, 23) is not None
+    (package / "models/used/net.py").write_text(stock)
+    assert TraceCache(library.folder).load(component, 23) is None
+    assert not TraceCache(library.folder).has(component, 23)
 
 
 def test_no_bit_of_kept_defaults_makes_another_model(library: Library, capsys: pytest.CaptureFixture[str]) -> None:
