@@ -136,9 +136,9 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
     Raises:
         BadModelError: the config is broken.
     """
-    settings = read_component_config(config, model.component) if component_schema(model.component) else {}
-    if not settings:
+    if not config.is_file() or not component_schema(model.component):
         return []
+    settings = read_component_config(config, model.component)
     try:
         raised = expected_operators(settings, model.component, RAISED_GRAPH)
         fused = expected_operators(settings, model.component, provider)

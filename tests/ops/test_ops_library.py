@@ -36,22 +36,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def built(empty_cache: Path) -> Path:
     """The library in its place in the cache, as ``sdort ops build`` leaves it."""
-    target = library.built_library()
-    target.parent.mkdir(parents=True)
-    shutil.copy(native.library(), target)
-    stored = {
-        "path": library.LIBRARY_FILE,
-        "code": ["gfx1100"],
-        "left_out": ["gfx950"],
-        "headers": "here (API 21)",
-        "seconds": 3.0,
-        "date": "2026-11-21 00:00:00",
-        "options": {"architectures": ["gfx1100"], "hip": None, "cuda": None, "compiler": None, "ort_include": None},
-        "sha256": hashlib.sha256(target.read_bytes()).hexdigest(),
-        "previous": "",
-    }
-    (target.parent / "build.json").write_text(json.dumps(stored))
-    return target
+    return native.install(library.built_library())
 
 
 def invoke(*arguments: str) -> tuple[int, str]:

@@ -94,7 +94,8 @@ def test_verify_opens_it_too(name: str, tmp_path: Path) -> None:
 
 def test_the_commands_open_it_with_the_library_that_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--custom-ops auto``, the default, finds it."""
-    monkeypatch.setattr(library, "built_library", native.library)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native.install(library.built_library())
     path = write(tmp_path / "m", BODIES["a transposed product"])
     result = CliRunner().invoke(cli, ["inspect", str(path), "--placement", "--provider", "cpu", "--json"])
     assert result.exit_code == 0, result.output

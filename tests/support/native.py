@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -82,6 +83,25 @@ def _build(folder: Path, *options: str) -> None:
 def library() -> Path:
     """libsdort_ops.so."""
     return build_folder() / "libsdort_ops.so"
+
+
+def install(target: Path) -> Path:
+    """A copy of the library at ``target`` with the record beside it, as ``sdort ops build`` leaves them."""
+    target.parent.mkdir(parents=True)
+    shutil.copy(library(), target)
+    stored = {
+        "path": target.name,
+        "code": ["gfx1100"],
+        "left_out": ["gfx950"],
+        "headers": "here (API 21)",
+        "seconds": 3.0,
+        "date": "2026-11-21 00:00:00",
+        "options": {"architectures": ["gfx1100"], "hip": None, "cuda": None, "compiler": None, "ort_include": None},
+        "sha256": hashlib.sha256(target.read_bytes()).hexdigest(),
+        "previous": "",
+    }
+    (target.parent / "build.json").write_text(json.dumps(stored))
+    return target
 
 
 @cache
