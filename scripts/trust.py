@@ -174,6 +174,7 @@ def hasten(folder: Path) -> None:
     (folder / "hasty.json").write_text(json.dumps(saved))
 
 
+RANDOM = ("--no-torch", "--inputs", "random")
 FEW = ("--seeds", "1", "--steps", "8", "--json")
 ABLATION = ("bench", "fast", "--ablation", "--batch-size", "1", *CPU, *QUICK, "--format", "json")
 SHORT = ("--component", "text_encoder")
@@ -189,7 +190,7 @@ STEPS = (
     Step("verify-auto", ("verify", "auto", *CPU, *FEW, "--no-torch", "--inputs", "recorded"), safe),
     Step(
         "bisect",
-        ("verify", "broken", *CPU, "--component", "unet", "--no-torch", "--inputs", "random", "--bisect", "--json"),
+        ("verify", "broken", *CPU, "--component", "unet", *RANDOM, "--bisect", "--json", "--no-check"),
         found_fault,
         code=5,
         before=plant,

@@ -160,19 +160,19 @@ def _markdown(cell: str) -> str:
 
 
 def rows_as_csv(rows: Sequence[Row], first: Sequence[Mapping[str, str]] = ()) -> str:
-    """The rows as CSV; ``first`` has columns to stand before each row's own."""
+    """The rows as CSV; ``first`` has columns of sdort's own words to stand before each row's own."""
     text = io.StringIO()
     flat = [
         {
             **before,
-            **{name: value for name, value in to_json(row).items() if name not in _NO_COLUMN},
+            **{name: _csv(value) for name, value in to_json(row).items() if name not in _NO_COLUMN},
             "versions": "; ".join(f"{name} {version}" for name, version in row.versions.items()),
         }
         for before, row in zip(first or [{}] * len(rows), rows, strict=True)
     ]
     writer = csv.DictWriter(text, list(flat[0]) if flat else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _csv(value) for name, value in row.items()} for row in flat)
+    writer.writerows(flat)
     return text.getvalue()
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from support import fragile, native, tiny_pipeline
 from support.fragile import Fragile
+from support.relisted import relist
 
 from sdort.cli import cli
 from sdort.errors import ParityError
@@ -119,6 +120,7 @@ def test_attention_alone_is_enough_where_its_scores_overflow(
 ) -> None:
     folder = Path(shutil.copytree(models.optimized("cpu", auto=False)[0], tmp_path / "old"))
     assert fragile.unfuse_attention(folder / "unet" / "model.onnx") == 8
+    relist(folder)
     with pytest.raises(ParityError, match="NaN or infinite values at step 1 of 2"):
         drawn(folder, RuntimeOptions("cpu", custom_ops="off"))
     result = sdort(folder, "--custom-ops", "off", "--json")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support import models
+from support.relisted import relist
 
 # The text encoder's width has to be what the UNet attends to.
 TEXT = {**models.TEXT_CONFIG, "vocab_size": 514, "bos_token_id": 512, "eos_token_id": 513, "num_hidden_layers": 2}
@@ -77,6 +78,7 @@ def edit_weights(model: Path, change: Callable[[Any, str], Any], *names: str) ->
         changed = change(onnx.numpy_helper.to_array(tensor), tensor.name)
         tensor.CopyFrom(onnx.numpy_helper.from_array(changed, tensor.name))
     onnx.save(proto, model)
+    relist(model.parent.parent)
 
 
 def build_diffusers(folder: Path, unet: dict[str, Any] | None = None) -> Any:

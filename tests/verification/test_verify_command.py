@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from rich.console import Console
 from support import fragile
+from support.relisted import relist
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort import console
@@ -240,6 +241,7 @@ def test_an_unknown_original_is_a_usage_error(tiny: Tiny) -> None:
 def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(fast, tmp_path / "broken"))
     (copy / "unet" / "model.onnx.data").write_bytes(b"")
+    relist(copy)
     result = verify_pipeline(copy, replace(OPTIONS, torch=False))
     assert not result.passed
     assert [what.partition(":")[0] for what in result.missing] == ["unet", "images"]
