@@ -24,10 +24,11 @@ pytestmark = pytest.mark.long
 
 STATIC = StaticSize(2, 64, 96)
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")
-# Half of the targets in fp16 where sizes are dynamic, the others where they are static.
+# All targets where sizes are dynamic, half of them in fp16; the other half, in fp16, where they are static.
 HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx")}
 # Both base architectures in both kinds: attention between convolutions (sd15) and between linear layers, many blocks
 # deep (sdxl). The others have these layers in other numbers: their depth is followed as export makes them unasked.
+# An inpainting UNet is one of these with more channels at its first convolution.
 CASES = [(family, kind) for family in ("sd15", "sdxl") for kind in ("dynamic", "static")]
 CASES += [(family, "dynamic") for family in true_depth.FAMILIES if family not in dict(CASES)]
 SAMPLES: dict[str, dict[str, tuple[Sample, ...]]] = {
@@ -50,7 +51,7 @@ def test_every_target_computes_what_torch_does(
         for component in components(parts)
     }
     assert {path.name for path in (tmp_path / "onnx").iterdir() if path.is_dir()} == set(expected)
-    for target in TARGETS:
+    for target in TARGETS if kind == "dynamic" else HALVES[kind]:
         out = tmp_path / target
         fp16 = target in HALVES[kind]
         report = optimize(tmp_path / "onnx", out, provider=target, fp16=fp16)

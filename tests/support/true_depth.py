@@ -24,7 +24,6 @@ EMBEDDING = 8
 """Width of each of SDXL's sizes and crops."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "sd15": {"pipeline": "StableDiffusionPipeline", "texts": {"text_encoder": "clip_l"}},
-    "sd15_inpaint": {"pipeline": "StableDiffusionInpaintPipeline", "texts": {}},
     "sd21": {"pipeline": "StableDiffusionPipeline", "texts": {"text_encoder": "openclip_h"}},
     "sdxl": {
         "pipeline": "StableDiffusionXLPipeline",
