@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sdort.errors.number_ranges import BATCH_SIZE, SIZE_SIDE, Range
+from sdort.errors.plain_text import cut
 
 
 class Whole(click.IntRange):
@@ -97,5 +98,4 @@ class Duration(click.ParamType[float]):
 
 def shortened(value: object) -> str:
     """A refused value as messages repeat it."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(repr(value))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, cast
 
 from sdort.errors import UsageError
+from sdort.errors.plain_text import cut
 
 N = TypeVar("N", int, float)
 _SHOWN = 40
@@ -86,7 +87,7 @@ def _shown(value: object) -> str:
         text = str(value) if isinstance(value, numbers.Number) and not isinstance(value, bool) else repr(value)
     except ValueError:  # Python writes out no number of more than 4,300 digits
         text = "a number of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return cut(text, _SHOWN)
 
 
 def _listed(values: object, problem: str) -> Sequence[Any]:

@@ -42,6 +42,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def cut(text: str, most: int = 60) -> str:
+    """The beginning of a text that has more than ``most`` characters, with three dots."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def encodable(text: str) -> str:
     """Text that UTF-8 can hold: halves of surrogate pairs are written out, all else stays as it is."""
     return text if text.isascii() else _SURROGATE.sub(_escape, text)

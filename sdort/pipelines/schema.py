@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sdort.errors.plain_text import cut
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -38,8 +40,7 @@ class Kind:
 
 def shortened(value: Any) -> str:
     """A value as JSON in ASCII, so that it changes no terminal, and not much of it."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(json.dumps(value))
 
 
 def _below(path: str, key: str) -> str:

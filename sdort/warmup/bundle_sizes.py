@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sdort.generation.memory_need import weight_bytes
 from sdort.machine.disk import PlannedWrite, WritePlan, plan_writes
 from sdort.tuning.store import Store
-from sdort.warmup.items import Item, WarmupTarget, weight_bytes
+from sdort.warmup.items import Item, WarmupTarget
 
 _RECORDS = 1_000_000
 """Upper bound in bytes of a bundle of an item for which nothing is compiled: its record and tables of results."""
@@ -21,7 +22,7 @@ def plan_space(items: Sequence[Item], store: Store, target: WarmupTarget) -> Wri
     there = set(store.names())
     writes, weights = [], [0]
     for item in items:
-        size = weight_bytes(target, [item.case.component])
+        size = weight_bytes(target.folder, [item.case.component])
         weights.append(size)
         if item.key.name in there:
             writes.append(PlannedWrite(str(item), store.folder, 0, "kept already"))

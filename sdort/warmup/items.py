@@ -9,8 +9,7 @@ from pathlib import Path
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
 from sdort.generation.decode import Plan, Planner, planner_of
-from sdort.generation.memory_need import refuse_case
-from sdort.generation.memory_need import weight_bytes as bytes_of_weights
+from sdort.generation.memory_need import refuse_case, weight_bytes
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array
@@ -162,9 +161,4 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
 def _free_beside(target: WarmupTarget, components: Sequence[str]) -> int | None:
     """Bytes that a run has left to decode in, with all components loaded; None where nothing tells."""
     free = free_memory(target.provider.vendor, target.runtime.device_id)
-    return None if free is None else max(0, free - weight_bytes(target, components))
-
-
-def weight_bytes(target: WarmupTarget, components: Sequence[str]) -> int:
-    """Bytes of the files of components, each counted once."""
-    return bytes_of_weights(target.folder, components)
+    return None if free is None else max(0, free - weight_bytes(target.folder, components))

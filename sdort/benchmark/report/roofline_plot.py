@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sdort.benchmark.report.theme import SERIES, new_figure, text_on, title
 from sdort.benchmark.roofline import Point, Roofline
-from sdort.errors.plain_text import one_line
+from sdort.errors.plain_text import cut, one_line
 from sdort.verification.report.html import Theme
 
 if TYPE_CHECKING:
@@ -65,13 +65,9 @@ def _table(axes: Axes, theme: Theme, measured: Roofline, operators: list[str]) -
         axes.text(
             0.06, index + 0.1, one_line(f"{point.operator}, {point.nodes}"), va="center", fontsize=8.5, color=theme.ink
         )
-        axes.text(0.06, index + 0.52, _short(point.shape), va="center", fontsize=7, color=theme.quiet)
+        axes.text(0.06, index + 0.52, cut(point.shape, 46), va="center", fontsize=7, color=theme.quiet)
         axes.text(1, index + 0.25, _how_near(measured, point), va="center", ha="right", fontsize=8.5, color=theme.ink)
 
 
 def _how_near(measured: Roofline, point: Point) -> str:
     return f"{point.seconds * 1e3:.3f}, {100 * point.speed / attainable(measured, point.intensity):.0f} %"
-
-
-def _short(shape: str, most: int = 46) -> str:
-    return shape if len(shape) <= most else f"{shape[: most - 3]}..."
