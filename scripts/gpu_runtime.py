@@ -25,8 +25,9 @@ from gpu_benchmark import make_pipeline, optimized
 
 import sdort
 from sdort.errors import SdortError
+from sdort.generation.bound_unet import Batch
 from sdort.generation.decode import Decoder, Plan, size_of
-from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.device_loop import Loop
 from sdort.generation.host_loop import denoise
 from sdort.generation.recurrence import find_recurrence
 from sdort.inspection.profile import placement_table, remarks

@@ -24,6 +24,7 @@ __all__ = [
     "ExportReport",
     "FusionList",
     "Generation",
+    "GenerationOptions",
     "Image",
     "Measurement",
     "OptimizeReport",
@@ -88,6 +89,7 @@ _MODULES = {
         "load",
         "run",
     ),
+    "sdort.generation.options": ("GenerationOptions",),
     "sdort.generation.result": (
         "Generation",
         "Image",

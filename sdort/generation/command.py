@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sdort.console import progress, say
 from sdort.errors import ParityError
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
-from sdort.generation.images import Generated, output_paths, save_png
+from sdort.generation.images import Generated, save_png
+from sdort.generation.job import plan_job
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
+from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress, RunOptions
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, each_prompt, image_size
+from sdort.generation.request import Request, image_size
 from sdort.generation.result import Generation, Image, PeakMemory
 from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
 from sdort.generation.step_progress import StepProgress
@@ -34,10 +35,10 @@ from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident
 from sdort.runtime.probe import choose_provider
-from sdort.workload.cases import IMAGES_AT_ONCE, Case, generation_cases
+from sdort.workload.cases import Case, generation_cases
 
-OnProgress = Callable[[float, float], None]
-"""Called with the steps that are done and all there are, both times the number of images."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Pipeline:
@@ -63,48 +64,13 @@ class Pipeline:
         """Height and width in pixels that the pipeline was made for."""
         return self._models.folder.default_size
 
-    def generate(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        negative_prompt: str | Sequence[str] = "",
-        steps: int = 50,
-        guidance_scale: float = 7.5,
-        height: int | None = None,
-        width: int | None = None,
-        seed: int | None = None,
-        num_images: int = 1,
-        scheduler: str | None = None,
-        images_at_once: int = IMAGES_AT_ONCE,
-        vae_tiling: bool | None = None,
-        vae_slicing: bool | None = None,
-        output: str | Path | None = None,
-        overwrite: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> Generation:
+    def generate(self, prompt: str | Sequence[str], **options: Unpack[GenerationOptions]) -> Generation:
         """Generate images from text.
 
         Args:
             prompt: what the images are to show. Of several prompts each gets ``num_images`` images of the same seeds,
                 the same as alone, in the order of the prompts.
-            negative_prompt: what they are not to show: one for all prompts, or one for each.
-            steps: denoising steps.
-            guidance_scale: how closely to follow the prompt; 1 turns guidance off.
-            height: pixels; by default the pipeline's own.
-            width: pixels; by default the pipeline's own.
-            seed: of the first image; the second has ``seed + 1``, and so on. The same seed gives the same image;
-                by default random.
-            num_images: how many images of each prompt.
-            scheduler: a short name (``ddim``, ``euler-a``, ``dpm++-2m``, ...) or the name of a class in diffusers;
-                by default the pipeline's own.
-            images_at_once: how many images share a call of the UNet, also of several prompts.
-            vae_tiling: decode in overlapping tiles; by default where memory asks for it.
-            vae_slicing: decode one image at a time; by default where memory asks for it.
-            output: a PNG to write each image to as soon as it is done, with its parameters inside; several images get
-                -1, -2, ... before the suffix. Its folder is made where it is missing. By default nothing is written:
-                see :meth:`Generation.save`.
-            overwrite: replace ``output`` if it exists.
-            on_progress: called after each step of a batch with the steps done and in all, times images.
+            options: as in :class:`GenerationOptions`.
 
         Returns:
             The images (uint8 pixels) and the record of the generation.
@@ -121,28 +87,12 @@ class Pipeline:
             >>> result.images[0].pixels.shape
             (64, 64, 3)
         """
-        settings = Request(
-            prompt="",
-            steps=steps,
-            guidance_scale=guidance_scale,
-            height=height,
-            width=width,
-            seed=_seed(seed),
-            num_images=num_images,
-            scheduler=scheduler,
-            images_at_once=images_at_once,
-            vae_tiling=vae_tiling,
-            vae_slicing=vae_slicing,
-        )
-        requests = _checked(each_prompt(prompt, negative_prompt, settings))
-        paths = None
-        if output is not None:
-            paths = output_paths(Path(output), settings.seed, len(requests) * num_images, overwrite)
-        models, device_id = self._models, self._options.device_id
+        job = plan_job(prompt, options)
+        paths = job.paths() if job.output else None
+        models, device_id, settings = self._models, self._options.device_id, job.requests[0]
         unet_calls(models.folder, settings)
-        count = len(requests) * num_images
-        needed = refuse_generation(models.folder, settings, count, models.provider, device_id, self._held)
-        result = self._generate(requests, paths, on_progress)
+        needed = refuse_generation(models.folder, settings, job.images, models.provider, device_id, self._held)
+        result = self._generate(job.requests, paths, job.on_progress)
         self._held = max(self._held, needed)
         return result
 
@@ -256,17 +206,17 @@ def load(
         >>> pipeline.generate("a red star on navy", steps=20, seed=7).save("star.png")
         [PosixPath('star.png')]
     """
-    options = RuntimeOptions(
-        provider=provider,
-        tuning=tuning,
-        graph=graph,
-        fallback=fallback,
-        device_id=device_id,
-        provider_options=provider_options or {},
-        custom_ops=custom_ops,
-        check=check,
-    )
-    return _load(Path(pipeline), options)
+    options: LoadOptions = {
+        "provider": provider,
+        "tuning": tuning,
+        "graph": graph,
+        "fallback": fallback,
+        "device_id": device_id,
+        "provider_options": provider_options,
+        "custom_ops": custom_ops,
+        "check": check,
+    }
+    return _load(Path(pipeline), _runtime_options(options))
 
 
 def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
@@ -280,45 +230,18 @@ def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
 
 
 def run(
-    pipeline: str | Path,
-    prompt: str | Sequence[str],
-    *,
-    negative_prompt: str | Sequence[str] = "",
-    steps: int = 50,
-    guidance_scale: float = 7.5,
-    height: int | None = None,
-    width: int | None = None,
-    seed: int | None = None,
-    num_images: int = 1,
-    scheduler: str | None = None,
-    images_at_once: int = IMAGES_AT_ONCE,
-    vae_tiling: bool | None = None,
-    vae_slicing: bool | None = None,
-    provider: str = AUTO,
-    tuning: bool = False,
-    graph: bool = False,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    provider_options: Mapping[str, str] | None = None,
-    custom_ops: str = "auto",
-    check: bool = True,
-    placement: bool = False,
-    output: str | Path | None = None,
-    overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    pipeline: str | Path, prompt: str | Sequence[str], *, placement: bool = False, **options: Unpack[RunOptions]
 ) -> Generation:
     """Load a pipeline, generate images and write them as PNG: :func:`load` and :meth:`Pipeline.generate` in one.
 
     What can be refused is refused before anything is loaded.
 
     Args:
-        pipeline: as for :func:`load`, and so are ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options``, ``custom_ops`` and ``check``.
-        prompt: as for :meth:`Pipeline.generate`, and so are ``negative_prompt``, ``steps``, ``guidance_scale``,
-            ``height``, ``width``, ``seed``, ``num_images``, ``scheduler``, ``images_at_once``, ``vae_tiling``,
-            ``vae_slicing``, ``overwrite`` and ``on_progress``.
+        pipeline: as for :func:`load`.
+        prompt: as for :meth:`Pipeline.generate`.
         placement: also open each component anew, and measure which operators run on which execution provider.
-        output: the PNG to write; by default ``sdort-SEED.png`` in the current folder.
+        options: those of :func:`load` and :class:`GenerationOptions`; ``output`` is by default ``sdort-SEED.png`` in
+            the current folder.
 
     Returns:
         The images, their files, and the record of the generation.
@@ -330,49 +253,23 @@ def run(
         >>> sdort.run("fast", "a red star on navy", provider="cpu", steps=20, output="star.png").images[0].path
         PosixPath('star.png')
     """
-    options = RuntimeOptions(
-        provider=provider,
-        tuning=tuning,
-        graph=graph,
-        fallback=fallback,
-        device_id=device_id,
-        provider_options=provider_options or {},
-        custom_ops=custom_ops,
-        check=check,
-    )
-    settings = Request(
-        prompt="",
-        steps=steps,
-        guidance_scale=guidance_scale,
-        height=height,
-        width=width,
-        seed=_seed(seed),
-        num_images=num_images,
-        scheduler=scheduler,
-        images_at_once=images_at_once,
-        vae_tiling=vae_tiling,
-        vae_slicing=vae_slicing,
-    )
-    requests = _checked(each_prompt(prompt, negative_prompt, settings))
-    count = len(requests) * num_images
-    paths = output_paths(Path(output) if output else None, settings.seed, count, overwrite)
-    with checked(Path(pipeline), check):
+    loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
+    generating = {name: value for name, value in options.items() if name not in loading}
+    runtime = _runtime_options(cast("LoadOptions", loading))
+    job = plan_job(prompt, cast("GenerationOptions", generating))
+    paths = job.paths()
+    with checked(Path(pipeline), runtime.check):
         folder = open_folder(Path(pipeline))
-        unet_calls(folder, settings)
-        refuse_generation(folder, settings, count, choose_provider(options)[0], device_id)
-    loaded = _load(Path(pipeline), options)
-    result = loaded._generate(requests, paths, on_progress)
-    return _with_placement(result, loaded._models, requests, options) if placement else result
+        unet_calls(folder, job.requests[0])
+        refuse_generation(folder, job.requests[0], job.images, choose_provider(runtime)[0], runtime.device_id)
+    loaded = _load(Path(pipeline), runtime)
+    result = loaded._generate(job.requests, paths, job.on_progress)
+    return _with_placement(result, loaded._models, job.requests, runtime) if placement else result
 
 
-def _seed(seed: int | None) -> int:
-    return secrets.randbelow(1 << 32) if seed is None else seed
-
-
-def _checked(requests: list[Request]) -> list[Request]:
-    if requests[0].scheduler:
-        find_scheduler(requests[0].scheduler)
-    return requests
+def _runtime_options(options: LoadOptions) -> RuntimeOptions:
+    given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
+    return RuntimeOptions(**given)
 
 
 def unet_calls(folder: PipelineFolder, request: Request) -> int:

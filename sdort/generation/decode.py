@@ -17,7 +17,7 @@ import numpy as np
 
 from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError
-from sdort.generation.device_loop import batch_slices
+from sdort.generation.bound_unet import batch_slices
 from sdort.generation.footprint import Footprint, decoder_footprint
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import DECODER

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import ParityError
-from sdort.generation.device_loop import batch_slices, repeated
+from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.schedulers import steps_of
 from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning

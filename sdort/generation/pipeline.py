@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sdort.console import detail, progress
+from sdort.generation.bound_unet import Batch, condition_width
 from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
-from sdort.generation.device_loop import Batch, Loop, condition_width
+from sdort.generation.device_loop import Loop
 from sdort.generation.footprint import decoder_footprint
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.bound_unet import Batch
+from sdort.generation.device_loop import Loop
 from sdort.generation.images import Generated
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.recurrence import Recurrence

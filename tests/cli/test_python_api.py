@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort import console
 from sdort.cli import COMMANDS, cli
+from sdort.generation.options import GenerationOptions, LoadOptions, RunOptions
+from sdort.generation.request import Request
 from sdort.providers import PROVIDER_NAMES
+from sdort.providers.runtime_options import RuntimeOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python-api.md").read_text()
@@ -72,6 +76,9 @@ NO_PARAMETER = {
 
 NO_DEFAULT = {"providers": PROVIDER_NAMES}
 """Option without a default -> what its parameter is where it is not given."""
+
+OPTIONS: dict[str, tuple[type, ...]] = {"run": (GenerationOptions, LoadOptions), "generate": (GenerationOptions,)}
+"""Function with ``**options`` -> the dictionaries that list them."""
 
 FUNCTIONS = sorted({name for names in CALLS.values() for name in names} | {"load"})
 
@@ -137,24 +144,59 @@ def test_no_module_hides_a_function() -> None:
     assert callable(sdort.optimize)
 
 
+def parameters_of(name: str) -> dict[str, Any]:
+    """The parameters of a function, and those of its options, with their defaults."""
+    defaults = {field.name: field.default for field in (*fields(Request), *fields(RuntimeOptions))}
+    defaults |= {name: inspect.signature(sdort.load).parameters[name].default for name in LoadOptions.__annotations__}
+    listed = [option for options in OPTIONS.get(name, ()) for option in options.__annotations__]
+    own = inspect.signature(function(name)).parameters.values()
+    named = {each.name: each.default for each in own if each.kind != each.VAR_KEYWORD}
+    # Random seeds, files and callbacks are no part of a request.
+    return named | {option: defaults.get(option) for option in listed} | ({"seed": None} if listed else {})
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_typed_and_documented(name: str) -> None:
     signature, text = inspect.signature(function(name)), inspect.getdoc(function(name)) or ""
     assert signature.return_annotation is not inspect.Signature.empty
     for parameter in signature.parameters.values():
-        assert parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        assert parameter.kind != parameter.VAR_POSITIONAL
+        assert (parameter.kind == parameter.VAR_KEYWORD) == (parameter.name == "options" and name in OPTIONS)
         assert parameter.annotation is not inspect.Parameter.empty
         if signature.parameters.keys() - {"before", "after"}:
             assert re.search(rf"^ +{parameter.name}: |``{parameter.name}``", text, re.MULTILINE), parameter.name
     assert text.partition("\n")[0].endswith("."), "the first line is a sentence"
 
 
-def test_generate_has_the_parameters_of_run() -> None:
-    both = {**inspect.signature(sdort.load).parameters, **inspect.signature(sdort.Pipeline.generate).parameters}
-    run = inspect.signature(sdort.run).parameters
-    assert set(both) - {"self"} == set(run) - {"placement"}
-    for name in set(run) - {"placement"}:
-        assert (run[name].default, run[name].annotation) == (both[name].default, both[name].annotation)
+def test_the_options_of_a_generation_are_those_of_a_request() -> None:
+    of_request = {field.name for field in fields(Request)} - {"prompt"}
+    assert set(GenerationOptions.__annotations__) == of_request | {"output", "overwrite", "on_progress"}
+    assert inspect.signature(sdort.Pipeline.generate).parameters["options"].annotation == "Unpack[GenerationOptions]"
+    assert inspect.signature(sdort.run).parameters["options"].annotation == "Unpack[RunOptions]"
+    assert (
+        RunOptions.__annotations__.keys()
+        == GenerationOptions.__annotations__.keys() | LoadOptions.__annotations__.keys()
+    )
+
+
+def test_the_options_of_loading_are_the_parameters_of_load() -> None:
+    parameters = dict(inspect.signature(sdort.load).parameters)
+    del parameters["pipeline"]
+    assert {name: str(hint.__forward_arg__) for name, hint in LoadOptions.__annotations__.items()} == {
+        name: parameter.annotation for name, parameter in parameters.items()
+    }
+
+
+def test_every_option_of_a_generation_is_documented() -> None:
+    [definition] = ast.parse(inspect.getsource(GenerationOptions)).body
+    assert isinstance(definition, ast.ClassDef)
+    kinds = [type(node) for node in definition.body[1:]]
+    assert kinds == [ast.AnnAssign, ast.Expr] * (len(kinds) // 2)
+
+
+def test_an_option_that_there_is_not_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(TypeError, match="there is no option step; there are negative_prompt, steps"):
+        sdort.run(tiny.onnx, "a", step=3)  # type: ignore[call-arg]
 
 
 # The command line
@@ -166,7 +208,7 @@ def test_every_command_names_its_functions() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_option_is_a_parameter(name: str) -> None:
-    parameters = {each for called in CALLS[name] for each in inspect.signature(function(called)).parameters}
+    parameters = {each for called in CALLS[name] for each in parameters_of(called)}
     options = {option.name or "" for option in commands()[name].params}
     assert {o for o in options if ("", o) not in NO_PARAMETER and (name, o) not in NO_PARAMETER} <= parameters
     excused = {option for command, option in NO_PARAMETER if command == name}
@@ -183,10 +225,10 @@ def test_a_command_calls_its_functions(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CALLS if len(CALLS[name]) == 1])
 def test_defaults_agree(name: str) -> None:
-    parameters = inspect.signature(function(*CALLS[name])).parameters
+    parameters = parameters_of(*CALLS[name])
     for option in commands()[name].params:
         if option.name in parameters and isinstance(option, click.Option):
-            default = parameters[option.name].default
+            default = parameters[option.name]
             if option.required:
                 assert default is inspect.Parameter.empty
             elif isinstance(option.default, bool | int | float | str):

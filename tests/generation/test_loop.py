@@ -15,7 +15,8 @@ from support.loop_models import UNET
 
 from sdort.errors import ParityError, UsageError
 from sdort.generation import device_loop as loop_module
-from sdort.generation.device_loop import Batch, Loop, open_sum
+from sdort.generation.bound_unet import Batch
+from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.schedulers import SCHEDULERS
 from sdort.providers import CPU
@@ -211,7 +212,8 @@ def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, pathlib, numpy
-from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.bound_unet import Batch
+from sdort.generation.device_loop import Loop
 from sdort.runtime.opener import create_session
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions

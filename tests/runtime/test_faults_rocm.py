@@ -21,7 +21,8 @@ import sdort.runtime.session
 from sdort.console import set_verbosity
 from sdort.cli.reporting import reporting
 from sdort.generation.decode import Decoder, Plan
-from sdort.generation.device_loop import Batch, Loop
+from sdort.generation.bound_unet import Batch
+from sdort.generation.device_loop import Loop
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.recurrence import Recurrence

@@ -1,0 +1,67 @@
+"""Options of a generation and of loading, by the names that :func:`sdort.run` and ``sdort run`` share.
+
+Defaults are those of :class:`sdort.generation.request.Request` and of :func:`sdort.load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+OnProgress = Callable[[float, float], None]
+"""Called with the steps that are done and all there are, both times the number of images."""
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Options of :meth:`sdort.Pipeline.generate`, all optional."""
+
+    negative_prompt: str | Sequence[str]
+    """What the images are not to show: one for all prompts, or one for each."""
+    steps: int
+    """Denoising steps; 50 by default."""
+    guidance_scale: float
+    """How closely to follow the prompt, 7.5 by default; 1 turns guidance off."""
+    height: int | None
+    """Pixels; by default the pipeline's own."""
+    width: int | None
+    """Pixels; by default the pipeline's own."""
+    seed: int | None
+    """Of the first image; the second has ``seed + 1``, and so on. The same seed gives the same image; by default
+    random."""
+    num_images: int
+    """How many images of each prompt; one by default."""
+    scheduler: str | None
+    """A short name (``ddim``, ``euler-a``, ``dpm++-2m``, ...) or the name of a class in diffusers; by default the
+    pipeline's own."""
+    images_at_once: int
+    """How many images share a call of the UNet, also of several prompts; four by default."""
+    vae_tiling: bool | None
+    """Decode in overlapping tiles; by default where memory asks for it."""
+    vae_slicing: bool | None
+    """Decode one image at a time; by default where memory asks for it."""
+    output: str | Path | None
+    """A PNG to write each image to as soon as it is done, with its parameters inside; several images get -1, -2, ...
+    before the suffix. Its folder is made where it is missing. By default nothing is written: see
+    :meth:`Generation.save`."""
+    overwrite: bool
+    """Replace ``output`` if it exists."""
+    on_progress: OnProgress | None
+    """Called after each step of a batch with the steps done and in all, times images."""
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of :func:`sdort.load`, which says what each is."""
+
+    provider: str
+    tuning: bool
+    graph: bool
+    fallback: bool | None
+    device_id: int
+    provider_options: Mapping[str, str] | None
+    custom_ops: str
+    check: bool
+
+
+class RunOptions(GenerationOptions, LoadOptions, total=False):
+    """Options of :func:`sdort.run`."""
