@@ -138,6 +138,7 @@ def _main(
     try:
         cli.main(list(args), prog_name="sdort")
     finally:
+        signal.setitimer(timer, 0)
         _seconds(log).write_text(json.dumps([time.process_time() - began[0], time.monotonic() - began[1]]))
 
 

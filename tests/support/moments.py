@@ -10,12 +10,16 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Iterator
 
 KILLED = -signal.SIGPROF
 """The exit status of a process that :func:`strike` ended; no code of its own runs then, as after SIGKILL."""
 
 KILLED_BY_CLOCK = -signal.SIGALRM
 """The same with ``ITIMER_REAL``."""
+
+_HALVINGS = 10
+"""Rounds with one moment; the last of them is a 512th of it."""
 
 _SIGNALS = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
 
@@ -28,7 +32,28 @@ def strike(moment: float, how: signal.Signals = signal.SIGKILL, timer: int = sig
     signal.setitimer(timer, moment)
 
 
-def spread(seconds: float, count: int, seed: int) -> list[float]:
-    """Moments over the work of a process, each somewhere in its part of it."""
-    draw = random.Random(seed)
-    return [(index + draw.uniform(0.01, 1)) / count * seconds for index in range(count)]
+class Strikes:
+    """Moments over the work of a process, each somewhere in its part of it, and each repeated until it strikes.
+
+    Work that is measured once can be done in less time: a moment that came after the end is repeated with half of it.
+    After each round its user sets ``struck``::
+
+        for moment in (strikes := Strikes(seconds, count, seed)):
+            strikes.struck = run(moment) == KILLED
+    """
+
+    struck = False
+
+    def __init__(self, seconds: float, count: int, seed: int) -> None:
+        draw = random.Random(seed)
+        self._moments = [(index + draw.uniform(0.01, 1)) / count * seconds for index in range(count)]
+
+    def __iter__(self) -> Iterator[float]:
+        for first in self._moments:
+            for halvings in range(_HALVINGS):
+                self.struck = False
+                yield first / 2**halvings
+                if self.struck:
+                    break
+            else:
+                raise AssertionError(f"the work ended {_HALVINGS} times before its moment, {first} s and less")
