@@ -134,6 +134,7 @@ _LARGEST = "larger images are made by upscaling smaller ones"
 HEIGHT = Range("height", 1, 16384, _LARGEST)
 WIDTH = Range("width", 1, 16384, _LARGEST)
 SIZE_SIDE = Range("size", 1, 16384, _LARGEST)
+ADAPTER_SCALE = Range("lora", -100.0, 100.0, "1 is an adapter as it was trained, and 0 is nothing")
 SEED = Range("seed", 0, (1 << 63) - 1, "torch's generator takes 64 bits, and a negative seed is another name of one")
 NUM_IMAGES = Range("num_images", 1, 10_000, "all images of a run are numbered and kept until its end")
 IMAGES_AT_ONCE = Range("images_at_once", 1, 1024, "more of them gain no speed")

@@ -18,6 +18,7 @@ import numpy as np
 
 from sdort.errors import BadModelError
 from sdort.machine.input_file import open_input
+from sdort.model.stored_values import StoredValues
 from sdort.pipelines.lfs import refuse_pointer
 from sdort.tables import size_text
 
@@ -51,6 +52,8 @@ class Header:
     """Offset of the first tensor's data in bytes."""
     size: int
     """Bytes of the file."""
+    notes: dict[str, str]
+    """What its writer says of it: ``__metadata__``."""
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -78,9 +81,10 @@ def read_header(path: Path) -> Header:
             header = file.read(length)
     except OSError as error:
         raise BadModelError(f"cannot read {path}: {error.strerror or error}") from error
-    entries = {name: entry for name, entry in _parse(path, header).items() if name != "__metadata__"}
+    entries = _parse(path, header)
+    notes = entries.pop("__metadata__", {})
     _check_end(path, entries, size - 8 - length)
-    return Header(path, entries, 8 + length, size)
+    return Header(path, entries, 8 + length, size, notes)
 
 
 def read_tensors(path: Path) -> dict[str, Stored]:
@@ -89,8 +93,24 @@ def read_tensors(path: Path) -> dict[str, Stored]:
     Raises:
         BadModelError: the file cannot be read, is truncated, or its header contradicts itself or the file.
     """
-    header = read_header(path)
-    tensors = {name: _tensor(path, name, entry, header.start, header.size) for name, entry in header.entries.items()}
+    # Imported here: whoever reads headers or adapters, to run a pipeline, needs no graph library.
+    from sdort.model.weights import Stored
+
+    return {
+        name: Stored(path, values.offset, values.shape, values.dtype)
+        for name, values in describe_tensors(read_header(path)).items()
+    }
+
+
+def describe_tensors(header: Header) -> dict[str, StoredValues]:
+    """Every tensor of the file of a header by name, for those who need no graph library.
+
+    Raises:
+        BadModelError: the header contradicts itself or the file.
+    """
+    tensors = {
+        name: _tensor(header.path, name, entry, header.start, header.size) for name, entry in header.entries.items()
+    }
     _check_cover(header, tensors)
     return tensors
 
@@ -115,7 +135,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Stored:
+def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> StoredValues:
     shape = _shape(path, name, entry)
     dtype, offsets = entry.get("dtype"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
@@ -130,10 +150,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> Stored:
         raise _broken(path, f"tensor {name!r} lies outside the file")
     if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
         raise _broken(path, f"tensor {name!r} of shape {shape} has {end - begin} bytes")
-    # Imported here: whoever reads headers alone, to run a pipeline, needs no graph library.
-    from sdort.model.weights import Stored
-
-    return Stored(path, start + begin, shape, _DTYPES[dtype])
+    return StoredValues(path, start + begin, shape, _DTYPES[dtype])
 
 
 def _shape(path: Path, name: str, entry: Any) -> list[int]:
@@ -165,7 +182,7 @@ def _naturals(values: Any) -> TypeGuard[list[int]]:
     return all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
 
-def _check_cover(header: Header, tensors: dict[str, Stored]) -> None:
+def _check_cover(header: Header, tensors: dict[str, StoredValues]) -> None:
     """Raise unless the tensors cover the file without overlaps and holes, as the format wants it."""
     end = header.start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):

@@ -1,0 +1,38 @@
+"""The request for an adapter: a file, and how strongly it changes the pipeline."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.errors import UsageError
+from sdort.errors.number_ranges import ADAPTER_SCALE
+from sdort.errors.plain_text import cut
+
+_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class AdapterChoice:
+    """An adapter's file and its scale: 1 is as it was trained, 0 is nothing, less turns its effect round."""
+
+    path: Path
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        ADAPTER_SCALE.check(self.scale)
+
+
+def parse_adapter_choice(text: str) -> AdapterChoice:
+    """The choice that ``FILE`` or ``FILE:SCALE`` names; a file of that whole name goes before a scale.
+
+    Raises:
+        UsageError: there is no file's name in it, or the scale is out of range.
+    """
+    scaled = _SCALED.fullmatch(text)
+    if not text or text.startswith(":"):
+        raise UsageError(f"--lora {cut(text)!r}: expected FILE or FILE:SCALE, such as style.safetensors:0.8")
+    if scaled is None or Path(text).is_file():
+        return AdapterChoice(Path(text))
+    return AdapterChoice(Path(scaled["path"]), ADAPTER_SCALE.check(float(scaled["scale"])))

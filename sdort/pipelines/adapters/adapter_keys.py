@@ -1,0 +1,60 @@
+"""The keys of an adapter's file: the module that a tensor changes, and the part of the change that it is.
+
+Conventions of kohya-ss/sd-scripts, diffusers (``state_dict_utils.py``), peft and KohakuBlueleaf/LyCORIS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_LORA = re.compile(
+    # to_q_lora.down, to_q.lora.down, q_proj.lora_linear_layer.down; to_q.lora_down, to_q.lora_A, lora_embedding_A
+    r"(?P<module>.+?)"
+    r"(?:[._]lora(?:_linear_layer)?\.(?P<old>down|up)|\.lora_(?P<new>down|up|mid|A|B|embedding_A|embedding_B))"
+    r"(?:\.(?!weight$|bias$)\w+)?"  # peft's name of the adapter
+    r"(?P<leaf>\.weight|\.bias)?"
+)
+_MAGNITUDE = re.compile(r"(?P<module>.+?)\.lora_magnitude_vector(?:\.(?!weight$)\w+)?(?:\.weight)?")
+_OTHER = re.compile(
+    r"(?P<module>.+?)(?:[._]lora)?\.(?P<part>alpha|dora_scale|diff|diff_b|w_norm|b_norm"
+    r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"
+)
+_PARTS = {"A": "down", "B": "up", "embedding_A": "table_down", "embedding_B": "table_up"}
+
+
+class AdapterKeys(NamedTuple):
+    """The keys of a file."""
+
+    modules: dict[str, dict[str, str]]
+    """Module -> part of its change (``down``, ``up``, ``alpha``, ``hada_w1_a``, ...) -> key."""
+    unknown: list[str]
+    """Keys of no known convention."""
+
+
+def read_keys(keys: Iterable[str]) -> AdapterKeys:
+    """The modules and parts that keys name; a part that stands there twice is taken for unknown."""
+    modules: dict[str, dict[str, str]] = defaultdict(dict)
+    unknown = []
+    for key in keys:
+        module, part = _split(key) or ("", "")
+        if not module or part in modules[module]:
+            unknown.append(key)
+        else:
+            modules[module][part] = key
+    modules.pop("", None)
+    return AdapterKeys(dict(modules), unknown)
+
+
+def _split(key: str) -> tuple[str, str] | None:
+    if lora := _LORA.fullmatch(key):
+        part = lora["old"] or _PARTS.get(lora["new"], lora["new"])
+        if lora["leaf"] == ".bias":
+            return (lora["module"], "up_bias") if part == "up" else None
+        return lora["module"], part
+    if magnitude := _MAGNITUDE.fullmatch(key):
+        return magnitude["module"], "magnitude"
+    other = _OTHER.fullmatch(key)
+    return (other["module"], other["part"]) if other else None

@@ -1,0 +1,325 @@
+"""The differences that adapters add to weights, computed in fp32.
+
+Sources of the formulas: LoRA https://arxiv.org/abs/2106.09685, LoHa (FedPara) https://arxiv.org/abs/2108.06098, LoKr
+and all as files have them: LyCORIS https://arxiv.org/abs/2309.14859; DoRA https://arxiv.org/abs/2402.09353.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sdort.errors import BadModelError
+from sdort.model.convert import convert
+from sdort.model.signature import Array
+from sdort.model.stored_values import StoredValues
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A tensor of an adapter's file: of one axis at least, unless it is a scalar."""
+
+    name: str
+    stored: StoredValues
+
+    @property
+    def shape(self) -> Shape:
+        return self.stored.shape
+
+    @property
+    def row_size(self) -> int:
+        """Elements that lie under one index of the first axis."""
+        return math.prod(self.shape[1:])
+
+    def values(self) -> Array:
+        """The values in fp32.
+
+        Raises:
+            BadModelError: the file cannot be read, or they are not all finite.
+        """
+        values = convert(self.stored.load(), np.float32)
+        if not np.isfinite(values).all():
+            raise BadModelError(
+                f"the tensor {self.name!r} of {self.stored.path} has infinite values or NaN",
+                hint="The training that made it failed, or the file is damaged: get another version of it.",
+            )
+        return values
+
+    def matrix(self) -> Array:
+        """The values as a matrix: what one row of the first axis has lies in one row."""
+        return self.values().reshape(self.shape[0], self.row_size)
+
+
+class Form(Protocol):
+    """The form in which an adapter stores a difference."""
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix of the difference: output channels."""
+
+    @property
+    def inputs(self) -> int:
+        """Columns of that matrix: input channels times the kernel's size."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that ``alpha`` is divided by; None where the difference is stored whole."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the shapes of the factors belong together."""
+
+    def matrix(self) -> Array:
+        """The matrix in fp32, [outputs, inputs]."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """LoRA: ``up @ down``; with ``core``, a kernel between the two convolutions (Tucker)."""
+
+    up: Factor
+    down: Factor
+    core: Factor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.down.row_size * _kernel(self.core)
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def fits(self) -> bool:
+        ranks = self.core.shape[:2] if self.core else (self.rank, self.rank)
+        return self.rank > 0 and (self.up.row_size, self.down.shape[0]) == ranks
+
+    def matrix(self) -> Array:
+        if self.core:
+            return tucker(self.core.values(), self.up.matrix().T, self.down.matrix())
+        return self.up.matrix() @ self.down.matrix()
+
+
+@dataclass(frozen=True)
+class Product:
+    """One of LyCORIS's matrices of low rank: ``a @ b``; or of Tucker's form, where ``a`` is [rank, outputs]."""
+
+    a: Factor
+    b: Factor
+    core: Factor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.a.row_size if self.core else self.a.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.b.row_size * _kernel(self.core)
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[0]
+
+    @property
+    def fits(self) -> bool:
+        if self.core:
+            return self.rank > 0 and self.core.shape[:2] == (self.a.shape[0], self.rank)
+        return self.rank > 0 and self.a.row_size == self.rank
+
+    def matrix(self) -> Array:
+        if self.core:
+            return tucker(self.core.values(), self.a.matrix(), self.b.matrix())
+        return self.a.matrix() @ self.b.matrix()
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """LoHa: the product, element by element, of two matrices of low rank."""
+
+    first: Product
+    second: Product
+
+    @property
+    def outputs(self) -> int:
+        return self.first.outputs
+
+    @property
+    def inputs(self) -> int:
+        return self.first.inputs
+
+    @property
+    def rank(self) -> int:
+        return self.first.rank
+
+    @property
+    def fits(self) -> bool:
+        sizes = {(half.outputs, half.inputs) for half in (self.first, self.second)}
+        return len(sizes) == 1 and self.first.fits and self.second.fits
+
+    def matrix(self) -> Array:
+        product = self.first.matrix()
+        product *= self.second.matrix()
+        return product
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """LoKr: the Kronecker product of two matrices, each whole or of low rank."""
+
+    first: Whole | Product
+    second: Whole | Product
+
+    @property
+    def outputs(self) -> int:
+        return self.first.outputs * self.second.outputs
+
+    @property
+    def inputs(self) -> int:
+        return self.first.inputs * self.second.inputs
+
+    @property
+    def rank(self) -> int | None:
+        # Both have the same one, if both are of low rank.
+        return self.second.rank or self.first.rank
+
+    @property
+    def fits(self) -> bool:
+        return self.first.fits and self.second.fits
+
+    def matrix(self) -> Array:
+        # A convolution's kernel is the inner part of the second one's columns, as it is of the weight's.
+        product: Array = np.kron(self.first.matrix(), self.second.matrix())
+        return product
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The matrix itself: ``diff``, ``diff_b``, ``w_norm``, and what LoKr does not factorise."""
+
+    values: Factor
+
+    @property
+    def outputs(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.values.row_size
+
+    @property
+    def rank(self) -> None:
+        return None
+
+    @property
+    def fits(self) -> bool:
+        return True
+
+    def matrix(self) -> Array:
+        return self.values.matrix()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The difference of an embedding table, which peft stores the other way round: ``(up @ down).T``."""
+
+    product: LowRank
+
+    @property
+    def outputs(self) -> int:
+        return self.product.inputs
+
+    @property
+    def inputs(self) -> int:
+        return self.product.outputs
+
+    @property
+    def rank(self) -> int:
+        return self.product.rank
+
+    @property
+    def fits(self) -> bool:
+        return self.product.fits
+
+    def matrix(self) -> Array:
+        return np.ascontiguousarray(self.product.matrix().T)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The difference that an adapter of scale 1 adds to a parameter of ``shape``."""
+
+    shape: Shape
+    form: Form
+    factor: float = 1.0
+    """``alpha / rank``, which the form is multiplied by."""
+    first_row: int = 0
+    """The first of the form's rows that are this parameter's: a fused matrix has those of several."""
+    magnitude: Factor | None = None
+    """DoRA: the norms of the changed weight, of each output channel, or of each input channel."""
+    by_input: bool = False
+    """Whether the magnitudes are those of input channels."""
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether it depends on the weight that it is added to."""
+        return self.magnitude is not None
+
+    def array(self, base: Array | None = None) -> Array:
+        """The difference in fp32, of ``shape``.
+
+        Args:
+            base: the weight that it is for, in fp32; only DoRA needs it.
+
+        Raises:
+            BadModelError: the adapter's file cannot be read, or has values that are not finite.
+            ValueError: there is no base, and it needs one.
+        """
+        rows = slice(self.first_row, self.first_row + self.shape[0])
+        matrix = self.form.matrix()[rows]
+        if self.factor != 1:
+            matrix *= np.float32(self.factor)
+        delta: Array = matrix.reshape(self.shape)
+        if self.magnitude is None:
+            return delta
+        if base is None:
+            raise ValueError("a DoRA adapter's difference depends on the weight")
+        magnitudes = self.magnitude.values().reshape(-1)
+        magnitudes = magnitudes if self.by_input else magnitudes[rows]
+        return _decomposed(base, delta, magnitudes, int(self.by_input)) - base
+
+
+def tucker(core: Array, outer: Array, inner: Array) -> Array:
+    """A convolution's weight of low rank, as a matrix [outputs, inputs * kernel].
+
+    Args:
+        core: [r_out, r_in, *kernel]
+        outer: [r_out, outputs]
+        inner: [r_in, inputs]
+    """
+    rank_out, rank_in = core.shape[:2]
+    left = (outer.T @ core.reshape(rank_out, -1)).reshape(outer.shape[1], rank_in, -1)
+    product: Array = np.matmul(inner.T, left)  # [outputs, inputs, kernel]
+    return product.reshape(len(product), -1)
+
+
+def _decomposed(base: Array, delta: Array, magnitudes: Array, axis: int) -> Array:
+    """``magnitudes * (base + delta) / |base + delta|``, with the norms of what lies under each index of ``axis``."""
+    changed = base + delta
+    others = tuple(other for other in range(changed.ndim) if other != axis)
+    norms = np.sqrt(np.square(changed, dtype=np.float64).sum(axis=others))
+    ratio = np.divide(magnitudes, norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
+    changed *= ratio.reshape([-1 if other == axis else 1 for other in range(changed.ndim)])
+    return changed
+
+
+def _kernel(core: Factor | None) -> int:
+    return math.prod(core.shape[2:]) if core else 1

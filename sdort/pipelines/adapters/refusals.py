@@ -1,0 +1,75 @@
+"""Files that are no adapter for a pipeline: what they are instead, in a sentence."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sdort.errors import BadModelError, UsageError, nearest_name
+from sdort.errors.plain_text import cut
+from sdort.pipelines.adapters.module_index import UNET, Parameters
+from sdort.pipelines.file_kind import recognise_file
+from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, Kind, recognise_tensors
+
+_ALIKE = 0.75
+_CONTEXT = ".attn2.to_k.weight"
+
+
+def refuse_other_kind(path: Path) -> None:
+    """Raise unless a file can be an adapter: safetensors that are no checkpoint.
+
+    Raises:
+        UsageError: there is no such file.
+        BadModelError: it is of another kind.
+    """
+    if not os.path.lexists(path):
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = nearest_name(path.name, siblings, _ALIKE)
+        hint = f"Is it {path.with_name(close)}?" if close else "Give a .safetensors file, and after a colon its scale."
+        raise UsageError(f"the adapter {path} does not exist", hint=hint)
+    found = recognise_file(path)
+    if found.kind is Kind.PICKLE:
+        raise BadModelError(
+            f"the adapter {path} is {found.what}, which may run code when it is read",
+            hint="Get the same file as .safetensors: nearly all sites have it.",
+        )
+    if found.kind is Kind.EMBEDDING:
+        raise BadModelError(f"{path} is {found.what}, not a LoRA", hint=f"Give it as a word: --embedding {path}")
+    if found.architecture is None or found.kind in (Kind.CHECKPOINT, Kind.VAE, Kind.UPSCALER, Kind.CONTROLNET):
+        raise BadModelError(f"{path} is {found.what}, not a LoRA", hint=found.advice)
+
+
+def check_family(path: Path, widths: Counter[int], parameters: Parameters) -> None:
+    """Raise where an adapter's UNet attends to texts of another width than the pipeline's: they are of two families.
+
+    Raises:
+        BadModelError: they are.
+    """
+    known = [shape[-1] for name, shape in parameters.get(UNET, {}).items() if name.endswith(_CONTEXT)]
+    if widths and known and known[0] not in widths:
+        width = widths.most_common(1)[0][0]
+        raise BadModelError(
+            f"the adapter {path} is for {_family(width)}, and this model is {_family(known[0])}",
+            hint="An adapter works on the family of models that it was trained on.",
+        )
+
+
+def nothing_matches(
+    path: Path, shapes: Mapping[str, Sequence[int]], modules: int, parameters: Parameters
+) -> BadModelError:
+    """The error for a file of which nothing has a place in the pipeline."""
+    family = recognise_tensors(shapes).family
+    first = cut(min(shapes, default="nothing"), 80)
+    like = f"it looks like one for {family}" if family else f"it holds {len(shapes)} tensors, such as {first}"
+    what = f"none of its {modules} modules is one of {', '.join(parameters)}" if modules else "it holds no adapter"
+    return BadModelError(
+        f"the adapter {path} changes nothing of this model: {what}; {like}",
+        hint="An adapter works on the family of models that it was trained on.",
+    )
+
+
+def _family(width: int) -> str:
+    family = FAMILY_OF_WIDTH.get(width)
+    return family or f"a model whose texts are {width} numbers wide"
