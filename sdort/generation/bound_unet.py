@@ -53,6 +53,8 @@ class Batch:
     images: int
     latent: tuple[int, int, int]
     """Channels, height, width."""
+    extra: int = 0
+    """Channels that the UNet takes beside those of the latents: a mask and the latents of what it leaves."""
 
     @property
     def samples(self) -> int:
@@ -92,7 +94,7 @@ class BoundBuffers:
         self.batch = batch
         inputs, output = session.inputs, session.outputs[0]
         channels = static_size(output.shape, 1) or batch.latent[0]
-        shape = (batch.samples, *batch.latent)
+        shape = (batch.samples, batch.latent[0] + batch.extra, *batch.latent[1:])
         self.slices = batch_slices(session, "sample", batch.samples)
         samples = self.slices[0].stop
         self.sample = Buffer(session, np.zeros(shape, inputs["sample"].dtype))

@@ -10,6 +10,7 @@ provider.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,12 +31,18 @@ MAX_ROW_BYTES = 1 << 30
 """Upper bound in bytes for the step-accumulator matrix; larger runs use the host loop."""
 
 
-def open_sum(unet: Session) -> Session:
+def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -> Session:
     """The small model between two runs of ``unet``, on its provider.
 
     Inputs: ``rows`` [R, L] and ``weights`` [K, R] in fp32, the UNet's last ``output`` [K, L] with its ``own`` weights
     [K, K], and the ``time`` of the next step. Outputs: ``sample`` [K, L], the UNet's next input, ``total``, the same in
     fp32, ``kept``, its last output as rows, and ``now``, the time.
+
+    Args:
+        masked: elements where ``inside`` [1, L] is false are the sum of ``origin`` [2, L] with the weights ``outside``
+            [K, 2].
+        channels: of the latents, where ``sample`` is [samples, channels + E, P]: to those of every sample ``extra``
+            [samples, E, P] is added, a mask and the latents of what it leaves.
     """
     from onnx import helper, parser
 
@@ -43,14 +50,30 @@ def open_sum(unet: Session) -> Session:
              np.dtype(np.int32): "int32", np.dtype(np.float64): "double"}  # fmt: skip
     sample, output = unet.inputs["sample"].dtype, unet.outputs[0].dtype
     clock = names[unet.inputs["timestep"].dtype] + ("[T]" if unet.inputs["timestep"].shape else "")
+    cast = f"Cast <to = {helper.np_dtype_to_tensor_dtype(sample)}> (total)"
+    more, total, last, shape = "", "total = Add (earlier, last)", f"sample = {cast}", "[K, L]"
+    if masked:
+        more = ", float[2, L] origin, float[K, 2] outside, bool[1, L] inside"
+        total = """within = Add (earlier, last)
+            around = MatMul (outside, origin)
+            total = Where (inside, within, around)"""
+    if channels:
+        shape = "[S, F, P]"
+        more += f", {names[sample]}[S, E, P] extra"
+        last = f"""flat = {cast}
+            every = Constant <value_ints = [-1, {channels}]> ()
+            pixels = Shape <start = 2> (extra)
+            dims = Concat <axis = 0> (every, pixels)
+            latents = Reshape (flat, dims)
+            sample = Concat <axis = 1> (latents, extra)"""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        sum (float[R, L] rows, float[K, R] weights, {names[output]}[K, L] output, float[K, K] own, {clock} time)
-        => ({names[sample]}[K, L] sample, float[K, L] total, float[K, L] kept, {clock} now) {{
+        sum (float[R, L] rows, float[K, R] weights, {names[output]}[K, L] output, float[K, K] own, {clock} time{more})
+        => ({names[sample]}{shape} sample, float[K, L] total, float[K, L] kept, {clock} now) {{
             kept = Cast <to = 1> (output)
             earlier = MatMul (weights, rows)
             last = MatMul (own, kept)
-            total = Add (earlier, last)
-            sample = Cast <to = {helper.np_dtype_to_tensor_dtype(sample)}> (total)
+            {total}
+            {last}
             now = Identity (time)
         }}""")
     options = replace(unet.options, graph=False, custom_ops="off", provider_options=_exact(unet))
@@ -72,12 +95,12 @@ class Loop:
 
     def __init__(self, unet: Session) -> None:
         self.unet = unet
-        self._sum: Session | None = None
+        self._sums: dict[tuple[bool, int | None], Session] = {}
         self._bound: dict[tuple[Batch, InputShapes], BoundBuffers] = {}
 
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         """Whether the rows of a run are small enough to be kept."""
-        rows = 1 + recurrence.steps * batch.copies + recurrence.noises
+        rows = 1 + recurrence.steps * batch.copies + recurrence.noises + recurrence.takes_image
         return rows * batch.elements * 4 <= MAX_ROW_BYTES
 
     def denoise(
@@ -88,6 +111,9 @@ class Loop:
         noise: Array,
         guidance: Sequence[float],
         on_step: Callable[[float], None],
+        image: Array | None = None,
+        mask: Array | None = None,
+        extra: Array | None = None,
     ) -> tuple[Array, list[float]]:
         """Take every step.
 
@@ -95,6 +121,9 @@ class Loop:
             conditions: one for each copy.
             noise: [1 + recurrence.noises, images, channels, height, width]: the first noise and all later.
             guidance: the weight of each copy's output; they sum up to one.
+            image: latents [images, channels, height, width] of an image, where the recurrence takes some.
+            mask: [height, width], true where the scheduler's steps count, for a recurrence with an outside.
+            extra: [images, batch.extra, height, width], what the UNet takes beside the latents.
 
         Returns:
             The latents [images, channels, height, width] in fp32, and the seconds of every step.
@@ -108,7 +137,9 @@ class Loop:
             buffers.conditioning[name].write(values)
         # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
         buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
-        accumulator = StepAccumulator(self._summing(), buffers, recurrence, noise, guidance)
+        given = noise if image is None else np.concatenate([image[None], noise])
+        session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
+        accumulator = StepAccumulator(session, buffers, recurrence, given, guidance, mask, extra)
         seconds = []
         for step in range(recurrence.steps):
             started = time.perf_counter()
@@ -127,26 +158,38 @@ class Loop:
             self._bound[key] = BoundBuffers(self.unet, batch, dict(shapes), number)
         return self._bound[key]
 
-    def _summing(self) -> Session:
-        if self._sum is None:
-            self._sum = open_sum(self.unet)
-        return self._sum
+    def _summing(self, masked: bool, channels: int | None) -> Session:
+        if (masked, channels) not in self._sums:
+            self._sums[masked, channels] = open_sum(self.unet, masked, channels)
+        return self._sums[masked, channels]
 
 
 class StepAccumulator:
-    """The rows of one batch, from the first noise to the last output, and the weighted sums over them."""
+    """The rows of one batch, from the first noise to the last output, and the weighted sums over them.
+
+    Args:
+        given: the rows that are there from the start: the image's latents, if any, the first noise, all later noise.
+        mask, extra: as :meth:`Loop.denoise` takes them.
+    """
 
     def __init__(
-        self, session: Session, buffers: BoundBuffers, recurrence: Recurrence, noise: Array, guidance: Sequence[float]
+        self,
+        session: Session,
+        buffers: BoundBuffers,
+        recurrence: Recurrence,
+        given: Array,
+        guidance: Sequence[float],
+        mask: Array | None = None,
+        extra: Array | None = None,
     ) -> None:
         self.session = session
         self.buffers = buffers
         self.recurrence = recurrence
         batch, steps = buffers.batch, recurrence.steps
         self.weights, self.own = _weights(recurrence, np.asarray(guidance))
-        # The UNet's outputs come first, each at its step, then all noise.
+        # The UNet's outputs come first, each at its step, then what is given.
         rows = np.zeros((self.weights.shape[2], batch.elements), np.float32)
-        rows[steps * batch.copies :] = noise.reshape(len(noise), -1)
+        rows[steps * batch.copies :] = given.reshape(len(given), -1)
         self._rows = Buffer(session, rows)
         self._weights = Buffer(session, self.weights.astype(np.float32))
         self._own = Buffer(session, self.own.astype(np.float32))
@@ -157,7 +200,26 @@ class StepAccumulator:
         )
         self._times = Buffer(session, stacked)
         self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
+        self._fixed = self._fixed_inputs(mask, extra)
         self._bindings = [self._bind(step) for step in range(steps + 1)]
+
+    def _fixed_inputs(self, mask: Array | None, extra: Array | None) -> dict[str, Buffer]:
+        """The inputs of tasks, which stay the same from step to step but for the weights of ``outside``."""
+        batch, fixed = self.buffers.batch, {}
+        if mask is not None and self.recurrence.outside is not None:
+            inside = np.broadcast_to(mask, (batch.images, *batch.latent)).reshape(1, -1)
+            # The image's row stands before the noise's.
+            weights = np.repeat(self.recurrence.outside[:, None, ::-1], batch.copies, axis=1)
+            fixed = {
+                "inside": Buffer(self.session, inside),
+                "outside": Buffer(self.session, weights.astype(np.float32)),
+            }
+        if extra is not None:
+            repeated = np.concatenate([extra] * batch.copies)
+            fixed["extra"] = Buffer(
+                self.session, repeated.reshape(*repeated.shape[:2], -1).astype(self.buffers.sample.dtype)
+            )
+        return fixed
 
     def _bind(self, step: int) -> Any:
         """The sum before ``step``, or after the last."""
@@ -172,8 +234,17 @@ class StepAccumulator:
         binding.bind_input(
             "time", *self._times.binding_arguments(min(step, self.recurrence.steps - 1), buffers.timestep.shape)
         )
+        for name, buffer in self._fixed.items():
+            of_step = (step, buffer.shape[1:]) if name == "outside" else ()
+            binding.bind_input(name, *buffer.binding_arguments(*of_step))
+        if "inside" in self._fixed:
+            first = self.recurrence.steps * copies
+            binding.bind_input("origin", *self._rows.binding_arguments(first, (2, buffers.batch.elements)))
         binding.bind_output("kept", *self._rows.binding_arguments(max(step - 1, 0) * copies, flat))
-        binding.bind_output("sample", *buffers.sample.binding_arguments(0, flat))
+        sample = (
+            flat if "extra" not in self._fixed else (*buffers.sample.shape[:2], math.prod(buffers.sample.shape[2:]))
+        )
+        binding.bind_output("sample", *buffers.sample.binding_arguments(0, sample))
         binding.bind_output("total", *self._total.binding_arguments())
         binding.bind_output("now", *buffers.timestep.binding_arguments())
         return binding
@@ -210,11 +281,13 @@ def _weights(recurrence: Recurrence, guidance: Array) -> tuple[Array, Array]:
     rows, so its weights stand apart.
     """
     steps, copies = recurrence.steps, len(guidance)
-    table = np.concatenate([recurrence.inputs, recurrence.result[None]])  # [steps + 1, noise | outputs | noises]
+    table = np.concatenate([recurrence.inputs, recurrence.result[None]])  # [..., noise | outputs | noises | image]
     outputs = table[:, 1 : 1 + steps, None] * guidance  # [steps + 1, steps, copies]
     own = np.zeros((steps + 1, copies))
     for step in range(1, steps + 1):
         own[step] = outputs[step, step - 1]
         outputs[step, step - 1 :] = 0.0
-    rows = np.concatenate([outputs.reshape(steps + 1, -1), table[:, :1], table[:, 1 + steps :]], axis=1)
+    later = table[:, 1 + steps : 1 + steps + recurrence.noises]
+    image = table[:, 1 + steps + recurrence.noises :]
+    rows = np.concatenate([outputs.reshape(steps + 1, -1), image, table[:, :1], later], axis=1)
     return np.repeat(rows[:, None], copies, axis=1), np.repeat(own[:, None], copies, axis=1)

@@ -16,6 +16,7 @@ import numpy as np
 
 from sdort.errors import ParityError
 from sdort.generation.bound_unet import batch_slices, repeated
+from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning
@@ -39,20 +40,26 @@ def embed_guidance(guidance_scale: float, width: int) -> Array:
 
 def denoise(
     unet: Session,
-    scheduler: Any,
+    steps: PartSteps,
     conditions: Sequence[Conditioning],
     noise: Any,
     generators: list[Any],
     guidance_scale: float | None,
     on_step: Callable[[float], None],
+    image: Any = None,
+    mask: Any = None,
+    extra: Any = None,
 ) -> tuple[Array, list[float]]:
-    """Take every step of ``scheduler``, whose timesteps are set.
+    """Take every step.
 
     Args:
         conditions: one for each prompt: the negative one first, when there is guidance.
         noise: [images, channels, height, width], fp32, of unit variance.
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
+        image: latents like ``noise``, where the part of the schedule takes some.
+        mask: [height, width], true where the scheduler's steps count, for a part that is masked.
+        extra: [images, channels, height, width], what the UNet takes beside the latents.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -62,18 +69,23 @@ def denoise(
     """
     import torch
 
-    extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    scheduler = steps.scheduler
+    drawn = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
     conditioning = repeated(conditions, len(noise))
-    latents = noise * scheduler.init_noise_sigma
+    with steps_of(scheduler):
+        latents = steps.begin(noise, image)
     seconds = []
-    for number, timestep in enumerate(scheduler.timesteps, 1):
+    for number, timestep in enumerate(steps.timesteps):
         started = time.perf_counter()
         with steps_of(scheduler):
-            sample = scheduler.scale_model_input(torch.cat([latents] * len(conditions)), timestep).numpy()
-        output = torch.from_numpy(_predict(unet, sample, timestep.numpy(), conditioning))
+            sample = steps.sample(number, latents)
+        whole = sample if extra is None else torch.cat([sample, extra], dim=1)
+        output = torch.from_numpy(
+            _predict(unet, torch.cat([whole] * len(conditions)).numpy(), timestep.numpy(), conditioning)
+        )
         if not torch.isfinite(output).all():
             raise ParityError(
-                f"the output has NaN or infinite values at step {number} of {len(scheduler.timesteps)}",
+                f"the output has NaN or infinite values at step {number + 1} of {len(steps.timesteps)}",
                 component="unet",
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
@@ -81,7 +93,9 @@ def denoise(
             without, with_prompt = output.chunk(2)
             output = without + guidance_scale * (with_prompt - without)
         with steps_of(scheduler):
-            latents = scheduler.step(output, timestep, latents, **extra, return_dict=False)[0]
+            latents = steps.step(number, output, latents, **drawn)
+            if steps.part.masked:
+                latents = torch.where(mask, latents, steps.outside(number, noise, image))
         seconds.append(time.perf_counter() - started)
         on_step(len(latents))
     return latents.numpy(), seconds

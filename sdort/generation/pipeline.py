@@ -22,6 +22,7 @@ from sdort.generation.images import Generated, to_image
 from sdort.generation.prompts import load_tokenizer, remark_on_prompts, tokenize
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, check_text_to_image, image_size
+from sdort.generation.schedule_part import WHOLE, PartSteps
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
@@ -208,9 +209,9 @@ class TextToImage:
         noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
         if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("this scheduler's steps go through the host")
-            scheduler = self._scheduler(request)
+            steps = PartSteps(self._scheduler(request), WHOLE)
             unet = self.sessions["unet"]
-            latents, seconds = denoise(unet, scheduler, conditions, noise, generators, scale, on_step)
+            latents, seconds = denoise(unet, steps, conditions, noise, generators, scale, on_step)
         else:
             later = [
                 randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)

@@ -2,6 +2,8 @@
 
 The samplers of diffusion models are linear in what they are given: the latents at any step are a sum of the first
 noise, the UNet's outputs so far and the noise added on the way, weighted by numbers that depend on the timesteps alone.
+Where they begin with an image its latents are one more of these. With a mask every element follows one of two such
+sums: the scheduler's inside, the image under noise outside.
 Those numbers are found by running diffusers' scheduler once on unit vectors, before anything is generated. The loop
 itself then needs no scheduler: one small weighted sum between two runs of the UNet, on whatever device the UNet runs.
 """
@@ -9,7 +11,7 @@ itself then needs no scheduler: one small weighted sum between two runs of the U
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 
+from sdort.generation.schedule_part import WHOLE, Part, PartSteps
 from sdort.model.signature import Array
 
 TOLERANCE = 1e-3
@@ -31,16 +34,21 @@ MAX_STEPS = 4096
 class Recurrence:
     """``inputs[i] @ rows`` is what the UNet gets at step ``i``, ``result @ rows`` the denoised latents.
 
-    The rows are, in this order: the first noise, the UNet's output (after guidance) at each of ``steps`` calls, and
-    ``noises`` more arrays of noise.
+    The rows are, in this order: the first noise, the UNet's output (after guidance) at each of ``steps`` calls,
+    ``noises`` more arrays of noise, and, where ``takes_image``, the latents of an image.
     """
 
     timesteps: Array
     """[steps]: the UNet's timestep at each call."""
     inputs: Array
-    """[steps, 1 + steps + noises], float64."""
+    """[steps, 1 + steps + noises + image], float64."""
     result: Array
-    """[1 + steps + noises], float64."""
+    """[1 + steps + noises + image], float64."""
+    takes_image: bool = False
+    """Whether the last row is an image's latents."""
+    outside: Array | None = None
+    """[steps + 1, 2], float64: weights of the first noise and the image in the UNet's inputs and in the result, outside
+    of a mask; None without one."""
 
     @property
     def steps(self) -> int:
@@ -48,7 +56,7 @@ class Recurrence:
 
     @property
     def noises(self) -> int:
-        return int(self.inputs.shape[1]) - 1 - self.steps
+        return int(self.inputs.shape[1]) - 1 - self.steps - self.takes_image
 
 
 class _Draws:
@@ -63,50 +71,75 @@ class _Draws:
         return unit if dtype is None else unit.to(dtype)
 
 
-def find_recurrence(make: Callable[[], Any]) -> Recurrence | None:
+def find_recurrence(make: Callable[[], Any], part: Part = WHOLE) -> Recurrence | None:
     """The recurrence of a scheduler; None if it is not linear, takes its noise in a way of its own, or is too long.
 
     Args:
         make: gives a new scheduler with its timesteps set, the same each time.
+        part: the steps that are taken, and what they begin with.
     """
-    import torch
-
     scheduler = make()
-    steps = len(scheduler.timesteps)
-    if steps > MAX_STEPS:
+    if len(scheduler.timesteps) > MAX_STEPS:
         return None
-    size = 1 + 2 * steps + 1
-    latents = _unit(size, 0) * float(scheduler.init_noise_sigma)
-    inputs = []
+    steps = PartSteps(scheduler, part)
     try:
-        with _drawing(scheduler, draws := _Draws(1 + steps)):
-            for number, timestep in enumerate(scheduler.timesteps):
-                inputs.append(scheduler.scale_model_input(latents, timestep))
-                latents = _step(scheduler, _unit(size, 1 + number), timestep, latents)
-        columns = draws.next
-        rows = torch.cat([*inputs, latents], dim=1).reshape(size, steps + 1).double().numpy().T
-        if columns > size or not np.isfinite(rows).all() or np.any(rows[:, columns:]):
+        with _drawing(scheduler, draws := _Draws(1 + len(steps.timesteps))):
+            inside, outside = _unit_walk(steps)
+        rows = inside[:, : draws.next]
+        # The image stands last, beyond all noise that a scheduler may draw.
+        unused = inside[:, draws.next : -1]
+        if draws.next >= inside.shape[1] or not np.isfinite(inside).all() or np.any(unused):
             return None
-        recurrence = Recurrence(np.asarray(scheduler.timesteps), rows[:-1, :columns].copy(), rows[-1, :columns].copy())
-        return recurrence if _agrees(recurrence, make()) else None
+        if part.takes_image:
+            rows = np.concatenate([rows, inside[:, -1:]], axis=1)
+        blended = outside[:, [0, -1]] if part.masked else None
+        recurrence = Recurrence(np.asarray(steps.timesteps), rows[:-1].copy(), rows[-1], part.takes_image, blended)
+        return recurrence if _agrees(recurrence, PartSteps(make(), part)) else None
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
 
 
-def _agrees(recurrence: Recurrence, scheduler: Any) -> bool:
+def _unit_walk(steps: PartSteps) -> tuple[Array, Array]:
+    """Weights of every row in the UNet's inputs and in the result: [steps + 1, rows], inside and outside of a mask."""
+    count = len(steps.timesteps)
+    size = 1 + 2 * count + 1 + 1
+    noise, image = _unit(size, 0), _unit(size, size - 1)
+    latents = around = steps.begin(noise, image)
+    inside, outside = [], []
+    for number in range(count):
+        inside.append(steps.sample(number, latents))
+        outside.append(steps.sample(number, around))
+        latents = steps.step(number, _unit(size, 1 + number), latents)
+        if steps.part.masked:
+            around = steps.outside(number, noise, image)
+    return _columns([*inside, latents]), _columns([*outside, around])
+
+
+def _columns(weights: Sequence[Any]) -> Array:
+    import torch
+
+    return np.asarray(torch.cat(list(weights), dim=1).reshape(len(weights[0]), -1).double().numpy().T)
+
+
+def _agrees(recurrence: Recurrence, steps: PartSteps) -> bool:
     """Whether random latents and outputs come out as the scheduler itself makes them, in fp32."""
     import torch
 
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(recurrence.inputs.shape[1], 1, 4, 8, 8, generator=random)
-    latents = rows[0] * float(scheduler.init_noise_sigma)
+    noise, image = rows[0], rows[-1]
+    latents = steps.begin(noise, image)
     draws = iter(rows[1 + recurrence.steps :])
-    with _drawing(scheduler, lambda *args, **kwargs: next(draws)):
-        for number, timestep in enumerate(scheduler.timesteps):
-            expected = scheduler.scale_model_input(latents, timestep)
+    with _drawing(steps.scheduler, lambda *args, **kwargs: next(draws)):
+        for number in range(recurrence.steps):
+            expected = steps.sample(number, latents)
             if not _close(recurrence.inputs[number], rows, expected):
                 return False
-            latents = _step(scheduler, rows[1 + number], timestep, latents)
+            latents = steps.step(number, rows[1 + number], latents)
+            if recurrence.outside is not None and number + 1 < recurrence.steps:
+                around = steps.sample(number + 1, steps.outside(number, noise, image))
+                if not _close(recurrence.outside[number + 1], torch.stack([noise, image]), around):
+                    return False
     return _close(recurrence.result, rows, latents)
 
 
@@ -114,10 +147,6 @@ def _close(weights: Array, rows: Any, expected: Any) -> bool:
     total = np.tensordot(weights, rows.double().numpy(), 1)
     difference = np.abs(total - expected.double().numpy()).max()
     return bool(difference <= TOLERANCE * max(float(expected.std()), 1.0))
-
-
-def _step(scheduler: Any, output: Any, timestep: Any, latents: Any) -> Any:
-    return scheduler.step(output, timestep, latents, return_dict=False)[0]
 
 
 def _unit(size: int, index: int) -> Any:

@@ -18,6 +18,7 @@ from sdort.generation import device_loop as loop_module
 from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.recurrence import Recurrence, find_recurrence
+from sdort.generation.schedule_part import Begin, Part
 from sdort.generation.schedulers import SCHEDULERS
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -71,6 +72,71 @@ def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch
     np.testing.assert_allclose(np.tensordot(found.result, rows, 1), latents, rtol=0, atol=2e-5 * latents.std())
     np.testing.assert_array_equal(found.timesteps, theirs.timesteps)
     assert next(later, None) is None
+
+
+PARTS = {
+    "image": Part(4, begin=Begin.IMAGE),
+    "masked": Part(2, begin=Begin.IMAGE, masked=True),
+    "masked, all of it": Part(masked=True),
+    "base": Part(last=4),
+    "refiner": Part(4, begin=Begin.LATENTS),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [  # dpm2 takes a second to set its timesteps
+        *((name, PARTS["masked"]) for name in sorted(set(SCHEDULERS) - {"lms", "dpm2"})),
+        *((name, part) for name in ("ddim", "euler-a", "heun", "pndm", "dpm++-2m-sde") for part in PARTS.values()),
+    ],
+    ids=lambda each: each if isinstance(each, str) else next(label for label, part in PARTS.items() if part == each),
+)
+def test_every_part_of_a_schedule_is_a_recurrence(name: str, part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the lines that diffusers' pipelines have: image to image, inpainting in latents, base and refiner."""
+    import sys
+
+    import torch
+
+    found = find_recurrence(lambda: scheduler(name, 7), part)
+    assert found is not None
+    theirs = scheduler(name, 7)
+    rng = np.random.default_rng(7)
+    noise, image, *more = (
+        torch.from_numpy(rng.normal(size=(2, 4, 3, 5)).astype(np.float32)) for _ in range(2 + found.noises)
+    )
+    later = iter(more)
+    module = sys.modules[type(theirs).__module__]
+    monkeypatch.setattr(module, "randn_tensor", lambda *args, **kwargs: next(later), raising=False)
+    timesteps = theirs.timesteps[part.first : part.last]
+    if part.begin is not Begin.NOISE and hasattr(theirs, "set_begin_index"):
+        theirs.set_begin_index(part.first)
+    begin = {Begin.NOISE: lambda: noise * theirs.init_noise_sigma, Begin.LATENTS: lambda: image}
+    latents = begin.get(part.begin, lambda: theirs.add_noise(image, noise, timesteps[:1].repeat(2)))()
+    mask = torch.from_numpy(rng.integers(0, 2, (2, 4, 3, 5)).astype(bool)) if part.masked else torch.tensor(True)
+    outputs: list[Array] = []
+
+    def ours(weights: Array, outside: int) -> Array:
+        unknown = [np.zeros(noise.shape)] * (found.steps - len(outputs))
+        rows = [noise, *outputs, *unknown, *more, *([image] if part.takes_image else [])]
+        inside = np.tensordot(weights, np.stack([np.asarray(row) for row in rows]), 1)
+        if found.outside is None:
+            return np.asarray(inside)
+        return np.where(mask, inside, np.tensordot(found.outside[outside], np.stack([noise, image]), 1))
+
+    for step, timestep in enumerate(timesteps):
+        sample = theirs.scale_model_input(latents, timestep)
+        np.testing.assert_allclose(ours(found.inputs[step], step), sample, rtol=0, atol=2e-5 * sample.std())
+        outputs.append(np.tanh(sample.numpy()) + float(timestep) / 1000)
+        latents = theirs.step(torch.from_numpy(outputs[-1]), timestep, latents, return_dict=False)[0]
+        if part.masked:
+            last = step + 1 == len(timesteps)
+            around = image if last else theirs.add_noise(image, noise, timesteps[step + 1 : step + 2])
+            latents = torch.where(mask, latents, around)
+    np.testing.assert_allclose(ours(found.result, -1), latents, rtol=0, atol=2e-5 * latents.std())
+    np.testing.assert_array_equal(found.timesteps, timesteps)
+    assert found.takes_image is part.takes_image
+    assert (found.outside is not None) is part.masked
 
 
 @pytest.mark.parametrize("config", [{"clip_sample": True}, {"thresholding": True}], ids=str)
@@ -154,6 +220,63 @@ def test_the_loop_is_its_formula(copies: int, images: int, noises: int, model: d
         np.testing.assert_allclose(latents, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
         assert len(seconds) == STEPS
     assert advanced == [images] * 2 * STEPS
+
+
+@pytest.mark.parametrize(("copies", "images", "io"), [(2, 2, "float"), (1, 3, "float16")])
+def test_outside_of_a_mask_the_latents_are_the_image_under_noise(
+    copies: int, images: int, io: str, tmp_path: Path
+) -> None:
+    given, rng = draw(copies, images, 2), np.random.default_rng(6)
+    plain = given.pop("recurrence")
+    column = rng.normal(size=(STEPS + 1, 1))
+    table = np.concatenate([np.concatenate([plain.inputs, plain.result[None]]), column], axis=1)
+    outside = rng.normal(size=(STEPS + 1, 2))
+    recurrence = Recurrence(plain.timesteps, table[:-1], table[-1], True, outside)
+    image = rng.normal(size=(images, *LATENT)).astype(np.float32)
+    mask = rng.integers(0, 2, LATENT[1:]).astype(bool)
+    noise = given["noise"]
+    outputs: list[Array] = []
+    for step in range(STEPS + 1):
+        rows = [noise[0], *outputs, *[np.zeros(noise[0].shape)] * (STEPS - step), *noise[1:], image]
+        around = np.tensordot(outside[step], [noise[0], image], 1)
+        sample = np.where(mask, np.tensordot(table[step], rows, 1), around)
+        if step < STEPS:
+            each = [sample + told[TEXT].mean() + recurrence.timesteps[step] for told in given["conditions"]]
+            outputs.append(sum(weight * one for weight, one in zip(given["guidance"], each, strict=True)))
+    loop = Loop(unet(tmp_path, io=io))
+    latents, _ = loop.denoise(recurrence, **given, on_step=lambda _: None, image=image, mask=mask)
+    tolerance = 1e-5 if io == "float" else 2e-2
+    np.testing.assert_allclose(latents, sample, rtol=0, atol=tolerance * np.abs(sample).max())
+
+
+@pytest.mark.parametrize(("copies", "n"), [(2, "N"), (2, "2"), (1, "N")])
+def test_channels_beside_the_latents_are_those_of_each_image(copies: int, n: str, tmp_path: Path) -> None:
+    """As a mask and a masked image: here the UNet adds their mean to every latent."""
+    text = UNET.format(io="float", clock="int64", n=n, more="", last="out = Identity (timed)", to=1)
+    text = text.replace("4, H, W] sample", "6, H, W] sample").replace(
+        "with_text = Add (sample, each)",
+        """parts = Constant <value_ints = [4, 2]> ()
+        latents, beside = Split <axis = 1> (sample, parts)
+        mean = ReduceMean <axes = [1], keepdims = 1> (beside)
+        told = Add (latents, mean)
+        with_text = Add (told, each)""",
+    )
+    path = tmp_path / "unet.onnx"
+    path.write_bytes(parser.parse_model(text).SerializeToString())
+    given = draw(copies, 2)
+    recurrence, noise = given["recurrence"], given["noise"]
+    outputs: list[Array] = []
+    extra = np.random.default_rng(6).normal(size=(2, 2, *LATENT[1:])).astype(np.float32)
+    for step in range(STEPS):
+        rows = [noise[0], *outputs, *[np.zeros(noise[0].shape)] * (STEPS - step)]
+        sample = np.tensordot(recurrence.inputs[step], rows, 1) + extra.mean(axis=1, keepdims=True)
+        each = [sample + told[TEXT].mean() + recurrence.timesteps[step] for told in given["conditions"]]
+        outputs.append(sum(weight * one for weight, one in zip(given["guidance"], each, strict=True)))
+    wanted = np.tensordot(recurrence.result, [noise[0], *outputs], 1)
+    given["batch"] = Batch(copies, 2, LATENT, 2)
+    loop = Loop(open_session(path, "unet", CPU, RuntimeOptions("cpu")))
+    latents, _ = loop.denoise(**given, on_step=lambda _: None, extra=extra)
+    np.testing.assert_allclose(latents, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_a_static_batch_has_to_divide_the_samples(tmp_path: Path) -> None:
