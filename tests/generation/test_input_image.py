@@ -1,0 +1,139 @@
+"""Images that a caller gives: every kind that people have, and a sentence for every other."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdort.errors import UsageError
+from sdort.generation import input_image
+from sdort.generation.input_image import read_image, read_mask
+
+GREY = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
+COLOUR = np.stack([GREY, GREY.T, 255 - GREY], axis=2)
+
+
+def saved(folder: Path, picture: Image.Image, name: str, **options: Any) -> Path:
+    picture.save(folder / name, **options)
+    return folder / name
+
+
+def test_files_pictures_and_arrays_are_the_same_image(tmp_path: Path) -> None:
+    file = saved(tmp_path, Image.fromarray(COLOUR), "a.png")
+    images = [read_image(source, "--init-image") for source in (file, str(file), Image.fromarray(COLOUR), COLOUR)]
+    for image in images:
+        np.testing.assert_array_equal(np.asarray(image.picture), COLOUR)
+    assert len({image.digest for image in images}) == 1
+    assert [image.name for image in images] == ["a.png", "a.png", "", ""]
+    assert read_image(COLOUR.transpose(1, 0, 2).copy(), "--init-image").digest != images[0].digest
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [("1", "a.png"), ("L", "a.png"), ("P", "a.gif"), ("CMYK", "a.tif"), ("RGB", "a.webp"), ("L", "a.pgm")],
+)
+def test_every_mode_becomes_rgb(mode: str, name: str, tmp_path: Path) -> None:
+    picture = Image.fromarray(COLOUR).convert(mode)
+    file = saved(tmp_path, picture, name, **({"lossless": True} if name.endswith("webp") else {}))
+    image = read_image(file, "--init-image")
+    np.testing.assert_array_equal(np.asarray(image.picture), np.asarray(picture.convert("RGB")))
+
+
+def test_sixteen_bits_keep_their_whole_range(tmp_path: Path) -> None:
+    file = saved(tmp_path, Image.fromarray(GREY.astype(np.uint16) * 257), "a.png")
+    np.testing.assert_array_equal(np.asarray(read_mask(file, "--mask").picture), GREY)
+
+
+def test_exif_says_what_is_up(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    file = saved(tmp_path, Image.fromarray(COLOUR[:8]), "a.png", exif=exif)
+    assert read_image(file, "--init-image").size == (16, 8)
+
+
+def test_transparent_parts_are_white_in_an_image_and_black_in_a_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    glass = np.dstack([COLOUR, np.where(GREY < 128, 0, 255).astype(np.uint8)])
+    image = np.asarray(read_image(glass, "--init-image").picture)
+    assert (image[:8] == 255).all()
+    np.testing.assert_array_equal(image[8:], COLOUR[8:])
+    assert "transparent parts are taken as white" in capsys.readouterr().err
+    assert (np.asarray(read_mask(glass, "--mask").picture)[:8] == 0).all()
+
+
+def test_the_first_picture_of_several_is_taken_and_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = [Image.fromarray(COLOUR[:, :, index]) for index in range(3)]
+    file = saved(tmp_path, frames[0], "a.gif", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(np.asarray(read_mask(file, "--mask").picture), COLOUR[:, :, 0])
+    assert "the first of its 3 pictures is taken" in capsys.readouterr().err
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that says a size and has no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def truncated() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()[:3000]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "is no image that can be read: "),
+        (b"", "is no image that can be read: "),
+        (truncated(), "is no image that can be read: "),
+        (png_of(10_000, 10_000), "has 10000x10000 pixels, at most 67,108,864 are taken"),
+        (png_of(50_000, 50_000), r"is no image that can be read: Image size \(2500000000 pixels\) exceeds limit"),
+        (png_of(16, 16), "is no image that can be read: "),
+    ],
+    ids=["eps", "empty", "truncated", "large", "bomb", "no pixels"],
+)
+def test_a_file_that_is_no_image_is_one_sentence(content: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(UsageError, match="--init-image .*a.png " + sentence):
+        read_image(tmp_path / "a.png", "--init-image")
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("missing.png", "--mask: cannot read missing.png: No such file"),
+        (Path(), "--mask: . is a folder, not a regular file"),
+        (7, "is a file, a picture of Pillow or an array, not int"),
+        (np.zeros((4, 4, 3), np.float32), r"is an array float32 \[4, 4, 3\], not uint8"),
+        (np.zeros((4, 4, 2), np.uint8), r"is an array uint8 \[4, 4, 2\]"),
+        (np.zeros((0, 4), np.uint8), "is an array without pixels"),
+        (Image.new("F", (4, 4)), "has floating-point pixels"),
+        (Image.fromarray(np.full((4, 4), 70_000, np.int32)), "has 32 bits a channel"),
+    ],
+    ids=str,
+)
+def test_what_is_no_image_is_refused(
+    source: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        read_mask(source, "--mask")
+
+
+def test_a_file_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_image, "MAX_BYTES", 10)
+    file = saved(tmp_path, Image.fromarray(COLOUR), "a.png")
+    with pytest.raises(UsageError, match="has 89 B, and such a file has at most 10 B"):
+        read_image(file, "--init-image")
