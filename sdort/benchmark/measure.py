@@ -20,7 +20,7 @@ from sdort.engines.engine import Engine, ImageStages, Runner, StagedRunner
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
 from sdort.generation.images import Generated
-from sdort.generation.schedulers import find_scheduler
+from sdort.generation.scheduler_names import find_scheduler
 from sdort.inspection.profile import measure_cases
 from sdort.providers.provider import Provider
 from sdort.runtime.announcement import announce

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from sdort.cli.number_types import Real, Whole
-from sdort.errors.number_ranges import GUIDANCE, HEIGHT, NUM_IMAGES, SEED, STEPS, WIDTH
+from sdort.errors.number_ranges import ETA, GUIDANCE, HEIGHT, NUM_IMAGES, SEED, STEPS, WIDTH
+from sdort.generation.scheduler_names import SPACINGS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -26,10 +27,6 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         metavar="TEXT",
         help="What they are not to show: once for all prompts, or once for each.",
     ),
-    click.option("--steps", type=Whole(STEPS), default=50, help="Denoising steps."),
-    click.option(
-        "--guidance-scale", type=Real(GUIDANCE), default=7.5, help="How closely to follow the prompt; 1 turns it off."
-    ),
     click.option("--height", type=Whole(HEIGHT), show_default="the model's own", help="Pixels."),
     click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Pixels."),
     click.option(
@@ -39,15 +36,40 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         help="The same seed gives the same image. The second image of --num-images has the seed + 1, and so on.",
     ),
     click.option("--num-images", type=Whole(NUM_IMAGES), default=1, help="Number of images of each prompt."),
+)
+
+_SAMPLING: tuple[Option, ...] = (
+    click.option(
+        "--steps", type=Whole(STEPS), show_default="50, or those of a few-step model", help="Denoising steps."
+    ),
+    click.option(
+        "--guidance-scale",
+        type=Real(GUIDANCE),
+        show_default="7.5, or that of a few-step model",
+        help="How closely to follow the prompt; 1 turns it off.",
+    ),
     click.option(
         "--scheduler",
         metavar="NAME",
         show_default="the pipeline's own",
-        help="A short name (ddim, pndm, lms, euler, euler-a, dpm++-2m, unipc, lcm, ...) or diffusers' class name.",
+        help="A short name (ddim, euler, euler-a, dpm++-2m, unipc, lcm, tcd, ..., also with -karras, -exponential, "
+        "-beta), A1111's name (\"DPM++ 2M Karras\") or diffusers' class name.",
+    ),
+    click.option(
+        "--timestep-spacing",
+        type=click.Choice(SPACINGS),
+        show_default="as the scheduler's config says",
+        help="Of the scheduler: trailing for Turbo, Lightning and Hyper.",
+    ),
+    click.option(
+        "--eta",
+        type=Real(ETA),
+        show_default="0 with ddim, 0.3 with tcd",
+        help="The share of new noise in each step of ddim or tcd.",
     ),
 )
 
-_GROUPS: dict[str, tuple[Option, ...]] = {"What is generated": _TEXT_TO_IMAGE}
+_GROUPS: dict[str, tuple[Option, ...]] = {"What is generated": _TEXT_TO_IMAGE, "Sampling": _SAMPLING}
 """Heading of the help -> its options, the most used first."""
 
 

@@ -131,6 +131,7 @@ GUIDANCE = Range(
     "guidance_scale", 0.0, 1000.0, "the UNet's output is multiplied by it, usual are 1 (no guidance) to 20"
 )
 _LARGEST = "larger images are made by upscaling smaller ones"
+ETA = Range("eta", 0.0, 1.0, "it is the share of a step's noise that is new")
 HEIGHT = Range("height", 1, 16384, _LARGEST)
 WIDTH = Range("width", 1, 16384, _LARGEST)
 SIZE_SIDE = Range("size", 1, 16384, _LARGEST)

@@ -20,9 +20,9 @@ from sdort.generation.memory_need import refuse_generation
 from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress, RunOptions
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, image_size
+from sdort.generation.request import Request, image_size, scheduler_of
 from sdort.generation.result import Generation, Image, PeakMemory
-from sdort.generation.schedulers import find_scheduler, load_scheduler, set_steps
+from sdort.generation.scheduler_names import find_scheduler
 from sdort.generation.step_progress import StepProgress
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
@@ -87,9 +87,9 @@ class Pipeline:
             >>> result.images[0].pixels.shape
             (64, 64, 3)
         """
-        job = plan_job(prompt, options)
-        paths = job.paths() if job.output else None
-        models, device_id, settings = self._models, self._options.device_id, job.requests[0]
+        models, device_id = self._models, self._options.device_id
+        job = plan_job(prompt, options).for_pipeline(models.folder)
+        paths, settings = job.paths() if job.output else None, job.requests[0]
         unet_calls(models.folder, settings)
         needed = refuse_generation(models.folder, settings, job.images, models.provider, device_id, self._held)
         result = self._generate(job.requests, paths, job.on_progress)
@@ -146,6 +146,7 @@ class Pipeline:
         )
         return GenerationRecord(
             **{**asdict(request), "height": height, "width": width, "scheduler": scheduler},
+            scheduler_name=request.scheduler,
             model=models.folder.path.resolve().name,
             model_hash=models.folder.model_hash,
             provider=self.provider,
@@ -260,6 +261,7 @@ def run(
     paths = job.paths()
     with checked(Path(pipeline), runtime.check):
         folder = open_folder(Path(pipeline))
+        job = job.for_pipeline(folder)
         unet_calls(folder, job.requests[0])
         refuse_generation(folder, job.requests[0], job.images, choose_provider(runtime)[0], runtime.device_id)
     loaded = _load(Path(pipeline), runtime)
@@ -280,9 +282,7 @@ def unet_calls(folder: PipelineFolder, request: Request) -> int:
         BadModelError: a file of the pipeline is broken.
     """
     image_size(folder, request)
-    scheduler = load_scheduler(folder.path / "scheduler", request.scheduler)
-    set_steps(scheduler, request.steps)
-    return len(scheduler.timesteps)
+    return len(scheduler_of(folder, request).timesteps)
 
 
 @contextmanager

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sdort.console import say
 from sdort.generation.images import output_paths
 from sdort.generation.options import GenerationOptions, OnProgress
 from sdort.generation.request import Request, each_prompt
-from sdort.generation.schedulers import find_scheduler
+from sdort.generation.scheduler_names import find_scheduler
+from sdort.generation.usual_sampling import usual_sampling
+from sdort.pipelines.folder import PipelineFolder
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,24 @@ class Job:
     output: Path | None
     overwrite: bool
     on_progress: OnProgress | None
+    unsaid: frozenset[str] = frozenset()
+    """Fields of the requests that the caller left to the pipeline."""
+
+    def for_pipeline(self, folder: PipelineFolder) -> Job:
+        """The job with the steps and the guidance that a pipeline was made for, where the caller did not say.
+
+        Raises:
+            BadModelError: the folder has no usable scheduler config.
+        """
+        if not self.unsaid:
+            return self
+        usual = usual_sampling(folder, self.requests[0].scheduler)
+        settings = {name: getattr(usual, name) for name in sorted(self.unsaid)}
+        if usual.reason:
+            words = ", ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in settings.items())
+            say(f"a few-step model ({usual.reason}): {words}, unless you say otherwise")
+        requests = [replace(request, **settings) for request in self.requests]
+        return replace(self, requests=requests, unsaid=frozenset())
 
     @property
     def images(self) -> int:
@@ -54,9 +75,13 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     output = settings.pop("output", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
     negative = settings.pop("negative_prompt", "")
+    unsaid = frozenset(name for name in ("steps", "guidance_scale") if settings.get(name) is None)
+    for name in unsaid:
+        settings.pop(name, None)
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbelow(1 << 32)
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
-    return Job(each_prompt(prompt, negative, request), None if output is None else Path(output), overwrite, on_progress)
+    requests = each_prompt(prompt, negative, request)
+    return Job(requests, None if output is None else Path(output), overwrite, on_progress, unsaid)

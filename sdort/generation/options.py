@@ -18,10 +18,10 @@ class GenerationOptions(TypedDict, total=False):
 
     negative_prompt: str | Sequence[str]
     """What the images are not to show: one for all prompts, or one for each."""
-    steps: int
-    """Denoising steps; 50 by default."""
-    guidance_scale: float
-    """How closely to follow the prompt, 7.5 by default; 1 turns guidance off."""
+    steps: int | None
+    """Denoising steps; by default 50, or those that a few-step model was made for."""
+    guidance_scale: float | None
+    """How closely to follow the prompt; 1 turns guidance off. By default 7.5, or what a few-step model was made for."""
     height: int | None
     """Pixels; by default the pipeline's own."""
     width: int | None
@@ -32,8 +32,12 @@ class GenerationOptions(TypedDict, total=False):
     num_images: int
     """How many images of each prompt; one by default."""
     scheduler: str | None
-    """A short name (``ddim``, ``euler-a``, ``dpm++-2m``, ...) or the name of a class in diffusers; by default the
-    pipeline's own."""
+    """A short name (``ddim``, ``euler-a``, ``dpm++-2m-karras``, ...), A1111's name or the name of a class in diffusers;
+    by default the pipeline's own."""
+    timestep_spacing: str | None
+    """``leading``, ``linspace`` or ``trailing``; by default as the scheduler's config says."""
+    eta: float | None
+    """The share of new noise in a step of DDIM (0 by default) or TCD (0.3)."""
     images_at_once: int
     """How many images share a call of the UNet, also of several prompts; four by default."""
     vae_tiling: bool | None

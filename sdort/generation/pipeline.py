@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,9 +21,8 @@ from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
 from sdort.generation.prompts import load_tokenizer, remark_on_prompts, tokenize
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request, check_text_to_image, image_size
+from sdort.generation.request import Request, check_text_to_image, image_size, scheduler_of
 from sdort.generation.schedule_part import WHOLE, PartSteps
-from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
@@ -111,7 +110,7 @@ class TextToImage:
         conditions = self._conditions(requests, size)
         self.timings.encode = time.perf_counter() - started
         images = [(of_one, request.seed + index) for of_one in conditions for index in range(request.num_images)]
-        recurrence = find_recurrence(partial(self._scheduler, request))
+        recurrence = find_recurrence(partial(scheduler_of, self.folder, request))
         for first in range(0, len(images), request.images_at_once):
             batch = images[first : first + request.images_at_once]
             seeds = [seed for _, seed in batch]
@@ -209,7 +208,7 @@ class TextToImage:
         noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
         if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("this scheduler's steps go through the host")
-            steps = PartSteps(self._scheduler(request), WHOLE)
+            steps = PartSteps(scheduler_of(self.folder, request), WHOLE)
             unet = self.sessions["unet"]
             latents, seconds = denoise(unet, steps, conditions, noise, generators, scale, on_step)
         else:
@@ -221,11 +220,6 @@ class TextToImage:
             latents, seconds = self.loop.denoise(recurrence, batch, conditions, rows, guidance, on_step)
         self.timings.steps += seconds
         return latents
-
-    def _scheduler(self, request: Request) -> Any:
-        scheduler = load_scheduler(self.folder.path / "scheduler", request.scheduler)
-        set_steps(scheduler, request.steps)
-        return scheduler
 
     def _decode(self, latents: Array, request: Request, seeds: list[int], on_tile: OnTile) -> Iterator[Generated]:
         decoder = self._decoder(on_tile)

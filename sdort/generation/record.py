@@ -45,6 +45,12 @@ class GenerationRecord:
     """Number of images."""
     scheduler: str
     """The class in diffusers."""
+    scheduler_name: str | None
+    """The scheduler as it was asked for; None for the pipeline's own."""
+    timestep_spacing: str | None
+    """The timestep spacing that was asked for; None as the scheduler's config says."""
+    eta: float | None
+    """The share of new noise in a step that was asked for; None for the scheduler's default."""
     images_at_once: int
     """Images in one batch."""
     vae_tiling: bool | None

@@ -5,9 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.number_ranges import GUIDANCE, HEIGHT, IMAGES_AT_ONCE, NUM_IMAGES, SEED, STEPS, WIDTH, check_fields
+from sdort.errors.number_ranges import (
+    ETA,
+    GUIDANCE,
+    HEIGHT,
+    IMAGES_AT_ONCE,
+    NUM_IMAGES,
+    SEED,
+    STEPS,
+    WIDTH,
+    check_fields,
+)
+from sdort.errors.plain_text import cut
+from sdort.generation.scheduler_names import SPACINGS
+from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.signature import static_size
 from sdort.pipelines.families import SIZE_NUMBERS, Family
 from sdort.pipelines.folder import PipelineFolder
@@ -37,6 +51,10 @@ class Request:
     seed: int = 0
     num_images: int = 1
     scheduler: str | None = None
+    timestep_spacing: str | None = None
+    """Of the scheduler; None as its config says."""
+    eta: float | None = None
+    """The share of new noise in a step of DDIM or TCD; None for the scheduler's default."""
     images_at_once: int = USUAL_AT_ONCE
     """Images that share a UNet call: more fill a small card's memory and gain little."""
     vae_tiling: bool | None = None
@@ -45,10 +63,27 @@ class Request:
     """Decode one image at a time; None where memory asks for it."""
 
     def __post_init__(self) -> None:
-        check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE)
+        check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA)
         SEED.check(self.seed + self.num_images - 1)
+        if self.timestep_spacing not in (None, *SPACINGS):
+            known = f"There are: {', '.join(SPACINGS)}."
+            raise UsageError(f"there is no timestep spacing {cut(repr(self.timestep_spacing))}", hint=known)
         for name, text in (("prompt", self.prompt), ("negative_prompt", self.negative_prompt)):
             check_text(name, text)
+
+
+def scheduler_of(folder: PipelineFolder, request: Request) -> Any:
+    """Diffusers' scheduler of a request, its timesteps set.
+
+    Raises:
+        BadModelError: the folder has no usable scheduler config.
+        UsageError: no such scheduler, or it cannot do what is asked.
+    """
+    scheduler = load_scheduler(
+        folder.path / "scheduler", request.scheduler, timestep_spacing=request.timestep_spacing, eta=request.eta
+    )
+    set_steps(scheduler, request.steps)
+    return scheduler
 
 
 def check_text(name: str, text: object) -> None:

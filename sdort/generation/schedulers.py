@@ -1,4 +1,4 @@
-"""Diffusers' schedulers by class name and by the short names that people know."""
+"""Diffusers' schedulers, loaded by the names of :mod:`sdort.generation.scheduler_names`."""
 
 from __future__ import annotations
 
@@ -7,100 +7,66 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sdort.errors import BadModelError, UsageError, nearest_name
+from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.generation.scheduler_names import CLASSES, SAMPLERS, check_eta, check_spacing, find_scheduler
 from sdort.machine.distributions import install_commands
 from sdort.pipelines.folder import read_scheduler_config
-
-# short name: (diffusers class, what its config gets in addition)
-SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ddim": ("DDIMScheduler", {}),
-    "ddpm": ("DDPMScheduler", {}),
-    "deis": ("DEISMultistepScheduler", {}),
-    "dpm2": ("KDPM2DiscreteScheduler", {}),
-    "dpm2-a": ("KDPM2AncestralDiscreteScheduler", {}),
-    "dpm++-2m": ("DPMSolverMultistepScheduler", {}),
-    "dpm++-2m-karras": ("DPMSolverMultistepScheduler", {"use_karras_sigmas": True}),
-    "dpm++-2m-sde": ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
-    "dpm++-s": ("DPMSolverSinglestepScheduler", {}),
-    "euler": ("EulerDiscreteScheduler", {}),
-    "euler-a": ("EulerAncestralDiscreteScheduler", {}),
-    "heun": ("HeunDiscreteScheduler", {}),
-    "lcm": ("LCMScheduler", {}),
-    "lms": ("LMSDiscreteScheduler", {}),
-    "pndm": ("PNDMScheduler", {}),
-    "tcd": ("TCDScheduler", {}),
-    "unipc": ("UniPCMultistepScheduler", {}),
-}
-
 
 STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""
 
 
-def find_scheduler(name: str) -> tuple[str, dict[str, Any]]:
-    """Diffusers' class, and additions to its config, for a short name or a class name.
-
-    Case and punctuation do not matter: ``DPM++ 2M``, ``dpm++_2m`` and ``DPMSolverMultistepScheduler`` are one.
-
-    Raises:
-        UsageError: no such scheduler; the hint says which is meant, or lists them.
-    """
-    for short, (class_name, config) in SCHEDULERS.items():
-        if _key(name) == _key(short):
-            return class_name, config
-        if _key(name) in (_key(class_name), _key(class_name.removesuffix("Scheduler"))):
-            return class_name, {}
-    raise UsageError(f"there is no scheduler {name!r}", hint=_meant(name))
-
-
-def _meant(name: str) -> str:
-    classes = [class_name for class_name, _ in SCHEDULERS.values()]
-    known = {
-        _key(text): text for text in (*classes, *(text.removesuffix("Scheduler") for text in classes), *SCHEDULERS)
-    }
-    nearest = nearest_name(_key(name), known)
-    question = f"Did you mean {known[nearest]}? " if nearest else ""
-    return f"{question}There are: {', '.join(SCHEDULERS)}; diffusers' class names do too."
-
-
-def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9+]", "", name.lower())
-
-
-def load_scheduler(folder: Path, name: str | None) -> Any:
+def load_scheduler(
+    folder: Path, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
+) -> Any:
     """The scheduler of a pipeline, or another one with the same noise schedule.
 
     Args:
         folder: the pipeline's ``scheduler`` folder.
         name: as :func:`find_scheduler` takes it; None for the pipeline's own.
+        timestep_spacing: one of :data:`SPACINGS`; None for the config's.
+        eta: the share of new noise in a step of DDIM or TCD; None for the class's default.
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
-        UsageError: no such scheduler, or it does not work with this config.
+        UsageError: no such scheduler, or it does not work with this config, spacing or eta.
     """
     config = read_scheduler_config(folder)
-    class_name, additions = find_scheduler(name) if name else (config.get("_class_name"), {})
-    if class_name not in {known for known, _ in SCHEDULERS.values()}:
+    class_name, additions = find_scheduler(name) if name else (str(config.get("_class_name")), {})
+    if class_name not in CLASSES:
         # The name comes from a file: only classes that are known to be schedulers are looked up.
         raise BadModelError(
             f"{folder} names the scheduler {class_name!r}, which sdort does not know",
-            hint=f"Choose another with --scheduler: {', '.join(SCHEDULERS)}.",
+            hint=f"Choose another with --scheduler: {', '.join(SAMPLERS)}.",
         )
+    if timestep_spacing:
+        additions = {**additions, "timestep_spacing": timestep_spacing}
+        check_spacing(class_name)
+    scheduler = _made(class_name, {**config, **additions})
+    if eta is not None:
+        check_eta(class_name)
+        scheduler.step = partial(scheduler.step, eta=eta)
+    return scheduler
+
+
+def _made(class_name: str, config: dict[str, Any]) -> Any:
     import diffusers
 
-    scheduler_class = getattr(diffusers, str(class_name))
     try:
-        return scheduler_class.from_config({**config, **additions})
+        return getattr(diffusers, class_name).from_config(config)
     except ImportError as error:
-        # diffusers' stand-in for a class whose packages are missing says: "... requires the scipy library but ..."
-        needed = re.search(r"requires the (\w+) library", str(error))
-        package = needed[1] if needed else "a package that is not installed"
+        # diffusers' stand-in for a class whose packages are missing says: "... requires the scipy library but ...", and
+        # a class that one setting of needs a package: "Make sure to install scipy if ...".
+        needed = re.search(r"requires the (\w+) library|install (\w+) if", str(error))
+        package = needed[1] or needed[2] if needed else "a package that is not installed"
+        what = "with these noise levels " if needed and needed[2] else ""
         raise UsageError(
-            f"{class_name} needs {package}", hint=f"Install it:\n{install_commands(package)}" if needed else None
+            f"{class_name} {what}needs {package}", hint=f"Install it:\n{install_commands(package)}" if needed else None
         ) from error
     except STUMBLES as error:
         reason = library_reason(error)

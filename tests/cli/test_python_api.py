@@ -74,7 +74,7 @@ NO_PARAMETER = {
 }
 """Command (empty for all) and option -> what takes the place of a parameter of the same name."""
 
-NO_DEFAULT = {"providers": PROVIDER_NAMES}
+NO_DEFAULT = {"providers": PROVIDER_NAMES, "steps": Request.steps, "guidance_scale": Request.guidance_scale}
 """Option without a default -> what its parameter is where it is not given."""
 
 OPTIONS: dict[str, tuple[type, ...]] = {"run": (GenerationOptions, LoadOptions), "generate": (GenerationOptions,)}

@@ -19,7 +19,7 @@ from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.schedule_part import Begin, Part
-from sdort.generation.schedulers import SCHEDULERS
+from sdort.generation.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 def scheduler(name: str, steps: int, **config: Any) -> Any:
     import diffusers
 
-    class_name, additions = SCHEDULERS[name]
+    class_name, additions = find_scheduler(name)
     made = getattr(diffusers, class_name).from_config({**tiny_pipeline.SCHEDULER, **additions, **config})
     made.set_timesteps(steps)
     return made
@@ -44,7 +44,9 @@ def scheduler(name: str, steps: int, **config: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")  # diffusers' arithmetic on numpy 2
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
-@pytest.mark.parametrize("name", sorted(set(SCHEDULERS) - {"lms"}))  # which needs scipy
+@pytest.mark.parametrize(
+    "name", sorted({*SAMPLERS, "dpm++-2m-karras", "euler-exponential", "dpm++-sde-karras"} - {"lms"})
+)  # which needs scipy
 def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the scheduler itself, on outputs that depend on the input as a UNet's do."""
     import sys
@@ -87,7 +89,7 @@ PARTS = {
 @pytest.mark.parametrize(
     ("name", "part"),
     [  # dpm2 takes a second to set its timesteps
-        *((name, PARTS["masked"]) for name in sorted(set(SCHEDULERS) - {"lms", "dpm2"})),
+        *((name, PARTS["masked"]) for name in sorted(set(SAMPLERS) - {"lms", "dpm2"})),
         *((name, part) for name in ("ddim", "euler-a", "heun", "pndm", "dpm++-2m-sde") for part in PARTS.values()),
     ],
     ids=lambda each: each if isinstance(each, str) else next(label for label, part in PARTS.items() if part == each),

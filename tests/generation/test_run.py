@@ -105,6 +105,39 @@ def test_images_are_those_of_diffusers(tiny: Tiny, scheduler: str | None) -> Non
     assert psnr(drawn, wanted) >= ALIKE
 
 
+TURBO = {"_class_name": "EulerDiscreteScheduler", "timestep_spacing": "trailing", "prediction_type": "epsilon"}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (TURBO, {}),
+        ({**TURBO, "_class_name": "EulerAncestralDiscreteScheduler"}, {"steps": 1}),
+        ({}, {"scheduler": "tcd", "eta": 0.3}),
+        ({}, {"scheduler": "lcm", "steps": 2}),
+        ({}, {"scheduler": "euler", "timestep_spacing": "trailing", "steps": 2, "guidance_scale": 1.0}),
+    ],
+    ids=["turbo", "turbo-1", "tcd", "lcm", "lightning"],
+)
+def test_few_step_models_are_run_as_diffusers_runs_them(
+    tiny: Tiny, copy: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], options: dict[str, Any]
+) -> None:
+    import diffusers
+    import torch
+
+    path = copy / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    result = run(copy, PROMPT, provider="cpu", seed=3, output=copy / "image.png", **options)
+    assert (result.steps, result.guidance_scale) == (options.get("steps", 4), 1.0)
+    settings = {**json.loads(path.read_text()), **{key: options[key] for key in options if key == "timestep_spacing"}}
+    tiny.pipeline.scheduler = getattr(diffusers, result.scheduler).from_config(settings)
+    eta, seed = options.get("eta", 0.0), torch.Generator().manual_seed(3)
+    drawn = tiny.pipeline(
+        PROMPT, num_inference_steps=result.steps, guidance_scale=0.0, eta=eta, generator=seed, output_type="np"
+    )
+    assert psnr(result.images[0].pixels, (drawn.images[0] * 255).round().astype(np.uint8)) >= ALIKE
+
+
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 @pytest.mark.parametrize(("height", "width"), [(None, None), (40, 96)])
 def test_every_size_and_guidance_is_that_of_diffusers(

@@ -11,7 +11,8 @@ import pytest
 from support.tiny_pipeline import SCHEDULER
 
 from sdort.errors import UsageError
-from sdort.generation.schedulers import SCHEDULERS, load_scheduler, set_steps
+from sdort.generation.scheduler_names import SAMPLERS
+from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.signature import Array
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -25,7 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 FEW, MANY = (1, 2, 1001), (999, 1000)
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_a_number_of_steps_gives_a_finite_schedule_or_a_sentence(name: str, tmp_path: Path) -> None:
     if name == "lms":
         pytest.importorskip("scipy")

@@ -20,7 +20,8 @@ import pytest
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.generation.images import constant_problem, output_paths, to_image
-from sdort.generation.schedulers import SCHEDULERS, find_scheduler, load_scheduler
+from sdort.generation.scheduler_names import SAMPLERS, find_scheduler
+from sdort.generation.schedulers import load_scheduler
 from sdort.machine import distributions as flavours
 from sdort.machine.system import System
 from sdort.model.signature import timestep_shape
@@ -689,13 +690,13 @@ def test_schedulers_have_the_names_that_people_use(name: str, class_name: str) -
 def test_an_unknown_scheduler_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="'dppm'") as caught:
         find_scheduler("dppm")
-    assert all(name in str(caught.value) for name in SCHEDULERS)
+    assert all(name in str(caught.value) for name in SAMPLERS)
 
 
 def test_every_scheduler_is_one_of_diffusers() -> None:
     import diffusers
 
-    for name in SCHEDULERS:
+    for name in SAMPLERS:
         assert hasattr(diffusers, find_scheduler(name)[0]), name
 
 

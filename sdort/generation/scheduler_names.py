@@ -1,0 +1,178 @@
+"""Names of schedulers: diffusers' classes, their settings, and what AUTOMATIC1111, ComfyUI and people call them.
+
+A name is a sampler, and after it, where it says so, the spacing of its noise levels: ``dpm++-2m-karras``,
+``DPM++ 2M Karras``, ``dpmpp_2m_karras``. Which class and settings a name of other programs means is diffusers' own
+table: https://huggingface.co/docs/diffusers/api/schedulers/overview
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdort.errors import UsageError, nearest_name
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler: diffusers' class and the settings that make the class this sampler."""
+
+    class_name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    """What else it is called."""
+
+
+_MULTISTEP, _SINGLESTEP = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"
+_ODE, _SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
+_SECOND: Config = {"solver_order": 2, "solver_type": "midpoint"}
+
+SAMPLERS: dict[str, Sampler] = {
+    "ddim": Sampler("DDIMScheduler"),
+    "ddpm": Sampler("DDPMScheduler"),
+    "deis": Sampler("DEISMultistepScheduler"),
+    "dpm2": Sampler("KDPM2DiscreteScheduler"),
+    "dpm2-a": Sampler("KDPM2AncestralDiscreteScheduler"),
+    "dpm++-2m": Sampler(_MULTISTEP, {**_ODE, **_SECOND}),
+    "dpm++-2m-sde": Sampler(_MULTISTEP, {**_SDE, **_SECOND}),
+    "dpm++-2m-sde-heun": Sampler(_MULTISTEP, {**_SDE, **_SECOND, "solver_type": "heun"}),
+    "dpm++-3m-sde": Sampler(_MULTISTEP, {**_SDE, **_SECOND, "solver_order": 3}),
+    "dpm++-2s": Sampler(_SINGLESTEP, {**_ODE, **_SECOND}, ("dpm++-s",)),
+    "dpm++-sde": Sampler(_SINGLESTEP, {**_SDE, **_SECOND}),
+    "euler": Sampler("EulerDiscreteScheduler"),
+    "euler-a": Sampler("EulerAncestralDiscreteScheduler"),
+    "heun": Sampler("HeunDiscreteScheduler"),
+    "lcm": Sampler("LCMScheduler"),
+    "lms": Sampler("LMSDiscreteScheduler"),
+    "pndm": Sampler("PNDMScheduler"),
+    "plms": Sampler("PNDMScheduler", {"skip_prk_steps": True}),
+    "tcd": Sampler("TCDScheduler"),
+    "unipc": Sampler("UniPCMultistepScheduler", also=("unipc-bh2",)),
+}
+"""Short name -> sampler."""
+
+_SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+
+
+def _sigmas(chosen: str | None) -> Config:
+    return {name: name == chosen for name in _SIGMAS}
+
+
+SPACINGS = ("leading", "linspace", "trailing")
+"""Values of ``timestep_spacing``: table 2 of https://arxiv.org/abs/2305.08891."""
+
+NOISE_LEVELS: dict[str, Config] = {
+    "karras": _sigmas("use_karras_sigmas"),
+    "exponential": _sigmas("use_exponential_sigmas") | {"timestep_spacing": "linspace"},
+    "beta": _sigmas("use_beta_sigmas") | {"timestep_spacing": "linspace"},
+    "sgm-uniform": _sigmas(None) | {"timestep_spacing": "trailing"},
+    "simple": _sigmas(None) | {"timestep_spacing": "trailing"},
+    "normal": _sigmas(None) | {"timestep_spacing": "linspace"},
+    "ddim-uniform": _sigmas(None) | {"timestep_spacing": "leading"},
+}
+"""What stands after a sampler's name -> settings of the class."""
+
+WITHOUT_SIGMAS = frozenset(
+    {
+        "DDIMScheduler",
+        "DDPMScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "LCMScheduler",
+        "PNDMScheduler",
+        "TCDScheduler",
+    }
+)
+"""Classes whose noise levels are those of the trained timesteps."""
+WITHOUT_SPACING = frozenset({_SINGLESTEP})
+"""Classes without ``timestep_spacing``."""
+WITH_ETA = frozenset({"DDIMScheduler", "TCDScheduler"})
+"""Classes whose steps take ``eta``, the share of new noise."""
+
+CLASSES = frozenset(sampler.class_name for sampler in SAMPLERS.values())
+"""Diffusers' classes that are known here."""
+
+
+def find_scheduler(name: str) -> tuple[str, Config]:
+    """Diffusers' class, and additions to its config, for a name.
+
+    Case and punctuation do not matter: ``DPM++ 2M Karras``, ``dpmpp_2m_karras`` and ``dpm++-2m-karras`` are one. A
+    class's own name adds nothing to the pipeline's config.
+
+    Raises:
+        UsageError: no such scheduler, or one that has no such noise levels; the hint says which is meant, or lists
+            them.
+    """
+    asked = _key(name)
+    for class_name in CLASSES:
+        if asked in (_key(class_name), _key(class_name.removesuffix("Scheduler"))):
+            return class_name, {}
+    for levels, settings in _endings(asked):
+        sampler = _SAMPLERS_BY_KEY.get(asked.removesuffix(_key(levels)))
+        if sampler is None:
+            continue
+        _check_levels(sampler.class_name, levels)
+        return sampler.class_name, {**sampler.config, **settings}
+    raise UsageError(f"there is no scheduler {name!r}", hint=_meant(asked))
+
+
+def check_spacing(class_name: str) -> None:
+    """Refuse a timestep spacing for a class that has none.
+
+    Raises:
+        UsageError: which class it is.
+    """
+    if class_name in WITHOUT_SPACING:
+        raise UsageError(f"{class_name} has no timestep spacing", hint="dpm++-2m and dpm++-2m-sde have one.")
+
+
+def check_eta(class_name: str) -> None:
+    """Refuse eta for a class that takes none.
+
+    Raises:
+        UsageError: which class it is.
+    """
+    if class_name not in WITH_ETA:
+        raise UsageError(f"{class_name} takes no --eta", hint=f"These do: {', '.join(sorted(WITH_ETA))}.")
+
+
+def _check_levels(class_name: str, levels: str) -> None:
+    settings = NOISE_LEVELS.get(levels, {})
+    if any(settings.get(key) for key in _SIGMAS):
+        if class_name in WITHOUT_SIGMAS:
+            raise UsageError(
+                f"{class_name} has no {levels} noise levels",
+                hint="These have: euler, heun, dpm2, dpm++-2m, unipc and others.",
+            )
+    elif "timestep_spacing" in settings:
+        check_spacing(class_name)
+
+
+def _endings(asked: str) -> Iterator[tuple[str, Config]]:
+    """The noise levels that a name may end with, none among them."""
+    yield "", {}
+    yield from ((levels, settings) for levels, settings in NOISE_LEVELS.items() if asked.endswith(_key(levels)))
+
+
+def _key(name: str) -> str:
+    """Letters, digits and plus signs of a name, without what other programs write in other words."""
+    letters = re.sub(r"[^a-z0-9+]", "", name.lower())
+    return letters.replace("dpmpp", "dpm++").replace("dpm2ancestral", "dpm2a").replace("eulerancestral", "eulera")
+
+
+_SAMPLERS_BY_KEY = {_key(text): sampler for name, sampler in SAMPLERS.items() for text in (name, *sampler.also)}
+
+
+def _meant(asked: str) -> str:
+    known = {_key(text): text for text in (*CLASSES, *(text.removesuffix("Scheduler") for text in CLASSES))}
+    known |= {_key(f"{name} {levels}"): f"{name}-{levels}" for name in SAMPLERS for levels in NOISE_LEVELS}
+    known |= {_key(name): name for name in SAMPLERS}
+    nearest = nearest_name(asked, known)
+    question = f"Did you mean {known[nearest]}? " if nearest else ""
+    return (
+        f"{question}There are: {', '.join(SAMPLERS)}, also with -{', -'.join(NOISE_LEVELS)}; diffusers' class names do "
+        "too."
+    )
