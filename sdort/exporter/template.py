@@ -6,47 +6,29 @@ checkpoint, the expression over its parameters. A known architecture is exported
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from sdort.model.weights import (
-    SMALL_BYTES,
-    Absent,
-    Cast,
-    Concatenated,
-    Inline,
-    Reshaped,
-    Scaled,
-    Transposed,
-    Weight,
-)
+from sdort.model.weights import SMALL_BYTES, Absent, Inline, Weight
 from sdort.onnx_io.check_nodes import check_attributes
-from sdort.onnx_io.check_tensors import ITEMSIZE, check_tensor, tensor_nbytes
+from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
 from sdort.onnx_io.data_file import Blob
+from sdort.onnx_io.expression_json import decode, encode, numpy_dtype
 from sdort.onnx_io.serialize import Serialized, serialize
+from sdort.onnx_io.weight_origins import Expression, parameters_of
 from sdort.onnx_io.wire import parse_graph
 
 StaticShape = tuple[int, ...]
-Expression = dict[str, Any]
-"""A weight as JSON."""
-
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, IndexError, RecursionError)
-"""What reading a template ends in that somebody made up, apart from BadModelError."""
-
 DATA_NAME = "model.onnx.data"
 """The data file's name, as :func:`sdort.onnx_io.save.data_file` calls that of ``model.onnx``."""
 
 _ALIGNED = 4096
 """Bytes between regions of the data file, at the most."""
-_MAX_DEPTH = 32
-"""Nested expressions; those of the passes have at most four."""
 _MOST_DATA = 4
 """How many times as large as its parameters a data file can be; that of a real graph holds each once."""
 
@@ -89,7 +71,7 @@ class Template:
     def used(self) -> set[str]:
         """The parameters that the graph uses."""
         weights = [*(blob.weight for blob in self.blobs), *self.small.values()]
-        return {name for weight in weights for name in _parameters(weight)}
+        return {name for weight in weights for name in parameters_of(weight)}
 
 
 def make_template(trace: Trace, component: str) -> Template:
@@ -114,8 +96,8 @@ def make_template(trace: Trace, component: str) -> Template:
         tidy.run(editor)
         declare_opset(model, opset)
     content = serialize(model, DATA_NAME)
-    blobs = tuple(TemplateBlob(blob.name, blob.offset, _encode(blob.weight)) for blob in content.blobs)
-    small = {name: _encode(weight) for name, weight in content.late.items()}
+    blobs = tuple(TemplateBlob(blob.name, blob.offset, encode(blob.weight)) for blob in content.blobs)
+    small = {name: encode(weight) for name, weight in content.late.items()}
     proto = onnx.ModelProto.FromString(content.proto)
     return Template(proto, trace.parameters, content.data_bytes, blobs, small)
 
@@ -129,12 +111,12 @@ def fill(template: Template, weights: Mapping[str, Weight]) -> Serialized:
     Raises:
         BadModelError: a small weight cannot be read.
     """
-    blobs = [Blob(blob.name, _decode(blob.weight, weights), blob.offset) for blob in template.blobs]
+    blobs = [Blob(blob.name, decode(blob.weight, weights), blob.offset) for blob in template.blobs]
     proto = onnx.ModelProto()
     proto.CopyFrom(template.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in template.small:
-            tensor.raw_data = _decode(template.small[tensor.name], weights).load().tobytes()
+            tensor.raw_data = decode(template.small[tensor.name], weights).load().tobytes()
     return Serialized(proto.SerializeToString(deterministic=True), blobs, template.data_bytes, {})
 
 
@@ -149,7 +131,7 @@ def unpack(content: bytes, component: str) -> Template:
     """The template that :func:`pack` made, checked as a stranger's.
 
     Raises:
-        BadModelError, and those of :data:`UNREADABLE`: it is none.
+        BadModelError, and those of :data:`sdort.onnx_io.expression_json.UNREADABLE`: it is none.
     """
     header, _, proto = content.partition(b"\n")
     parts = json.loads(header)
@@ -168,12 +150,12 @@ def _check(template: Template, component: str) -> None:
     """Refuse a template whose parts do not agree: every initializer has its values, and the data file no holes.
 
     Raises:
-        BadModelError, and those of :data:`UNREADABLE`: which part.
+        BadModelError, and those of :data:`sdort.onnx_io.expression_json.UNREADABLE`: which part.
     """
     _check_nodes(template.proto, component)
     absent: dict[str, Weight] = {name: Absent(name, shape, np.float32) for name, shape in template.parameters.items()}
     regions = _check_regions(template, absent)
-    small = {name: _decode(entry, absent) for name, entry in template.small.items()}
+    small = {name: decode(entry, absent) for name, entry in template.small.items()}
     for tensor in template.proto.graph.initializer:
         weight = small.pop(tensor.name, None)
         if weight is None and not tensor.external_data:
@@ -186,7 +168,7 @@ def _check(template: Template, component: str) -> None:
                 raise ValueError(f"{tensor.name} lies elsewhere")
         elif weight.nbytes > SMALL_BYTES or tensor.raw_data:
             raise ValueError(f"{tensor.name} is no small weight")
-        if (tensor_nbytes(tensor, component), _numpy_dtype(tensor.data_type)) != (weight.nbytes, weight.dtype):
+        if (tensor_nbytes(tensor, component), numpy_dtype(tensor.data_type)) != (weight.nbytes, weight.dtype):
             raise ValueError(f"{tensor.name} has values of another size")
     if small:
         raise ValueError(f"the graph has no {min(small)}")
@@ -206,7 +188,7 @@ def _check_regions(template: Template, absent: Mapping[str, Weight]) -> dict[int
     """The data file's content by its offsets, in order and without overlaps."""
     regions, end = {}, 0
     for blob in template.blobs:
-        weight = _decode(blob.weight, absent)
+        weight = decode(blob.weight, absent)
         if type(blob.offset) is not int or blob.offset < end:
             raise ValueError(f"{blob.name} begins at {blob.offset!r}")
         regions[blob.offset], end = weight, blob.offset + weight.nbytes
@@ -219,79 +201,3 @@ def _check_regions(template: Template, absent: Mapping[str, Weight]) -> dict[int
 
 def _absent(tensor: onnx.TensorProto, parameters: Mapping[str, StaticShape]) -> Weight | None:
     return Absent(tensor.name, parameters[tensor.name], np.float32) if tensor.name in parameters else None
-
-
-def _encode(weight: Weight) -> Expression:
-    match weight:
-        case Absent():
-            return {"parameter": weight.name}
-        case Inline():
-            values = base64.b64encode(weight.array.tobytes()).decode()
-            return {"values": values, "dtype": _dtype(weight), "shape": list(weight.shape)}
-        case Transposed():
-            return {"transposed": _encode(weight.operand), "perm": list(weight.perm)}
-        case Reshaped():
-            return {"reshaped": _encode(weight.operand), "shape": list(weight.shape)}
-        case Cast():
-            return {"cast": _encode(weight.operand), "dtype": _dtype(weight)}
-        case Scaled():
-            return {"scaled": _encode(weight.operand), "factor": weight.factor}
-        case Concatenated():
-            return {"concatenated": [_encode(part) for part in weight.parts], "axis": weight.axis}
-    raise TypeError(f"{weight} has no form in a template")
-
-
-def _decode(entry: Expression, weights: Mapping[str, Weight], depth: int = 0) -> Weight:
-    """The weight of an expression over ``weights``.
-
-    Raises:
-        As in :data:`UNREADABLE`: it is none.
-    """
-    if depth > _MAX_DEPTH:
-        raise ValueError("an expression is nested too deep")
-    match entry:
-        case {"parameter": name}:
-            return weights[name]
-        case {"values": values, "dtype": dtype, "shape": shape}:
-            array = np.frombuffer(base64.b64decode(values, validate=True), _numpy_dtype(dtype))
-            return Inline(array.reshape(shape))
-        case {"transposed": operand, "perm": perm}:
-            weight = _decode(operand, weights, depth + 1)
-            if sorted(perm) != list(range(len(weight.shape))):
-                raise ValueError(f"{perm} does not order {len(weight.shape)} axes")
-            return Transposed(weight, perm)
-        case {"reshaped": operand, "shape": shape}:
-            return Reshaped(_decode(operand, weights, depth + 1), shape)
-        case {"cast": operand, "dtype": dtype}:
-            return Cast(_decode(operand, weights, depth + 1), _numpy_dtype(dtype))
-        case {"scaled": operand, "factor": factor}:
-            return Scaled(_decode(operand, weights, depth + 1), factor)
-        case {"concatenated": parts, "axis": axis}:
-            return _concatenated([_decode(part, weights, depth + 1) for part in parts], axis)
-    raise ValueError(f"{str(entry)[:80]} is no weight")
-
-
-def _concatenated(parts: list[Weight], axis: int) -> Weight:
-    alike = {(part.shape[:axis], part.shape[axis + 1 :], len(part.shape), part.dtype) for part in parts}
-    if axis not in range(len(parts[0].shape)) or len(alike) > 1:
-        raise ValueError(f"parts that do not fit together along axis {axis!r}")
-    return Concatenated(parts, axis)
-
-
-def _numpy_dtype(number: int) -> np.dtype[Any]:
-    if number not in ITEMSIZE:
-        raise ValueError(f"values of type {number!r}")
-    return np.dtype(helper.tensor_dtype_to_np_dtype(number))
-
-
-def _dtype(weight: Weight) -> int:
-    return int(helper.np_dtype_to_tensor_dtype(weight.dtype))
-
-
-def _parameters(entry: Expression) -> Iterator[str]:
-    if "parameter" in entry:
-        yield entry["parameter"]
-    for value in entry.values():
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, dict):
-                yield from _parameters(part)

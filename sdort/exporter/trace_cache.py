@@ -20,10 +20,11 @@ from typing import Any
 from sdort.console import detail, warn
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
-from sdort.exporter.template import UNREADABLE, Template, pack, unpack
+from sdort.exporter.template import Template, pack, unpack
 from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
+from sdort.onnx_io.expression_json import UNREADABLE
 from sdort.onnx_io.wire import MAX_GRAPH_BYTES
 
 FORMAT = 4

@@ -108,7 +108,7 @@ class BoundBuffers:
         self._bindings = [self._bind(part) for part in self.slices]
 
     def _bind(self, part: slice) -> Any:
-        binding = self.session.ort.io_binding()
+        binding = self.session.io_binding()
         for name, buffer in {"sample": self.sample, **self.conditioning}.items():
             binding.bind_input(name, *buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:])))
         binding.bind_input("timestep", *self.timestep.binding_arguments())

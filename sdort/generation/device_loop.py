@@ -96,7 +96,8 @@ class Loop:
     def __init__(self, unet: Session) -> None:
         self.unet = unet
         self._sums: dict[tuple[bool, int | None], Session] = {}
-        self._bound: dict[tuple[Batch, InputShapes], BoundBuffers] = {}
+        self._bound: dict[tuple[Batch, InputShapes, frozenset[str]], BoundBuffers] = {}
+        self._graphs = 0
 
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         """Whether the rows of a run are small enough to be kept."""
@@ -152,10 +153,13 @@ class Loop:
 
     def _at(self, batch: Batch, samples: Conditioning) -> BoundBuffers:
         shapes = tuple((name, values.shape[1:]) for name, values in samples.items())
-        key = (batch, shapes)
+        weights = self.unet.weights
+        # What lacks a weight that was replaced since is of no more use; without any, there is always use for it.
+        self._bound = {key: value for key, value in self._bound.items() if not key[2] or key[2] == weights.names}
+        key = (batch, shapes, weights.bound)
         if key not in self._bound:
-            number = 1 + sum(len(buffers.graphs) for buffers in self._bound.values())
-            self._bound[key] = BoundBuffers(self.unet, batch, dict(shapes), number)
+            self._bound[key] = BoundBuffers(self.unet, batch, dict(shapes), self._graphs + 1)
+            self._graphs += len(self._bound[key].graphs)
         return self._bound[key]
 
     def _summing(self, masked: bool, channels: int | None) -> Session:

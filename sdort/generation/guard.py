@@ -19,6 +19,7 @@ from sdort.errors import ParityError, SdortError
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_graph
 
 SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
@@ -45,6 +46,7 @@ class Guard:
         self.sessions = sessions
         self.widened: dict[str, str] = {}
         self._left = {name: list(steps) for name, steps in SAFER.items()}
+        self._chosen: dict[str, Select] = {}
 
     def run(self, component: str, work: Callable[[], T], problem_of: Callable[[T], str | None]) -> T:
         """The result of a stage, done again until there is no problem or nothing safer.
@@ -71,16 +73,24 @@ class Guard:
         """Open the next safer session of a component and say so; False if there is none."""
         while self._left[component]:
             what, select = self._left[component].pop(0)
-            session = _open(self.sessions[component], select)
+            before = self.sessions[component]
+            session = _open(before, select, before.options)
             if session is not None:
+                session.weights = before.weights  # an adapter's stay
                 self.sessions[component] = session
                 self.widened[component] = what
+                self._chosen[component] = select
                 warn(
                     f"{component}: {problem}. It is done again with {what} in fp32, which takes longer. "
                     "What needs no second try:\n    sdort optimize IN OUT --fp16 auto"
                 )
                 return True
         return False
+
+    def reopened(self, session: Session, options: RuntimeOptions) -> Session | None:
+        """A session with other options, and with the same nodes in fp32; None where none are, or it does not load."""
+        select = self._chosen.get(session.component)
+        return _open(session, select, options) if select else None
 
 
 def dead(values: Array) -> str | None:
@@ -90,10 +100,10 @@ def dead(values: Array) -> str | None:
     return "it gave the same value everywhere" if values.min() == values.max() else None
 
 
-def _open(session: Session, select: Select) -> Session | None:
+def _open(session: Session, select: Select, options: RuntimeOptions) -> Session | None:
     """A session on the same weights with part of the graph in fp32; None if that part is no fp16, or does not load."""
     # Its shapes and addresses are others than those that a graph of the device was recorded for.
-    options = replace(session.options, graph=False)
+    options = replace(options, graph=False)
     try:
         proto = widen_file(session.path, select, session.component)
         if proto is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
@@ -23,4 +24,6 @@ class Model:
     path: Path | None = None
     """The .onnx file it was read from."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """ONNX ``metadata_props``."""
+    """ONNX ``metadata_props``, without what the fields here say."""
+    origins: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """Stored values -> what they are made of (:mod:`sdort.onnx_io.weight_origins`)."""

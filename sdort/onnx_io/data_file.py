@@ -47,6 +47,8 @@ class Initializers:
         self.end = 0
         self.overflow_counts: dict[str, int] = {}
         self.late: dict[str, Weight] = {}
+        self.large: dict[str, Weight] = {}
+        """Initializer -> what lies in the data file."""
         self._by_content: dict[Any, str] = {}
         self._regions: dict[Any, Blob] = {}
 
@@ -75,6 +77,7 @@ class Initializers:
         self.protos.append(proto)
 
     def _place(self, proto: TensorProto, weight: Weight) -> None:
+        self.large[proto.name] = weight
         while isinstance(weight, Reshaped):  # the same bytes
             weight = weight.operand
         key = expression_key(weight)

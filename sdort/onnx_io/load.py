@@ -30,6 +30,7 @@ from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.functions import inline_functions
 from sdort.onnx_io.graph_import import finish_graph
+from sdort.onnx_io.weight_origins import ORIGINS_KEY, read_origins, region_of
 
 Resolve = Callable[[TensorProto], "Weight | None"]
 
@@ -83,7 +84,15 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
     for node, tensors in zip(graph.nodes, attributes, strict=True):
         node.attrs.update({name: gs.Constant("", reader.read_small(value)) for name, value in tensors.items()})
     finish_graph(graph, constants, order)
-    return Model(graph, component, path, {entry.key: entry.value for entry in proto.metadata_props})
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    recorded = read_origins(metadata)
+    metadata.pop(ORIGINS_KEY, None)
+    origins = {
+        region_of(value): recorded[name]
+        for name, value in values.items()
+        if isinstance(value, Stored) and name in recorded
+    }
+    return Model(graph, component, path, metadata, origins)
 
 
 class _Reader:

@@ -6,7 +6,7 @@ The result depends on the graph alone: the same graph gives the same bytes.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,11 @@ from sdort.model.model import Model
 from sdort.model.topological_order import topological_order
 from sdort.model.weights import Weight
 from sdort.onnx_io.data_file import Blob, Initializers, weight_of
+from sdort.onnx_io.expression_json import origins_json
 from sdort.onnx_io.graph_import import unique_name
 from sdort.onnx_io.own_functions import functions_of
 from sdort.onnx_io.tensor_names import TensorNames
+from sdort.onnx_io.weight_origins import ORIGINS_KEY
 
 MIN_IR_VERSION = 4
 """The first in which initializers need not be graph inputs."""
@@ -63,7 +65,8 @@ def serialize(model: Model, data_name: str) -> Serialized:
     proto.graph.input.extend(_value_info(t, names, model.component) for t in graph.inputs)
     proto.graph.output.extend(_value_info(t, names, model.component) for t in graph.outputs)
     proto.graph.value_info.extend(_value_info(t, names, model.component) for t in _typed_variables(graph, nodes))
-    _fill_header(proto, model)
+    origins = origins_json(data.large, model.origins)
+    _fill_header(proto, model, {**model.metadata, **({ORIGINS_KEY: origins} if origins else {})})
     content = proto.SerializeToString(deterministic=True)
     return Serialized(content, data.blobs, data.end, data.overflow_counts, data.late)
 
@@ -146,7 +149,7 @@ def _dim(dim: Any) -> int | str | None:
     return int(dim) if isinstance(dim, numbers.Integral) else dim
 
 
-def _fill_header(proto: onnx.ModelProto, model: Model) -> None:
+def _fill_header(proto: onnx.ModelProto, model: Model, metadata: Mapping[str, str]) -> None:
     graph = model.graph
     versions = {entry.domain: entry.version for entry in graph.import_domains or []}
     used = {node.domain or "" for node in graph.nodes}
@@ -162,5 +165,5 @@ def _fill_header(proto: onnx.ModelProto, model: Model) -> None:
     proto.ir_version = max(version, MIN_IR_VERSION)
     proto.producer_name = "sdort"
     proto.producer_version = __version__
-    for key, value in sorted(model.metadata.items()):
+    for key, value in sorted(metadata.items()):
         proto.metadata_props.add(key=key, value=value)

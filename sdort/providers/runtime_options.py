@@ -41,6 +41,8 @@ class RuntimeOptions:
     """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
     provider_options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
+    adapters: bool = False
+    """Open the model so that its weights can be replaced while the session is open."""
     check: bool = True
     """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
 

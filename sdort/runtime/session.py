@@ -15,6 +15,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.overridable import ReplaceableWeight, make_overridable, replaceable_weights
 from sdort.onnx_io.precision_mark import says_bf16
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
@@ -23,8 +24,9 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
+from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.stopping import stoppable
-from sdort.tuning.session_hooks import prepare_tuning
+from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -41,7 +43,7 @@ class Binding:
 
     def __init__(self, session: Session, feeds: Mapping[str, Array]) -> None:
         self.session = session
-        self._binding = session.ort.io_binding()
+        self._binding = session.io_binding()
         for name, value in session.cast(feeds).items():
             self._binding.bind_ortvalue_input(name, session.upload(value))
         for spec in session.outputs:
@@ -66,15 +68,30 @@ def _quiet_settings() -> Any:
 
 
 class Session:
-    """An open model. ``provider`` is what really runs it, after any fallback."""
+    """An open model. ``provider`` is what really runs it, after any fallback.
 
-    def __init__(self, ort: Any, path: Path, component: str, provider: Provider, options: RuntimeOptions) -> None:
+    Args:
+        replaceable: the initializers that ``weights`` may replace.
+    """
+
+    def __init__(
+        self,
+        ort: Any,
+        path: Path,
+        component: str,
+        provider: Provider,
+        options: RuntimeOptions,
+        replaceable: Mapping[str, ReplaceableWeight] | None = None,
+    ) -> None:
         self.ort = ort
         self.path = path
         self.component = component
         self.provider = provider
         self.options = options
-        self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs()}
+        self.replaceable = replaceable or {}
+        self.weights = ReplacedWeights(self.upload, required=keeps_constants(provider))
+        """Values that runs take instead of the model's weights: an adapter's."""
+        self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs() if arg.name not in self.replaceable}
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _quiet_settings()
@@ -108,13 +125,22 @@ class Session:
             BadModelError: a required input is missing, or a shape does not fit.
         """
         values = self.cast(feeds)
-        if all(isinstance(value, np.ndarray) for value in values.values()):
+        if not self.weights.bound and all(isinstance(value, np.ndarray) for value in values.values()):
             results = self.guard(lambda: self.ort.run(None, values, self._quiet))
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
             return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
-        uploaded = {name: self._on_device(value) for name, value in values.items()}
+        uploaded = {name: self._on_device(value) for name, value in values.items()} | dict(self.weights)
         kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
+        if all(isinstance(value, np.ndarray) for value in values.values()):
+            self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
         return {spec.name: self.download(value) for spec, value in zip(self.outputs, kept, strict=True)}
+
+    def io_binding(self) -> Any:
+        """An ``IOBinding`` of ONNX Runtime's with the weights that are replaced now; the rest is its owner's."""
+        binding = self.ort.io_binding()
+        for name, value in self.weights:
+            binding.bind_ortvalue_input(name, value)
+        return binding
 
     def run_bound(self, binding: Any, graph: int = 1) -> None:
         """Run an ``IOBinding`` of ONNX Runtime's.
@@ -256,7 +282,13 @@ def _start(
 ) -> Session:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
-    tuned = prepare_tuning(path, component, provider, options)
+    replaceable = find_replaceable(path, component) if options.adapters else {}
+    if replaceable:
+        graph = graph or read_component(path, component).copy()
+        make_overridable(graph, replaceable, required=keeps_constants(provider))
+    # A compiled program holds weights, or takes them: what was kept is of the other kind.
+    keeps = bool(replaceable) and keeps_constants(provider)
+    tuned = SessionTuning(options) if keeps else prepare_tuning(path, component, provider, options)
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
         ort = create_session(
@@ -268,7 +300,36 @@ def _start(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     tuned.apply(ort)
-    return Session(ort, path, component, provider, options)
+    session = Session(ort, path, component, provider, options, replaceable)
+    if session.weights.required:
+        for name, weight in replaceable.items():
+            session.weights.write(name, weight.stored.load())
+    return session
+
+
+def keeps_constants(provider: Provider) -> bool:
+    """Whether a provider compiles weights into its programs, and goes on with these whatever a run binds.
+
+    So does MIGraphX's: what is an initializer of the graph is a constant of the program, a graph input or not
+    (microsoft/onnxruntime, onnxruntime/core/providers/migraphx/migraphx_execution_provider.cc).
+    """
+    return bool(provider.programs)
+
+
+def find_replaceable(path: Path, component: str) -> dict[str, ReplaceableWeight]:
+    """The weights of a model that adapters can replace while its session is open.
+
+    Raises:
+        BadModelError: the file does not say what its weights are made of, or is broken.
+    """
+    weights = replaceable_weights(read_component(path, component))
+    if not weights:
+        raise BadModelError(
+            f"{path} does not say which parameters its weights are made of, so no adapter can change them",
+            component=component,
+            hint="Another tool or an older sdort wrote it. Export and optimize it anew:\n    sdort export MODEL OUT",
+        )
+    return weights
 
 
 def check_file(path: Path, component: str) -> None:

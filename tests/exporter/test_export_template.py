@@ -15,18 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec
-from sdort.exporter.template import (
-    UNREADABLE,
-    Template,
-    TemplateBlob,
-    Trace,
-    _decode,
-    _encode,
-    fill,
-    make_template,
-    pack,
-    unpack,
-)
+from sdort.exporter.template import Template, TemplateBlob, Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
 from sdort.model.signature import Array
 from sdort.model.weights import (
@@ -40,6 +29,7 @@ from sdort.model.weights import (
     Transposed,
     Weight,
 )  # fmt: skip
+from sdort.onnx_io.expression_json import UNREADABLE, decode, encode
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model, write
 from sdort.onnx_io.serialize import serialize
@@ -134,16 +124,16 @@ EXPRESSIONS: dict[str, Callable[[Weight], Weight]] = {
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_every_expression_comes_back(name: str) -> None:
     make = EXPRESSIONS[name]
-    entry = json.loads(json.dumps(_encode(make(Absent("large", (24, 40), np.float32)))))
+    entry = json.loads(json.dumps(encode(make(Absent("large", (24, 40), np.float32)))))
     expected = make(Inline(VALUES["large"])).load()
-    found = _decode(entry, weights())
+    found = decode(entry, weights())
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_array_equal(found.load(), expected)
 
 
 def test_what_has_no_form_is_no_silent_loss(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="no form"):
-        _encode(Stored(tmp_path / "file", 0, (2,), np.float32))
+        encode(Stored(tmp_path / "file", 0, (2,), np.float32))
 
 
 def test_a_stored_template_is_the_same(tmp_path: Path) -> None:

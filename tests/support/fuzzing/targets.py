@@ -37,13 +37,14 @@ from sdort.benchmark.rows import Row
 from sdort.errors import MOST_CHARACTERS, SdortError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.source import component_config, read_source, select_components
-from sdort.exporter.template import UNREADABLE, Trace, fill, make_template, pack, unpack
+from sdort.exporter.template import Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.model.component_names import DECODER
 from sdort.model.model import Model
 from sdort.model.weights import Stored, Weight
 from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.expression_json import UNREADABLE
 from sdort.onnx_io.graph_import import tensors_of
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
