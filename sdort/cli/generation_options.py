@@ -27,6 +27,26 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         metavar="TEXT",
         help="What they are not to show: once for all prompts, or once for each.",
     ),
+    click.option(
+        "--prompt-2",
+        multiple=True,
+        metavar="TEXT",
+        show_default="as --prompt",
+        help="The prompt for SDXL's second text encoder.",
+    ),
+    click.option(
+        "--negative-prompt-2",
+        multiple=True,
+        metavar="TEXT",
+        show_default="as --negative-prompt",
+        help="The negative prompt for SDXL's second text encoder.",
+    ),
+    click.option(
+        "--prompt-weighting",
+        type=click.Choice(["a1111", "comfyui", "none"]),
+        default="a1111",
+        help="How (word:1.2), (word) and [word] in prompts are read: as AUTOMATIC1111, as ComfyUI, or as plain text.",
+    ),
     click.option("--height", type=Whole(HEIGHT), show_default="the model's own", help="Pixels."),
     click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Pixels."),
     click.option(

@@ -20,7 +20,7 @@ from sdort.generation.memory_need import refuse_generation
 from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress, RunOptions
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, image_size, scheduler_of
+from sdort.generation.request import Request, check_prompts, image_size, scheduler_of
 from sdort.generation.result import Generation, Image, PeakMemory
 from sdort.generation.scheduler_names import find_scheduler
 from sdort.generation.step_progress import StepProgress
@@ -278,10 +278,11 @@ def unet_calls(folder: PipelineFolder, request: Request) -> int:
     """The calls of the UNet that a batch takes: some schedulers call it twice a step.
 
     Raises:
-        UsageError: the size or the number of steps is one that the pipeline cannot do.
+        UsageError: the size, the number of steps or a prompt is one that the pipeline cannot do.
         BadModelError: a file of the pipeline is broken.
     """
     image_size(folder, request)
+    check_prompts(folder, request)
     return len(scheduler_of(folder, request).timesteps)
 
 

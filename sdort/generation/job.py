@@ -11,7 +11,7 @@ from typing import Any
 from sdort.console import say
 from sdort.generation.images import output_paths
 from sdort.generation.options import GenerationOptions, OnProgress
-from sdort.generation.request import Request, each_prompt
+from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.scheduler_names import find_scheduler
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.pipelines.folder import PipelineFolder
@@ -74,7 +74,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         )
     output = settings.pop("output", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
-    negative = settings.pop("negative_prompt", "")
+    texts = {name: settings.pop(name) or "" for name in PROMPTS if name in settings}
     unsaid = frozenset(name for name in ("steps", "guidance_scale") if settings.get(name) is None)
     for name in unsaid:
         settings.pop(name, None)
@@ -83,5 +83,5 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
-    requests = each_prompt(prompt, negative, request)
+    requests = each_prompt(prompt, request, texts)
     return Job(requests, None if output is None else Path(output), overwrite, on_progress, unsaid)

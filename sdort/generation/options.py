@@ -18,6 +18,14 @@ class GenerationOptions(TypedDict, total=False):
 
     negative_prompt: str | Sequence[str]
     """What the images are not to show: one for all prompts, or one for each."""
+    prompt_2: str | Sequence[str]
+    """The prompt for SDXL's second text encoder, the larger one: one for all prompts, or one for each; by default the
+    same."""
+    negative_prompt_2: str | Sequence[str]
+    """The negative prompt for SDXL's second text encoder; by default the same."""
+    prompt_weighting: str
+    """How weights in prompts such as ``(word:1.2)`` are read and applied: ``a1111`` (the default), ``comfyui``, or
+    ``none``, which takes prompts as plain text."""
     steps: int | None
     """Denoising steps; by default 50, or those that a few-step model was made for."""
     guidance_scale: float | None

@@ -19,14 +19,15 @@ from sdort.generation.footprint import decoder_footprint
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
-from sdort.generation.prompts import load_tokenizer, remark_on_prompts, tokenize
+from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, check_text_to_image, image_size, scheduler_of
 from sdort.generation.schedule_part import WHOLE, PartSteps
+from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.families import Conditioning, Encoder
+from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -152,31 +153,51 @@ class TextToImage:
         return np.stack(latents)
 
     def _conditions(self, requests: Sequence[Request], size: tuple[int, int]) -> list[list[Conditioning]]:
-        """For each request the conditioning of its prompt, after that of the negative one if there is guidance."""
+        """For each request the conditioning of its prompt, after that of the negative one if there is guidance.
+
+        Raises:
+            UsageError: a prompt for a text encoder that the pipeline does not have.
+        """
         guided = self.guidance(requests[0]) is not None
-        remark_on_prompts(self.tokenizers["text_encoder"], requests, guided)
-        zeros_for_empty = self.folder.empty_is_zero
-        texts = [
-            [None if zeros_for_empty and not request.negative_prompt else request.negative_prompt, request.prompt]
-            if guided
-            else [request.prompt]
+        remark_on_prompts(requests, guided)
+        remark_on_files(self.tokenizers["text_encoder"], requests)
+        reader = PromptReader(self.tokenizers, self.sessions["unet"])
+        pairs = [
+            [self._texts(request, negative=True), self._texts(request)] if guided else [self._texts(request)]
             for request in requests
         ]
-        distinct = list(dict.fromkeys(text for pair in texts for text in pair if text is not None))
-        encoders = [self._encode(encoder, distinct) for encoder in self.folder.family.encoders]
-        parts: dict[str | None, list[Conditioning]] = {
-            text: [encoded[index] for encoded in encoders] for index, text in enumerate(distinct)
+        kinds = {
+            texts: ("prompt", "negative prompt")[index] for pair in pairs for index, texts in enumerate(pair[::-1])
         }
-        parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in parts[distinct[0]]]
+        read = {texts: kind for texts, kind in kinds.items() if texts is not None}
+        encode = partial(encode_prompts, reader, weighting=requests[0].prompt_weighting, encode=self._encode)
+        parts: dict[Texts | None, list[Conditioning]] = dict(encode(read).items())
+        parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in parts[next(iter(read))]]
         width = condition_width(self.sessions["unet"])
         scale = {} if width is None else {"timestep_cond": embed_guidance(requests[0].guidance_scale, width)}
         condition = self.folder.family.condition
-        return [[condition(parts[text], size) | scale for text in pair] for pair in texts]
+        conditions = {texts: condition(part, size) | scale for texts, part in parts.items() if texts in kinds}
+        blank = ("",) * len(self.tokenizers)
+        same_length(
+            list(conditions.values()),
+            reader.tokens,
+            reader.fixed,
+            lambda: condition(encode({blank: "prompt"})[blank], size),
+        )
+        return [[conditions[texts] for texts in pair] for pair in pairs]
 
-    def _encode(self, encoder: Encoder, prompts: list[str]) -> list[Conditioning]:
-        """The conditioning of each prompt by one text encoder."""
-        component = encoder.component
-        fed = [{"input_ids": tokenize(self.tokenizers[component], prompt)} for prompt in prompts]
+    def _texts(self, request: Request, *, negative: bool = False) -> Texts | None:
+        """The prompt for each text encoder; None for a negative one that conditions as zeros."""
+        first, second = (
+            (request.negative_prompt, request.negative_prompt_2) if negative else (request.prompt, request.prompt_2)
+        )
+        if negative and self.folder.empty_is_zero and not first and not second:
+            return None
+        return (first, second or first)[: len(self.tokenizers)]
+
+    def _encode(self, component: str, rows: Sequence[tuple[int, ...]]) -> list[Conditioning]:
+        """The conditioning by each row of token ids, by one text encoder."""
+        fed = [{"input_ids": np.asarray([row], np.int64)} for row in rows]
 
         def work() -> list[Conditioning]:
             results = map(self.sessions[component].run, fed)

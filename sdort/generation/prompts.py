@@ -1,4 +1,4 @@
-"""Token ids of a prompt, as diffusers' Stable Diffusion pipeline tokenizes it."""
+"""The tokenizers of a pipeline, and what of its prompts has no effect."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sdort.console import say, warn
 from sdort.errors import BadModelError
-from sdort.errors.plain_text import library_reason
+from sdort.errors.plain_text import cut, library_reason, one_line
+from sdort.generation.prompt_chunks import Vocabulary
+from sdort.generation.prompt_syntax import read_prompt
 from sdort.generation.request import Request
-from sdort.model.signature import Array
 from sdort.pipelines.configs import check_processor
 from sdort.pipelines.tokenizer_files import TABLES, check_tokenizer
 
 _LONGEST = 4096
 """The most tokens of a prompt; CLIP has 77, its longer descendants 248 and more."""
-_SHOWN = 200
-"""Characters of a prompt's lost part that a message repeats."""
+_SHORTEST = 3
+"""The fewest: a token between the first and the last."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -37,39 +36,27 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
         length = tokenizer.model_max_length
-        if 2 <= length <= _LONGEST:
-            tokenize(tokenizer, "")
+        if _SHORTEST <= length <= _LONGEST:
+            Vocabulary(tokenizer)
     except Exception as error:  # broken vocabularies end in KeyError, json and tokenizers errors alike
         raise BadModelError(f"cannot read the tokenizer in {folder}: {library_reason(error)}") from error
-    if not 2 <= length <= _LONGEST:
+    if not _SHORTEST <= length <= _LONGEST:
         raise BadModelError(
-            f"the tokenizer in {folder} pads prompts to {length:.6g} tokens, not 2 to {_LONGEST}",
+            f"the tokenizer in {folder} pads prompts to {length:.6g} tokens, not {_SHORTEST} to {_LONGEST}",
             hint="model_max_length in its tokenizer_config.json is the text encoder's max_position_embeddings: 77.",
         )
     return tokenizer
 
 
-def tokenize(tokenizer: Any, prompt: str) -> Array:
-    """Token ids [1, model_max_length], padded and cut to CLIP's length."""
-    length = tokenizer.model_max_length
-    ids = tokenizer(prompt, padding="max_length", max_length=length, truncation=True).input_ids
-    return np.asarray([ids], np.int64)
-
-
-def remark_on_prompts(tokenizer: Any, requests: Sequence[Request], guided: bool) -> None:
-    """Say what of the prompts has no effect: what CLIP cuts off, and negative prompts without guidance.
+def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
+    """Say what of the prompts has no effect: empty ones, negative ones without guidance, and files that are not given.
 
     Args:
         guided: whether there is classifier-free guidance.
     """
-    prompts = dict.fromkeys(request.prompt for request in requests)
-    negative = dict.fromkeys(request.negative_prompt for request in requests if request.negative_prompt)
-    for prompt in prompts:
-        _warn_of_cut(tokenizer, prompt, "prompt")
-    if not all(prompt.strip() for prompt in prompts):
+    if not all(request.prompt.strip() for request in requests):
         say("the prompt is empty: the image shows what the model makes up")
-    for prompt in negative if guided else ():
-        _warn_of_cut(tokenizer, prompt, "negative prompt")
+    negative = [text for request in requests for text in (request.negative_prompt, request.negative_prompt_2) if text]
     if negative and not guided:
         off = requests[0].guidance_scale <= 1
         warn(
@@ -78,15 +65,19 @@ def remark_on_prompts(tokenizer: Any, requests: Sequence[Request], guided: bool)
         )
 
 
-def _warn_of_cut(tokenizer: Any, prompt: str, kind: str) -> None:
-    """Say which part of a prompt is beyond CLIP's length."""
-    length = tokenizer.model_max_length
-    # Truncation off: this only looks for what was lost.
-    whole = tokenizer(prompt, truncation=False, verbose=False).input_ids
-    if len(whole) > length:
-        # As many tokens as are shown at most: a prompt of 100,000 characters is no message.
-        lost = tokenizer.decode(whole[length - 1 : -1][:_SHOWN])
-        lost = lost if len(lost) <= _SHOWN and len(whole) - length <= _SHOWN else f"{lost[:_SHOWN]}..."
+def remark_on_files(tokenizer: Any, requests: Sequence[Request]) -> None:
+    """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
+    prompts = [read_prompt(text, request.prompt_weighting) for request in requests for text in request.texts]
+    for network in dict.fromkeys(network for prompt in prompts for network in prompt.networks):
         warn(
-            f"the {kind} has {len(whole) - 2} tokens, and the model reads {length - 2}; this part has no effect: {lost}"
+            f"the prompt asks for {cut(one_line(network))}, which sdort does not apply from a prompt. Put its file "
+            "into the model:\n    sdort export MODEL OUT --lora FILE.safetensors:0.8"
         )
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.embeddings)
+    known = tokenizer.get_added_vocab() if names else {}
+    for name in names:
+        if name not in known:
+            warn(
+                f"the prompt asks for the embedding {cut(one_line(name))}, which the model does not have. Put its file "
+                "into the model:\n    sdort export MODEL OUT --embedding FILE.safetensors"
+            )

@@ -31,6 +31,12 @@ class GenerationRecord:
     """The prompt."""
     negative_prompt: str
     """The negative prompt; empty if there is none."""
+    prompt_2: str
+    """The prompt for SDXL's second text encoder; empty if it is the same."""
+    negative_prompt_2: str
+    """The negative prompt for SDXL's second text encoder; empty if it is the same."""
+    prompt_weighting: str
+    """How weights in the prompts were read: ``a1111``, ``comfyui`` or ``none``."""
     steps: int
     """Denoising steps."""
     guidance_scale: float

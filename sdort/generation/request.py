@@ -20,6 +20,7 @@ from sdort.errors.number_ranges import (
     check_fields,
 )
 from sdort.errors.plain_text import cut
+from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
 from sdort.generation.scheduler_names import SPACINGS
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.signature import static_size
@@ -29,8 +30,7 @@ from sdort.runtime.session import Session
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
 
 MAX_PROMPT = 1 << 17
-"""Characters of a prompt, as many as Linux takes for one argument: CLIP reads the first 75 words or so, but every PNG
-keeps all of it."""
+"""Characters of a prompt, as many as Linux takes for one argument; every PNG keeps all of it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,12 @@ class Request:
     """Decode in tiles; None where memory asks for it."""
     vae_slicing: bool | None = None
     """Decode one image at a time; None where memory asks for it."""
+    prompt_2: str = ""
+    """For SDXL's second text encoder; empty for ``prompt``."""
+    negative_prompt_2: str = ""
+    """For SDXL's second text encoder; empty for ``negative_prompt``."""
+    prompt_weighting: str = WEIGHTINGS[0]
+    """The reading of weights in prompts: one of :data:`sdort.generation.prompt_syntax.WEIGHTINGS`."""
 
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA)
@@ -68,8 +74,16 @@ class Request:
         if self.timestep_spacing not in (None, *SPACINGS):
             known = f"There are: {', '.join(SPACINGS)}."
             raise UsageError(f"there is no timestep spacing {cut(repr(self.timestep_spacing))}", hint=known)
-        for name, text in (("prompt", self.prompt), ("negative_prompt", self.negative_prompt)):
-            check_text(name, text)
+        check_weighting(self.prompt_weighting)
+        for name in ("prompt", "negative_prompt", "prompt_2", "negative_prompt_2"):
+            check_text(name, getattr(self, name))
+            read_prompt(getattr(self, name), self.prompt_weighting)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of the prompts that are not empty, each once."""
+        texts = (self.prompt, self.negative_prompt, self.prompt_2, self.negative_prompt_2)
+        return tuple(dict.fromkeys(filter(None, texts)))
 
 
 def scheduler_of(folder: PipelineFolder, request: Request) -> Any:
@@ -98,7 +112,7 @@ def check_text(name: str, text: object) -> None:
     if len(text) > MAX_PROMPT:
         raise UsageError(
             f"{option} has {len(text):,} characters, at most {MAX_PROMPT:,} are taken",
-            hint="A text encoder reads about 75 words.",
+            hint="A text encoder reads about 75 words at once.",
         )
     strange = re.search("[\0\ud800-\udfff]", text)
     if strange:
@@ -108,27 +122,56 @@ def check_text(name: str, text: object) -> None:
         )
 
 
-def each_prompt(prompts: str | Sequence[str], negative_prompts: str | Sequence[str], request: Request) -> list[Request]:
+PROMPTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
+"""Texts of a request that are given once for all prompts, or once for each."""
+
+
+def each_prompt(
+    prompts: str | Sequence[str], request: Request, texts: Mapping[str, str | Sequence[str]] | None = None
+) -> list[Request]:
     """A request like ``request`` for each prompt.
 
     Args:
         prompts: one, or several.
-        negative_prompts: one for all, or one for each prompt.
+        texts: by names of :data:`PROMPTS`: one for all, or one for each prompt.
 
     Raises:
         UsageError: no prompt, one that is refused, or another number of negative prompts.
     """
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    negative = [negative_prompts] if isinstance(negative_prompts, str) else list(negative_prompts) or [""]
-    if not texts:
+    listed = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not listed:
         raise UsageError("there is no prompt")
-    if len(negative) not in (1, len(texts)):
+    columns = {name: _for_each(name, value, len(listed)) for name, value in (texts or {}).items()}
+    rows: list[dict[str, Any]] = [
+        {"prompt": prompt, **{name: column[index] for name, column in columns.items()}}
+        for index, prompt in enumerate(listed)
+    ]
+    return [replace(request, **row) for row in rows]
+
+
+def _for_each(name: str, texts: str | Sequence[str], count: int) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts) or [""]
+    if len(listed) not in (1, count):
+        option = f"--{name.replace('_', '-')}"
         raise UsageError(
-            f"--prompt is given {len(texts)} times, --negative-prompt {len(negative)} times",
-            hint="Give one negative prompt for all prompts, or one for each, in their order.",
+            f"--prompt is given {count} times, {option} {len(listed)} times",
+            hint=f"Give {option} once for all prompts, or once for each, in their order.",
         )
-    pairs = zip(texts, negative * len(texts) if len(negative) == 1 else negative, strict=True)
-    return [replace(request, prompt=prompt, negative_prompt=unwanted) for prompt, unwanted in pairs]
+    return listed * count if len(listed) == 1 else listed
+
+
+def check_prompts(folder: PipelineFolder, request: Request) -> None:
+    """Refuse prompts for a text encoder that the pipeline does not have.
+
+    Raises:
+        UsageError: ``prompt_2`` or ``negative_prompt_2`` of a pipeline with one text encoder.
+    """
+    given = next((name for name in ("prompt_2", "negative_prompt_2") if getattr(request, name)), None)
+    if given and len(folder.family.encoders) < 2:
+        raise UsageError(
+            f"--{given.replace('_', '-')} is for SDXL's second text encoder, and this pipeline has one",
+            hint="Leave it out.",
+        )
 
 
 def image_size(folder: PipelineFolder, request: Request) -> tuple[int, int]:

@@ -60,8 +60,10 @@ def test_a_file_holds_any_prompt_and_no_folder_of_the_users(prompt: str, tmp_pat
 
 def test_a_prompt_has_a_bound() -> None:
     with pytest.raises(UsageError, match="--prompt has 131,073 characters, at most 131,072 are taken"):
-        each_prompt("x" * (MAX_PROMPT + 1), "", Request(""))
-    assert each_prompt("", "x" * MAX_PROMPT, Request(""))[0] == replace(Request(""), negative_prompt="x" * MAX_PROMPT)
+        each_prompt("x" * (MAX_PROMPT + 1), Request(""))
+    assert each_prompt("", Request(""), {"negative_prompt": "x" * MAX_PROMPT})[0] == replace(
+        Request(""), negative_prompt="x" * MAX_PROMPT
+    )
 
 
 def test_an_image_of_one_colour_with_a_few_other_pixels_shows_nothing() -> None:

@@ -24,7 +24,6 @@ from sdort.generation import images
 from sdort.generation.command import run
 from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
-from sdort.generation.prompts import load_tokenizer, remark_on_prompts
 from sdort.generation.record import GenerationRecord
 from sdort.generation.request import Request
 from sdort.providers import find_provider
@@ -470,8 +469,19 @@ def test_old_conversions_without_configs_have_the_autoencoder_of_sd1(copy: Path)
     ("prompt", "negative_prompt", "guidance_scale", "message"),
     [
         ("x" * 75, "y" * 75, 7.5, ""),
-        ("x" * 75 + "yz", "", 7.5, "the prompt has 77 tokens, and the model reads 75; this part has no effect: yz"),
-        ("x", "x" * 75 + "yz", 7.5, "the negative prompt has 77 tokens, and the model reads 75; this part has no"),
+        ("x" * 200, "y" * 2, 7.5, ""),
+        (
+            "x" * 2400 + "yz",
+            "",
+            7.5,
+            "the prompt has 2402 tokens, and the model reads 2400; this part has no effect: yz",
+        ),
+        (
+            "x",
+            "x" * 2400 + "yz",
+            7.5,
+            "the negative prompt has 2402 tokens, and the model reads 2400; this part has no",
+        ),
         (" ", "", 7.5, "the prompt is empty"),
         ("x", "y", 1.0, "the negative prompt has no effect: --guidance-scale 1 and less turn guidance off"),
     ],
@@ -480,9 +490,8 @@ def test_what_of_a_prompt_has_no_effect_is_told(
     prompt: str, negative_prompt: str, guidance_scale: float, message: str, tiny: Tiny,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    tokenizer = load_tokenizer(tiny.onnx / "tokenizer")
     request = Request(prompt, negative_prompt, guidance_scale=guidance_scale)
-    remark_on_prompts(tokenizer, [request, request], guided=guidance_scale > 1)
+    opened(tiny.onnx)._conditions([request, request], (64, 64))
     told = capsys.readouterr().err
     assert (told.count("\n"), message in told) == (1 if message else 0, True), told
 

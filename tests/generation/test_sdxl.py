@@ -206,7 +206,7 @@ def test_the_tokenizers_are_not_one(exported: Exported, monkeypatch: pytest.Monk
 
 
 def test_a_prompt_that_is_cut_is_told_once(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
-    list(opened(exported.out).generate(replace(REQUEST, prompt="o " * 80, steps=1, guidance_scale=1.0)))
+    list(opened(exported.out).generate(replace(REQUEST, prompt="o " * 2401, steps=1, guidance_scale=1.0)))
     assert capsys.readouterr().err.count("has no effect") == 1
 
 

@@ -1,0 +1,243 @@
+r"""The language of prompts: weights, line breaks of chunks, and what of A1111's language sdort does not speak.
+
+Two readings, by the programs that people know:
+
+- ``a1111``: ``(word)`` weighs 1.1, ``[word]`` 1/1.1, ``(word:1.3)`` 1.3, all multiplied where they nest; ``\(`` and
+  ``\[`` are brackets of the text, an unclosed bracket reaches to the end; ``BREAK`` begins a new chunk.
+  https://github.com/AUTOMATIC1111/stable-diffusion-webui/wiki/Features#attentionemphasis
+- ``comfyui``: ``(word)`` multiplies with 1.1, ``(word:1.3)`` is 1.3 wherever it stands; ``\(`` is a bracket of the
+  text. Square brackets and ``BREAK`` are text. https://github.com/comfyanonymous/ComfyUI, comfy/sd1_clip.py
+
+``none`` takes the text as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sdort.errors import UsageError, did_you_mean
+from sdort.errors.plain_text import cut, one_line
+
+WEIGHTINGS = ("a1111", "comfyui", "none")
+"""The ways to read a prompt; the first is the default."""
+
+_ROUND, _SQUARE = 1.1, 1 / 1.1
+_DEEPEST = 64
+"""Brackets within each other: 1.1^64 is 446."""
+_HEAVIEST = 100.0
+"""Largest weight of a word, and smallest with a minus: usual are 0.5 to 1.5, and fp16 ends at 65504."""
+
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_A1111 = re.compile(
+    rf"\\(?P<escaped>[^:]?)|(?P<open>[(\[])|:\s*(?P<weight>{_NUMBER})\s*\)|(?P<close>[)\]])|(?P<text>[^\\()\[\]:]+|:)",
+    re.DOTALL,
+)
+_BREAK = re.compile(r"\s*\bBREAK\b\s*")
+_WHEN = re.compile(rf":\s*{_NUMBER}\s*\Z")
+_AND = re.compile(r"\bAND\b")
+_NETWORK = re.compile(r"<(lora|lyco|lycoris|locon|hypernet|hypernetwork):([^<>]+)>")
+_COMFYUI_ESCAPED = re.compile(r"\\([()])")
+_EMBEDDING = re.compile(r"embedding:([^\s,()\[\]:]+)")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Text of one weight."""
+
+    text: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as it was read."""
+
+    parts: tuple[tuple[Segment, ...], ...]
+    """Segments, divided where a new chunk begins whatever is left of the last one."""
+    networks: tuple[str, ...] = ()
+    """What the prompt asks for in angle brackets, such as ``<lora:name:0.8>``."""
+    embeddings: tuple[str, ...] = ()
+    """Textual inversion embeddings that it names as ComfyUI does, ``embedding:name``; their names are in the text."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether any text has a weight of its own."""
+        return any(segment.weight != 1.0 for part in self.parts for segment in part)
+
+
+def check_weighting(name: object) -> None:
+    """Refuse what is none of :data:`WEIGHTINGS`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if name not in WEIGHTINGS:
+        raise UsageError(
+            f"there is no prompt weighting {one_line(str(name)[:40])!r}; there are: {', '.join(WEIGHTINGS)}",
+            hint=did_you_mean(str(name)[:40], WEIGHTINGS),
+        )
+
+
+def read_prompt(text: str, weighting: str) -> Prompt:
+    """A prompt, read by one of :data:`WEIGHTINGS`.
+
+    Raises:
+        UsageError: it asks for what sdort cannot do, a weight is too large, or brackets are nested too deep.
+    """
+    check_weighting(weighting)
+    networks = tuple(found[0] for found in _NETWORK.finditer(text))
+    if weighting == "none":
+        return Prompt(((Segment(text),),), networks)
+    embeddings = tuple(found[1] for found in _EMBEDDING.finditer(text))
+    text = _EMBEDDING.sub(r"\1", text)
+    parts = _read_a1111(_NETWORK.sub("", text)) if weighting == "a1111" else [list(_read_comfyui(text, 1.0, 0))]
+    for part in parts:
+        for segment in part:
+            _check_weight(segment)
+    return Prompt(tuple(tuple(_merged(part)) for part in parts), networks, embeddings)
+
+
+def _check_weight(segment: Segment) -> None:
+    if not abs(segment.weight) <= _HEAVIEST:
+        raise UsageError(
+            f"the prompt gives {cut(one_line(segment.text.strip()), 40)!r} the weight {segment.weight:.3g}; "
+            f"weights are from -{_HEAVIEST:g} to {_HEAVIEST:g}",
+            hint=r"Usual are 0.5 to 1.5. A bracket that is text is written \( or \).",
+        )
+
+
+def _merged(part: list[Segment]) -> Iterator[Segment]:
+    """Neighbours of one weight are one text: tokens do not end at an escaped bracket."""
+    last: Segment | None = None
+    for segment in part:
+        if last is not None and last.weight == segment.weight:
+            last = Segment(last.text + segment.text, last.weight)
+            continue
+        if last is not None:
+            yield last
+        last = segment
+    yield last or Segment("")
+
+
+@dataclass
+class _Piece:
+    text: str
+    weight: float = 1.0
+    is_break: bool = False
+
+
+@dataclass
+class _Bracket:
+    """An open bracket: where its pieces begin, and where its text does."""
+
+    first: int
+    start: int
+    alternates: bool = False
+
+
+def _read_a1111(text: str) -> list[list[Segment]]:
+    if _AND.search(text):
+        raise _unknown("AND", "which puts several prompts together", "Write and in small letters, or one prompt.")
+    pieces: list[_Piece] = []
+    opened: dict[str, list[_Bracket]] = {"(": [], "[": []}
+    for found in _A1111.finditer(text):
+        kind, value = found.lastgroup, found[0]
+        if kind == "escaped":
+            pieces.append(_Piece(found["escaped"]))
+        elif kind == "open":
+            opened[value].append(_Bracket(len(pieces), found.end()))
+            _check_depth(sum(map(len, opened.values())))
+        elif kind == "weight" and opened["("]:
+            _multiply(pieces, opened["("].pop(), float(found["weight"]))
+        elif value == ")" and opened["("]:
+            _multiply(pieces, opened["("].pop(), _ROUND)
+        elif value == "]" and opened["["]:
+            bracket = opened["["].pop()
+            _refuse_schedule(bracket, text[bracket.start : found.start()])
+            _multiply(pieces, bracket, _SQUARE)
+        else:
+            if "|" in value and opened["["]:
+                opened["["][-1].alternates = True
+            pieces += _broken(value)
+    for factor, kind in ((_ROUND, "("), (_SQUARE, "[")):
+        for bracket in opened[kind]:
+            _multiply(pieces, bracket, factor)
+    return _divided(pieces)
+
+
+def _multiply(pieces: list[_Piece], bracket: _Bracket, factor: float) -> None:
+    for piece in pieces[bracket.first :]:
+        piece.weight *= factor
+
+
+def _broken(text: str) -> Iterator[_Piece]:
+    for number, part in enumerate(_BREAK.split(text)):
+        if number:
+            yield _Piece("", is_break=True)
+        yield _Piece(part)
+
+
+def _divided(pieces: list[_Piece]) -> list[list[Segment]]:
+    parts: list[list[Segment]] = [[]]
+    for piece in pieces:
+        if piece.is_break:
+            parts.append([])
+        elif piece.text:
+            parts[-1].append(Segment(piece.text, piece.weight))
+    return parts
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _DEEPEST:
+        raise UsageError(
+            f"the prompt has more than {_DEEPEST} brackets within each other",
+            hint=r"A bracket that is text is written \( or \[; --prompt-weighting none takes all of them as text.",
+        )
+
+
+def _refuse_schedule(bracket: _Bracket, inside: str) -> None:
+    shown = cut(one_line(inside), 60)
+    if bracket.alternates:
+        raise _unknown(f"[{shown}]", "which changes the prompt at every step", "Take one of them.")
+    if _WHEN.search(inside):
+        raise _unknown(f"[{shown}]", "which changes the prompt at a step", "Take one of them.")
+
+
+def _unknown(what: str, meaning: str, instead: str) -> UsageError:
+    return UsageError(
+        f"the prompt has A1111's {what}, {meaning}: sdort cannot do that",
+        hint=f"{instead} --prompt-weighting none takes the prompt as plain text.",
+    )
+
+
+def _read_comfyui(text: str, weight: float, depth: int) -> Iterator[Segment]:
+    """Segments of ComfyUI's language: text and groups in round brackets, each read again."""
+    _check_depth(depth)
+    for inside, is_group in _groups(text):
+        if not is_group:
+            yield Segment(_COMFYUI_ESCAPED.sub(r"\1", inside), weight)
+            continue
+        head, colon, tail = inside.rpartition(":")
+        if head and colon and re.fullmatch(rf"\s*{_NUMBER}\s*", tail):
+            yield from _read_comfyui(head, float(tail), depth + 1)
+        else:
+            yield from _read_comfyui(inside, weight * _ROUND, depth + 1)
+
+
+def _groups(text: str) -> Iterator[tuple[str, bool]]:
+    """The texts between and in the outermost round brackets that are closed, and whether they were in brackets."""
+    depth = start = begin = 0
+    for found in re.finditer(r"\\[()]|[()]", text):
+        if found[0] == "(":
+            begin, depth = (found.start() if depth == 0 else begin), depth + 1
+        elif found[0] == ")" and depth:
+            depth -= 1
+            if depth == 0:
+                if start < begin:
+                    yield text[start:begin], False
+                yield text[begin + 1 : found.start()], True
+                start = found.end()
+    if start < len(text):
+        yield text[start:], False
