@@ -26,7 +26,8 @@ from demo_words import caption_words, learn_merges
 from torch.nn.functional import l1_loss, mse_loss
 
 from sdort.demo.random_pipeline import rename_parameters
-from sdort.demo.tokenizer import LENGTH, write_tokenizer
+from sdort.demo.tokenizer import write_tokenizer
+from sdort.pipelines.clip_tokenizer import LENGTH
 
 SEED = 20
 WIDTH = 128

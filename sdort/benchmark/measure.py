@@ -20,8 +20,8 @@ from sdort.engines.engine import Engine, ImageStages, Runner, StagedRunner
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
 from sdort.generation.images import Generated
-from sdort.generation.scheduler_names import find_scheduler
 from sdort.inspection.profile import measure_cases
+from sdort.pipelines.scheduler_names import find_scheduler
 from sdort.providers.provider import Provider
 from sdort.runtime.announcement import announce
 from sdort.runtime.environment import device_name, versions

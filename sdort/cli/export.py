@@ -1,34 +1,51 @@
-"""``sdort export``: a diffusers checkpoint to ONNX."""
+"""``sdort export``: a checkpoint to ONNX."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.number_types import Whole
 from sdort.cli.options import needs, signing_options
+from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import OPSET
 from sdort.model.component_names import EXPORTED
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sdort.exporter.manifest import ExportReport
+    from sdort.exporter.options import ExportOptions
     from sdort.tables import Table
 
 
 _EPILOG = """\b
 Examples:
   sdort export demo model       a tiny pipeline that draws coloured shapes
+  sdort export dreamshaper.safetensors model
+  sdort export xl.safetensors model --vae sdxl-vae-fp16-fix --scheduler euler-a
   sdort export ./stable-diffusion-v1-5 model
   sdort export owner/name model --variant fp16
   sdort export ./inpainting model --component unet --static 1x512x512
 """
 
 
-@click.command(epilog=_EPILOG)
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    cls=SectionedCommand,
+    sections={
+        "Parts of the checkpoint": (
+            "components", "variant", "vae", "scheduler", "prediction_type", "config", "ema", "allow_pickle",
+        ),
+    },
+    epilog=_EPILOG,
+)  # fmt: skip
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
@@ -47,6 +64,23 @@ Examples:
 )
 @click.option("--variant", help="Read the weights of this variant, such as fp16.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")
+@click.option(
+    "--vae", metavar="DIR|FILE", type=_PATH, help="Another VAE: its folder, its file, or a pipeline's folder."
+)
+@click.option("--scheduler", help="Another scheduler, as for sdort run.")
+@click.option(
+    "--prediction-type",
+    type=click.Choice(("epsilon", "v_prediction", "sample")),
+    help="What the UNet predicts, where the checkpoint does not say it or is wrong.",
+)
+@click.option(
+    "--config",
+    metavar="DIR",
+    type=_PATH,
+    help="Of single files: a diffusers folder whose configs, tokenizers and scheduler are taken, and whose VAE and "
+    "text encoders where the file has none.",
+)
+@click.option("--ema", is_flag=True, help="Of single files: read the averaged weights (model_ema.) of the UNet.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Where traces are kept. [default: ~/.cache/sdort]")
 @signing_options
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds.")
@@ -56,40 +90,27 @@ Examples:
 def command(
     model: str,
     out: Path,
-    components: tuple[str, ...],
-    opset: int,
-    static: str | None,
-    variant: str | None,
-    allow_pickle: bool,
-    cache_dir: Path | None,
     sign: Path | None,
     certificate: Path | None,
-    overwrite: bool,
     dry_run: bool,
     as_json: bool,
+    overwrite: bool,
+    **options: Unpack[ExportOptions],
 ) -> None:
     """Export a Stable Diffusion pipeline to ONNX.
 
-    MODEL is a diffusers directory, a hub id, or demo. OUT gets one folder per component, the scheduler and tokenizer,
-    and a manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
+    MODEL is a single file (.safetensors), a diffusers directory, a VAE's file or directory, a hub id, or demo. OUT gets
+    one folder per component, the scheduler and tokenizer, and a manifest. An architecture is traced once; later
+    checkpoints of it export in the time of writing them.
     """
     from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.exporter.command import export, plan_export
     from sdort.tables import size_text
 
-    options: dict[str, Any] = {
-        "components": components,
-        "opset": opset,
-        "static": static,
-        "variant": variant,
-        "allow_pickle": allow_pickle,
-        "cache_dir": cache_dir,
-        "overwrite": overwrite,
-    }
     if dry_run:
-        show_plan(plan_export(model, out, **options), as_json=as_json)
+        show_plan(plan_export(model, out, overwrite=overwrite, **options), as_json=as_json)
         return
-    report = export(model, out, **options, sign=sign, certificate=certificate)
+    report = export(model, out, overwrite=overwrite, sign=sign, certificate=certificate, **options)
     if as_json:
         emit_json(report)
     if as_json or is_quiet():

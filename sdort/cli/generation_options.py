@@ -9,7 +9,7 @@ import click
 
 from sdort.cli.number_types import Real, Whole
 from sdort.errors.number_ranges import ETA, GUIDANCE, HEIGHT, NUM_IMAGES, SEED, STEPS, WIDTH
-from sdort.generation.scheduler_names import SPACINGS
+from sdort.pipelines.scheduler_names import SPACINGS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -11,7 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from sdort.console import quiet_libraries
-from sdort.demo.tokenizer import LENGTH, write_tokenizer
+from sdort.demo.tokenizer import write_tokenizer
+from sdort.pipelines.clip_tokenizer import LENGTH
 
 WEIGHT_SEED = 15
 

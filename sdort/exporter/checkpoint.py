@@ -53,6 +53,17 @@ def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pic
     raise _not_found(folder, component, variant, pickle, stem)
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a component's folder holds safetensors of any name that its library looks for."""
+    return any(_variants(folder, stem) for stem in (_DIFFUSERS, _TRANSFORMERS))
+
+
+def sole_variant(folder: Path) -> str | None:
+    """The variant of a folder of diffusers that has its weights in one variant alone; None where it needs no name."""
+    variants = _variants(folder, _DIFFUSERS)
+    return next(iter(variants)) if len(variants) == 1 and "" not in variants else None
+
+
 def _names(stem: str, variant: str | None) -> list[str]:
     """The files that the component's library looks for, in its order."""
     one = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"

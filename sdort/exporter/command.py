@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
 from sdort.exporter.bind import bind
-from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.export_size import plan_space
 from sdort.exporter.manifest import (
     ExportedComponent,
@@ -23,11 +20,12 @@ from sdort.exporter.manifest import (
     write_index,
     write_manifest,
 )
+from sdort.exporter.opening import open_source
+from sdort.exporter.options import ExportOptions, ExportRequest, StaticSize, check_options
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
-from sdort.exporter.source import Source, check_processors, component_config, open_source, select_components
+from sdort.exporter.source import Source, check_processors, component_config, select_components
 from sdort.exporter.template import Template, fill, make_template
 from sdort.exporter.trace_cache import TraceCache
-from sdort.machine.cache_folder import traces_folder
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import DECODER
 from sdort.model.weights import Weight
@@ -39,87 +37,36 @@ from sdort.pipelines.own_files import why_foreign
 from sdort.staging import check_output, real, staged_directory
 from sdort.tables import size_text
 
-DEFAULT_OPSET = 23
-"""The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
-
-
-@dataclass(frozen=True)
-class StaticSize:
-    """The one size that a static export works at: images per run, and their height and width in pixels."""
-
-    batch: int
-    height: int
-    width: int
-
-    def __str__(self) -> str:
-        return f"{self.batch}x{self.height}x{self.width}"
-
-    @classmethod
-    def parse(cls, text: str) -> StaticSize:
-        """The size that ``BxHxW`` names.
-
-        Raises:
-            UsageError: it has another form.
-        """
-        numbers = re.fullmatch(r"([0-9]{1,20})x([0-9]{1,20})x([0-9]{1,20})", text)
-        if not numbers:
-            raise UsageError(f"--static {text[:40]!r}: expected BxHxW, such as 1x512x512")
-        return cls(*map(int, numbers.groups()))
-
-    def __post_init__(self) -> None:
-        STATIC_BATCH.check(self.batch)
-        for side in (self.height, self.width):
-            STATIC_SIDE.check(side)
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """The parameters of :func:`export` that say how."""
-
-    components: Collection[str]
-    opset: int
-    static: StaticSize | None
-    variant: str | None
-    allow_pickle: bool
-    cache_dir: Path
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def export(
     model: str | Path,
     out: str | Path,
     *,
-    components: Collection[str] = (),
-    opset: int = DEFAULT_OPSET,
-    static: str | StaticSize | None = None,
-    variant: str | None = None,
-    allow_pickle: bool = False,
-    cache_dir: str | Path | None = None,
     overwrite: bool = False,
     sign: str | Path | None = None,
     certificate: str | Path | None = None,
+    **options: Unpack[ExportOptions],
 ) -> ExportReport:
-    """Export a diffusers pipeline to ONNX.
+    """Export a checkpoint to ONNX.
 
     Args:
-        model: a diffusers directory, a hub id, or ``demo``.
+        model: a diffusers directory, a single file (``.safetensors``), a VAE's directory or file, a hub id, or
+            ``demo``.
         out: the folder to make: one folder a component with ``model.onnx`` and its data, and what else optimum's
             ONNX Runtime pipelines and sdort read. It appears complete or not at all.
-        components: the components to export; all of them if empty.
-        opset: the ONNX opset, 18 to 25; Attention needs 23.
-        static: the one size to export for, as ``BxHxW`` (images a run, height and width in pixels); by default batch,
-            height, width and sequence length are dynamic.
-        variant: read the weights of this variant, such as ``fp16``.
-        allow_pickle: read ``.bin`` weights where there are no safetensors.
-        cache_dir: where traces are kept; by default ``~/.cache/sdort``.
         overwrite: replace ``out`` if it exists and all in it is what sdort wrote.
         sign: a private key in PEM, to sign ``out`` with: ``model.sig`` in it.
         certificate: with ``sign``: the key's certificate in PEM, and after it those that lead to a root.
+        options: as in :class:`sdort.exporter.options.ExportOptions`.
 
     Returns:
         Each component's nodes, parameters, bytes and seconds.
 
     Raises:
-        UsageError: ``model`` or a component does not exist, or the static size does not fit the VAE.
+        UsageError: ``model`` or a component does not exist, or an option has no such value.
         BadModelError: the checkpoint is broken, incomplete, or of another kind.
         OutputError: ``out`` exists or cannot be written.
 
@@ -128,28 +75,17 @@ def export(
         >>> [component.name for component in report.components]
         ['text_encoder', 'unet', 'vae_encoder', 'vae_decoder']
     """
-    options = _options(components, opset, static, variant, allow_pickle, cache_dir)
-    return _export(str(model), Path(out), options, overwrite, make_signer(sign, certificate))
+    return _export(str(model), Path(out), check_options(options), overwrite, make_signer(sign, certificate))
 
 
 def plan_export(
-    model: str | Path,
-    out: str | Path,
-    *,
-    components: Collection[str] = (),
-    opset: int = DEFAULT_OPSET,
-    static: str | StaticSize | None = None,
-    variant: str | None = None,
-    allow_pickle: bool = False,
-    cache_dir: str | Path | None = None,
-    overwrite: bool = False,
+    model: str | Path, out: str | Path, *, overwrite: bool = False, **options: Unpack[ExportOptions]
 ) -> WritePlan:
     """Say what :func:`export` would write, and whether it fits; nothing is written or downloaded.
 
     Args:
-        model: a diffusers directory, ``demo``, or a hub id that was downloaded before.
-        out: as for :func:`export`, and so are ``components``, ``opset``, ``static``, ``variant``, ``allow_pickle``,
-            ``cache_dir`` and ``overwrite``.
+        model: as for :func:`export`, but a hub id was downloaded before.
+        out: as for :func:`export`, and so are ``overwrite`` and ``options``.
 
     Returns:
         Sizes of each component, free disk space, and an estimate of the peak memory.
@@ -162,58 +98,55 @@ def plan_export(
         >>> sdort.plan_export("demo", "model").fits
         True
     """
-    options = _options(components, opset, static, variant, allow_pickle, cache_dir)
-    check_output(Path(out), overwrite, _reads(str(model)), why_foreign=why_foreign)
-    cache = TraceCache(options.cache_dir, keeps=False)
-    with open_source(str(model), variant=variant, allow_pickle=allow_pickle, downloads=False) as source:
-        chosen = _components(source, options, cache)
-        return plan_space(chosen, _read_tensors(source, chosen, options), Path(out), opset, cache)
+    request = check_options(options)
+    check_output(Path(out), overwrite, _reads(str(model), request), why_foreign=why_foreign)
+    cache = TraceCache(request.cache_dir, keeps=False)
+    with _opened(str(model), request, downloads=False) as source:
+        chosen = _components(source, request, cache)
+        return plan_space(chosen, _read_tensors(source, chosen, request), Path(out), request.opset, cache)
 
 
-def _options(
-    components: Collection[str],
-    opset: int,
-    static: str | StaticSize | None,
-    variant: str | None,
-    allow_pickle: bool,
-    cache_dir: str | Path | None,
-) -> ExportOptions:
-    size = StaticSize.parse(static) if isinstance(static, str) else static
-    traces = Path(cache_dir) if cache_dir else traces_folder()
-    return ExportOptions(components, OPSET.check(opset), size, variant, allow_pickle, traces)
+def _opened(model: str, request: ExportRequest, downloads: bool = True) -> AbstractContextManager[Source]:
+    return open_source(
+        model,
+        variant=request.variant,
+        allow_pickle=request.allow_pickle,
+        downloads=downloads,
+        replaced=request.replaced,
+    )
 
 
-def _reads(model: str) -> list[Path]:
-    """The folder that is read; a folder that is called demo is not the demo."""
-    return [Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else []
+def _reads(model: str, request: ExportRequest) -> list[Path]:
+    """The folders that are read; a folder that is called demo is not the demo."""
+    return request.replaced.reads + ([Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else [])
 
 
-def _components(source: Source, options: ExportOptions, cache: TraceCache) -> list[ComponentSpec]:
-    components = select_components(source, options.components, cache)
+def _components(source: Source, request: ExportRequest, cache: TraceCache) -> list[ComponentSpec]:
+    components = select_components(source, request.components, cache)
     check_processors(source)
-    return _at_static_size(source, components, options.static, cache) if options.static else components
+    return _at_static_size(source, components, request.static, cache) if request.static else components
 
 
-def _export(model: str, out: Path, options: ExportOptions, overwrite: bool, signer: Signer | None) -> ExportReport:
+def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, signer: Signer | None) -> ExportReport:
     start = time.perf_counter()
-    cache = TraceCache(options.cache_dir)
+    cache = TraceCache(request.cache_dir)
     with (
         # First, so that an existing OUT is an error before a long download.
-        staged_directory(out, overwrite, _reads(model), why_foreign=why_foreign) as stage,
-        open_source(model, variant=options.variant, allow_pickle=options.allow_pickle) as source,
+        staged_directory(out, overwrite, _reads(model, request), why_foreign=why_foreign) as stage,
+        _opened(model, request) as source,
     ):
-        components = _components(source, options, cache)
+        components = _components(source, request, cache)
         report = ExportReport(
             out,
             source.name,
             str(source.index.get("_class_name")),
-            options.opset,
-            str(options.static) if options.static else None,
+            request.opset,
+            str(request.static) if request.static else None,
         )
-        tensors = _read_tensors(source, components, options)
-        plan_space(components, tensors, out, options.opset, cache).raise_if_short()
+        tensors = _read_tensors(source, components, request)
+        plan_space(components, tensors, out, request.opset, cache).raise_if_short()
         for component in components:
-            written = _export_component(component, tensors[FOLDERS[component.name]], stage, options.opset, cache)
+            written = _export_component(component, tensors[FOLDERS[component.name]], stage, request.opset, cache)
             write_json(stage / component.name / "config.json", component_config(source, component.name, cache))
             report.components.append(written)
         copy_processors(source, stage)
@@ -226,12 +159,12 @@ def _export(model: str, out: Path, options: ExportOptions, overwrite: bool, sign
 
 
 def _read_tensors(
-    source: Source, components: list[ComponentSpec], options: ExportOptions
+    source: Source, components: list[ComponentSpec], request: ExportRequest
 ) -> dict[str, Mapping[str, Weight]]:
     """Describe the weights of every folder, so that a broken file is found before the first slow step."""
     folders = {FOLDERS[component.name]: component.name for component in components}
     return {
-        folder: read_checkpoint(source.folder / folder, name, options.variant, options.allow_pickle)
+        folder: source.read_tensors(folder, name, request.variant, request.allow_pickle)
         for folder, name in folders.items()
     }
 

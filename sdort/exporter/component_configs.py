@@ -23,6 +23,7 @@ _NO_EFFECT = {
         "force_upcast",
     },
 }
+_NO_EFFECT["AutoencoderTiny"] = _NO_EFFECT["AutoencoderKL"] | {"latent_magnitude", "latent_shift"}
 _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = {
     "architectures",
     "attention_dropout",

@@ -122,10 +122,10 @@ def copy_processors(source: Source, folder: Path) -> None:
         entry = source.index.get(name)
         if not isinstance(entry, list) or entry[1:] == [None]:
             continue
-        files = [file for file in sorted((source.folder / name).glob("*")) if file.suffix in _TEXT_FILES]
+        files = [file for file in sorted(source.part(name).glob("*")) if file.suffix in _TEXT_FILES]
         if not files:
             raise BadModelError(
-                f"{source.folder / name} is missing or empty", hint="Copy or download the checkpoint again."
+                f"{source.part(name)} is missing or empty", hint="Copy or download the checkpoint again."
             )
         (folder / name).mkdir()
         for file in files:

@@ -28,8 +28,12 @@ LIBRARIES = {
     "CLIPTextModelWithProjection": "transformers",
     "UNet2DConditionModel": "diffusers",
     "AutoencoderKL": "diffusers",
+    "AutoencoderTiny": "diffusers",
 }
 """The architectures that can be exported, and where their code is."""
+
+VAES = ("AutoencoderKL", "AutoencoderTiny")
+"""Those of them that are VAEs; the second is TAESD's."""
 
 GraphDim = int | str
 
@@ -84,7 +88,7 @@ def describe_component(
         if FOLDERS[name] == "unet":
             inputs, outputs = _unet(config, text_embeds)
         elif FOLDERS[name] == "vae":
-            inputs, outputs = _VAE[name](config)
+            inputs, outputs = _vae(name, class_name, config)
         else:
             inputs, outputs = _text_encoder(class_name, config, hidden_states)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -98,7 +102,16 @@ def describe_component(
 
 def vae_scale(config: Mapping[str, Any]) -> int:
     """The side of the square of pixels that one latent stands for."""
-    return int(2 ** (len(config["block_out_channels"]) - 1))
+    return int(2 ** (len(config.get("block_out_channels") or config["decoder_block_out_channels"]) - 1))
+
+
+def _vae(name: str, class_name: str, config: Mapping[str, Any]) -> GraphSignature:
+    inputs, outputs = _VAE[name](config)
+    if (name, class_name) == (ENCODER, "AutoencoderTiny"):
+        # Latents, and no distribution of them; optimum's name for such an output.
+        latent = outputs[0].dims
+        outputs = (GraphTensor("latent_sample", "float32", (latent[0], _size(config, "latent_channels"), *latent[2:])),)
+    return inputs, outputs
 
 
 def at_size(component: ComponentSpec, sizes: Mapping[str, int]) -> ComponentSpec:

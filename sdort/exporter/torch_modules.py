@@ -48,7 +48,9 @@ class _VaeEncoder(torch.nn.Module):  # type: ignore[misc]
         self.model = model
 
     def forward(self, sample: Any) -> Any:
-        return self.model.encode(sample, return_dict=False)[0].parameters
+        encoded = self.model.encode(sample, return_dict=False)[0]
+        # A distribution of latents; of a tiny VAE the latents themselves.
+        return getattr(encoded, "parameters", encoded)
 
 
 class _VaeDecoder(torch.nn.Module):  # type: ignore[misc]

@@ -22,12 +22,12 @@ from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts, image_size, scheduler_of
 from sdort.generation.result import Generation, Image, PeakMemory
-from sdort.generation.scheduler_names import find_scheduler
 from sdort.generation.step_progress import StepProgress
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.pipelines.scheduler_names import find_scheduler
 from sdort.providers import AUTO
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune

@@ -12,9 +12,9 @@ from sdort.console import say
 from sdort.generation.images import output_paths
 from sdort.generation.options import GenerationOptions, OnProgress
 from sdort.generation.request import PROMPTS, Request, each_prompt
-from sdort.generation.scheduler_names import find_scheduler
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.pipelines.folder import PipelineFolder
+from sdort.pipelines.scheduler_names import find_scheduler
 
 
 @dataclass(frozen=True)

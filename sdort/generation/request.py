@@ -21,11 +21,11 @@ from sdort.errors.number_ranges import (
 )
 from sdort.errors.plain_text import cut
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
-from sdort.generation.scheduler_names import SPACINGS
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.signature import static_size
 from sdort.pipelines.families import SIZE_NUMBERS, Family
 from sdort.pipelines.folder import PipelineFolder
+from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.session import Session
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
 

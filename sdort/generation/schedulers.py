@@ -1,4 +1,4 @@
-"""Diffusers' schedulers, loaded by the names of :mod:`sdort.generation.scheduler_names`."""
+"""Diffusers' schedulers, loaded by the names of :mod:`sdort.pipelines.scheduler_names`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import library_reason
-from sdort.generation.scheduler_names import CLASSES, SAMPLERS, check_eta, check_spacing, find_scheduler
 from sdort.machine.distributions import install_commands
 from sdort.pipelines.folder import read_scheduler_config
+from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, check_eta, check_spacing, find_scheduler
 
 STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdort.generation.scheduler_names import find_scheduler
 from sdort.pipelines.folder import PipelineFolder, read_scheduler_config
+from sdort.pipelines.scheduler_names import find_scheduler
 
 USUAL_STEPS, USUAL_GUIDANCE = 50, 7.5
 """Of a model that is not distilled, and diffusers' defaults."""

@@ -1,6 +1,7 @@
 """The parts of a component, counted from its diffusers or transformers config alone.
 
-Source of the rules: ``UNet2DConditionModel``, ``AutoencoderKL`` (diffusers) and ``CLIPTextModel`` (transformers).
+Source of the rules: ``UNet2DConditionModel``, ``AutoencoderKL``, ``AutoencoderTiny`` (diffusers) and
+``CLIPTextModel`` (transformers).
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ def _unet_up(config: Config, layers: list[Any], depths: list[Any], only_cross: l
 
 
 def _vae_encoder(config: Config) -> Counter[str]:
+    if blocks := config.get("num_encoder_blocks"):  # AutoencoderTiny: three convolutions a block, no norms
+        return Counter(conv=1 + sum(3 * count + 1 for count in blocks))
     channels = [int(width) for width in config["block_out_channels"]]
     total = _vae_shared(config, channels[-1], bool(config.get("use_quant_conv", True)))
     for level, kind in enumerate(config["down_block_types"]):
@@ -120,6 +123,8 @@ def _vae_encoder(config: Config) -> Counter[str]:
 
 
 def _vae_decoder(config: Config) -> Counter[str]:
+    if blocks := config.get("num_decoder_blocks"):
+        return Counter(conv=1 + sum(3 * count + 1 for count in blocks))
     channels = [int(width) for width in config["block_out_channels"]][::-1]
     total = _vae_shared(config, channels[0], bool(config.get("use_post_quant_conv", True)))
     for level, kind in enumerate(config["up_block_types"]):

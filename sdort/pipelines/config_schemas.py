@@ -133,6 +133,11 @@ VAE = record(
         "layers_per_block": _COUNT,
         "norm_num_groups": _WIDTH,
         "act_fn": _NAME,
+        # of AutoencoderTiny
+        **dict.fromkeys(("encoder_block_out_channels", "decoder_block_out_channels"), list_of(_WIDTH, 1, 8)),
+        **dict.fromkeys(("num_encoder_blocks", "num_decoder_blocks"), list_of(whole(0, 64), 1, 8)),
+        "upsampling_scaling_factor": whole(1, 16),
+        "upsample_fn": _NAME,
         "scaling_factor": positive(1000.0, 0.001),  # published: 0.08 to 1.5
         "shift_factor": NULL | number(-1000, 1000),
         "latents_mean": NULL | list_of(number(-1000, 1000), 1, _PER_CHANNEL),
@@ -319,7 +324,11 @@ def contradiction(class_name: str, config: Mapping[str, Any]) -> str | None:
         class_name: the architecture.
         config: its config after :func:`component_schema`, with defaults filled in.
     """
-    rules = {"UNet2DConditionModel": _unet_rules, "AutoencoderKL": _vae_rules}.get(class_name, _text_rules)
+    rules = {
+        "UNet2DConditionModel": _unet_rules,
+        "AutoencoderKL": _vae_rules,
+        "AutoencoderTiny": _tiny_vae_rules,
+    }.get(class_name, _text_rules)
     return next(rules(config), None)
 
 
@@ -356,6 +365,16 @@ def _added_rules(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _vae_rules(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _block_rules(config)
+    yield from latent_rules(config)
+
+
+def _tiny_vae_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    for half in ("encoder", "decoder"):
+        widths, counts = config[f"{half}_block_out_channels"], config[f"num_{half}_blocks"]
+        if len(widths) != len(counts):
+            yield f"num_{half}_blocks has {len(counts)} entries for {len(widths)} {half}_block_out_channels"
+    if (factor := config.get("upsampling_scaling_factor", 2)) != 2:
+        yield f"upsampling_scaling_factor is {factor}, and the encoder halves each side"
     yield from latent_rules(config)
 
 
@@ -396,6 +415,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "attention_head_dim",
     ),
     "AutoencoderKL": ("block_out_channels", "down_block_types", "up_block_types", "latent_channels"),
+    "AutoencoderTiny": ("encoder_block_out_channels", "decoder_block_out_channels", "latent_channels"),
     **dict.fromkeys(
         ("CLIPTextModel", "CLIPTextModelWithProjection"),
         ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "vocab_size"),

@@ -140,7 +140,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> StoredV
     dtype, offsets = entry.get("dtype"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise BadModelError(
-            f"{path}: tensor {name!r} is stored as {dtype!r}, which sdort does not read",
+            f"{path}: tensor {name!r} is stored as {dtype!r}, {_foreign(dtype)}which sdort does not read",
             hint="Save the checkpoint as float32, float16 or bfloat16.",
         )
     if not _naturals(offsets) or len(offsets) != 2:
@@ -151,6 +151,10 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> StoredV
     if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
         raise _broken(path, f"tensor {name!r} of shape {shape} has {end - begin} bytes")
     return StoredValues(path, start + begin, shape, _DTYPES[dtype])
+
+
+def _foreign(dtype: Any) -> str:
+    return "a quantized format, " if str(dtype).startswith(("F8", "F4", "F6")) else ""
 
 
 def _shape(path: Path, name: str, entry: Any) -> list[int]:

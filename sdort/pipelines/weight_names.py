@@ -69,6 +69,7 @@ _KINDS = (
     (Kind.TRANSFORMER, r"(down_blocks\.1\.0\.channelwise|blocks\.\d+\.(cross_attn|self_attn|attn))\."),
     (Kind.UNET, r"(down_blocks\.\d+\.(resnets|attentions)|input_blocks\.0\.0)\."),
     (Kind.T2I_ADAPTER, r"(adapter\.)?body\.\d+\.(block1|block2|in_conv|resnets|body)\."),
+    (Kind.VAE, r"((encoder|decoder)\.)?(layers\.)?\d+\.conv\.\d+\."),
     (Kind.VAE, r"(first_stage_model\.)?(encoder|decoder)\.(conv_in|conv_out|mid|mid_block)\."),
     (Kind.TEXT_ENCODER, r"(cond_stage_model|conditioner\.embedders|(.*\.)?text_model\.encoder)\."),
     (Kind.TEXT_ENCODER, r"encoder\.block\.\d+\.layer\."),

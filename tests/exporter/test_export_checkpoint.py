@@ -17,7 +17,7 @@ import pytest
 from support.pipelines import locked, trace_folder
 
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.exporter import source
+from sdort.exporter import opening
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.command import export
@@ -424,7 +424,7 @@ def test_a_hub_id_is_downloaded_by_diffusers(
         return str(demo)
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
-    monkeypatch.setattr(source, "run_worker", lambda _, task: source.download(**task))
+    monkeypatch.setattr(opening, "run_worker", lambda _, task: opening.download(**task))
     traces = trace_folder(request.config)
     with locked(traces):
         report = export("owner/name", tmp_path / "out", components=["text_encoder"], cache_dir=traces)
@@ -439,7 +439,7 @@ def test_a_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError("no route to host\nlong story")
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
-    monkeypatch.setattr(source, "run_worker", lambda _, task: source.download(**task))
+    monkeypatch.setattr(opening, "run_worker", lambda _, task: opening.download(**task))
     with pytest.raises(SdortError, match=r"cannot load owner/name from the hub \(OSError: no route to host\)"):
         export("owner/name", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -487,8 +487,8 @@ def test_the_demos_bar_ends_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> 
         yield
         shown.remove(description)
 
-    monkeypatch.setattr(source, "progress", progress)
-    monkeypatch.setattr(source, "write_demo", lambda name, folder: shown.append("made") if shown else None)
-    monkeypatch.setattr(source, "read_source", lambda folder, name: name)
-    with source.open_source("demo"):
+    monkeypatch.setattr(opening, "progress", progress)
+    monkeypatch.setattr(opening, "write_demo", lambda name, folder: shown.append("made") if shown else None)
+    monkeypatch.setattr(opening, "read_source", lambda folder, name: name)
+    with opening.open_source("demo"):
         assert shown == ["made"]

@@ -19,7 +19,7 @@ from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.schedule_part import Begin, Part
-from sdort.generation.scheduler_names import SAMPLERS, find_scheduler
+from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider

@@ -12,7 +12,8 @@ import pytest
 from support.tiny_pipeline import SCHEDULER
 
 from sdort.errors import UsageError
-from sdort.generation.scheduler_names import (
+from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.pipelines.scheduler_names import (
     CLASSES,
     NOISE_LEVELS,
     SAMPLERS,
@@ -21,7 +22,6 @@ from sdort.generation.scheduler_names import (
     WITHOUT_SPACING,
     find_scheduler,
 )
-from sdort.generation.schedulers import load_scheduler, set_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
 

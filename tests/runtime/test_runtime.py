@@ -20,12 +20,12 @@ import pytest
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.generation.images import constant_problem, output_paths, to_image
-from sdort.generation.scheduler_names import SAMPLERS, find_scheduler
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine import distributions as flavours
 from sdort.machine.system import System
 from sdort.model.signature import timestep_shape
 from sdort.onnx_io.model_hash import hash_model
+from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

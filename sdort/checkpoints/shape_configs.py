@@ -1,0 +1,213 @@
+"""Configs of components by the names and shapes of their tensors, as ``config.json`` of the published models has them.
+
+Shapes tell everything but the number of heads and a few habits of the families; so distilled and widened models of a
+family are recognised as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sdort.errors import BadModelError
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of one component's tensors by diffusers' or transformers' names."""
+Config = dict[str, Any]
+
+HEAD = 64
+"""Width of a head of attention in SD 2.x, SDXL and CLIP; SD 1.x has 8 heads of any width instead."""
+SD1_HEADS = 8
+
+TIME_WIDTH = 256
+"""Width of the embedding of each of SDXL's numbers of sizes and crops."""
+
+
+def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
+    """The shape of a tensor that every model of its kind has.
+
+    Raises:
+        BadModelError: it is missing.
+    """
+    if name not in shapes:
+        raise BadModelError(f"its tensor {name!r} is missing", hint="The file is incomplete: download it again.")
+    return shapes[name]
+
+
+def unet_config(shapes: Shapes) -> Config:
+    """The config of a ``UNet2DConditionModel``, without ``sample_size``.
+
+    Raises:
+        BadModelError: the tensors are not those of such a UNet.
+    """
+    levels = _count(shapes, r"down_blocks\.(\d+)\.resnets\.")
+    down = [_level(shapes, f"down_blocks.{level}") for level in range(levels)]
+    up = [_level(shapes, f"up_blocks.{level}") for level in range(levels)]
+    widths = [shape_of(shapes, f"down_blocks.{level}.resnets.0.conv1.weight")[0] for level in range(levels)]
+    linear = any(len(shape) == 2 for name, shape in shapes.items() if name.endswith(".proj_in.weight"))
+    config: Config = {
+        "_class_name": "UNet2DConditionModel",
+        "in_channels": shape_of(shapes, "conv_in.weight")[1],
+        "out_channels": shape_of(shapes, "conv_out.weight")[0],
+        "block_out_channels": widths,
+        "down_block_types": ["CrossAttnDownBlock2D" if any(depths) else "DownBlock2D" for depths in down],
+        "up_block_types": ["CrossAttnUpBlock2D" if any(depths) else "UpBlock2D" for depths in up],
+        "layers_per_block": _collapsed([len(depths) for depths in down]),
+        "cross_attention_dim": context_width(shapes),
+        "attention_head_dim": [max(width // HEAD, 1) for width in widths] if linear else SD1_HEADS,
+        "use_linear_projection": linear,
+    }
+    return config | _depths(down, up) | _mid_block(shapes) | _conditioning(shapes)
+
+
+def context_width(shapes: Shapes) -> int:
+    """The width of the text embeddings that a UNet attends to.
+
+    Raises:
+        BadModelError: it attends to none.
+    """
+    name = next((name for name in shapes if name.endswith(".attn2.to_k.weight")), "attn2.to_k.weight")
+    return shape_of(shapes, name)[-1]
+
+
+def pooled_width(shapes: Shapes, numbers: int) -> int:
+    """The width of the pooled text embedding that an SDXL UNet takes beside ``numbers`` of sizes."""
+    return shape_of(shapes, "add_embedding.linear_1.weight")[1] - numbers * TIME_WIDTH
+
+
+def _level(shapes: Shapes, block: str) -> list[int]:
+    """The depth of the transformer behind each residual block of a level; 0 where there is none."""
+    layers = _count(shapes, rf"{re.escape(block)}\.resnets\.(\d+)\.")
+    if not layers:
+        raise BadModelError(f"its {block} is missing", hint="The file is incomplete: download it again.")
+    attention = rf"{re.escape(block)}\.attentions\.{{}}\.transformer_blocks\.(\d+)\."
+    return [_count(shapes, attention.format(layer)) for layer in range(layers)]
+
+
+def _depths(down: list[list[int]], up: list[list[int]]) -> Config:
+    """Transformers' depths: a number if all are alike, as in SD 1.x and the refiner; else one or more a level."""
+    alike = {depth for depths in (*down, *up) for depth in depths if depth}
+    if len(alike) == 1 and all(min(depths) or not max(depths) for depths in (*down, *up)):
+        return {"transformer_layers_per_block": alike.pop()}
+    # Published configs have a 1 where there is no transformer.
+    per_level = [_collapsed(depths) or 1 for depths in down]
+    reverse = [_collapsed(depths) or 1 for depths in up]
+    return {"transformer_layers_per_block": per_level} | (
+        {} if reverse == per_level[::-1] else {"reverse_transformer_layers_per_block": reverse}
+    )
+
+
+def _mid_block(shapes: Shapes) -> Config:
+    if any(name.startswith("mid_block.attentions.") for name in shapes):
+        return {}
+    return {"mid_block_type": "UNetMidBlock2D" if "mid_block.resnets.0.conv1.weight" in shapes else None}
+
+
+def _conditioning(shapes: Shapes) -> Config:
+    config: Config = {}
+    if "add_embedding.linear_1.weight" in shapes:
+        total = shape_of(shapes, "add_embedding.linear_1.weight")[1]
+        config |= {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": TIME_WIDTH,
+            "projection_class_embeddings_input_dim": total,
+        }
+    if "time_embedding.cond_proj.weight" in shapes:  # distilled with guidance, as LCM's
+        config["time_cond_proj_dim"] = shapes["time_embedding.cond_proj.weight"][1]
+    return config
+
+
+def vae_config(shapes: Shapes) -> Config:
+    """The config of an ``AutoencoderKL``, without what scales its latents.
+
+    Raises:
+        BadModelError: the tensors are not those of such a VAE.
+    """
+    levels = _count(shapes, r"encoder\.down_blocks\.(\d+)\.")
+    return {
+        "_class_name": "AutoencoderKL",
+        "in_channels": shape_of(shapes, "encoder.conv_in.weight")[1],
+        "out_channels": shape_of(shapes, "decoder.conv_out.weight")[0],
+        "latent_channels": shape_of(shapes, "decoder.conv_in.weight")[1],
+        "block_out_channels": [
+            shape_of(shapes, f"encoder.down_blocks.{level}.resnets.0.conv1.weight")[0] for level in range(levels)
+        ],
+        "down_block_types": ["DownEncoderBlock2D"] * levels,
+        "up_block_types": ["UpDecoderBlock2D"] * levels,
+        "layers_per_block": _count(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\."),
+        "norm_num_groups": 32,
+        "act_fn": "silu",
+        **{f"use_{name}": f"{name}.weight" in shapes for name in ("quant_conv", "post_quant_conv")},
+    }
+
+
+def tiny_vae_config(shapes: Shapes) -> Config:
+    """The config of an ``AutoencoderTiny`` with the levels of madebyollin/taesd.
+
+    Raises:
+        BadModelError: the tensors are not those of such a VAE.
+    """
+    width = shape_of(shapes, "encoder.layers.0.weight")[0]
+    return {
+        "_class_name": "AutoencoderTiny",
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": shape_of(shapes, "decoder.layers.0.weight")[1],
+        "encoder_block_out_channels": [width] * 4,
+        "decoder_block_out_channels": [width] * 4,
+        "block_out_channels": [width] * 4,
+        "num_encoder_blocks": [1, 3, 3, 3],
+        "num_decoder_blocks": [3, 3, 3, 1],
+        "scaling_factor": 1.0,
+        "force_upcast": False,
+    }
+
+
+def text_config(shapes: Shapes, activation: str, layers: int) -> Config:
+    """The config of a CLIP text encoder.
+
+    Args:
+        activation: ``quick_gelu`` of OpenAI's weights, ``gelu`` of OpenCLIP's.
+        layers: how many of its layers are used.
+
+    Raises:
+        BadModelError: the tensors are not those of such an encoder.
+    """
+    prefix = "text_model." if any(name.startswith("text_model.") for name in shapes) else ""
+    vocabulary, width = shape_of(shapes, f"{prefix}embeddings.token_embedding.weight")
+    projection = shapes.get("text_projection.weight")
+    return {
+        "architectures": ["CLIPTextModelWithProjection" if projection else "CLIPTextModel"],
+        "model_type": "clip_text_model",
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": shape_of(shapes, f"{prefix}encoder.layers.0.mlp.fc1.weight")[0],
+        "num_hidden_layers": layers,
+        "num_attention_heads": max(width // HEAD, 1),
+        "max_position_embeddings": shape_of(shapes, f"{prefix}embeddings.position_embedding.weight")[0],
+        "hidden_act": activation,
+        "layer_norm_eps": 1e-05,
+        # An end of 2 in a config is an old mistake that all published models rely on: the token of the highest number
+        # is the end (transformers, CLIPTextTransformer).
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+        **({"projection_dim": projection[0]} if projection else {}),
+    }
+
+
+def count_text_layers(shapes: Shapes) -> int:
+    """The layers of a text encoder that are in the file."""
+    return _count(shapes, r"(?:text_model\.)?encoder\.layers\.(\d+)\.")
+
+
+def _count(shapes: Shapes, pattern: str) -> int:
+    """The number of different numbers that the pattern finds at the beginning of names."""
+    match = re.compile(pattern).match
+    return len({found[1] for name in shapes if (found := match(name))})
+
+
+def _collapsed(values: list[int]) -> Any:
+    """One value if all are equal, else the list."""
+    return values[0] if len(set(values)) == 1 else values

@@ -1,0 +1,238 @@
+"""A single-file checkpoint: its family, and each component's config and tensors in diffusers' names.
+
+Only headers are read; of SD 2.x a vector in addition, see :mod:`sdort.checkpoints.prediction`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdort.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
+from sdort.checkpoints.prediction import Prediction, find_prediction
+from sdort.checkpoints.releases import EDM, EDM_VAE, RELEASES, ZERO_SNR, Release, TextPart
+from sdort.checkpoints.shape_configs import (
+    Config,
+    Shapes,
+    context_width,
+    count_text_layers,
+    pooled_width,
+    text_config,
+    tiny_vae_config,
+    unet_config,
+    vae_config,
+)
+from sdort.errors import BadModelError
+from sdort.model.weights import Stored, Weight
+from sdort.pipelines.safetensors import read_header, read_tensors
+from sdort.pipelines.weight_names import LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors
+
+EMA = "model_ema."
+"""Stands before the names of averaged weights, whose further dots are left out: ``model_ema.diffusion_modelout2bias``
+(``ema.py`` of CompVis/latent-diffusion)."""
+_VAE_PREFIXES = ("first_stage_model.", "vae.")
+_UNREAD = re.compile(
+    # Schedules, which follow from the scheduler's config; marks; buffers and parts that are for training.
+    r"\.?((.*_)?(betas|alphas_cumprod(_prev)?|one_minus_alphas_cumprod|recip(m1)?_alphas_cumprod)"
+    r"|posterior_.*|logvar|lvlb_weights|scale_factor|global_step|denoiser\..*|model_ema\..*"
+    r"|v_pred|ztsnr|edm_(mean|std)|.*\.(position_ids|logit_scale)|(.*\.)?loss\..*)"
+)
+_SHOWN = 5
+
+
+@dataclass
+class SingleFile:
+    """A single-file checkpoint, its weights described and not read."""
+
+    path: Path
+    release: Release
+    variant: str | None
+    """What its UNet takes beside latents: ``inpainting``; None for nothing."""
+    prediction: Prediction
+    tensors: dict[str, Mapping[str, Weight]] = field(default_factory=dict)
+    """Folder of a component -> its tensors by diffusers' or transformers' names."""
+    configs: dict[str, Config] = field(default_factory=dict)
+    """Folder of a component -> its ``config.json``."""
+    scheduler: Config = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    """Names of tensors that belong to no component."""
+    has_ema: bool = False
+    """Whether it has averaged weights of the UNet beside the others."""
+
+    @property
+    def lacks(self) -> list[str]:
+        """The folders of components that its family has and the file has not."""
+        parts = [*(part.component for part in self.release.encoders), "vae"]
+        return [name for name in parts if name not in self.tensors]
+
+
+def read_single_file(path: Path, *, ema: bool = False, prediction_type: str | None = None) -> SingleFile:
+    """The components of a file that holds a UNet, in the layout of LDM or diffusers, and perhaps more.
+
+    Args:
+        path: the file, which :func:`sdort.pipelines.file_kind.recognise_file` takes for a checkpoint or a UNet.
+        ema: read the averaged weights of the UNet.
+        prediction_type: what the UNet predicts, where the user knows it.
+
+    Raises:
+        BadModelError: it is broken, incomplete, or of a kind that sdort does not export.
+    """
+    tensors, notes = read_tensors(path), read_header(path).notes
+    try:
+        return _read(path, tensors, notes, ema, prediction_type)
+    except BadModelError as error:
+        error.message = f"{path}: {error.message}"
+        raise
+
+
+def _read(
+    path: Path, tensors: Mapping[str, Stored], notes: Mapping[str, str], ema: bool, prediction_type: str | None
+) -> SingleFile:
+    prefix = LDM_UNET if any(map(_begins(LDM_UNET), tensors)) else ""
+    unet = unet_tensors(_averaged(tensors) if ema else _within(tensors, prefix))
+    config, variant = unet_config(_shapes(unet)), _variant(tensors)
+    release = _release(_shapes(unet))
+    if variant not in release.pipelines and variant is not None:
+        raise BadModelError(f"it is a {release.name} model ({variant}), which sdort does not export", hint=_EXPORTS)
+    found = find_prediction(release.name, variant, unet, tensors, notes, prediction_type)
+    file = SingleFile(path, release, variant, found, {"unet": unet}, scheduler=_scheduler(release, found, tensors))
+    file.has_ema = any(name.startswith(EMA) for name in tensors)
+    file.configs["unet"] = {**config, "sample_size": found.sample_size or release.sample_size}
+    used = {name for name in tensors if name.startswith(prefix)}
+    if prefix:
+        for part in release.encoders:
+            used |= _add_text_encoder(file, part, tensors)
+        used |= _add_vae(file, tensors)
+    file.unread = tuple(name for name in tensors if name not in used and not _UNREAD.fullmatch(name))
+    return file
+
+
+_EXPORTS = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL."
+
+
+def _release(shapes: Shapes) -> Release:
+    """The family of a UNet, by what distinguishes its structure."""
+    if "add_embedding.linear_1.weight" in shapes:
+        # The refiner takes five numbers beside the pooled embedding, and attends to the same encoder's states.
+        return RELEASES[REFINER if pooled_width(shapes, 5) == context_width(shapes) else SDXL]
+    linear = any(len(shape) == 2 for name, shape in shapes.items() if name.endswith(".proj_in.weight"))
+    return RELEASES[SD2 if linear else SD1]
+
+
+def _variant(tensors: Mapping[str, Stored]) -> str | None:
+    variant = recognise_tensors({name: tensor.shape for name, tensor in tensors.items()}).variant
+    return None if variant == "v-prediction" else variant
+
+
+def _scheduler(release: Release, prediction: Prediction, tensors: Iterable[str]) -> Config:
+    names = set(tensors)
+    if "edm_vpred.sigma_max" in names:
+        raise BadModelError("it is a CosXL model, whose continuous noise levels sdort does not know", hint=_EXPORTS)
+    if "edm_mean" in names:
+        return dict(EDM)
+    zero_snr = ZERO_SNR if "ztsnr" in names else {}
+    return {**(prediction.scheduler or release.scheduler), **zero_snr, "prediction_type": prediction.kind}
+
+
+def _averaged(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The UNet's averaged weights, by the names of the others."""
+    names = {name: EMA + name.removeprefix("model.").replace(".", "") for name in tensors if name.startswith(LDM_UNET)}
+    missing = [flat for flat in names.values() if flat not in tensors]
+    if missing:
+        what = "no averaged weights (model_ema.)" if len(missing) == len(names) else f"no {some(missing)}"
+        raise BadModelError(f"it has {what}", hint="Leave out --ema.")
+    return {name.removeprefix(LDM_UNET): tensors[flat] for name, flat in names.items()}
+
+
+def _add_text_encoder(file: SingleFile, part: TextPart, tensors: Mapping[str, Stored]) -> set[str]:
+    prefix = next((prefix for prefix in part.prefixes if any(map(_begins(prefix), tensors))), None)
+    if prefix is None:
+        return set()
+    inner = _within(tensors, prefix)
+    original = any(name.startswith("transformer.resblocks.") for name in inner)
+    encoder = clip_tensors(_without_rest(inner))
+    layers = count_text_layers(_shapes(encoder))
+    if part.class_name == "CLIPTextModel":
+        encoder.pop("text_projection.weight", None)
+    if original and layers == part.unused:
+        layers -= 1
+        encoder = {name: tensor for name, tensor in encoder.items() if not name.startswith(f"encoder.layers.{layers}.")}
+    config = text_config(_shapes(encoder), part.activation, layers)
+    file.tensors[part.component] = encoder
+    file.configs[part.component] = {**part.config, **config}
+    return {name for name in tensors if name.startswith(prefix)}
+
+
+def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
+    prefix = next((prefix for prefix in _VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), None)
+    if prefix is None:
+        return set()
+    vae = vae_tensors(_without_rest(_within(tensors, prefix)))
+    scales = EDM_VAE if "edm_mean" in tensors else {}
+    file.tensors["vae"] = vae
+    file.configs["vae"] = {**vae_config(_shapes(vae)), **file.release.vae, **scales}
+    return {name for name in tensors if name.startswith(prefix)}
+
+
+def read_vae_file(path: Path) -> tuple[Config, Mapping[str, Weight]]:
+    """The config and the tensors of a file that holds a VAE: ``AutoencoderKL``, or TAESD as ``AutoencoderTiny``.
+
+    An ``AutoencoderKL``'s config is without what scales its latents, which depends on its family.
+
+    Raises:
+        BadModelError: it is broken, incomplete, or holds no VAE.
+    """
+    tensors: Mapping[str, Stored] = read_tensors(path)
+    try:
+        return _read_vae(path, tensors)
+    except BadModelError as error:
+        error.message = f"{path}: {error.message}"
+        raise
+
+
+def _read_vae(path: Path, tensors: Mapping[str, Stored]) -> tuple[Config, Mapping[str, Weight]]:
+    if any(re.match(r"((en|de)coder\.(layers\.)?)?\d+\.conv\.", name) for name in tensors):
+        tiny = tiny_vae_tensors(_both_halves(path, tensors))
+        return tiny_vae_config(_shapes(tiny)), tiny
+    prefix = next((prefix for prefix in _VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), "")
+    vae = vae_tensors(_without_rest(_within(tensors, prefix)))
+    return vae_config(_shapes(vae)), vae
+
+
+def _both_halves(path: Path, tensors: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """TAESD's encoder and decoder come as two files, of which one is given and the other lies beside it."""
+    if not any(re.match(r"\d+\.", name) for name in tensors):
+        return tensors
+    halves = {half: path.with_name(re.sub("encoder|decoder", half, path.name)) for half in ("encoder", "decoder")}
+    if len(set(halves.values())) != 2 or not all(half.is_file() for half in halves.values()):
+        raise BadModelError(
+            "it is one half of a TAESD, and the other one is not beside it",
+            hint="Put both into one folder: taesd_encoder.safetensors and taesd_decoder.safetensors.",
+        )
+    return {f"{half}.{name}": tensor for half, file in halves.items() for name, tensor in read_tensors(file).items()}
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of many names, for a sentence."""
+    shown = sorted(names)
+    return f"{', '.join(shown[:_SHOWN])}, ..." if len(shown) > _SHOWN else ", ".join(shown)
+
+
+def _within(tensors: Mapping[str, Stored], prefix: str) -> dict[str, Stored]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _without_rest(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The tensors without buffers and parts that are for training."""
+    return {name: tensor for name, tensor in tensors.items() if not _UNREAD.fullmatch(f".{name}")}
+
+
+def _begins(prefix: str) -> Any:
+    return lambda name: name.startswith(prefix)
+
+
+def _shapes(tensors: Mapping[str, Weight]) -> Shapes:
+    return {name: tensor.shape for name, tensor in tensors.items()}

@@ -1,0 +1,117 @@
+"""The opening of a source: a diffusers folder, a hub id, the demo pipeline, a single file, or a VAE alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sdort.console import progress
+from sdort.demo import DEMO_NAMES, write_demo
+from sdort.errors import SdortError, UsageError
+from sdort.errors.plain_text import library_reason
+from sdort.exporter.replacements import Replacements, replace_parts
+from sdort.exporter.single_source import single_file_source, vae_source
+from sdort.exporter.source import Source, read_source
+from sdort.exporter.vae_parts import holds_vae
+from sdort.machine.subprocesses import WorkerError, run_worker
+from sdort.pipelines.file_kind import recognise_file
+from sdort.pipelines.weight_names import Kind
+from sdort.pipelines.wrong_input import HUB_ID, in_home, no_diffusers_pipeline, not_there
+from sdort.staging import temporary_folder
+
+
+@contextmanager
+def open_source(
+    model: str,
+    *,
+    variant: str | None = None,
+    allow_pickle: bool = False,
+    downloads: bool = True,
+    replaced: Replacements = Replacements(),  # noqa: B008  # it is frozen
+) -> Iterator[Source]:
+    """Find ``model`` on disk, after making or downloading it if need be.
+
+    Args:
+        downloads: False takes a hub id only if it was downloaded before.
+        replaced: what stands in the place of parts of it.
+
+    Raises:
+        UsageError: there is no such thing, or it has not the part that is to be replaced.
+        BadModelError: it is no checkpoint that sdort exports.
+        SdortError: a hub id cannot be downloaded.
+    """
+    with temporary_folder("checkpoint") as folder:
+        source = _open(model, folder, variant, allow_pickle, downloads, replaced)
+        yield replace_parts(source, replaced, folder)
+
+
+def _open(
+    model: str, folder: Path, variant: str | None, allow_pickle: bool, downloads: bool, replaced: Replacements
+) -> Source:
+    path = in_home(model)
+    if model not in DEMO_NAMES and path.is_file():
+        return _open_file(path, folder, replaced)
+    if replaced.config or replaced.ema:
+        option = "--config" if replaced.config else "--ema"
+        raise UsageError(f"{option} is for single files, which {model} is not")
+    if model in DEMO_NAMES:
+        with progress("making the demo pipeline"):
+            (folder / "demo").mkdir()
+            write_demo(model, folder / "demo")
+        return read_source(folder / "demo", model)
+    if path.is_dir():
+        return vae_source(path, folder) if holds_vae(path) else read_source(path, path.resolve().name)
+    if path.exists():
+        raise no_diffusers_pipeline(path)
+    if HUB_ID.fullmatch(model) and not path.parent.is_dir():
+        return read_source(_download(model, variant, allow_pickle, local=not downloads), model)
+    raise not_there(model, DEMO_NAMES)
+
+
+def _open_file(path: Path, folder: Path, replaced: Replacements) -> Source:
+    match recognise_file(path).kind:
+        case Kind.CHECKPOINT | Kind.UNET:
+            return single_file_source(path, folder, replaced)
+        case Kind.VAE:
+            return vae_source(path, folder)
+    raise no_diffusers_pipeline(path)
+
+
+def _download(model: str, variant: str | None, allow_pickle: bool, *, local: bool) -> Path:
+    """diffusers' own download, or its copy of an earlier one; in a process of its own, which Ctrl-C ends at once."""
+    task = {"model": model, "variant": variant, "allow_pickle": allow_pickle, "local": local}
+    with progress(f"downloading {model}"):
+        try:
+            answer = run_worker("sdort.exporter.opening:download", task)
+        except WorkerError as error:
+            answer = {"problem": f"the download ended with code {error.code}, which said: {error.said}"}
+    if "folder" in answer:
+        return Path(answer["folder"])
+    hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
+    if variant and f"variant={variant}" in answer["problem"]:
+        hint = "Leave out --variant."
+    if local:
+        hint = "--dry-run downloads nothing: give a folder, or a hub id that was downloaded before."
+    raise SdortError(f"cannot load {model} from the hub ({answer['problem']})", hint=hint)
+
+
+def download(model: str, variant: str | None, allow_pickle: bool, local: bool) -> dict[str, str]:
+    """Download a pipeline in this process.
+
+    Returns:
+        Its ``folder``, or the ``problem``: that it is offline, not there, or gated.
+    """
+    from diffusers import DiffusionPipeline
+
+    from sdort.console import quiet_libraries
+
+    # None: safetensors, or pickles where there are none.
+    options = {"variant": variant, "use_safetensors": None if allow_pickle else True}
+    try:
+        with quiet_libraries():
+            folder = DiffusionPipeline.download(model, **options, **({"local_files_only": True} if local else {}))
+    except Exception as error:  # each library below raises its own
+        first = library_reason(error).partition(" Please check out")[0]
+        return {"problem": f"{type(error).__name__}: {first}"}
+    return {"folder": str(folder)}

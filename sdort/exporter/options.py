@@ -1,0 +1,113 @@
+"""Options of an export, by the names that :func:`sdort.export` and ``sdort export`` share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from sdort.errors import UsageError
+from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
+from sdort.exporter.replacements import Replacements
+from sdort.machine.cache_folder import traces_folder
+
+DEFAULT_OPSET = 23
+"""The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
+
+
+@dataclass(frozen=True)
+class StaticSize:
+    """The one size that a static export works at: images per run, and their height and width in pixels."""
+
+    batch: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.height}x{self.width}"
+
+    @classmethod
+    def parse(cls, text: str) -> StaticSize:
+        """The size that ``BxHxW`` names.
+
+        Raises:
+            UsageError: it has another form.
+        """
+        numbers = re.fullmatch(r"([0-9]{1,20})x([0-9]{1,20})x([0-9]{1,20})", text)
+        if not numbers:
+            raise UsageError(f"--static {text[:40]!r}: expected BxHxW, such as 1x512x512")
+        return cls(*map(int, numbers.groups()))
+
+    def __post_init__(self) -> None:
+        STATIC_BATCH.check(self.batch)
+        for side in (self.height, self.width):
+            STATIC_SIDE.check(side)
+
+
+class ExportOptions(TypedDict, total=False):
+    """Options of :func:`sdort.export` and :func:`sdort.plan_export`, all optional."""
+
+    components: Collection[str]
+    """The components to export; by default all of them."""
+    opset: int
+    """The ONNX opset, 18 to 25; 23 by default, the first with Attention."""
+    static: str | StaticSize | None
+    """The one size to export for, as ``BxHxW`` (images a run, height and width in pixels); by default batch, height,
+    width and sequence length are dynamic."""
+    variant: str | None
+    """Read the weights of this variant of a diffusers folder, such as ``fp16``."""
+    allow_pickle: bool
+    """Read ``.bin`` weights of a diffusers folder where there are no safetensors."""
+    config: str | Path | None
+    """A diffusers folder whose configs, tokenizers and scheduler a single file gets, and whose VAE and text encoders
+    where the file has none."""
+    vae: str | Path | None
+    """Another VAE: its folder, its file, or a pipeline's folder."""
+    scheduler: str | None
+    """Another scheduler, as ``scheduler`` of :func:`sdort.run`."""
+    prediction_type: str | None
+    """What the UNet predicts: ``epsilon``, ``v_prediction`` or ``sample``."""
+    ema: bool
+    """Read a single file's averaged weights of the UNet (EMA)."""
+    cache_dir: str | Path | None
+    """Where traces are kept; by default ``~/.cache/sdort``."""
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """Checked :class:`ExportOptions`."""
+
+    components: Collection[str]
+    opset: int
+    static: StaticSize | None
+    variant: str | None
+    allow_pickle: bool
+    replaced: Replacements
+    cache_dir: Path
+
+
+def check_options(options: ExportOptions) -> ExportRequest:
+    """The options with defaults filled in.
+
+    Raises:
+        UsageError: a value is none that the option can have.
+    """
+    static, cache_dir = options.get("static"), options.get("cache_dir")
+    config, vae = options.get("config"), options.get("vae")
+    return ExportRequest(
+        options.get("components", ()),
+        OPSET.check(options.get("opset", DEFAULT_OPSET)),
+        StaticSize.parse(static) if isinstance(static, str) else static,
+        options.get("variant"),
+        options.get("allow_pickle", False),
+        Replacements(
+            Path(config) if config else None,
+            Path(vae) if vae else None,
+            options.get("scheduler"),
+            options.get("prediction_type"),
+            options.get("ema", False),
+        ),
+        Path(cache_dir) if cache_dir else traces_folder(),
+    )

@@ -1,0 +1,104 @@
+"""What stands in the place of parts of a checkpoint: another VAE, another scheduler, another type of prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.console import warn
+from sdort.errors import BadModelError, UsageError
+from sdort.exporter.source import Source, entry_of
+from sdort.exporter.vae_parts import VaePart, read_vae
+from sdort.model.component_names import DECODER
+from sdort.pipelines.config_schemas import UNET, component_schema
+from sdort.pipelines.configs import optional_config, write_json
+from sdort.pipelines.folder import read_scheduler_config
+from sdort.pipelines.scheduler_names import find_scheduler
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """The options of an export that replace parts of the checkpoint."""
+
+    config: Path | None = None
+    """A diffusers folder whose configs, tokenizers and scheduler a single file gets."""
+    vae: Path | None = None
+    """A VAE's folder or file, or a pipeline's folder."""
+    scheduler: str | None = None
+    """A scheduler's short name or class."""
+    prediction_type: str | None = None
+    """One of :data:`sdort.checkpoints.prediction.PREDICTIONS`."""
+    ema: bool = False
+    """Read a single file's averaged weights."""
+
+    @property
+    def reads(self) -> list[Path]:
+        """The folders that are read."""
+        return [path for path in (self.config, self.vae) if path and path.is_dir()]
+
+
+def replace_parts(source: Source, replaced: Replacements, folder: Path) -> Source:
+    """The source with other parts.
+
+    Args:
+        folder: where small files are written.
+
+    Raises:
+        UsageError: there is no such scheduler or path; or the source has no scheduler.
+        BadModelError: the VAE is none, broken, or does not fit the UNet.
+    """
+    if replaced.scheduler or replaced.prediction_type:
+        source = _with_scheduler(source, replaced, folder / "replaced")
+    return _with_vae(source, replaced.vae, folder) if replaced.vae else source
+
+
+def _with_scheduler(source: Source, replaced: Replacements, folder: Path) -> Source:
+    if not entry_of(source.index, "scheduler"):
+        raise UsageError(f"{source.name} has no scheduler to replace")
+    config = read_scheduler_config(source.part("scheduler"))
+    if replaced.scheduler:
+        class_name, additions = find_scheduler(replaced.scheduler)
+        config |= {**additions, "_class_name": class_name}
+    if replaced.prediction_type:
+        config["prediction_type"] = replaced.prediction_type
+    folder.mkdir()
+    write_json(folder / "scheduler_config.json", config)
+    index = {**source.index, "scheduler": ["diffusers", config.get("_class_name")]}
+    return dataclasses.replace(source, index=index, parts={**source.parts, "scheduler": folder})
+
+
+def _with_vae(source: Source, path: Path, folder: Path) -> Source:
+    if not path.exists():
+        raise UsageError(f"--vae {path} does not exist")
+    if not entry_of(source.index, "unet"):
+        raise UsageError(f"{source.name} has no UNet, whose VAE could be replaced")
+    own = optional_config(source.part("vae") / "config.json", component_schema("vae"))
+    target = folder / "other"
+    target.mkdir()
+    vae = read_vae(path, target, own or source.vae)
+    _check_fit(source, vae, path, own or source.vae)
+    return dataclasses.replace(
+        source,
+        index={**source.index, "vae": ["diffusers", vae.class_name]},
+        parts={**source.parts, "vae": vae.folder},
+        tensors={**source.tensors, "vae": vae.tensors},
+    )
+
+
+def _check_fit(source: Source, vae: VaePart, path: Path, usual: Any) -> None:
+    unet = optional_config(source.part("unet") / "config.json", UNET)
+    has, wants = vae.config.get("latent_channels"), unet.get("out_channels")
+    if has != wants:
+        raise BadModelError(
+            f"{path} has latents of {has} channels, and the UNet of {source.name} makes {wants}",
+            component=DECODER,
+            hint="Give the VAE of the same family.",
+        )
+    scale = usual.get("scaling_factor")
+    if vae.class_name == "AutoencoderKL" and scale and vae.config.get("scaling_factor", scale) != scale:
+        warn(
+            f"the VAE {path} has a scaling_factor of {vae.config['scaling_factor']}, and the family's is {scale}: is "
+            "it of the same family?"
+        )

@@ -1,0 +1,108 @@
+"""A single file, or a VAE alone, as a source: what it lacks is written to a folder, or said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sdort.checkpoints.clip_merges import CLIP_TOKENS
+from sdort.checkpoints.pipeline_files import write_pipeline_files
+from sdort.checkpoints.releases import RELEASES
+from sdort.checkpoints.single_file import SingleFile, read_single_file, some
+from sdort.console import say, warn
+from sdort.errors import BadModelError
+from sdort.exporter.checkpoint import has_weights
+from sdort.exporter.replacements import Replacements
+from sdort.exporter.source import Source, entry_of, read_source
+from sdort.exporter.vae_parts import read_vae
+from sdort.pipelines.configs import INDEX, read_config
+from sdort.pipelines.weight_names import SD1
+
+
+def single_file_source(path: Path, folder: Path, replaced: Replacements) -> Source:
+    """The source of a file that holds a UNet, and perhaps a VAE and text encoders.
+
+    Args:
+        folder: an empty one, for what the file lacks.
+
+    Raises:
+        BadModelError: the file is broken, or of a kind that sdort does not export.
+    """
+    file = read_single_file(path, ema=replaced.ema, prediction_type=replaced.prediction_type)
+    say(_describe(file, replaced))
+    if replaced.config:
+        return _with_configs(file, read_source(replaced.config, path.name), replaced)
+    _check_vocabulary(file)
+    write_pipeline_files(file, folder)
+    _tell_lacks(file.lacks, replaced, file.path.name)
+    index = read_config(folder / INDEX)
+    return Source(path.name, folder, index, tensors=file.tensors, vae=file.release.vae)
+
+
+def _check_vocabulary(file: SingleFile) -> None:
+    """CLIP's tokenizer is written for the file, whose text encoders have to have embeddings for all of its tokens."""
+    for name, config in file.configs.items():
+        if config.get("vocab_size", CLIP_TOKENS) < CLIP_TOKENS:
+            raise BadModelError(
+                f"{file.path} has embeddings for {config['vocab_size']} tokens, and CLIP's tokenizer has {CLIP_TOKENS}",
+                component=name,
+                hint="Give a diffusers folder with its own tokenizer: --config DIR.",
+            )
+
+
+def _with_configs(file: SingleFile, configs: Source, replaced: Replacements) -> Source:
+    """The file's tensors with a folder's configs, and the folder's weights of what the file lacks."""
+    index: dict[str, Any] = dict(configs.index)
+    for name in file.lacks:
+        if entry_of(index, name) and has_weights(configs.folder / name):
+            say(f"{name}: from {configs.folder}")
+        else:
+            index[name] = index[name.replace("text_encoder", "tokenizer")] = [None, None]
+    _tell_lacks([name for name in file.lacks if not entry_of(index, name)], replaced, file.path.name)
+    return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.release.vae)
+
+
+def vae_source(path: Path, folder: Path) -> Source:
+    """The source of a VAE alone.
+
+    Args:
+        path: its folder or file.
+        folder: an empty one, for the config of a file.
+
+    Raises:
+        BadModelError: it is broken.
+    """
+    usual = RELEASES[SD1].vae
+    vae = read_vae(path, folder, usual)
+    if path.is_file() and vae.class_name == "AutoencoderKL":
+        say(
+            f"{path.name}: its file does not say of which family it is; scaling_factor is that of SD 1.x and 2.x, "
+            f"{usual['scaling_factor']}. With --vae it takes the model's own"
+        )
+    index = {"_class_name": vae.class_name, "vae": ["diffusers", vae.class_name]}
+    return Source(path.resolve().name, vae.folder.parent, index, {"vae": vae.folder}, {"vae": vae.tensors})
+
+
+def _describe(file: SingleFile, replaced: Replacements) -> str:
+    """``model.safetensors: SD 2.x, predicts v (...); its averaged weights are not read (--ema reads them)``."""
+    variant = f" ({file.variant})" if file.variant else ""
+    parts = [f"{file.path.name}: {file.release.name}{variant}"]
+    if not replaced.config:
+        kind = file.prediction.kind
+        other = next(name for name in ("epsilon", "v_prediction") if name != kind)
+        reason = f": {file.prediction.reason}; --prediction-type {other} otherwise" if file.prediction.reason else ""
+        parts.append(f"prediction type {kind}{reason}")
+    if file.has_ema:
+        parts.append(f"its averaged weights (EMA) are {'read' if replaced.ema else 'not read (--ema reads them)'}")
+    if file.unread:
+        number = f"{len(file.unread)} tensors belong" if len(file.unread) > 1 else "1 tensor belongs"
+        parts.append(f"{number} to no component and stay out ({some(file.unread)})")
+    return "; ".join(parts)
+
+
+def _tell_lacks(lacks: list[str], replaced: Replacements, name: str) -> None:
+    text = [component for component in lacks if component != "vae"]
+    if "vae" in lacks and not replaced.vae:
+        warn(f"{name} has no VAE, and none is exported: --vae DIR|FILE adds one")
+    if text:
+        warn(f"{name} has no {' and no '.join(text)}, and none is exported: --config DIR adds those of a folder")
