@@ -1,4 +1,4 @@
-"""Single-file checkpoints: their key map, configs and prediction, against diffusers' models of the published configs."""
+"""Single-file checkpoints: key map, configs and tokenizer, against diffusers' models of the published configs."""
 
 from __future__ import annotations
 

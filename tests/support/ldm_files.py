@@ -132,12 +132,13 @@ def with_prefix(prefix: str, state: State) -> State:
 
 def load_part(folder: Path) -> State:
     """The weights in a component's folder."""
-    return load_file(next(folder.glob("*.safetensors")))
+    state: State = load_file(next(folder.glob("*.safetensors")))
+    return state
 
 
 def write_ldm(path: Path, checkpoint: Path, family: str, layers: int = 1, **notes: str) -> State:
     """Write a diffusers folder of SD 1.x (``sd1``), 2.x (``sd2``) or SDXL as one file; returns its tensors."""
-    state = with_prefix("model.diffusion_model.", ldm_unet(load_part(checkpoint / "unet"), layers))
+    state: State = with_prefix("model.diffusion_model.", ldm_unet(load_part(checkpoint / "unet"), layers))
     state |= with_prefix("first_stage_model.", ldm_vae(load_part(checkpoint / "vae")))
     text = load_part(checkpoint / "text_encoder")
     if family == "sd1":
