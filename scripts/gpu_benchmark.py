@@ -143,7 +143,7 @@ def make_pipeline(folder: Path) -> Path:
 def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool, own: bool) -> Path:
     """The component as sdort exports and optimizes it, with its own operators if ``own``."""
     from sdort.exporter.command import export
-    from sdort.exporter.options import StaticSize
+    from sdort.exporter.export_options import StaticSize
     from sdort.optimizer.command import optimize
 
     height, width = map(int, args.size.split("x"))

@@ -18,8 +18,8 @@ from sdort.model.component_names import EXPORTED
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from sdort.exporter.export_options import ExportOptions
     from sdort.exporter.manifest import ExportReport
-    from sdort.exporter.options import ExportOptions
     from sdort.tables import Table
 
 

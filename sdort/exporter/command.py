@@ -12,6 +12,7 @@ from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
 from sdort.exporter.bind import bind
+from sdort.exporter.export_options import ExportOptions, ExportRequest, StaticSize, check_options
 from sdort.exporter.export_size import plan_space
 from sdort.exporter.manifest import (
     ExportedComponent,
@@ -20,8 +21,7 @@ from sdort.exporter.manifest import (
     write_index,
     write_manifest,
 )
-from sdort.exporter.opening import open_source
-from sdort.exporter.options import ExportOptions, ExportRequest, StaticSize, check_options
+from sdort.exporter.open_source import open_source
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
 from sdort.exporter.source import Source, check_processors, component_config, select_components
 from sdort.exporter.template import Template, fill, make_template
@@ -60,7 +60,7 @@ def export(
         overwrite: replace ``out`` if it exists and all in it is what sdort wrote.
         sign: a private key in PEM, to sign ``out`` with: ``model.sig`` in it.
         certificate: with ``sign``: the key's certificate in PEM, and after it those that lead to a root.
-        options: as in :class:`sdort.exporter.options.ExportOptions`.
+        options: as in :class:`sdort.exporter.export_options.ExportOptions`.
 
     Returns:
         Each component's nodes, parameters, bytes and seconds.

@@ -29,7 +29,7 @@ class Replacements:
     scheduler: str | None = None
     """A scheduler's short name or class."""
     prediction_type: str | None = None
-    """One of :data:`sdort.checkpoints.prediction.PREDICTIONS`."""
+    """One of :data:`sdort.pipelines.checkpoints.prediction.PREDICTIONS`."""
     ema: bool = False
     """Read a single file's averaged weights."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sdort.checkpoints.clip_merges import CLIP_TOKENS
-from sdort.checkpoints.pipeline_files import write_pipeline_files
-from sdort.checkpoints.releases import RELEASES
-from sdort.checkpoints.single_file import SingleFile, read_single_file, some
 from sdort.console import say, warn
 from sdort.errors import BadModelError
 from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
 from sdort.exporter.source import Source, entry_of, read_source
 from sdort.exporter.vae_parts import read_vae
+from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
+from sdort.pipelines.checkpoints.pipeline_files import write_pipeline_files
+from sdort.pipelines.checkpoints.releases import RELEASES
+from sdort.pipelines.checkpoints.single_file import SingleFile, read_single_file, some
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.pipelines.weight_names import SD1
 

@@ -97,7 +97,7 @@ def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DEMO_NAMES)
 def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
-    from sdort.exporter.opening import open_source
+    from sdort.exporter.open_source import open_source
 
     with open_source(name) as source:
         assert source.name == name

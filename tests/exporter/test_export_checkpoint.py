@@ -17,7 +17,7 @@ import pytest
 from support.pipelines import locked, trace_folder
 
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.exporter import opening
+from sdort.exporter import open_source
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.command import export
@@ -424,7 +424,7 @@ def test_a_hub_id_is_downloaded_by_diffusers(
         return str(demo)
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
-    monkeypatch.setattr(opening, "run_worker", lambda _, task: opening.download(**task))
+    monkeypatch.setattr(open_source, "run_worker", lambda _, task: open_source.download(**task))
     traces = trace_folder(request.config)
     with locked(traces):
         report = export("owner/name", tmp_path / "out", components=["text_encoder"], cache_dir=traces)
@@ -439,7 +439,7 @@ def test_a_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError("no route to host\nlong story")
 
     monkeypatch.setattr(DiffusionPipeline, "download", download)
-    monkeypatch.setattr(opening, "run_worker", lambda _, task: opening.download(**task))
+    monkeypatch.setattr(open_source, "run_worker", lambda _, task: open_source.download(**task))
     with pytest.raises(SdortError, match=r"cannot load owner/name from the hub \(OSError: no route to host\)"):
         export("owner/name", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -487,8 +487,8 @@ def test_the_demos_bar_ends_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> 
         yield
         shown.remove(description)
 
-    monkeypatch.setattr(opening, "progress", progress)
-    monkeypatch.setattr(opening, "write_demo", lambda name, folder: shown.append("made") if shown else None)
-    monkeypatch.setattr(opening, "read_source", lambda folder, name: name)
-    with opening.open_source("demo"):
+    monkeypatch.setattr(open_source, "progress", progress)
+    monkeypatch.setattr(open_source, "write_demo", lambda name, folder: shown.append("made") if shown else None)
+    monkeypatch.setattr(open_source, "read_source", lambda folder, name: name)
+    with open_source.open_source("demo"):
         assert shown == ["made"]

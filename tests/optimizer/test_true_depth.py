@@ -16,7 +16,7 @@ from support.parity import open_raw
 from support.pipelines import trace_folder
 
 from sdort.exporter.command import export
-from sdort.exporter.options import StaticSize
+from sdort.exporter.export_options import StaticSize
 from sdort.optimizer.command import optimize
 from sdort.verification.limits import TOLERANCES
 from sdort.workload.samples import Sample, declared_inputs, make_inputs

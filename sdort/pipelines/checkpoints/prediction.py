@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sdort.checkpoints.releases import DDIM_V
 from sdort.model.weights import Weight
+from sdort.pipelines.checkpoints.releases import DDIM_V
 from sdort.pipelines.weight_names import INPAINTING, SD2
 
 PREDICTIONS = ("epsilon", "v_prediction", "sample")

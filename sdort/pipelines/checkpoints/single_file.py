@@ -1,6 +1,6 @@
 """A single-file checkpoint: its family, and each component's config and tensors in diffusers' names.
 
-Only headers are read; of SD 2.x a vector in addition, see :mod:`sdort.checkpoints.prediction`.
+Only headers are read; of SD 2.x a vector in addition, see :mod:`sdort.pipelines.checkpoints.prediction`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdort.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
-from sdort.checkpoints.prediction import Prediction, find_prediction
-from sdort.checkpoints.releases import EDM, EDM_VAE, RELEASES, ZERO_SNR, Release, TextPart
-from sdort.checkpoints.shape_configs import (
+from sdort.errors import BadModelError
+from sdort.model.weights import Stored, Weight
+from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
+from sdort.pipelines.checkpoints.prediction import Prediction, find_prediction
+from sdort.pipelines.checkpoints.releases import EDM, EDM_VAE, RELEASES, ZERO_SNR, Release, TextPart
+from sdort.pipelines.checkpoints.shape_configs import (
     Config,
     Shapes,
     context_width,
@@ -25,8 +27,6 @@ from sdort.checkpoints.shape_configs import (
     unet_config,
     vae_config,
 )
-from sdort.errors import BadModelError
-from sdort.model.weights import Stored, Weight
 from sdort.pipelines.safetensors import read_header, read_tensors
 from sdort.pipelines.weight_names import LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors
 

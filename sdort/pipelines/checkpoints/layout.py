@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from sdort.checkpoints.ldm_names import count_layers, open_clip_name, tiny_vae_name, unet_name, vae_name
 from sdort.model.weights import Reshaped, Stored, Transposed, Weight
+from sdort.pipelines.checkpoints.ldm_names import count_layers, open_clip_name, tiny_vae_name, unet_name, vae_name
 
 Tensors = Mapping[str, Stored]
 """Tensors of one component by the names that its file gives them, without the component's prefix."""

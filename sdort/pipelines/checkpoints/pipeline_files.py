@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdort.checkpoints.clip_merges import read_clip_merges
-from sdort.checkpoints.single_file import SingleFile
+from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
+from sdort.pipelines.checkpoints.single_file import SingleFile
 from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 from sdort.pipelines.configs import INDEX, write_json
 

@@ -83,7 +83,7 @@ def _download(model: str, variant: str | None, allow_pickle: bool, *, local: boo
     task = {"model": model, "variant": variant, "allow_pickle": allow_pickle, "local": local}
     with progress(f"downloading {model}"):
         try:
-            answer = run_worker("sdort.exporter.opening:download", task)
+            answer = run_worker("sdort.exporter.open_source:download", task)
         except WorkerError as error:
             answer = {"problem": f"the download ended with code {error.code}, which said: {error.said}"}
     if "folder" in answer:
