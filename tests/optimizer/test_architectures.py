@@ -31,6 +31,7 @@ TARGETS = {
     "sd15": ("rocm", "cuda", "cpu", "migraphx"),
     "sd21": ("rocm",),
     "sdxl": ("rocm",),
+    "sdxl_refiner": ("rocm",),
     "vae_encoder": ("rocm", "cpu"),
     "vae_decoder": ("rocm", "migraphx"),
     "clip_l": ("rocm", "migraphx"),
