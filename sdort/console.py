@@ -48,6 +48,9 @@ _verbosity = SILENT
 _has_shown = False
 _has_said = False
 
+_picture_rows = 0
+"""Lines of the picture that was drawn last; 0 after anything else was printed."""
+
 
 def verbosity() -> int:
     """-2 in a program that imports sdort, -1 after ``-q``, 0 normally, 1 after ``-v``."""
@@ -109,8 +112,8 @@ def print_error(message: str) -> None:
 
 def _print(message: str, part: str | None = None, style: str = "") -> None:
     """Print a message; its first word ``part``, or all of it, in a style."""
-    global _has_said
-    _has_said = True
+    global _has_said, _picture_rows
+    _has_said, _picture_rows = True, 0
     text = _fitted(message, console)
     # No markup: node names and shapes are full of brackets.
     console.print(
@@ -178,6 +181,37 @@ def progress(
     with Bars(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda amount: bar.advance(task, amount)
+
+
+def has_bars() -> bool:
+    """Whether :func:`progress` shows bars: messages are wanted, and stderr is a terminal."""
+    return _verbosity >= NORMAL and console.is_interactive
+
+
+def draw_picture(sequence: str, rows: int) -> None:
+    """Draw a picture on the terminal, in the place of the one before if nothing was printed since.
+
+    Args:
+        sequence: an escape sequence that draws at the cursor.
+        rows: the lines that it takes.
+    """
+    global _picture_rows
+    up, down = f"\x1b[{rows}A", f"\x1b[{rows}B\r"
+    room = "" if _picture_rows == rows else "\n" * rows
+    console.print(_Raw(f"{room}{up}\x1b7{sequence}\x1b8{down}"), end="")
+    _picture_rows = rows
+
+
+class _Raw:
+    """Control sequences that rich hands to the terminal as they are."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.segment import ControlType, Segment
+
+        yield Segment(self.text, None, [(ControlType.CARRIAGE_RETURN,)])  # type: ignore[misc] # a RichRenderable too
 
 
 class _BarLine:

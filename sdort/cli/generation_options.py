@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from sdort.cli.number_types import Real, Whole
-from sdort.errors.number_ranges import ETA, GUIDANCE, HEIGHT, NUM_IMAGES, SEED, STEPS, WIDTH
+from sdort.errors.number_ranges import ETA, GUIDANCE, HEIGHT, NUM_IMAGES, PREVIEW_EVERY, SEED, STEPS, WIDTH
 from sdort.pipelines.scheduler_names import SPACINGS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -89,7 +90,30 @@ _SAMPLING: tuple[Option, ...] = (
     ),
 )
 
-_GROUPS: dict[str, tuple[Option, ...]] = {"What is generated": _TEXT_TO_IMAGE, "Sampling": _SAMPLING}
+_PREVIEWS: tuple[Option, ...] = (
+    click.option(
+        "--preview",
+        is_flag=True,
+        help="Show every few steps in the terminal what the image will be, or where it shows no pictures in a file "
+        "beside the output.",
+    ),
+    click.option(
+        "--preview-every", type=Whole(PREVIEW_EVERY), default=5, help="Calls of the UNet from a preview to the next."
+    ),
+    click.option(
+        "--preview-vae",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        show_default="the pipeline's folder preview_vae, else none",
+        help="Decode previews with this exported small VAE, such as TAESD; without one they are rough.",
+    ),
+)
+
+_GROUPS: dict[str, tuple[Option, ...]] = {
+    "What is generated": _TEXT_TO_IMAGE,
+    "Sampling": _SAMPLING,
+    "Previews": _PREVIEWS,
+}
 """Heading of the help -> its options, the most used first."""
 
 

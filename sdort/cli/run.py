@@ -58,10 +58,13 @@ def command(
     generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that
     still has NaN pixels or one colour is an error and is not written.
     """
-    from sdort.console import conclude, emit_json, is_quiet
+    from sdort.console import conclude, emit_json, is_quiet, say
     from sdort.generation.command import run
     from sdort.generation.last_lines import summarize
 
+    if as_json and options.get("preview"):
+        say("no previews beside --json")
+        options["preview"], options["preview_vae"] = False, None
     result = run(pipeline, prompt, placement=placement, **options)
     if as_json:
         emit_json(result)

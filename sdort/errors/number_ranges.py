@@ -132,6 +132,7 @@ GUIDANCE = Range(
 )
 _LARGEST = "larger images are made by upscaling smaller ones"
 ETA = Range("eta", 0.0, 1.0, "it is the share of a step's noise that is new")
+PREVIEW_EVERY = Range("preview_every", 1, 1000, "there are no more steps")
 HEIGHT = Range("height", 1, 16384, _LARGEST)
 WIDTH = Range("width", 1, 16384, _LARGEST)
 SIZE_SIDE = Range("size", 1, 16384, _LARGEST)

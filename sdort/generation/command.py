@@ -19,6 +19,7 @@ from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress, RunOptions
 from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts, image_size, scheduler_of
 from sdort.generation.result import Generation, Image, PeakMemory
@@ -92,7 +93,8 @@ class Pipeline:
         paths, settings = job.paths() if job.output else None, job.requests[0]
         unet_calls(models.folder, settings)
         needed = refuse_generation(models.folder, settings, job.images, models.provider, device_id, self._held)
-        result = self._generate(job.requests, paths, job.on_progress)
+        with previewing(models, job.previews, paths[0] if paths else None, self._options):
+            result = self._generate(job.requests, paths, job.on_progress)
         self._held = max(self._held, needed)
         return result
 
@@ -265,7 +267,8 @@ def run(
         unet_calls(folder, job.requests[0])
         refuse_generation(folder, job.requests[0], job.images, choose_provider(runtime)[0], runtime.device_id)
     loaded = _load(Path(pipeline), runtime)
-    result = loaded._generate(job.requests, paths, job.on_progress)
+    with previewing(loaded._models, job.previews, paths[0], runtime):
+        result = loaded._generate(job.requests, paths, job.on_progress)
     return _with_placement(result, loaded._models, job.requests, runtime) if placement else result
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from sdort.errors import ParityError
 from sdort.generation.bound_unet import Batch, BoundBuffers, Buffer, InputShapes, repeated
+from sdort.generation.preview import BatchPreviews
 from sdort.generation.recurrence import Recurrence
 from sdort.model.signature import Array
 from sdort.pipelines.families import Conditioning
@@ -115,6 +116,7 @@ class Loop:
         image: Array | None = None,
         mask: Array | None = None,
         extra: Array | None = None,
+        previews: BatchPreviews | None = None,
     ) -> tuple[Array, list[float]]:
         """Take every step.
 
@@ -125,6 +127,7 @@ class Loop:
             image: latents [images, channels, height, width] of an image, where the recurrence takes some.
             mask: [height, width], true where the scheduler's steps count, for a recurrence with an outside.
             extra: [images, batch.extra, height, width], what the UNet takes beside the latents.
+            previews: shown every few steps, for which the UNet's input and output are read back.
 
         Returns:
             The latents [images, channels, height, width] in fp32, and the seconds of every step.
@@ -148,6 +151,8 @@ class Loop:
             buffers.run()
             seconds.append(time.perf_counter() - started)
             on_step(batch.images)
+            if previews and previews.is_due(step):
+                previews.show(step, buffers.sample.read(), buffers.output.read())
         accumulator.prepare(recurrence.steps)
         return accumulator.result(), seconds
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from sdort.errors import ParityError
 from sdort.generation.bound_unet import batch_slices, repeated
+from sdort.generation.preview import BatchPreviews
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.model.signature import Array, timestep_shape
@@ -49,6 +50,7 @@ def denoise(
     image: Any = None,
     mask: Any = None,
     extra: Any = None,
+    previews: BatchPreviews | None = None,
 ) -> tuple[Array, list[float]]:
     """Take every step.
 
@@ -60,6 +62,7 @@ def denoise(
         image: latents like ``noise``, where the part of the schedule takes some.
         mask: [height, width], true where the scheduler's steps count, for a part that is masked.
         extra: [images, channels, height, width], what the UNet takes beside the latents.
+        previews: shown every few steps.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -80,9 +83,8 @@ def denoise(
         with steps_of(scheduler):
             sample = steps.sample(number, latents)
         whole = sample if extra is None else torch.cat([sample, extra], dim=1)
-        output = torch.from_numpy(
-            _predict(unet, torch.cat([whole] * len(conditions)).numpy(), timestep.numpy(), conditioning)
-        )
+        predicted = _predict(unet, torch.cat([whole] * len(conditions)).numpy(), timestep.numpy(), conditioning)
+        output = torch.from_numpy(predicted)
         if not torch.isfinite(output).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number + 1} of {len(steps.timesteps)}",
@@ -98,6 +100,8 @@ def denoise(
                 latents = torch.where(mask, latents, steps.outside(number, noise, image))
         seconds.append(time.perf_counter() - started)
         on_step(len(latents))
+        if previews and previews.is_due(number):
+            previews.show(number, sample.numpy(), predicted)
     return latents.numpy(), seconds
 
 

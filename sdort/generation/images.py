@@ -155,6 +155,11 @@ def numbered(path: Path, count: int) -> list[Path]:
     return [path.with_name(f"{path.stem}-{index}{path.suffix}") for index in range(1, count + 1)]
 
 
+def free_path(path: Path) -> Path:
+    """``path``, or where there is such a file the next ``name-run2.png``."""
+    return _free_paths(path, 1)[0]
+
+
 def _free_paths(path: Path, count: int) -> list[Path]:
     attempt = 1
     candidate = path

@@ -11,6 +11,7 @@ from typing import Any
 from sdort.console import say
 from sdort.generation.images import output_paths
 from sdort.generation.options import GenerationOptions, OnProgress
+from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.pipelines.folder import PipelineFolder
@@ -25,6 +26,7 @@ class Job:
     output: Path | None
     overwrite: bool
     on_progress: OnProgress | None
+    previews: PreviewOptions
     unsaid: frozenset[str] = frozenset()
     """Fields of the requests that the caller left to the pipeline."""
 
@@ -74,6 +76,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         )
     output = settings.pop("output", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
+    wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
+    previews = PreviewOptions(**{name: value for name, value in wanted.items() if value is not None})
     texts = {name: settings.pop(name) or "" for name in PROMPTS if name in settings}
     unsaid = frozenset(name for name in ("steps", "guidance_scale") if settings.get(name) is None)
     for name in unsaid:
@@ -84,4 +88,5 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     if request.scheduler:
         find_scheduler(request.scheduler)
     requests = each_prompt(prompt, request, texts)
-    return Job(requests, None if output is None else Path(output), overwrite, on_progress, unsaid)
+    path = None if output is None else Path(output)
+    return Job(requests, path, overwrite, on_progress, previews, unsaid)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from sdort.generation.preview import OnPreview
 
 OnProgress = Callable[[float, float], None]
 """Called with the steps that are done and all there are, both times the number of images."""
@@ -60,6 +63,16 @@ class GenerationOptions(TypedDict, total=False):
     """Replace ``output`` if it exists."""
     on_progress: OnProgress | None
     """Called after each step of a batch with the steps done and in all, times images."""
+    preview: bool
+    """Show every few steps in the terminal what the images will be, or where it shows no pictures in a file beside the
+    output."""
+    on_preview: OnPreview | None
+    """Called every few steps with a :class:`sdort.generation.preview.Preview`, also without ``preview``."""
+    preview_every: int
+    """Calls of the UNet from a preview to the next, 5 by default."""
+    preview_vae: str | Path | None
+    """The folder of a small exported VAE that decodes previews, such as TAESD; by default the pipeline's own folder
+    ``preview_vae``, and without one three weighted sums of the latents' channels, an eighth of the size."""
 
 
 class LoadOptions(TypedDict, total=False):

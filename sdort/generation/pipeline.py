@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from sdort.generation.footprint import decoder_footprint
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
+from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, check_text_to_image, image_size, scheduler_of
@@ -70,6 +71,8 @@ class TextToImage:
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded, in the end."""
+        self.previewer: Previewer | None = None
+        """Shows previews of the next images."""
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
 
@@ -227,20 +230,31 @@ class TextToImage:
         # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
+        guidance = [1.0] if scale is None else [1.0 - scale, scale]
         if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("this scheduler's steps go through the host")
             steps = PartSteps(scheduler_of(self.folder, request), WHOLE)
             unet = self.sessions["unet"]
-            latents, seconds = denoise(unet, steps, conditions, noise, generators, scale, on_step)
+            previews = self._previews(steps.scheduler, steps.timesteps, guidance, seeds)
+            latents, seconds = denoise(unet, steps, conditions, noise, generators, scale, on_step, previews=previews)
         else:
             later = [
                 randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)
             ]
-            guidance = [1.0] if scale is None else [1.0 - scale, scale]
             rows = torch.stack([noise, *later]).numpy()
-            latents, seconds = self.loop.denoise(recurrence, batch, conditions, rows, guidance, on_step)
+            previews = self._previews(scheduler_of(self.folder, request), recurrence.timesteps, guidance, seeds)
+            latents, seconds = self.loop.denoise(
+                recurrence, batch, conditions, rows, guidance, on_step, previews=previews
+            )
         self.timings.steps += seconds
         return latents
+
+    def _previews(
+        self, scheduler: Any, timesteps: Array, guidance: Sequence[float], seeds: list[int]
+    ) -> BatchPreviews | None:
+        if self.previewer is None:
+            return None
+        return BatchPreviews(self.previewer, scheduler, timesteps, guidance, seeds)
 
     def _decode(self, latents: Array, request: Request, seeds: list[int], on_tile: OnTile) -> Iterator[Generated]:
         decoder = self._decoder(on_tile)

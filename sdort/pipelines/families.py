@@ -82,6 +82,11 @@ class Family:
     """The UNet also takes the size of the image, as ``time_ids``."""
     empty_is_zero: bool = False
     """An empty negative prompt conditions as zeros, unless the pipeline's index says otherwise."""
+    preview_factors: tuple[tuple[float, float, float], ...] = ()
+    """Red, green and blue of each channel of its latents, fitted to its VAE's decoder:
+    https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/latent_formats.py"""
+    preview_bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Red, green and blue of latents of zeros."""
 
     @property
     def inputs(self) -> set[str]:
@@ -110,6 +115,12 @@ STABLE_DIFFUSION = Family(
     512,
     0.18215,
     (Encoder("text_encoder", "tokenizer", {"encoder_hidden_states": LAST}),),
+    preview_factors=(
+        (0.3512, 0.2297, 0.3227),
+        (0.3250, 0.4974, 0.2350),
+        (-0.2829, 0.1762, 0.2721),
+        (-0.2120, -0.2616, -0.7177),
+    ),
 )
 SDXL = Family(
     "SDXL",
@@ -125,6 +136,13 @@ SDXL = Family(
     ),
     size_conditioning=True,
     empty_is_zero=True,
+    preview_factors=(
+        (0.3651, 0.4232, 0.4341),
+        (-0.2533, -0.0042, 0.1068),
+        (0.1076, 0.1111, -0.0362),
+        (-0.3165, -0.2492, -0.2188),
+    ),
+    preview_bias=(0.1084, -0.0175, -0.0011),
 )
 
 

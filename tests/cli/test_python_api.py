@@ -24,6 +24,7 @@ import sdort
 from sdort import console
 from sdort.cli import COMMANDS, cli
 from sdort.generation.options import GenerationOptions, LoadOptions, RunOptions
+from sdort.generation.preview import PreviewOptions
 from sdort.generation.request import Request
 from sdort.providers import PROVIDER_NAMES
 from sdort.providers.runtime_options import RuntimeOptions
@@ -146,7 +147,9 @@ def test_no_module_hides_a_function() -> None:
 
 def parameters_of(name: str) -> dict[str, Any]:
     """The parameters of a function, and those of its options, with their defaults."""
-    defaults = {field.name: field.default for field in (*fields(Request), *fields(RuntimeOptions))}
+    defaults = {
+        field.name: field.default for field in (*fields(Request), *fields(PreviewOptions), *fields(RuntimeOptions))
+    }
     defaults |= {name: inspect.signature(sdort.load).parameters[name].default for name in LoadOptions.__annotations__}
     listed = [option for options in OPTIONS.get(name, ()) for option in options.__annotations__]
     own = inspect.signature(function(name)).parameters.values()
@@ -169,7 +172,7 @@ def test_a_function_is_typed_and_documented(name: str) -> None:
 
 
 def test_the_options_of_a_generation_are_those_of_a_request() -> None:
-    of_request = {field.name for field in fields(Request)} - {"prompt"}
+    of_request = {field.name for field in (*fields(Request), *fields(PreviewOptions))} - {"prompt"}
     assert set(GenerationOptions.__annotations__) == of_request | {"output", "overwrite", "on_progress"}
     assert inspect.signature(sdort.Pipeline.generate).parameters["options"].annotation == "Unpack[GenerationOptions]"
     assert inspect.signature(sdort.run).parameters["options"].annotation == "Unpack[RunOptions]"
