@@ -109,10 +109,20 @@ _PREVIEWS: tuple[Option, ...] = (
     ),
 )
 
+_ADAPTERS: tuple[Option, ...] = (
+    click.option(
+        "--lora",
+        multiple=True,
+        metavar="FILE[:SCALE]",
+        help="Adapter that changes the UNet and the text encoders: LoRA, LoHa, LoKr, DoRA. Repeatable.",
+    ),
+)
+
 _GROUPS: dict[str, tuple[Option, ...]] = {
     "What is generated": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
     "Previews": _PREVIEWS,
+    "Adapters": _ADAPTERS,
 }
 """Heading of the help -> its options, the most used first."""
 

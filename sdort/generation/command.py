@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sdort.console import progress, say
 from sdort.errors import ParityError
+from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, save_png
@@ -92,7 +93,9 @@ class Pipeline:
         job = plan_job(prompt, options).for_pipeline(models.folder)
         paths, settings = job.paths() if job.output else None, job.requests[0]
         unet_calls(models.folder, settings)
-        needed = refuse_generation(models.folder, settings, job.images, models.provider, device_id, self._held)
+        replaced = plan_adapters(models.folder, settings.lora).nbytes
+        held = self._held + models.adapters.nbytes
+        needed = refuse_generation(models.folder, settings, job.images, models.provider, device_id, held, replaced)
         with previewing(models, job.previews, paths[0] if paths else None, self._options):
             result = self._generate(job.requests, paths, job.on_progress)
         self._held = max(self._held, needed)
@@ -147,7 +150,13 @@ class Pipeline:
             decode=round(timings.decode, 4),
         )
         return GenerationRecord(
-            **{**asdict(request), "height": height, "width": width, "scheduler": scheduler},
+            **{
+                **asdict(request),
+                "height": height,
+                "width": width,
+                "scheduler": scheduler,
+                "lora": models.adapters.record,
+            },
             scheduler_name=request.scheduler,
             model=models.folder.path.resolve().name,
             model_hash=models.folder.model_hash,
@@ -175,6 +184,7 @@ def load(
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
     custom_ops: str = "auto",
+    adapters: bool = False,
     check: bool = True,
 ) -> Pipeline:
     """Load a text-to-image pipeline of ONNX models.
@@ -193,6 +203,8 @@ def load(
         device_id: the number of the GPU.
         provider_options: options of the execution provider, by ONNX Runtime's names for them.
         custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
+        adapters: open the models so that adapters can change their weights; without it, the first adapter makes them
+            load again.
         check: compare the files with what sdort wrote, where its ``sdort.json`` lists them.
 
     Returns:
@@ -217,6 +229,7 @@ def load(
         "device_id": device_id,
         "provider_options": provider_options,
         "custom_ops": custom_ops,
+        "adapters": adapters,
         "check": check,
     }
     return _load(Path(pipeline), _runtime_options(options))
@@ -265,8 +278,11 @@ def run(
         folder = open_folder(Path(pipeline))
         job = job.for_pipeline(folder)
         unet_calls(folder, job.requests[0])
-        refuse_generation(folder, job.requests[0], job.images, choose_provider(runtime)[0], runtime.device_id)
-    loaded = _load(Path(pipeline), runtime)
+        replaced = plan_adapters(folder, job.requests[0].lora).nbytes
+        provider = choose_provider(runtime)[0]
+        refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id, replaced=replaced)
+    adaptable = runtime.adapters or bool(job.requests[0].lora)
+    loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable))
     with previewing(loaded._models, job.previews, paths[0], runtime):
         result = loaded._generate(job.requests, paths, job.on_progress)
     return _with_placement(result, loaded._models, job.requests, runtime) if placement else result

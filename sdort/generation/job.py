@@ -14,6 +14,7 @@ from sdort.generation.options import GenerationOptions, OnProgress
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.usual_sampling import usual_sampling
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import find_scheduler
 
@@ -61,6 +62,15 @@ class Job:
         return output_paths(self.output, self.requests[0].seed, self.images, self.overwrite)
 
 
+def choose_adapter(choice: str | AdapterChoice) -> AdapterChoice:
+    """An adapter as a caller names it.
+
+    Raises:
+        UsageError: it is neither a choice nor ``FILE`` or ``FILE:SCALE``.
+    """
+    return choice if isinstance(choice, AdapterChoice) else parse_adapter_choice(str(choice))
+
+
 def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     """The job of a caller's options.
 
@@ -84,6 +94,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         settings.pop(name, None)
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbelow(1 << 32)
+    settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)

@@ -109,13 +109,20 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
 
 
 def refuse_generation(
-    folder: PipelineFolder, request: Request, images: int, provider: Provider, device_id: int, held: int | None = None
+    folder: PipelineFolder,
+    request: Request,
+    images: int,
+    provider: Provider,
+    device_id: int,
+    held: int | None = None,
+    replaced: int = 0,
 ) -> int:
     """Refuse a run that cannot fit; the estimate in bytes of what it takes beside the weights, 0 where nothing tells.
 
     Args:
         images: all images of the run.
         held: bytes that sessions which are loaded keep of earlier runs and take again; None before they are loaded.
+        replaced: bytes of the weights that adapters put beside the model's own.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
@@ -126,7 +133,7 @@ def refuse_generation(
         return 0
     free += held or 0
     height, width = image_size(folder, request)
-    needed = generation_bytes(folder, request, images, provider, free)
+    needed = generation_bytes(folder, request, images, provider, free) + replaced
     weights = weight_bytes(folder, folder.needed) if held is None else 0
     what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from sdort.generation.preview import OnPreview
+    from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 OnProgress = Callable[[float, float], None]
 """Called with the steps that are done and all there are, both times the number of images."""
@@ -49,6 +50,9 @@ class GenerationOptions(TypedDict, total=False):
     """``leading``, ``linspace`` or ``trailing``; by default as the scheduler's config says."""
     eta: float | None
     """The share of new noise in a step of DDIM (0 by default) or TCD (0.3)."""
+    lora: Sequence[str | AdapterChoice]
+    """Adapters (LoRA, LoHa, LoKr, DoRA) as ``FILE`` or ``FILE:SCALE``; none by default. They hold for these images: the
+    next call has its own, and switches without loading a model again."""
     images_at_once: int
     """How many images share a call of the UNet, also of several prompts; four by default."""
     vae_tiling: bool | None
@@ -85,6 +89,7 @@ class LoadOptions(TypedDict, total=False):
     device_id: int
     provider_options: Mapping[str, str] | None
     custom_ops: str
+    adapters: bool
     check: bool
 
 

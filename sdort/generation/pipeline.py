@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sdort.console import detail, progress
+from sdort.console import detail, progress, say
+from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, plan_adapters
 from sdort.generation.bound_unet import Batch, condition_width
 from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.device_loop import Loop
@@ -33,7 +34,7 @@ from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.session import Session, open_or_fall_back
+from sdort.runtime.session import Session, open_or_fall_back, open_session
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class TextToImage:
             names = [spec.name for spec in sessions[encoder.component].outputs]
             self.conditioning_outputs[encoder.component] = encoder.outputs(names, folder.config(encoder.component))
         self.loop = Loop(sessions["unet"])
+        self.adapters = RunningAdapters(sessions)
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded, in the end."""
@@ -109,6 +111,7 @@ class TextToImage:
         """
         request = requests[0]
         size = self.size(request)
+        self.use_adapters(plan_adapters(self.folder, request.lora))
         self.timings = Timings()
         started = time.perf_counter()
         conditions = self._conditions(requests, size)
@@ -122,6 +125,28 @@ class TextToImage:
             denoise_batch = partial(self._denoise_batch, request, recurrence, stacked, seeds, size)
             latents = self._denoised(denoise_batch, on_step)
             yield from self._decode(latents, request, seeds, on_tile)
+
+    def use_adapters(self, plan: AdapterPlan) -> None:
+        """Let the pipeline have these adapters, and no others, from now on.
+
+        Sessions that were not opened for adapters are opened anew, once; everything later changes weights in place.
+
+        Raises:
+            BadModelError, ProviderError: a session does not open again, or an adapter's file cannot be read.
+            ParityError: a weight gets values that its dtype cannot hold.
+        """
+        for name, session in self.sessions.items():
+            if plan.choices and is_adaptable(name) and not session.options.adapters:
+                self._open_for_adapters(name)
+        self.adapters.use(plan)
+
+    def _open_for_adapters(self, name: str) -> None:
+        say(f"{name} is loaded again so that its weights can change; sdort.load(..., adapters=True) does it at once")
+        session = self.sessions[name]
+        options = replace(session.options, adapters=True)
+        reopened = self.guard.reopened(session, options) if self.guard else None
+        path, provider = session.path, session.provider
+        self.sessions[name] = reopened or open_session(path, name, provider, options)
 
     def guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
@@ -318,6 +343,7 @@ def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToIma
         for name in folder.needed:
             # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
             own = options if name == "unet" else replace(options, graph=False)
+            own = replace(own, adapters=own.adapters and is_adaptable(name))
             sessions[name], refused = open_or_fall_back(folder.models[name], name, provider, own)
             reasons.append(refused)
             advance(1)

@@ -23,6 +23,18 @@ class StageSeconds:
     """VAE decoder."""
 
 
+@dataclass(frozen=True)
+class AdapterRecord:
+    """An adapter that changed the pipeline."""
+
+    name: str
+    """The name of its file."""
+    scale: float
+    """How strongly it was applied; 1 is as it was trained."""
+    sha256: str
+    """The hash of its file."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecord:
     """Parameters of a generation, and what it ran on."""
@@ -63,6 +75,8 @@ class GenerationRecord:
     """Whether decoding in tiles was asked for; None if nothing was said."""
     vae_slicing: bool | None
     """Whether decoding one by one was asked for; None if nothing was said."""
+    lora: list[AdapterRecord]
+    """Adapters, in the order in which they were given."""
     model: str
     """The name of the pipeline's folder."""
     model_hash: str

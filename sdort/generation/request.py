@@ -23,6 +23,7 @@ from sdort.errors.plain_text import cut
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.signature import static_size
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.families import SIZE_NUMBERS, Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
@@ -67,6 +68,8 @@ class Request:
     """For SDXL's second text encoder; empty for ``negative_prompt``."""
     prompt_weighting: str = WEIGHTINGS[0]
     """The reading of weights in prompts: one of :data:`sdort.generation.prompt_syntax.WEIGHTINGS`."""
+    lora: tuple[AdapterChoice, ...] = ()
+    """Adapters (LoRA and its kin) that change the UNet and the text encoders."""
 
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA)

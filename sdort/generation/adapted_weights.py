@@ -1,0 +1,186 @@
+"""Adapters of a running pipeline: weights are merged on the host and replaced in sessions that stay open.
+
+An adapter that changes a weight gives the session another one, computed once per switch as ``sdort export --lora``
+computes it: parameters in fp32, differences added, then packed, transposed and rounded as the optimizer did it. So a
+step costs what it costs without an adapter, whatever the adapter's kind and rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sdort.console import progress, warn
+from sdort.errors import ParityError
+from sdort.errors.plain_text import cut
+from sdort.generation.record import AdapterRecord
+from sdort.machine.file_digest import file_digest
+from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.signature import Array
+from sdort.model.weights import Inline, Weight
+from sdort.onnx_io.expression_inverse import parameter_values
+from sdort.onnx_io.expression_json import UNREADABLE, decode, decode_origin
+from sdort.onnx_io.overridable import ReplaceableWeight, bad_origin
+from sdort.pipelines.adapters.adapted_weight import adapted
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+from sdort.pipelines.adapters.adapter_file import Adapter, read_adapter
+from sdort.pipelines.adapters.delta import Delta
+from sdort.pipelines.folder import PipelineFolder
+from sdort.runtime.session import Session, find_replaceable
+
+_SHOWN = 5
+"""Keys of an adapter that are named where many have no place."""
+
+Changes = Mapping[str, Sequence[tuple[Delta, float]]]
+"""Parameter -> differences, each with its scale."""
+
+
+def is_adaptable(component: str) -> bool:
+    """Whether adapters change a component: the UNet and the text encoders."""
+    return component not in (DECODER, ENCODER)
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """Adapters that fit a pipeline, and what they change."""
+
+    choices: tuple[AdapterChoice, ...]
+    adapters: tuple[Adapter, ...]
+    weights: Mapping[str, Mapping[str, ReplaceableWeight]]
+    """Component -> its replaceable weights by name."""
+
+    @cached_property
+    def changes(self) -> dict[str, Changes]:
+        """Component -> what changes in it; scales of 0 change nothing."""
+        changes: dict[str, dict[str, list[tuple[Delta, float]]]] = {}
+        for choice, adapter in zip(self.choices, self.adapters, strict=True):
+            for component, deltas in adapter.deltas.items():
+                for parameter, delta in deltas.items() if choice.scale else ():
+                    changes.setdefault(component, {}).setdefault(parameter, []).append((delta, choice.scale))
+        return dict(changes)
+
+    def changed(self, component: str) -> list[str]:
+        """The initializers of a component that change."""
+        changes = self.changes.get(component, {})
+        return [name for name, weight in self.weights.get(component, {}).items() if changes.keys() & weight.parameters]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that replace others; the model's own stay in memory beside them."""
+        return sum(
+            weights[name].stored.nbytes
+            for component, weights in self.weights.items()
+            for name in self.changed(component)
+        )
+
+    def remark_unmatched(self) -> None:
+        """Warn of keys that the pipeline has no place for."""
+        for choice, adapter in zip(self.choices, self.adapters, strict=True):
+            if adapter.unmatched:
+                shown = ", ".join(cut(entry.key) for entry in adapter.unmatched[:_SHOWN])
+                more = f" and {len(adapter.unmatched) - _SHOWN} more" if len(adapter.unmatched) > _SHOWN else ""
+                warn(f"{choice.path}: {len(adapter.unmatched)} keys change nothing here: {shown}{more}")
+
+
+def plan_adapters(folder: PipelineFolder, choices: Sequence[AdapterChoice]) -> AdapterPlan:
+    """Match adapters with the weights of a pipeline; only the headers of files are read.
+
+    Raises:
+        BadModelError: a file is no adapter or one of another family, or the pipeline does not say what its weights are
+            made of.
+    """
+    if not choices:
+        return AdapterPlan((), (), {})
+    weights = {name: find_replaceable(folder.models[name], name) for name in folder.needed if is_adaptable(name)}
+    parameters = {name: dict(_parameters(of_component)) for name, of_component in weights.items()}
+    return AdapterPlan(tuple(choices), tuple(read_adapter(choice.path, parameters) for choice in choices), weights)
+
+
+def _parameters(weights: Mapping[str, ReplaceableWeight]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for weight in weights.values():
+        yield from weight.parameters.items()
+
+
+class RunningAdapters:
+    """The adapters that the sessions of a pipeline have.
+
+    Args:
+        sessions: the pipeline's, by component, which may be exchanged in place; those that adapters change are opened
+            with ``options.adapters``.
+    """
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        self.sessions = sessions
+        self._current: list[AdapterRecord] | None = []
+
+    @property
+    def record(self) -> list[AdapterRecord]:
+        """The adapters that the sessions have now."""
+        return list(self._current or ())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that replaced weights take beside the models' own, also while no adapter is in use."""
+        return sum(session.weights.nbytes for session in self.sessions.values())
+
+    def use(self, plan: AdapterPlan) -> None:
+        """Change the sessions' weights; nothing is loaded, compiled or recorded again.
+
+        Raises:
+            BadModelError: an adapter's file cannot be read.
+            ParityError: a weight gets values that its dtype cannot hold.
+        """
+        asked = [AdapterRecord(choice.path.name, choice.scale, file_digest(choice.path)) for choice in plan.choices]
+        if asked == self._current:
+            return
+        plan.remark_unmatched()
+        self._current = None  # half of it, until all is done
+        total = sum(len(plan.changed(name)) for name in self.sessions)
+        with progress("adapters", total=total) as advance:
+            for name, session in self.sessions.items():
+                for _ in _switched(session, plan.changed(name), plan.changes.get(name, {})):
+                    advance(1)
+        self._current = asked
+
+
+def _switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
+    """Write the weights of a session that change, and those that changed before; yields each as it is done."""
+    weights = session.weights
+    for name in changed:
+        weights.write(name, _merged(session.component, name, session.replaceable[name], changes))
+        yield name
+    if changed or weights.required:
+        for name in weights.names.difference(changed):
+            weights.write(name, session.replaceable[name].stored.load())
+    weights.active = bool(changed) or weights.required
+
+
+def _merged(component: str, name: str, weight: ReplaceableWeight, changes: Changes) -> Array:
+    """A weight with the differences of adapters, as baking them into its parameters gives it.
+
+    Raises:
+        BadModelError: the record of what it is made of is wrong.
+        ParityError: it has values that its dtype cannot hold.
+    """
+    stored = weight.stored.load()
+    try:
+        expression = decode_origin(weight.origin)
+        if (expression.shape, expression.dtype) != (stored.shape, stored.dtype):
+            raise ValueError(f"it is {expression}")
+        parameters: dict[str, Weight] = {
+            parameter: adapted(Inline(values), changes.get(parameter, ()))
+            for parameter, values in parameter_values(expression, stored)
+        }
+        merged = decode(weight.origin, parameters).load()
+    except UNREADABLE as error:
+        raise bad_origin(component, name, str(error)) from error
+    if not np.isfinite(merged).all() and np.isfinite(stored).all():
+        raise ParityError(
+            f"with these adapters {name!r} has values that {merged.dtype} cannot hold",
+            component=component,
+            hint="Take smaller scales, or a pipeline that was optimized without --fp16.",
+        )
+    return merged

@@ -1,0 +1,32 @@
+"""The SHA-256 of a file, by which model sites tell files from each other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from sdort.machine.input_file import open_input
+
+_PIECE = 1 << 20
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal, computed once while the file stays the same on disk.
+
+    Raises:
+        BadModelError: it cannot be read.
+    """
+    with open_input(path) as file:
+        status = os.fstat(file.fileno())
+    return _digest(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, identity: tuple[int, ...]) -> str:
+    digest = hashlib.sha256()
+    with open_input(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
