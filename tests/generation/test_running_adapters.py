@@ -1,0 +1,289 @@
+"""``sdort run --lora``: a weight that is merged at run time is the baked one, whatever the optimizer made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+from support.adapter_files import bake, make_lora
+from support.pipelines import Exported, export_family, locked, trace_folder
+from support.relisted import relist
+
+import sdort
+from sdort.cli import cli
+from sdort.errors import BadModelError, ParityError
+from sdort.exporter.command import export
+from sdort.generation import device_loop
+from sdort.generation.adapted_weights import _merged, plan_adapters
+from sdort.generation.guard import Guard
+from sdort.onnx_io.overridable import replaceable_weights
+from sdort.onnx_io.weight_origins import ORIGINS_KEY
+from sdort.optimizer.command import optimize
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+from sdort.pipelines.folder import open_folder
+from sdort.runtime import session as sessions
+
+# diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+SCALE = 0.75
+OPTIONS: Any = {"steps": 2, "seed": 7, "guidance_scale": 4, "height": 64, "width": 64}
+PROMPT = "a lighthouse"
+
+
+@dataclass
+class Adapted:
+    """A pipeline, two adapters for it, and the pipeline with the first one in its weights."""
+
+    plain: Exported
+    baked: Path
+    a: Path
+    b: Path
+
+    def optimized(self, provider: str, fp16: bool) -> tuple[Path, Path]:
+        """Both, optimized."""
+        outs = [folder.with_name(f"{folder.name} {provider} {fp16}") for folder in (self.plain.out, self.baked)]
+        for source, out in zip((self.plain.out, self.baked), outs, strict=True):
+            if not out.exists():
+                optimize(source, out, provider=provider, fp16=fp16)
+        return outs[0], outs[1]
+
+
+def build(family: str, folder: Path, traces: Path) -> Adapted:
+    plain = export_family(family, folder, traces)
+    a = make_lora(plain.checkpoint, folder / "a.safetensors", 1)
+    b = make_lora(plain.checkpoint, folder / "b.safetensors", 2, "attn")
+    with locked(traces):
+        export(bake(plain.checkpoint, a, SCALE, folder / "with a"), folder / "baked", cache_dir=traces)
+    return Adapted(plain, folder / "baked", a, b)
+
+
+@pytest.fixture(scope="module")
+def sd1(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return build("sd1", tmp_path_factory.mktemp("sd1"), trace_folder(request.config))
+
+
+@pytest.fixture(scope="module")
+def sdxl(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return build("sdxl", tmp_path_factory.mktemp("sdxl"), trace_folder(request.config))
+
+
+@pytest.fixture(scope="module")
+def fast(sd1: Adapted) -> tuple[Path, Path]:
+    """The plain and the baked pipeline, in fp32 for the CPU."""
+    return sd1.optimized("cpu", False)
+
+
+def pixels(pipeline: Any, *lora: str, **options: Any) -> Any:
+    return pipeline.generate(PROMPT, lora=lora, **{**OPTIONS, **options}).images[0].pixels
+
+
+def check_weights(plain: Path, baked: Path, lora: Path) -> int:
+    """Compare every merged weight with the baked one; how many there are."""
+    plan = plan_adapters(open_folder(plain), [AdapterChoice(lora, SCALE)])
+    assert [adapter.unmatched for adapter in plan.adapters] == [()]
+    count = 0
+    for component, weights in plan.weights.items():
+        others = replaceable_weights(open_folder(baked).file(component))
+        assert others.keys() == weights.keys()
+        for name in plan.changed(component):
+            merged = _merged(component, name, weights[name], plan.changes[component])
+            expected = others[name].stored.load()
+            assert merged.dtype == expected.dtype
+            error = np.abs(merged.astype(np.float64) - expected)
+            # The pipeline's own fp16 weight is rounded already: half a unit beside the one rounding of the baked one.
+            rounded = np.abs(weights[name].stored.load().astype(np.float64)) * 2**-11 + 2**-25
+            assert (error <= (np.spacing(np.abs(expected)).astype(np.float64) + rounded) * (merged.dtype == "f2")).all()
+            assert np.abs(expected - weights[name].stored.load()).max() > 0
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("family", "provider", "fp16"),
+    [("sd1", "cpu", False), ("sd1", "migraphx", False), ("sdxl", "rocm", False), ("sdxl", "cuda", True)],
+)
+def test_a_merged_weight_is_the_baked_one(
+    family: str, provider: str, fp16: bool, request: pytest.FixtureRequest
+) -> None:
+    adapted = request.getfixturevalue(family)
+    assert check_weights(*adapted.optimized(provider, fp16), adapted.a) > 50
+
+
+def test_weights_that_were_fp16_from_the_start_are_the_baked_ones_bit_by_bit(
+    sd1: Adapted, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = tmp_path / "half"
+    bake(sd1.plain.checkpoint, sd1.a, 0, folder)
+    for path in folder.glob("*/*.safetensors"):
+        rounded = {name: v.astype(np.float16) if v.dtype == "f4" else v for name, v in load_file(path).items()}
+        save_file(rounded, path, metadata={"format": "pt"})
+    traces, outs = trace_folder(request.config), []
+    with locked(traces):
+        for name, source in (("plain", folder), ("baked", bake(folder, sd1.a, SCALE, tmp_path / "half with a"))):
+            export(source, tmp_path / name, components=["unet"], cache_dir=traces)
+            outs.append(tmp_path / f"fast {name}")
+            optimize(tmp_path / name, outs[-1], provider="rocm", fp16=True)
+    files = [replaceable_weights(open_folder(out, ("unet",)).file("unet")) for out in outs]
+    plan = plan_adapters(open_folder(outs[0], ("unet",)), [AdapterChoice(sd1.a, SCALE)])
+    for name in plan.changed("unet"):
+        merged = _merged("unet", name, files[0][name], plan.changes["unet"])
+        np.testing.assert_array_equal(merged, files[1][name].stored.load(), err_msg=name)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_switching_gives_the_images_of_fresh_sessions(
+    on_device: bool, sd1: Adapted, fast: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on_device:
+        monkeypatch.setattr(device_loop.Loop, "fits", lambda *_: False)
+    a, b = f"{sd1.a}:{SCALE}", str(sd1.b)
+    pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    opened = dict(pipeline._models.sessions)
+    none = pixels(pipeline)
+    with_a, with_b, again = pixels(pipeline, a), pixels(pipeline, b), pixels(pipeline, a)
+    assert pipeline._models.sessions == opened
+    baked, fresh = (
+        sdort.load(fast[1], provider="cpu", adapters=True),
+        sdort.load(fast[0], provider="cpu", adapters=True),
+    )
+    np.testing.assert_array_equal(with_a, pixels(baked))
+    np.testing.assert_array_equal(with_a, again)
+    np.testing.assert_array_equal(with_b, pixels(fresh, b))
+    np.testing.assert_array_equal(none, pixels(pipeline))
+    assert len({image.tobytes() for image in (none, with_a, with_b)}) == 3
+
+
+def test_buffers_of_graphs_stay_while_the_same_weights_change(sd1: Adapted, fast: tuple[Path, Path]) -> None:
+    pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    bound = []
+    for lora in ([str(sd1.b)], [], [f"{sd1.b}:0.5"], [str(sd1.a)]):
+        pixels(pipeline, *lora)
+        bound.append({key: buffers.graphs for key, buffers in pipeline._models.loop._bound.items()})
+    with_b, and_plain, same, with_a = bound
+    assert [list(graphs.values()) for graphs in bound] == [[[1]], [[1], [2]], [[1], [2]], [[2], [3]]]
+    assert and_plain == same
+    assert with_b.items() <= same.items()
+    assert set(with_a) & set(same)
+
+
+def test_the_command_draws_what_the_baked_pipeline_draws(
+    sd1: Adapted, fast: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    args = ["run", str(fast[0]), "--prompt", PROMPT, "--provider", "cpu", "-o", "a.png", "--json", *words]
+    done = CliRunner().invoke(cli, [*args, "--lora", f"{sd1.a}:{SCALE}"])
+    assert done.exit_code == 0, done.output
+    with Image.open("a.png") as image:
+        drawn = np.asarray(image).astype(int)
+    # Other kernels of ONNX Runtime's take weights that are constants, so that a pixel can differ by its rounding.
+    assert np.abs(drawn - pixels(sdort.load(fast[1], provider="cpu"))).max() <= 1
+    record = json.loads(done.stdout)
+    assert [(entry["name"], entry["scale"]) for entry in record["lora"]] == [("a.safetensors", SCALE)]
+    assert len(record["lora"][0]["sha256"]) == 64
+
+
+def test_a_pipeline_that_was_not_opened_for_adapters_takes_one(
+    sd1: Adapted, fast: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = sdort.load(fast[0], provider="cpu")
+    with_a = pixels(pipeline, f"{sd1.a}:{SCALE}")
+    assert "unet is loaded again" in capsys.readouterr().err
+    np.testing.assert_array_equal(with_a, pixels(sdort.load(fast[1], provider="cpu", adapters=True)))
+
+
+def test_a_provider_that_compiles_weights_gets_them_as_inputs(
+    sd1: Adapted, fast: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "keeps_constants", lambda provider: True)
+    pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    unet = pipeline._models.sessions["unet"]
+    assert set(unet.replaceable) <= {arg.name for arg in unet.ort.get_inputs()}
+    assert not {spec.name for spec in unet.ort.get_overridable_initializers()}
+    with_a, none = pixels(pipeline, f"{sd1.a}:{SCALE}"), pixels(pipeline)
+    np.testing.assert_array_equal(with_a, pixels(sdort.load(fast[1], provider="cpu", adapters=True)))
+    np.testing.assert_array_equal(none, pixels(sdort.load(fast[0], provider="cpu", adapters=True)))
+
+
+def test_a_stage_that_is_done_again_in_fp32_keeps_its_adapter(sd1: Adapted) -> None:
+    plain, baked = sd1.optimized("cpu", True)
+    results = []
+    for folder, lora in ((plain, [f"{sd1.a}:{SCALE}"]), (baked, [])):
+        pipeline = sdort.load(folder, provider="cpu", adapters=True)
+        models = pipeline._models
+        models.use_adapters(plan_adapters(models.folder, [AdapterChoice(sd1.a, SCALE)] if lora else []))
+        assert isinstance(models.guard, Guard)
+        for component in ("unet", "text_encoder"):
+            while models.guard.step(component, "a test"):
+                pass
+            assert models.guard.widened[component] == "all of it"
+        results.append(pixels(pipeline, *lora).astype(int))
+    # The weights themselves differ by the rounding that is tested above.
+    assert np.abs(results[0] - results[1]).max() <= 1
+    assert np.abs(results[0] - pixels(sdort.load(plain, provider="cpu"))).max() > 10
+
+
+def test_keys_without_a_place_are_named(
+    sd1: Adapted, fast: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(sd1.b) | {"lora_unet_elsewhere.lora_up.weight": np.ones((4, 2), np.float32)}
+    save_file(tensors, tmp_path / "more.safetensors")
+    pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    np.testing.assert_array_equal(pixels(pipeline, str(tmp_path / "more.safetensors")), pixels(pipeline, str(sd1.b)))
+    assert "lora_unet_elsewhere.lora_up.weight" in capsys.readouterr().err
+
+
+def refused_before_loading(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> str:
+    monkeypatch.setattr("sdort.generation.command._load", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(BadModelError) as error:
+        run()
+    return str(error.value)
+
+
+def test_an_adapter_of_another_family_is_refused_before_anything_is_loaded(
+    sd1: Adapted, sdxl: Adapted, fast: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = refused_before_loading(
+        monkeypatch, lambda: sdort.run(fast[0], PROMPT, provider="cpu", lora=[str(sdxl.b)], **OPTIONS)
+    )
+    assert "is for" in message
+    assert "this model is" in message
+
+
+@pytest.mark.parametrize("record", [None, "{", '{"conv_in.weight": {"parameter": "conv_in.weight"}}'])
+def test_a_model_without_a_record_of_its_weights_is_refused(
+    record: str | None, sd1: Adapted, fast: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    shutil.copytree(fast[0], tmp_path / "other")
+    path = tmp_path / "other" / "unet" / "model.onnx"
+    proto = onnx.load(path, load_external_data=False)
+    kept = {entry.key: entry.value for entry in proto.metadata_props if entry.key != ORIGINS_KEY}
+    onnx.helper.set_model_props(proto, kept | ({ORIGINS_KEY: record} if record else {}))
+    path.write_bytes(proto.SerializeToString())
+    relist(tmp_path / "other")
+    message = refused_before_loading(
+        monkeypatch, lambda: sdort.run(tmp_path / "other", PROMPT, provider="cpu", lora=[str(sd1.a)], **OPTIONS)
+    )
+    assert "made of" in message
+
+
+def test_values_that_fp16_cannot_hold_are_refused_and_the_next_image_is_right(sd1: Adapted, tmp_path: Path) -> None:
+    folder, _ = sd1.optimized("cpu", True)
+    loud = make_lora(sd1.plain.checkpoint, tmp_path / "loud.safetensors", 3, "to_q", strength=1e6)
+    pipeline = sdort.load(folder, provider="cpu", adapters=True)
+    before = pixels(pipeline, str(sd1.b))
+    with pytest.raises(ParityError, match="cannot hold"):
+        pixels(pipeline, str(loud))
+    np.testing.assert_array_equal(pixels(pipeline, str(sd1.b)), before)
