@@ -116,7 +116,8 @@ def test_a_merged_weight_is_the_baked_one(
     family: str, provider: str, fp16: bool, request: pytest.FixtureRequest
 ) -> None:
     adapted = request.getfixturevalue(family)
-    assert check_weights(*adapted.optimized(provider, fp16), adapted.a) > 50
+    plain, baked = adapted.optimized(provider, fp16)
+    assert check_weights(plain, baked, adapted.a) > 50
 
 
 def test_weights_that_were_fp16_from_the_start_are_the_baked_ones_bit_by_bit(
