@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sdort.cli.number_types import Real, Whole
-from sdort.errors.number_ranges import ETA, GUIDANCE, HEIGHT, NUM_IMAGES, PREVIEW_EVERY, SEED, STEPS, WIDTH
+from sdort.errors.number_ranges import CLIP_SKIP, ETA, GUIDANCE, HEIGHT, NUM_IMAGES, PREVIEW_EVERY, SEED, STEPS, WIDTH
 from sdort.pipelines.scheduler_names import SPACINGS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -41,6 +41,12 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         metavar="TEXT",
         show_default="as --negative-prompt",
         help="The negative prompt for SDXL's second text encoder.",
+    ),
+    click.option(
+        "--clip-skip",
+        type=Whole(CLIP_SKIP),
+        default=1,
+        help="Which layer of the text encoder to take, counted from the last: 2 is what many anime models want.",
     ),
     click.option(
         "--prompt-weighting",

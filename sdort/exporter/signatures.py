@@ -1,7 +1,8 @@
 """The components of a pipeline: the architecture and the signature of each one's ONNX graph.
 
 Input and output names are those of optimum's ONNX exports, so that its ONNX Runtime pipelines load the result.
-The one difference is ``timestep``: float32 instead of int64, because several of diffusers' schedulers (Euler,
+Text encoders of Stable Diffusion 1.x and 2.x have outputs beside those, for clip skip. The one difference is
+``timestep``: float32 instead of int64, because several of diffusers' schedulers (Euler,
 Heun, LMS) step through fractional timesteps. optimum and diffusers cast to whatever dtype the graph declares.
 """
 
@@ -12,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
 from sdort.model.component_names import DECODER, ENCODER
+from sdort.pipelines.families import CLIP_SKIP
 
 FOLDERS = {
     "text_encoder": "text_encoder",
@@ -152,6 +155,9 @@ def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: boo
         outputs = [last, GraphTensor("pooler_output", "float32", ("batch_size", width))]
     if hidden_states:
         outputs += [GraphTensor(f"hidden_states.{index}", "float32", sequence) for index in range(layers + 1)]
+    elif class_name == "CLIPTextModel":
+        skips = range(2, min(layers, CLIP_SKIPS.high) + 1)
+        outputs += [GraphTensor(f"{CLIP_SKIP}.{skip}", "float32", sequence) for skip in skips]
     return inputs, tuple(outputs)
 
 

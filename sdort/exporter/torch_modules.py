@@ -13,6 +13,7 @@ from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.signatures import ComponentSpec
 from sdort.model.component_names import DECODER, ENCODER
+from sdort.pipelines.families import CLIP_SKIP
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""
@@ -26,8 +27,14 @@ class _TextEncoder(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, input_ids: Any) -> tuple[Any, ...]:
         result = self.model(input_ids, output_hidden_states=True, return_dict=True)
-        hidden = {f"hidden_states.{index}": state for index, state in enumerate(result.hidden_states)}
-        return tuple(hidden[name] if name in hidden else result[name] for name in self.outputs)
+        states = result.hidden_states
+        known = {**result, **{f"hidden_states.{index}": state for index, state in enumerate(states)}}
+        # transformers 4 has a module in between, transformers 5 has not.
+        norm = getattr(self.model, "text_model", self.model).final_layer_norm
+        for name in self.outputs:
+            if name.startswith(f"{CLIP_SKIP}."):
+                known[name] = norm(states[-int(name.removeprefix(f"{CLIP_SKIP}."))])
+        return tuple(known[name] for name in self.outputs)
 
 
 class _UNet(torch.nn.Module):  # type: ignore[misc]

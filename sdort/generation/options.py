@@ -27,6 +27,9 @@ class GenerationOptions(TypedDict, total=False):
     same."""
     negative_prompt_2: str | Sequence[str]
     """The negative prompt for SDXL's second text encoder; by default the same."""
+    clip_skip: int
+    """The text encoder's layer that conditions, counted from its last one as A1111 does: 1 (the default) skips none, 2
+    takes the last but one. SDXL takes the last but one by itself: 1 and 2 are that."""
     prompt_weighting: str
     """How weights in prompts such as ``(word:1.2)`` are read and applied: ``a1111`` (the default), ``comfyui``, or
     ``none``, which takes prompts as plain text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -63,11 +63,7 @@ class TextToImage:
         self.fallback = fallback
         encoders = folder.family.encoders
         self.tokenizers = {encoder.component: load_tokenizer(folder.path / encoder.tokenizer) for encoder in encoders}
-        self.conditioning_outputs: dict[str, dict[str, str]] = {}
-        """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there."""
-        for encoder in encoders:
-            names = [spec.name for spec in sessions[encoder.component].outputs]
-            self.conditioning_outputs[encoder.component] = encoder.outputs(names, folder.config(encoder.component))
+        self._conditioning_outputs(1)
         self.loop = Loop(sessions["unet"])
         self.adapters = RunningAdapters(sessions)
         self.timings = Timings()
@@ -198,7 +194,8 @@ class TextToImage:
             texts: ("prompt", "negative prompt")[index] for pair in pairs for index, texts in enumerate(pair[::-1])
         }
         read = {texts: kind for texts, kind in kinds.items() if texts is not None}
-        encode = partial(encode_prompts, reader, weighting=requests[0].prompt_weighting, encode=self._encode)
+        run = partial(self._encode, self._conditioning_outputs(requests[0].clip_skip))
+        encode = partial(encode_prompts, reader, weighting=requests[0].prompt_weighting, encode=run)
         parts: dict[Texts | None, list[Conditioning]] = dict(encode(read).items())
         parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in parts[next(iter(read))]]
         width = condition_width(self.sessions["unet"])
@@ -214,6 +211,18 @@ class TextToImage:
         )
         return [[conditions[texts] for texts in pair] for pair in pairs]
 
+    def _conditioning_outputs(self, clip_skip: int) -> dict[str, dict[str, str]]:
+        """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there.
+
+        Raises:
+            BadModelError, UsageError: as :meth:`Encoder.outputs`.
+        """
+        found = {}
+        for encoder in self.folder.family.encoders:
+            names = [spec.name for spec in self.sessions[encoder.component].outputs]
+            found[encoder.component] = encoder.outputs(names, self.folder.config(encoder.component), clip_skip)
+        return found
+
     def _texts(self, request: Request, *, negative: bool = False) -> Texts | None:
         """The prompt for each text encoder; None for a negative one that conditions as zeros."""
         first, second = (
@@ -223,16 +232,15 @@ class TextToImage:
             return None
         return (first, second or first)[: len(self.tokenizers)]
 
-    def _encode(self, component: str, rows: Sequence[tuple[int, ...]]) -> list[Conditioning]:
-        """The conditioning by each row of token ids, by one text encoder."""
+    def _encode(
+        self, outputs: Mapping[str, Mapping[str, str]], component: str, rows: Sequence[tuple[int, ...]]
+    ) -> list[Conditioning]:
+        """The conditioning by each row of token ids, by one text encoder, from its ``outputs``."""
         fed = [{"input_ids": np.asarray([row], np.int64)} for row in rows]
 
         def work() -> list[Conditioning]:
             results = map(self.sessions[component].run, fed)
-            return [
-                {name: result[output] for name, output in self.conditioning_outputs[component].items()}
-                for result in results
-            ]
+            return [{name: result[output] for name, output in outputs[component].items()} for result in results]
 
         return self._guarded(component, work, lambda parts: [value for part in parts for value in part.values()])
 

@@ -47,6 +47,8 @@ class GenerationRecord:
     """The prompt for SDXL's second text encoder; empty if it is the same."""
     negative_prompt_2: str
     """The negative prompt for SDXL's second text encoder; empty if it is the same."""
+    clip_skip: int
+    """The text encoder's layer that conditioned, counted from the last one, which is 1."""
     prompt_weighting: str
     """How weights in the prompts were read: ``a1111``, ``comfyui`` or ``none``."""
     steps: int

@@ -9,6 +9,7 @@ from typing import Any
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.number_ranges import (
+    CLIP_SKIP,
     ETA,
     GUIDANCE,
     HEIGHT,
@@ -66,13 +67,15 @@ class Request:
     """For SDXL's second text encoder; empty for ``prompt``."""
     negative_prompt_2: str = ""
     """For SDXL's second text encoder; empty for ``negative_prompt``."""
+    clip_skip: int = 1
+    """The text encoder's layer that conditions, counted from the last one, which is 1."""
     prompt_weighting: str = WEIGHTINGS[0]
     """The reading of weights in prompts: one of :data:`sdort.generation.prompt_syntax.WEIGHTINGS`."""
     lora: tuple[AdapterChoice, ...] = ()
     """Adapters (LoRA and its kin) that change the UNet and the text encoders."""
 
     def __post_init__(self) -> None:
-        check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA)
+        check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
         SEED.check(self.seed + self.num_images - 1)
         if self.timestep_spacing not in (None, *SPACINGS):
             known = f"There are: {', '.join(SPACINGS)}."
@@ -164,11 +167,15 @@ def _for_each(name: str, texts: str | Sequence[str], count: int) -> list[str]:
 
 
 def check_prompts(folder: PipelineFolder, request: Request) -> None:
-    """Refuse prompts for a text encoder that the pipeline does not have.
+    """Refuse prompts for a text encoder, and a clip skip, that the pipeline does not have.
 
     Raises:
-        UsageError: ``prompt_2`` or ``negative_prompt_2`` of a pipeline with one text encoder.
+        UsageError: ``prompt_2`` or ``negative_prompt_2`` of a pipeline with one text encoder, or a clip skip that its
+            text encoders cannot do.
     """
+    for encoder in folder.family.encoders if request.clip_skip > 1 else ():
+        names = list(folder.file(encoder.component).signature.outputs)
+        encoder.outputs(names, folder.config(encoder.component), request.clip_skip)
     given = next((name for name in ("prompt_2", "negative_prompt_2") if getattr(request, name)), None)
     if given and len(folder.family.encoders) < 2:
         raise UsageError(

@@ -23,6 +23,7 @@ from sdort.optimizer.report import ComponentReport
 from sdort.passes.expand import STEP_NAME as EXPAND
 from sdort.pipelines.config_schemas import component_schema
 from sdort.pipelines.configs import read_component_config
+from sdort.pipelines.families import CLIP_SKIP
 from sdort.providers import load_target
 from sdort.providers.target import Target
 
@@ -110,13 +111,17 @@ def fused_forms(target: Target) -> dict[str, ExpectedForm]:
     return forms
 
 
-def expected_operators(config: Config, component: str, target: str) -> list[Expectation]:
+def expected_operators(config: Config, component: str, target: str, clip_skips: int = 0) -> list[Expectation]:
     """The operators that ``component`` must hold, optimized for ``target`` or before that (:data:`RAISED_GRAPH`).
+
+    Args:
+        clip_skips: outputs of a text encoder for clip skip, each with a norm of its own.
 
     Raises:
         BadModelError: the config names a block or setting whose structure is not known.
     """
     counts = architecture(config, component)
+    counts["layer_norm"] += clip_skips
     return [
         Expectation(name, form.operators, sum(counts[key] for key in form.keys), form.at_least, form.attributes)
         for name, form in (RAISED if target == RAISED_GRAPH else fused_forms(load_target(target))).items()
@@ -139,9 +144,10 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
     if not config.is_file() or not component_schema(model.component):
         return []
     settings = read_component_config(config, model.component)
+    clip_skips = sum(output.name.startswith(f"{CLIP_SKIP}.") for output in model.graph.outputs)
     try:
-        raised = expected_operators(settings, model.component, RAISED_GRAPH)
-        fused = expected_operators(settings, model.component, provider)
+        raised = expected_operators(settings, model.component, RAISED_GRAPH, clip_skips)
+        fused = expected_operators(settings, model.component, provider, clip_skips)
     except BadModelError as error:
         detail(f"{model.component}: no counts can be derived from {config}: {error}")
         return []

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, UsageError
 from sdort.model.signature import Array
 
 Conditioning = dict[str, Array]
 """Conditioning inputs of the UNet by name, arrays [1, ...]: all it takes beside latents and timestep."""
 
 LAST, PENULTIMATE = "last_hidden_state", "hidden_states of the last layer but one"
+CLIP_SKIP = "clip_skip"
+"""``clip_skip.2`` of a text encoder is the final norm of the output of the last layer but one, and so on; sdort's own
+exports of Stable Diffusion 1.x and 2.x have these outputs."""
 
 SIZE_NUMBERS = 6
 """In ``time_ids``: height and width before cropping, the crop's top and left, height and width of the image.
@@ -41,24 +44,31 @@ class Encoder:
     """The folder of its tokenizer."""
     conditioning: Mapping[str, str]
 
-    def outputs(self, names: Sequence[str], config: Mapping[str, Any]) -> dict[str, str]:
+    def outputs(self, names: Sequence[str], config: Mapping[str, Any], clip_skip: int = 1) -> dict[str, str]:
         """The names of the outputs that condition the UNet, by the UNet's inputs.
 
         Args:
             names: of all outputs of the encoder.
             config: the encoder's.
+            clip_skip: the layer whose output conditions, counted from the last one, which is 1. SDXL takes the last but
+                one by itself: 1 and 2 are that.
 
         Raises:
             BadModelError: it lacks one of them.
+            UsageError: it lacks one of another clip skip than 1.
         """
-        return {name: self._output(output, names, config) for name, output in self.conditioning.items()}
+        return {name: self._output(output, names, config, clip_skip) for name, output in self.conditioning.items()}
 
-    def _output(self, output: str, names: Sequence[str], config: Mapping[str, Any]) -> str:
+    def _output(self, output: str, names: Sequence[str], config: Mapping[str, Any], clip_skip: int) -> str:
+        if output == LAST and clip_skip > 1:
+            output = f"{CLIP_SKIP}.{clip_skip}"
         if output == LAST and LAST not in names:
             return names[0]  # whatever an exporter calls it, it comes first
         if output == PENULTIMATE:
             # Counted from the embeddings on, which are hidden_states.0.
-            output = f"hidden_states.{int(config.get('num_hidden_layers', 0)) - 1}"
+            output = f"hidden_states.{int(config.get('num_hidden_layers', 0)) + 1 - max(clip_skip, 2)}"
+        if clip_skip > 1 and (output not in names or output == "hidden_states.0"):
+            raise self._no_clip_skip(names, config, clip_skip)
         if output not in names:
             raise BadModelError(
                 f"it has no output {output}, which conditions the UNet",
@@ -66,6 +76,16 @@ class Encoder:
                 hint="Export the whole pipeline: sdort export MODEL OUT, and keep each component's config.json.",
             )
         return output
+
+    def _no_clip_skip(self, names: Sequence[str], config: Mapping[str, Any], clip_skip: int) -> UsageError:
+        layers = int(config.get("num_hidden_layers", 0))
+        if any(name.startswith((f"{CLIP_SKIP}.", "hidden_states.")) for name in names):
+            message = f"--clip-skip {clip_skip} is more than {self.component} can skip: it has {layers} layers"
+            return UsageError(message, hint="Usual are 1 and 2.")
+        return UsageError(
+            f"{self.component} was exported without clip skip",
+            hint="Export the checkpoint again, with this version of sdort.",
+        )
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,12 @@ def test_text_encoder_agrees_with_torch(
     encoder = exported.load("text_encoder")
     ids = _tokens(shape, encoder.config.eos_token_id)
     with torch.no_grad():
-        expected = encoder(ids)
+        expected = encoder(ids, output_hidden_states=True)
+        norm = getattr(encoder, "text_model", encoder).final_layer_norm
+        penultimate = norm(expected.hidden_states[-2])
     outputs = exported.run("text_encoder", input_ids=ids)
-    assert list(outputs) == ["last_hidden_state", "pooler_output"]
+    assert list(outputs)[:3] == ["last_hidden_state", "pooler_output", "clip_skip.2"]
+    assert_close(outputs["clip_skip.2"], penultimate)
     assert_close(outputs["last_hidden_state"], expected.last_hidden_state)
     assert_close(outputs["pooler_output"], expected.pooler_output)
 
@@ -238,7 +241,12 @@ def test_names_and_dims_are_optimums(exports: Callable[[str], Exported]) -> None
     )
     assert _signature(out / "text_encoder") == (
         {"input_ids": text},
-        {"last_hidden_state": [*text, 64], "pooler_output": ["batch_size", 64]},
+        {
+            "last_hidden_state": [*text, 64],
+            "pooler_output": ["batch_size", 64],
+            "clip_skip.2": [*text, 64],
+            "clip_skip.3": [*text, 64],
+        },
     )
 
 
