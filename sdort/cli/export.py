@@ -30,6 +30,7 @@ Examples:
   sdort export xl.safetensors model --vae sdxl-vae-fp16-fix --scheduler euler-a
   sdort export ./stable-diffusion-v1-5 model
   sdort export owner/name model --variant fp16
+  sdort export ./stable-diffusion-v1-5 model --lora style.safetensors:0.8
   sdort export ./inpainting model --component unet --static 1x512x512
 """
 
@@ -81,6 +82,18 @@ _PATH = click.Path(path_type=Path)
     "text encoders where the file has none.",
 )
 @click.option("--ema", is_flag=True, help="Of single files: read the averaged weights (model_ema.) of the UNet.")
+@click.option(
+    "--lora",
+    multiple=True,
+    metavar="FILE[:SCALE]",
+    help="Put this adapter into the weights (repeatable): LoRA, LoHa, LoKr, DoRA, as .safetensors. [scale: 1]",
+)
+@click.option(
+    "--embedding",
+    multiple=True,
+    metavar="FILE[:WORD]",
+    help="Add this textual inversion as a word for prompts (repeatable); its name unless WORD is given.",
+)
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Where traces are kept. [default: ~/.cache/sdort]")
 @signing_options
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
+from sdort.exporter.adaptation import Adaptation, adapt
 from sdort.exporter.bind import bind
 from sdort.exporter.export_options import ExportOptions, ExportRequest, StaticSize, check_options
 from sdort.exporter.export_size import plan_space
@@ -103,7 +104,9 @@ def plan_export(
     cache = TraceCache(request.cache_dir, keeps=False)
     with _opened(str(model), request, downloads=False) as source:
         chosen = _components(source, request, cache)
-        return plan_space(chosen, _read_tensors(source, chosen, request), Path(out), request.opset, cache)
+        adaptation = _adapted(source, chosen, request)
+        chosen = [adaptation.words.component(component) for component in chosen]
+        return plan_space(chosen, adaptation.tensors, Path(out), request.opset, cache)
 
 
 def _opened(model: str, request: ExportRequest, downloads: bool = True) -> AbstractContextManager[Source]:
@@ -143,19 +146,29 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
             request.opset,
             str(request.static) if request.static else None,
         )
-        tensors = _read_tensors(source, components, request)
+        adaptation = _adapted(source, components, request)
+        tensors, words = adaptation.tensors, adaptation.words
+        report.adapters, report.words = adaptation.adapters, list(words.words)
+        components = [words.component(component) for component in components]
         plan_space(components, tensors, out, request.opset, cache).raise_if_short()
         for component in components:
             written = _export_component(component, tensors[FOLDERS[component.name]], stage, request.opset, cache)
-            write_json(stage / component.name / "config.json", component_config(source, component.name, cache))
+            config = words.config(component.name, component_config(source, component.name, cache))
+            write_json(stage / component.name / "config.json", config)
             report.components.append(written)
         copy_processors(source, stage)
+        words.write(stage)
         write_index(stage, source, components)
         write_manifest(stage, report)
         if signer:
             signer.sign(stage, real(out).name)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:
+    tensors = _read_tensors(source, components, request)
+    return adapt(tensors, request.adapters, request.embeddings, source.part)
 
 
 def _read_tensors(

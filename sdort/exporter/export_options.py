@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -12,6 +12,8 @@ from sdort.errors import UsageError
 from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
 from sdort.exporter.replacements import Replacements
 from sdort.machine.cache_folder import traces_folder
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
+from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice
 
 DEFAULT_OPSET = 23
 """The first opset with Attention, GroupNormalization (21) and Gelu (20)."""
@@ -71,6 +73,10 @@ class ExportOptions(TypedDict, total=False):
     """What the UNet predicts: ``epsilon``, ``v_prediction`` or ``sample``."""
     ema: bool
     """Read a single file's averaged weights of the UNet (EMA)."""
+    lora: Sequence[str | AdapterChoice]
+    """Adapters to put into the weights (LoRA, LoHa, LoKr, DoRA): ``FILE`` or ``FILE:SCALE``."""
+    embedding: Sequence[str | EmbeddingChoice]
+    """Textual inversions to add as words for prompts: ``FILE`` or ``FILE:WORD``."""
     cache_dir: str | Path | None
     """Where traces are kept; by default ``~/.cache/sdort``."""
 
@@ -86,6 +92,8 @@ class ExportRequest:
     allow_pickle: bool
     replaced: Replacements
     cache_dir: Path
+    adapters: Sequence[AdapterChoice] = ()
+    embeddings: Sequence[EmbeddingChoice] = ()
 
 
 def check_options(options: ExportOptions) -> ExportRequest:
@@ -110,4 +118,6 @@ def check_options(options: ExportOptions) -> ExportRequest:
             options.get("ema", False),
         ),
         Path(cache_dir) if cache_dir else traces_folder(),
+        [parse_adapter_choice(each) if isinstance(each, str) else each for each in options.get("lora", ())],
+        [parse_embedding_choice(each) if isinstance(each, str) else each for each in options.get("embedding", ())],
     )

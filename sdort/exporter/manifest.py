@@ -9,7 +9,9 @@ from typing import Any
 
 from sdort.console import document
 from sdort.errors import BadModelError
+from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.exporter.new_words import AddedWord
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
 from sdort.machine.input_file import read_input
@@ -65,6 +67,10 @@ class ExportReport:
     """The fixed batch and size; None where they are dynamic."""
     components: list[ExportedComponent] = field(default_factory=list)
     """The exported components, in the order of export."""
+    adapters: list[AppliedAdapter] = field(default_factory=list)
+    """The adapters in the weights, in the order of the request."""
+    words: list[AddedWord] = field(default_factory=list)
+    """The words of textual inversion that prompts may have."""
     seconds: float = 0.0
     """Seconds of the whole export."""
 
@@ -88,6 +94,10 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
         "opset": report.opset,
         "static": report.static,
         "components": components,
+        "adapters": [
+            {key: value for key, value in asdict(adapter).items() if key != "unmatched"} for adapter in report.adapters
+        ],
+        "words": [asdict(word) for word in report.words],
     }
     hashes = {
         folder / component.name / file: digest

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sdort.generation.prompt_syntax import Prompt, Segment
+from sdort.pipelines.added_tokens import expand_words, token_groups
 
 MAX_CHUNKS = 32
 """Chunks of a prompt that are read, 2,400 tokens: a UNet attends to all of them at every step."""
@@ -51,6 +52,7 @@ class Vocabulary:
         self.length: int = tokenizer.model_max_length
         padded = tokenizer("", padding="max_length", max_length=self.length, truncation=True).input_ids
         self._begin, self._end, self._padding = padded[0], padded[1], padded[-1]
+        self._words = token_groups(tokenizer.added_tokens_encoder)
         self.comma: int | None = tokenizer.get_vocab().get(",</w>")
 
     @property
@@ -59,9 +61,9 @@ class Vocabulary:
         return self.length - 2
 
     def ids(self, text: str) -> list[int]:
-        """The token ids of a text, without special ones."""
-        found: list[int] = self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False).input_ids
-        return found
+        """The token ids of a text, without special ones; words of textual inversion stand with all of their tokens."""
+        found = self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False).input_ids
+        return expand_words(found, self._words)
 
     def chunk(self, tokens: Sequence[WeightedToken]) -> Chunk:
         """A whole chunk of at most :attr:`room` tokens, with special ones and padding."""

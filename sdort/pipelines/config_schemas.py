@@ -293,6 +293,9 @@ MANIFEST_SCHEMA = record(
         "static": _NAME_OR_NULL,
         "versions": NULL | mapping_to(_NAME, 64),
         "components": NULL | mapping_to(record({}), 64),
+        "adapters": NULL
+        | list_of(record({"name": text(4096), "scale": number(-1e6, 1e6)}, ("name", "scale")), 0, 1000),
+        "words": NULL | list_of(record({"word": text(4096)}, ("word",)), 0, 1000),
         "optimized": NULL
         | record(
             {"sdort": _NAME, "from": text(4096), "provider": _NAME, "precision": _NAME, "fp16": ANYTHING}, ("from",)

@@ -161,10 +161,10 @@ def _advice(path: Path, found: Architecture) -> str:
             pipeline = pipeline or _CLASSES.get((found.family or "", None), "StableDiffusionPipeline")
             intro = "Convert it with diffusers, which takes the configs from the hub, then export the folder:"
             return f"{intro}\n{convert_commands(path, pipeline)}"
-        case Kind.LORA:
-            return f"It changes a pipeline. Merge the two with diffusers and peft, then export:\n{_merge(path)}"
-        case Kind.LYCORIS:
-            return "It changes a pipeline. Merge it into a checkpoint with LyCORIS's own tools, then export that."
+        case Kind.LORA | Kind.LYCORIS:
+            return (
+                f"It changes a pipeline. Export the two together:\n    sdort export PIPELINE OUT --lora {_quoted(path)}"
+            )
         case Kind.VAE:
             code = f"AutoencoderKL.from_single_file({str(path)!r}).save_pretrained('PIPELINE/vae')"
             command = _python(f"from diffusers import AutoencoderKL; {code}")
@@ -172,7 +172,8 @@ def _advice(path: Path, found: Architecture) -> str:
         case Kind.UNET | Kind.TEXT_ENCODER:
             return "It is one component. Export the pipeline that it belongs to, the folder with model_index.json."
         case Kind.EMBEDDING:
-            return "It adds a word to prompts, which sdort does not support. Export the pipeline that it is for."
+            command = f"sdort export PIPELINE OUT --embedding {_quoted(path)}"
+            return f"It adds a word to prompts. Export it with the pipeline that it is for:\n    {command}"
         case Kind.TRANSFORMER:
             return EXPORTED
     return f"sdort does not export this kind. {EXPORTED}"
@@ -183,18 +184,6 @@ def convert_commands(path: Path, pipeline: str) -> str:
     folder = str(path.with_suffix("")) if path.suffix else f"{path}-diffusers"
     code = f"{pipeline}.from_single_file({str(path)!r}).save_pretrained({folder!r})"
     return f"{_python(f'from diffusers import {pipeline}; {code}')}\n    sdort export {_quoted(Path(folder))} OUT"
-
-
-def _merge(path: Path) -> str:
-    steps = (
-        "from diffusers import DiffusionPipeline",
-        "p = DiffusionPipeline.from_pretrained('PIPELINE')",
-        f"p.load_lora_weights({str(path)!r})",
-        "p.fuse_lora()",
-        "p.unload_lora_weights()",
-        "p.save_pretrained('merged')",
-    )
-    return f"{_python('; '.join(steps))}\n    sdort export merged OUT"
 
 
 def _python(code: str) -> str:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from sdort.errors import BadModelError
 from sdort.pipelines.adapters.adapter_keys import read_keys
@@ -23,7 +22,8 @@ from sdort.pipelines.adapters.refusals import check_family, nothing_matches, ref
 from sdort.pipelines.safetensors import describe_tensors, read_header
 
 
-class Unmatched(NamedTuple):
+@dataclass(frozen=True)
+class Unmatched:
     """A tensor of an adapter that changes nothing of the pipeline."""
 
     key: str

@@ -16,7 +16,8 @@ Shape = tuple[int, ...]
 Parameters = Mapping[str, Mapping[str, Shape]]
 """Component -> its parameters with their shapes."""
 
-UNET, TEXT_1, TEXT_2 = "unet", "text_encoder", "text_encoder_2"
+ADAPTED = UNET, TEXT_1, TEXT_2 = "unet", "text_encoder", "text_encoder_2"
+"""The components that adapters change."""
 _PREFIXES = (
     # kohya-ss/sd-scripts and LyCORIS
     ("lora_unet_", (UNET,)),

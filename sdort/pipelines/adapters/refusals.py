@@ -24,11 +24,7 @@ def refuse_other_kind(path: Path) -> None:
         UsageError: there is no such file.
         BadModelError: it is of another kind.
     """
-    if not os.path.lexists(path):
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = nearest_name(path.name, siblings, _ALIKE)
-        hint = f"Is it {path.with_name(close)}?" if close else "Give a .safetensors file, and after a colon its scale."
-        raise UsageError(f"the adapter {path} does not exist", hint=hint)
+    refuse_missing(path, "the adapter")
     found = recognise_file(path)
     if found.kind is Kind.PICKLE:
         raise BadModelError(
@@ -39,6 +35,19 @@ def refuse_other_kind(path: Path) -> None:
         raise BadModelError(f"{path} is {found.what}, not a LoRA", hint=f"Give it as a word: --embedding {path}")
     if found.architecture is None or found.kind in (Kind.CHECKPOINT, Kind.VAE, Kind.UPSCALER, Kind.CONTROLNET):
         raise BadModelError(f"{path} is {found.what}, not a LoRA", hint=found.advice)
+
+
+def refuse_missing(path: Path, what: str) -> None:
+    """Raise if there is nothing at a path.
+
+    Raises:
+        UsageError: there is not; a file beside it has nearly that name.
+    """
+    if not os.path.lexists(path):
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = nearest_name(path.name, siblings, _ALIKE)
+        hint = f"Is it {path.with_name(close)}?" if close else "Give a .safetensors file."
+        raise UsageError(f"{what} {path} does not exist", hint=hint)
 
 
 def check_family(path: Path, widths: Counter[int], parameters: Parameters) -> None:

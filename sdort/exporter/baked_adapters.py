@@ -1,0 +1,80 @@
+"""Adapters (LoRA and its kin) put into the weights of an export, while these are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sdort.console import say, warn
+from sdort.machine.input_file import open_input
+from sdort.model.weights import Weight
+from sdort.onnx_io.hashing import hash_open
+from sdort.pipelines.adapters.adapted_weight import adapted
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+from sdort.pipelines.adapters.adapter_file import Adapter, Unmatched, read_adapter
+from sdort.pipelines.adapters.module_index import ADAPTED
+
+_SHOWN = 3
+"""Tensors that a message names."""
+
+Tensors = Mapping[str, Mapping[str, Weight]]
+"""Folder of a checkpoint -> its tensors."""
+
+
+@dataclass(frozen=True)
+class AppliedAdapter:
+    """An adapter in the weights of an export."""
+
+    name: str
+    """The file's name without its ending."""
+    scale: float
+    """What its differences were multiplied by."""
+    kinds: tuple[str, ...]
+    """``LoRA``, ``LoHa``, ``LoKr``, ``DoRA``, ``difference``: all that occur in it."""
+    changed: dict[str, int]
+    """Component -> number of weights that it changes."""
+    unmatched: tuple[Unmatched, ...]
+    """Its tensors that have no place in the pipeline."""
+    xxh128: str
+    """The file's XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
+
+
+def apply_adapters(choices: Sequence[AdapterChoice], tensors: Tensors) -> tuple[Tensors, list[AppliedAdapter]]:
+    """The tensors with adapters in them, described and not computed, and what was applied.
+
+    Raises:
+        UsageError: a file does not exist.
+        BadModelError: one is broken, no adapter, or for another family of models.
+    """
+    shapes = {
+        folder: {name: weight.shape for name, weight in tensors[folder].items()}
+        for folder in ADAPTED
+        if folder in tensors
+    }
+    adapters = [(read_adapter(choice.path, shapes), choice.scale) for choice in choices]
+    changed = {
+        folder: {
+            name: adapted(
+                weight, [(a.deltas[folder][name], s) for a, s in adapters if name in a.deltas.get(folder, {})]
+            )
+            for name, weight in weights.items()
+        }
+        for folder, weights in tensors.items()
+    }
+    return changed, [_applied(adapter, scale) for adapter, scale in adapters]
+
+
+def _applied(adapter: Adapter, scale: float) -> AppliedAdapter:
+    if not scale:
+        say(f"{adapter.name}: its scale is 0, so that it changes nothing")
+    if adapter.unmatched:
+        shown = ", ".join(entry.key for entry in adapter.unmatched[:_SHOWN])
+        more = ", ..." if len(adapter.unmatched) > _SHOWN else ""
+        count = "1 tensor has" if len(adapter.unmatched) == 1 else f"{len(adapter.unmatched)} tensors have"
+        warn(f"{adapter.name}: {count} no place in this model: {shown}{more} ({adapter.unmatched[0].reason})")
+    with open_input(adapter.path) as file:
+        digest = hash_open(file.fileno())
+    counts = {component: len(deltas) for component, deltas in adapter.deltas.items()}
+    weights = " and ".join(f"{count} weights of {component}" for component, count in counts.items())
+    say(f"{adapter.name}: {' and '.join(adapter.kinds)} at scale {scale:g}, which changes {weights}")
+    return AppliedAdapter(adapter.name, scale, adapter.kinds, counts, adapter.unmatched, digest)
