@@ -110,7 +110,8 @@ def low_rank(
         stem: module -> what its tensors' names begin with.
     """
     generator = torch.Generator().manual_seed(0)
-    tensors, deltas = {}, {}
+    tensors: Tensors = {}
+    deltas: dict[str, Array] = {}
     for name, weight in weights.items():
         module, _, leaf = name.rpartition(".")
         if leaf != "weight" or weight.ndim < 2 or "embedding" in module:

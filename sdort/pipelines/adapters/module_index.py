@@ -18,7 +18,7 @@ Parameters = Mapping[str, Mapping[str, Shape]]
 
 ADAPTED = UNET, TEXT_1, TEXT_2 = "unet", "text_encoder", "text_encoder_2"
 """The components that adapters change."""
-_PREFIXES = (
+_PREFIXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     # kohya-ss/sd-scripts and LyCORIS
     ("lora_unet_", (UNET,)),
     ("lycoris_", (UNET,)),
@@ -74,6 +74,8 @@ class ModuleIndex:
         plain = _PROCESSOR.sub("", _WRAPPERS.sub("", name)).replace(".", "_")
         for prefix, components in _PREFIXES:
             if plain.startswith(prefix):
+                if prefix == "lora_te_":  # the only text encoder; of two the first
+                    components = tuple(component for component in components if component in self._names)[:1]
                 known = [self._names.get(component, {}).get(plain[len(prefix) :]) for component in components]
                 if meanings := [meaning for meaning in known if meaning]:
                     return meanings

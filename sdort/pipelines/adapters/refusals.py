@@ -69,10 +69,13 @@ def nothing_matches(
     path: Path, shapes: Mapping[str, Sequence[int]], modules: int, parameters: Parameters
 ) -> BadModelError:
     """The error for a file of which nothing has a place in the pipeline."""
+    if not modules:
+        found = recognise_file(path)
+        return BadModelError(f"{path} is {found.what}, not a LoRA", hint=found.advice)
     family = recognise_tensors(shapes).family
     first = cut(min(shapes, default="nothing"), 80)
     like = f"it looks like one for {family}" if family else f"it holds {len(shapes)} tensors, such as {first}"
-    what = f"none of its {modules} modules is one of {', '.join(parameters)}" if modules else "it holds no adapter"
+    what = f"none of its {modules} modules is one of {', '.join(parameters)}"
     return BadModelError(
         f"the adapter {path} changes nothing of this model: {what}; {like}",
         hint="An adapter works on the family of models that it was trained on.",
