@@ -89,7 +89,7 @@ class Session:
         self.provider = provider
         self.options = options
         self.replaceable = replaceable or {}
-        self.weights = ReplacedWeights(self.upload, required=keeps_constants(provider))
+        self.weights = ReplacedWeights(self.upload, required=bool(replaceable) and keeps_constants(provider))
         """Values that runs take instead of the model's weights: an adapter's."""
         self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs() if arg.name not in self.replaceable}
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
@@ -287,8 +287,8 @@ def _start(
         graph = graph or read_component(path, component).copy()
         make_overridable(graph, replaceable, required=keeps_constants(provider))
     # A compiled program holds weights, or takes them: what was kept is of the other kind.
-    keeps = bool(replaceable) and keeps_constants(provider)
-    tuned = SessionTuning(options) if keeps else prepare_tuning(path, component, provider, options)
+    other = bool(replaceable) and keeps_constants(provider)
+    tuned = SessionTuning(options) if other else prepare_tuning(path, component, provider, options)
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
         ort = create_session(
