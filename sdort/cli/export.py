@@ -32,6 +32,8 @@ Examples:
   sdort export owner/name model --variant fp16
   sdort export ./stable-diffusion-v1-5 model --lora style.safetensors:0.8
   sdort export ./inpainting model --component unet --static 1x512x512
+  sdort export ./stable-diffusion-v1-5 model --control
+  sdort export ./sd-controlnet-canny canny
 """
 
 
@@ -62,6 +64,11 @@ _PATH = click.Path(path_type=Path)
     metavar="BxHxW",
     help="Fix all sizes: images a run, height and width in pixels. The UNet then takes 2 B latents, with and without "
     "the prompt. Without it, batch, height, width and sequence length are dynamic.",
+)
+@click.option(
+    "--control",
+    is_flag=True,
+    help="Give the UNet inputs for ControlNets and T2I-Adapters, as sdort run --control wants them.",
 )
 @click.option("--variant", help="Read the weights of this variant, such as fp16.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")
@@ -112,9 +119,9 @@ def command(
 ) -> None:
     """Export a Stable Diffusion pipeline to ONNX.
 
-    MODEL is a single file (.safetensors), a diffusers directory, a VAE's file or directory, a hub id, or demo. OUT gets
-    one folder per component, the scheduler and tokenizer, and a manifest. An architecture is traced once; later
-    checkpoints of it export in the time of writing them.
+    MODEL is a single file (.safetensors), a diffusers directory, a VAE's file or directory, the directory of a
+    ControlNet or T2I-Adapter, a hub id, or demo. OUT gets one folder per component, the scheduler and tokenizer, and a
+    manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
     """
     from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.exporter.command import export, plan_export

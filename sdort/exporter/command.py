@@ -28,7 +28,7 @@ from sdort.exporter.source import Source, check_processors, component_config, se
 from sdort.exporter.template import Template, fill, make_template
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
-from sdort.model.component_names import DECODER
+from sdort.model.component_names import CONTROLNET, DECODER
 from sdort.model.weights import Weight
 from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
@@ -125,7 +125,9 @@ def _reads(model: str, request: ExportRequest) -> list[Path]:
 
 
 def _components(source: Source, request: ExportRequest, cache: TraceCache) -> list[ComponentSpec]:
-    components = select_components(source, request.components, cache)
+    components = select_components(source, request.components, cache, control=request.control)
+    if request.control and all(component.name != "unet" for component in components):
+        raise UsageError("--control is for a UNet, which is not among what is exported", hint="Leave it out.")
     check_processors(source)
     return _at_static_size(source, components, request.static, cache) if request.static else components
 
@@ -246,7 +248,7 @@ def _at_static_size(
     }
     # Classifier-free guidance runs every latent with and without the prompt, in one batch.
     guided = sizes | {"batch_size": 2 * size.batch}
-    return [at_size(component, guided if component.name == "unet" else sizes) for component in components]
+    return [at_size(component, guided if component.name in ("unet", CONTROLNET) else sizes) for component in components]
 
 
 def _sequence_length(source: Source, cache: TraceCache) -> int:

@@ -22,6 +22,8 @@ _NO_EFFECT = {
         "latents_std",
         "force_upcast",
     },
+    "ControlNetModel": set(),
+    "T2IAdapter": set(),
 }
 _NO_EFFECT["AutoencoderTiny"] = _NO_EFFECT["AutoencoderKL"] | {"latent_magnitude", "latent_shift"}
 _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = {

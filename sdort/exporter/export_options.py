@@ -58,6 +58,8 @@ class ExportOptions(TypedDict, total=False):
     static: str | StaticSize | None
     """The one size to export for, as ``BxHxW`` (images a run, height and width in pixels); by default batch, height,
     width and sequence length are dynamic."""
+    control: bool
+    """Give the UNet inputs for the outputs of ControlNets and T2I-Adapters."""
     variant: str | None
     """Read the weights of this variant of a diffusers folder, such as ``fp16``."""
     allow_pickle: bool
@@ -88,6 +90,7 @@ class ExportRequest:
     components: Collection[str]
     opset: int
     static: StaticSize | None
+    control: bool
     variant: str | None
     allow_pickle: bool
     replaced: Replacements
@@ -108,6 +111,7 @@ def check_options(options: ExportOptions) -> ExportRequest:
         options.get("components", ()),
         OPSET.check(options.get("opset", DEFAULT_OPSET)),
         StaticSize.parse(static) if isinstance(static, str) else static,
+        options.get("control", False),
         options.get("variant"),
         options.get("allow_pickle", False),
         Replacements(

@@ -12,11 +12,10 @@ from sdort.errors import BadModelError
 from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.new_words import AddedWord
-from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.signatures import FOLDERS, ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, Source
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
-from sdort.model.component_names import DECODER, ENCODER
 from sdort.pipelines.configs import INDEX, write_json
 from sdort.pipelines.own_files import write_own_files
 from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE
@@ -110,8 +109,7 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
 def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> None:
     """Write ``model_index.json`` with the components that were exported or copied; the others become null."""
     kept = {component.name for component in exported} | set(PROCESSORS)
-    if kept & {ENCODER, DECODER}:
-        kept.add("vae")
+    kept |= {FOLDERS[component.name] for component in exported}
     index: dict[str, Any] = {}
     for name, entry in source.index.items():
         is_component = isinstance(entry, list) and len(entry) == 2 and not name.startswith("_")

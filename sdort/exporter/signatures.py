@@ -14,8 +14,9 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
 from sdort.pipelines.families import CLIP_SKIP
+from sdort.rewrite.size_names import size_at
 
 FOLDERS = {
     "text_encoder": "text_encoder",
@@ -23,6 +24,8 @@ FOLDERS = {
     "unet": "unet",
     ENCODER: "vae",
     DECODER: "vae",
+    CONTROLNET: "controlnet",
+    T2I_ADAPTER: "adapter",
 }
 """ComponentSpec -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
@@ -32,6 +35,8 @@ LIBRARIES = {
     "UNet2DConditionModel": "diffusers",
     "AutoencoderKL": "diffusers",
     "AutoencoderTiny": "diffusers",
+    "ControlNetModel": "diffusers",
+    "T2IAdapter": "diffusers",
 }
 """The architectures that can be exported, and where their code is."""
 
@@ -74,6 +79,7 @@ def describe_component(
     *,
     hidden_states: bool = False,
     text_embeds: int | None = None,
+    control: bool = False,
 ) -> ComponentSpec:
     """The component ``name`` with the dynamic signature that follows from its config.
 
@@ -83,13 +89,18 @@ def describe_component(
         config: the architecture's config, with defaults filled in.
         hidden_states: text encoders also return every layer's output, which SDXL conditions on.
         text_embeds: width of SDXL's pooled text embedding, if it is known.
+        control: UNets also take the outputs of a ControlNet and of a T2I-Adapter.
 
     Raises:
         BadModelError: the config is incomplete, or asks for inputs that Stable Diffusion pipelines do not feed.
     """
     try:
-        if FOLDERS[name] == "unet":
-            inputs, outputs = _unet(config, text_embeds)
+        if name == "unet":
+            inputs, outputs = _unet(config, text_embeds, control=control)
+        elif name == CONTROLNET:
+            inputs, outputs = _controlnet(config)
+        elif name == T2I_ADAPTER:
+            inputs, outputs = _t2i_adapter(config)
         elif FOLDERS[name] == "vae":
             inputs, outputs = _vae(name, class_name, config)
         else:
@@ -127,20 +138,13 @@ def at_size(component: ComponentSpec, sizes: Mapping[str, int]) -> ComponentSpec
 
 
 def _fixed(spec: GraphTensor, sizes: Mapping[str, int]) -> GraphTensor:
-    return replace(spec, dims=tuple(_evaluate(dim, sizes) for dim in spec.dims))
+    return replace(spec, dims=tuple(evaluate_dim(dim, sizes) for dim in spec.dims))
 
 
-def _evaluate(dim: GraphDim, sizes: Mapping[str, int]) -> GraphDim:
+def evaluate_dim(dim: GraphDim, sizes: Mapping[str, int]) -> GraphDim:
     """``latent_height * 8`` at a known latent_height; a dim that is not in ``sizes`` stays."""
-    if isinstance(dim, int):
-        return dim
-    name, _, rest = dim.partition(" ")
-    if name not in sizes:
-        return dim
-    operator, _, factor = rest.partition(" ")
-    return {"": lambda: sizes[name], "*": lambda: sizes[name] * int(factor), "/": lambda: sizes[name] // int(factor)}[
-        operator
-    ]()
+    size = size_at(dim, sizes) if isinstance(dim, str) else dim
+    return dim if size is None else size
 
 
 def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> GraphSignature:
@@ -161,8 +165,20 @@ def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: boo
     return inputs, tuple(outputs)
 
 
-def _unet(config: Mapping[str, Any], text_embeds: int | None) -> GraphSignature:
-    _refuse_foreign_unet(config)
+def _unet(config: Mapping[str, Any], text_embeds: int | None, *, control: bool) -> GraphSignature:
+    inputs = _denoiser_inputs(config, text_embeds, "unet")
+    if config.get("time_cond_proj_dim") is not None:
+        inputs.append(GraphTensor("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
+    if control:
+        inputs += [*_residuals(config, *CONTROL_INPUTS), *_intrablock_residuals(config)]
+    return tuple(inputs), (
+        GraphTensor("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
+    )
+
+
+def _denoiser_inputs(config: Mapping[str, Any], text_embeds: int | None, component: str) -> list[GraphTensor]:
+    """The inputs that a UNet and its ControlNet share."""
+    _refuse_foreign_unet(config, component)
     latent = ("batch_size", _size(config, "in_channels"), "height", "width")
     inputs = [
         GraphTensor("sample", "float32", latent),
@@ -171,14 +187,88 @@ def _unet(config: Mapping[str, Any], text_embeds: int | None) -> GraphSignature:
     ]
     if config.get("addition_embed_type") == "text_time":
         inputs += _added_conditions(config, text_embeds)
-    if config.get("time_cond_proj_dim") is not None:
-        inputs.append(GraphTensor("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
-    return tuple(inputs), (
-        GraphTensor("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
-    )
+    return inputs
 
 
-def _refuse_foreign_unet(config: Mapping[str, Any]) -> None:
+def _controlnet(config: Mapping[str, Any]) -> GraphSignature:
+    outputs = _residuals(config, "down_block_res_samples", "mid_block_res_sample")
+    # Each convolution of the image's embedding but the first and the last one halves it.
+    factor = 2 ** (len(config["conditioning_embedding_out_channels"]) - 1)
+    image = ("batch_size", _size(config, "conditioning_channels"), f"height * {factor}", f"width * {factor}")
+    inputs = [
+        *_denoiser_inputs(config, None, CONTROLNET),
+        GraphTensor("controlnet_cond", "float32", image),
+        # A factor for each output: diffusers' one number for all, or those of its guess mode.
+        GraphTensor("conditioning_scale", "float32", (len(outputs),)),
+    ]
+    return tuple(inputs), tuple(outputs)
+
+
+CONTROL_INPUTS = ("down_block_additional_residuals", "mid_block_additional_residual")
+"""A UNet's inputs that take a ControlNet's outputs: diffusers' names; the first ones are numbered."""
+INTRABLOCK_INPUTS = "down_intrablock_additional_residuals"
+"""A UNet's inputs that take a T2I-Adapter's features: diffusers' name; they are numbered."""
+
+
+def _residuals(config: Mapping[str, Any], down: str, mid: str) -> list[GraphTensor]:
+    """What skips from a UNet's way down to its way up, in order, and what leaves its mid block."""
+    channels, layers = config["block_out_channels"], config["layers_per_block"]
+    places = [(channels[0], 0)]
+    for level, width in enumerate(channels):
+        places += [(width, level)] * (layers[level] if isinstance(layers, list) else layers)
+        if level < len(channels) - 1:
+            places.append((width, level + 1))
+    last = len(channels) - 1
+    numbered = [_residual(f"{down}.{index}", *place) for index, place in enumerate(places)]
+    return [*numbered, _residual(mid, channels[-1], last)]
+
+
+def _intrablock_residuals(config: Mapping[str, Any]) -> list[GraphTensor]:
+    """Where diffusers' UNet adds the features of a T2I-Adapter, in order.
+
+    A block with attention takes one at its end, before it halves the image, any other one behind that. Adapters have
+    four features: a UNet of three levels, as SDXL's, takes the last one in its mid block.
+    """
+    channels, last = config["block_out_channels"], len(config["block_out_channels"]) - 1
+    places = [
+        (width, level if kind.startswith("CrossAttn") else min(level + 1, last))
+        for level, (width, kind) in enumerate(zip(channels, config["down_block_types"], strict=True))
+    ]
+    if len(places) < _FEATURES:
+        places.append((channels[-1], last))
+    return [_residual(f"{INTRABLOCK_INPUTS}.{index}", *place) for index, place in enumerate(places)]
+
+
+_FEATURES = 4
+
+
+def _residual(name: str, channels: int, level: int) -> GraphTensor:
+    """Each level but the first has half the height and width, rounded up."""
+    scale = 2**level
+    sides = [f"({side} + {scale - 1})//{scale}" if level else side for side in ("height", "width")]
+    return GraphTensor(name, "float32", ("batch_size", _positive(channels, "block_out_channels"), *sides))
+
+
+def _t2i_adapter(config: Mapping[str, Any]) -> GraphSignature:
+    channels, kind, factor = config["channels"], config["adapter_type"], _size(config, "downscale_factor")
+    if kind == "full_adapter_xl":  # only the third of its blocks halves the image
+        halved = [int(index > 1) for index in range(len(channels))]
+    elif kind == "light_adapter":  # one block more than widths
+        channels = [*channels, channels[-1]]
+        halved = list(range(len(channels)))
+    else:
+        halved = list(range(len(channels)))
+    image = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
+    outputs = []
+    for index, (width, halvings) in enumerate(zip(channels, halved, strict=True)):
+        scale = factor * 2**halvings
+        rounded = f" + {scale - factor}" if halvings else ""
+        sides = [f"(sample_{side}{rounded})//{scale}" for side in ("height", "width")]
+        outputs.append(GraphTensor(f"features.{index}", "float32", ("batch_size", width, *sides)))
+    return (GraphTensor("sample", "float32", image),), tuple(outputs)
+
+
+def _refuse_foreign_unet(config: Mapping[str, Any], component: str) -> None:
     allowed = {
         "class_embed_type": (None,),
         "num_class_embeds": (None,),
@@ -190,8 +280,8 @@ def _refuse_foreign_unet(config: Mapping[str, Any]) -> None:
         if config.get(key) not in values:
             raise BadModelError(
                 f"a UNet with {key} = {config[key]!r} takes inputs that Stable Diffusion pipelines do not feed",
-                component="unet",
-                hint="sdort exports the UNets of SD 1.x, SD 2.x (inpainting too) and SDXL.",
+                component=component,
+                hint="sdort exports the UNets and ControlNets of SD 1.x, SD 2.x (inpainting too) and SDXL.",
             )
 
 

@@ -15,11 +15,15 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, nor
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.model_folder import check_model_folder
+from sdort.model.component_names import CONTROLS
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
 from sdort.pipelines.tokenizer_files import TABLES, TOKENIZERS, check_tokenizer
 from sdort.pipelines.wrong_input import no_diffusers_pipeline
+
+LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
+"""Classes of components that are published in folders of their own -> their names in a pipeline's index."""
 
 # Folders of a pipeline that are copied as they are.
 PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
@@ -68,7 +72,7 @@ def read_source(folder: Path, name: str) -> Source:
         BadModelError: the folder holds no diffusers pipeline, or one of another kind.
     """
     if not os.path.lexists(folder / INDEX):
-        raise no_diffusers_pipeline(folder)
+        return _read_lone(folder, name)
     if _is_exported(folder):
         raise BadModelError(
             f"{folder} holds ONNX graphs already, and no weights to export",
@@ -84,6 +88,18 @@ def read_source(folder: Path, name: str) -> Source:
     return Source(name, folder, index)
 
 
+def _read_lone(folder: Path, name: str) -> Source:
+    """A ControlNet or T2I-Adapter, by the class that its config names."""
+    path = folder / "config.json"
+    config = read_config(path, "the config", DOWNLOAD_AGAIN) if os.path.lexists(path) else {}
+    class_name = config.get("_class_name")
+    if not isinstance(class_name, str) or class_name not in LONE:
+        raise no_diffusers_pipeline(folder)
+    check_model_folder(folder)
+    part = LONE[class_name]
+    return Source(name, folder, {"_class_name": class_name, part: ["diffusers", class_name]}, {part: folder})
+
+
 def _is_exported(folder: Path) -> bool:
     """Some published checkpoints have ONNX graphs beside their weights; these are exported from their weights."""
     graphs = any((folder / name / "model.onnx").is_file() for name in FOLDERS)
@@ -93,8 +109,13 @@ def _is_exported(folder: Path) -> bool:
     return graphs and not weights
 
 
-def select_components(source: Source, names: Collection[str], cache: TraceCache) -> list[ComponentSpec]:
+def select_components(
+    source: Source, names: Collection[str], cache: TraceCache, *, control: bool = False
+) -> list[ComponentSpec]:
     """The components to export, described from their configs; all of the pipeline's if ``names`` is empty.
+
+    Args:
+        control: UNets also take the outputs of a ControlNet and of a T2I-Adapter.
 
     Raises:
         UsageError: a name is no component of the pipeline.
@@ -106,6 +127,8 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
         raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
     configs = {name: component_config(source, name, cache) for name in classes}
     second = configs.get("text_encoder_2", {})
+    # A pipeline that has a ControlNet of its own is of no use without these inputs.
+    control = control or any(name in classes for name in CONTROLS)
     return [
         describe_component(
             name,
@@ -113,6 +136,7 @@ def select_components(source: Source, names: Collection[str], cache: TraceCache)
             normalise(class_name, configs[name], cache.defaults(class_name, class_defaults)),
             hidden_states=str(source.index.get("_class_name")).startswith("StableDiffusionXL"),
             text_embeds=second.get("projection_dim"),
+            control=control,
         )
         for name, class_name in classes.items()
         if not names or name in names
@@ -159,15 +183,25 @@ def entry_of(index: Mapping[str, Any], folder: str) -> list[Any] | None:
     return entry if isinstance(entry, list) and len(entry) == 2 and entry[1] is not None else None
 
 
+_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "unet": ("UNet2DConditionModel",),
+    "vae": VAES,
+    **{folder: (class_name,) for class_name, folder in LONE.items()},
+}
+"""Part of a pipeline -> its classes that are exported; all others are text encoders."""
+
+
 def _class_name(source: Source, name: str) -> str:
     entry = entry_of(source.index, FOLDERS[name])
     class_name = entry[1] if entry else None
     text = LIBRARIES.get(class_name) == "transformers" if isinstance(class_name, str) else None
-    expected = {"unet": ("UNet2DConditionModel",), "vae": VAES}.get(FOLDERS[name])
+    expected = _CLASSES.get(FOLDERS[name])
     if class_name not in expected if expected else not text:
         raise BadModelError(
             f"{source.name} has a {class_name} there, which sdort does not export",
             component=name,
-            hint="sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
+            hint="Several ControlNets or T2I-Adapters are exported one by one, each from its own folder."
+            if name in CONTROLS
+            else "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
         )
     return str(class_name)

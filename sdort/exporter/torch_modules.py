@@ -11,8 +11,8 @@ import transformers
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.exporter.signatures import ComponentSpec
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.exporter.signatures import INTRABLOCK_INPUTS, ComponentSpec
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
 from sdort.pipelines.families import CLIP_SKIP
 
 PREFIX = "model."
@@ -44,9 +44,53 @@ class _UNet(torch.nn.Module):  # type: ignore[misc]
         self.inputs = inputs
 
     def forward(self, *tensors: Any) -> Any:
-        inputs = dict(zip(self.inputs, tensors, strict=True))
-        added = {name: inputs.pop(name) for name in ("text_embeds", "time_ids") if name in inputs}
-        return self.model(**inputs, added_cond_kwargs=added or None, return_dict=False)[0]
+        inputs = _keywords(self.inputs, tensors)
+        # diffusers takes what it has used from the front of this one.
+        if INTRABLOCK_INPUTS in inputs:
+            inputs[INTRABLOCK_INPUTS] = list(inputs[INTRABLOCK_INPUTS])
+        return self.model(**inputs, return_dict=False)[0]
+
+
+class _ControlNet(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any, inputs: list[str], pooled: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.pooled = pooled
+
+    def forward(self, *tensors: Any) -> tuple[Any, ...]:
+        inputs = _keywords(self.inputs, tensors)
+        scales = inputs.pop("conditioning_scale")
+        down, mid = self.model(**inputs, return_dict=False)
+        outputs = [output * scales[index] for index, output in enumerate([*down, mid])]
+        # diffusers leaves it to the UNet's addition to repeat the means; its inputs are of the whole size here.
+        return tuple(self._mean(output) if self.pooled else output for output in outputs)
+
+    def _mean(self, output: Any) -> Any:
+        return output.mean(dim=(2, 3), keepdim=True).expand_as(output)
+
+
+def _keywords(names: list[str], tensors: tuple[Any, ...]) -> dict[str, Any]:
+    """The arguments of a UNet's or ControlNet's forward; inputs with a number after a dot are one tuple."""
+    arguments: dict[str, Any] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        if name in ("text_embeds", "time_ids"):
+            arguments.setdefault("added_cond_kwargs", {})[name] = tensor
+        elif "." in name:
+            group = name.partition(".")[0]
+            arguments[group] = (*arguments.get(group, ()), tensor)
+        else:
+            arguments[name] = tensor
+    return arguments
+
+
+class _T2IAdapter(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sample: Any) -> tuple[Any, ...]:
+        return tuple(self.model(sample))
 
 
 class _VaeEncoder(torch.nn.Module):  # type: ignore[misc]
@@ -90,6 +134,11 @@ def build_module(component: ComponentSpec) -> Any:
     _restore_buffers(component, model)
     if component.name == "unet":
         return _UNet(model, [spec.name for spec in component.inputs])
+    if component.name == CONTROLNET:
+        pooled = bool(component.config["global_pool_conditions"])
+        return _ControlNet(model, [spec.name for spec in component.inputs], pooled)
+    if component.name == T2I_ADAPTER:
+        return _T2IAdapter(model)
     if component.name in (ENCODER, DECODER):
         return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
@@ -116,7 +165,9 @@ def _construct(component: ComponentSpec) -> Any:
         # sdpa is what the exporter turns into one Attention; the eager path becomes a dozen operators.
         config = transformers.CLIPTextConfig(**component.config, attn_implementation="sdpa")
         return getattr(transformers, component.class_name)(config)
-    return getattr(diffusers, component.class_name)(**component.config)
+    # The wrapper takes the means, after the scales.
+    unpooled = {"global_pool_conditions": False} if component.name == CONTROLNET else {}
+    return getattr(diffusers, component.class_name)(**{**component.config, **unpooled})
 
 
 def _restore_buffers(component: ComponentSpec, model: Any) -> None:

@@ -7,6 +7,7 @@ up by sdort's passes instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,10 @@ from sdort.errors import BadModelError, SdortError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
-from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, vae_scale
+from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, evaluate_dim, vae_scale
 from sdort.exporter.template import Trace
 from sdort.machine.version import __version__
-from sdort.model.component_names import ENCODER
+from sdort.model.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""
@@ -73,8 +74,8 @@ def _export(component: ComponentSpec, module: Any, opset: int) -> Any:
     sizes = _example_sizes(component)
     examples = tuple(_example(spec, sizes) for spec in component.inputs)
     # Traced by hand: torch.onnx.export would ask for dims that it may specialise, and retry in a slower mode.
-    if component.name == "unet":
-        dims = (dims,)  # type: ignore[assignment]  # its forward takes *tensors
+    if component.name in ("unet", CONTROLNET):
+        dims = (dims,)  # type: ignore[assignment]  # their forward takes *tensors
     traced = torch.export.export(module, examples, dynamic_shapes=dims, strict=False)
     return torch.onnx.export(
         traced,
@@ -90,11 +91,22 @@ def _export(component: ComponentSpec, module: Any, opset: int) -> Any:
 
 
 def _dynamic(spec: GraphTensor) -> dict[int, str]:
-    return {axis: dim for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+    return {axis: _identifier(dim) for axis, dim in enumerate(spec.dims) if isinstance(dim, str)}
+
+
+def _identifier(dim: str) -> str:
+    """A name for torch, which takes no arithmetic for one."""
+    return re.sub(r"\W+", "_", dim)
 
 
 def _example_sizes(component: ComponentSpec) -> Mapping[str, int]:
-    """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1."""
+    """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1.
+
+    A T2I-Adapter takes whole squares of pixels only.
+    """
+    if component.name == T2I_ADAPTER:
+        factor = int(component.config["downscale_factor"])
+        return _EXAMPLE | {f"sample_{side}": _EXAMPLE[side] * factor for side in ("height", "width")}
     if component.name != ENCODER:
         return _EXAMPLE
     larger = max(vae_scale(component.config) // 8, 1)
@@ -102,7 +114,7 @@ def _example_sizes(component: ComponentSpec) -> Mapping[str, int]:
 
 
 def _example(spec: GraphTensor, sizes: Mapping[str, int]) -> Any:
-    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.dims]
+    shape = [evaluate_dim(dim, sizes) for dim in spec.dims]
     # Zeros are valid token ids, timesteps and latents alike; values do not show in a trace.
     return torch.zeros(shape, dtype=_DTYPES[spec.dtype])
 
@@ -148,17 +160,19 @@ def _check_signature(infos: Any, specs: tuple[GraphTensor, ...], component: str)
     """A dim that torch specialised would only show when somebody feeds another size."""
     for info, spec in zip(infos, specs, strict=True):
         dims: list[GraphDim] = [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
-        if info.name != spec.name or tuple(dims) != spec.dims:
+        named = [_identifier(dim) if isinstance(dim, str) else dim for dim in spec.dims]
+        if info.name != spec.name or dims != named:
             raise BadModelError(
                 f"torch traced input {spec.name} {list(spec.dims)} as {info.name} {dims}", component=component
             )
+        _set_dims(info, spec)
 
 
 def _set_dims(info: onnx.ValueInfoProto, spec: GraphTensor) -> None:
-    """Name output dims as optimum evaluates them, ``name * factor``; torch has names of its own."""
+    """Name dims as optimum evaluates them, ``name * factor``; torch has names of its own."""
     shape = info.type.tensor_type.shape
     if len(shape.dim) != len(spec.dims):
-        raise SdortError(f"torch traced output {spec.name} {list(spec.dims)} with {len(shape.dim)} dims")
+        raise SdortError(f"torch traced {spec.name} {list(spec.dims)} with {len(shape.dim)} dims")
     for dim, size in zip(shape.dim, spec.dims, strict=True):
         if isinstance(size, str):
             dim.dim_param = size

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 ENCODER, DECODER = "vae_encoder", "vae_decoder"
-EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER)
+CONTROLNET, T2I_ADAPTER = "controlnet", "t2i_adapter"
+CONTROLS = (CONTROLNET, T2I_ADAPTER)
+"""Components that steer a UNet by an image; each lies in a folder of its own, apart from the pipeline."""
+EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER, *CONTROLS)
 """Components that ``sdort export`` writes, in its order."""
 SAFETY_CHECKER = "safety_checker"
 COMPONENTS = (*EXPORTED, SAFETY_CHECKER)

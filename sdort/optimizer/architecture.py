@@ -1,17 +1,18 @@
 """The parts of a component, counted from its diffusers or transformers config alone.
 
-Source of the rules: ``UNet2DConditionModel``, ``AutoencoderKL``, ``AutoencoderTiny`` (diffusers) and
-``CLIPTextModel`` (transformers).
+Source of the rules: ``UNet2DConditionModel``, ``ControlNetModel``, ``T2IAdapter``, ``AutoencoderKL``,
+``AutoencoderTiny`` (diffusers) and ``CLIPTextModel`` (transformers).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sdort.errors import BadModelError
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
 
 Config = Mapping[str, Any]
 
@@ -42,7 +43,7 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
     Args:
         config: the component's ``config.json``; both halves of a VAE share one.
-        component: ``unet``, ``vae_encoder``, ``vae_decoder``, ``text_encoder`` or ``text_encoder_2``.
+        component: one of those that sdort exports.
 
     Raises:
         BadModelError: the config names a block or setting whose structure is not known, or lacks one.
@@ -53,6 +54,8 @@ def architecture(config: Config, component: str) -> Counter[str]:
         DECODER: _vae_decoder,
         "text_encoder": _text_encoder,
         "text_encoder_2": _text_encoder,
+        CONTROLNET: _controlnet,
+        T2I_ADAPTER: _t2i_adapter,
     }
     if component not in builders:
         raise BadModelError(f"no expected operators are known for a {component!r}", component=component)
@@ -65,15 +68,40 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
 
 def _unet(config: Config) -> Counter[str]:
+    # conv_norm_out and conv_out
+    total = Counter(conv=1, group_norm=1, group_norm_silu=_has_silu(config))
+    return total + _unet_down(config) + _unet_up(config)
+
+
+def _controlnet(config: Config) -> Counter[str]:
+    """A UNet's way down and its mid block, a convolution at each of its ends, and the embedding of an image."""
+    layers = _per_level(config.get("layers_per_block", 2), len(config["block_out_channels"]))
+    ends = 1 + sum(layers) + len(layers) - 1 + 1  # conv_in, each layer, each downsampler, the mid block
+    # conv_in, conv_out, and two from each width to the next one
+    embedding = 2 + 2 * (len(config["conditioning_embedding_out_channels"]) - 1)
+    return Counter(conv=ends + embedding) + _unet_down(config)
+
+
+def _t2i_adapter(config: Config) -> Counter[str]:
+    channels, blocks = config["channels"], int(config["num_res_blocks"])
+    if config["adapter_type"] == "light_adapter":
+        # Two in each residual block, and one on each side of these.
+        return Counter(conv=(len(channels) + 1) * (2 * blocks + 2))
+    widened = [after != before for before, after in pairwise(channels)]
+    if config["adapter_type"] == "full_adapter_xl":
+        widened = widened[:2]
+    return Counter(conv=1 + len(channels) * 2 * blocks + sum(widened))
+
+
+def _unet_down(config: Config) -> Counter[str]:
+    """From conv_in to the mid block."""
     for setting, known in KNOWN_SETTINGS.items():
         if config.get(setting) not in known:
             raise _unknown("unet", setting, config[setting])
     channels = [int(width) for width in config["block_out_channels"]]
     levels = len(channels)
-    layers = _per_level(config.get("layers_per_block", 2), levels)
-    depths = _per_level(config.get("transformer_layers_per_block", 1), levels)
-    only_cross = _per_level(config.get("only_cross_attention") or False, levels)
-    total = Counter(conv=2, group_norm=1, group_norm_silu=_has_silu(config))  # conv_in, conv_norm_out, conv_out
+    layers, depths, only_cross = _levels(config)
+    total = Counter(conv=1)
     for level, kind in enumerate(config["down_block_types"]):
         for layer in range(layers[level]):
             before = channels[max(level - 1, 0)] if layer == 0 else channels[level]
@@ -81,7 +109,17 @@ def _unet(config: Config) -> Counter[str]:
             if _holds_transformers(kind, DOWN_BLOCKS):
                 total += _transformer(config, _depth(depths[level], layer), only_cross[level])
         total["conv"] += level < levels - 1  # downsampler
-    return total + _unet_mid(config, depths[-1]) + _unet_up(config, layers, depths, only_cross)
+    return total + _unet_mid(config, depths[-1])
+
+
+def _levels(config: Config) -> tuple[list[Any], list[Any], list[Any]]:
+    """The layers, depths of transformers, and whether they have cross attention only, of each level."""
+    levels = len(config["block_out_channels"])
+    return (
+        _per_level(config.get("layers_per_block", 2), levels),
+        _per_level(config.get("transformer_layers_per_block", 1), levels),
+        _per_level(config.get("only_cross_attention") or False, levels),
+    )
 
 
 def _unet_mid(config: Config, depth: int | Sequence[int]) -> Counter[str]:
@@ -96,8 +134,9 @@ def _unet_mid(config: Config, depth: int | Sequence[int]) -> Counter[str]:
     return total
 
 
-def _unet_up(config: Config, layers: list[Any], depths: list[Any], only_cross: list[Any]) -> Counter[str]:
+def _unet_up(config: Config) -> Counter[str]:
     total: Counter[str] = Counter()
+    layers, depths, only_cross = _levels(config)
     depths = config.get("reverse_transformer_layers_per_block") or depths[::-1]
     for level, kind in enumerate(config["up_block_types"]):
         for layer in range(layers[::-1][level] + 1):

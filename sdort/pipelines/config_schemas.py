@@ -8,7 +8,7 @@ of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sdort.pipelines.schema import (
@@ -55,67 +55,95 @@ def _side(most: int) -> Kind:
     return NULL | whole(1, most) | list_of(whole(1, most), 2, 2)
 
 
+_DENOISER: Mapping[str, Kind] = {
+    **_ADDRESS,
+    "in_channels": _WIDTH,
+    "down_block_types": _BLOCKS,
+    "block_out_channels": list_of(_WIDTH, 1, LEVELS),
+    "layers_per_block": _per_level(_COUNT),
+    "transformer_layers_per_block": _DEPTHS,
+    "reverse_transformer_layers_per_block": NULL | _DEPTHS,
+    "cross_attention_dim": NULL | _per_level(_WIDTH),
+    **dict.fromkeys(("attention_head_dim", "num_attention_heads"), NULL | _per_level(_WIDTH)),
+    "only_cross_attention": NULL | _per_level(FLAG),
+    "norm_num_groups": _WIDTH_OR_NULL,
+    "norm_eps": _SHARE,
+    "dropout": _SHARE,
+    "freq_shift": _SHIFT,
+    "downsample_padding": whole(0, 16),
+    **dict.fromkeys(("conv_in_kernel", "conv_out_kernel"), whole(1, 63)),
+    **dict.fromkeys(("mid_block_scale_factor", "resnet_out_scale_factor"), _SCALE),
+    **dict.fromkeys(
+        (
+            "encoder_hid_dim",
+            "addition_time_embed_dim",
+            "addition_embed_type_num_heads",
+            "num_class_embeds",
+            "time_embedding_dim",
+            "time_cond_proj_dim",
+            "projection_class_embeddings_input_dim",
+        ),
+        _WIDTH_OR_NULL,
+    ),
+    **dict.fromkeys(
+        (
+            "act_fn",
+            "mid_block_type",
+            "encoder_hid_dim_type",
+            "class_embed_type",
+            "addition_embed_type",
+            "attention_type",
+            "resnet_time_scale_shift",
+            "time_embedding_type",
+            "time_embedding_act_fn",
+            "timestep_post_act",
+            "cross_attention_norm",
+        ),
+        _NAME_OR_NULL,
+    ),
+    **dict.fromkeys(
+        (
+            "center_input_sample",
+            "flip_sin_to_cos",
+            "dual_cross_attention",
+            "use_linear_projection",
+            "upcast_attention",
+            "resnet_skip_time_act",
+            "class_embeddings_concat",
+            "mid_block_only_cross_attention",
+        ),
+        _FLAG_OR_NULL,
+    ),
+}
+"""The keys that the configs of a UNet and of its ControlNet share."""
+
 UNET = record(
     {
-        **_ADDRESS,
+        **_DENOISER,
         "sample_size": _side(8192),  # latents: 65,536 pixels, PNG's own limit of most programs
-        **dict.fromkeys(("in_channels", "out_channels"), _WIDTH),
-        **dict.fromkeys(("down_block_types", "up_block_types"), _BLOCKS),
-        "block_out_channels": list_of(_WIDTH, 1, LEVELS),
-        "layers_per_block": _per_level(_COUNT),
-        "transformer_layers_per_block": _DEPTHS,
-        "reverse_transformer_layers_per_block": NULL | _DEPTHS,
-        "cross_attention_dim": NULL | _per_level(_WIDTH),
-        **dict.fromkeys(("attention_head_dim", "num_attention_heads"), NULL | _per_level(_WIDTH)),
-        "only_cross_attention": NULL | _per_level(FLAG),
-        "norm_num_groups": _WIDTH_OR_NULL,
-        "norm_eps": _SHARE,
-        "dropout": _SHARE,
-        "freq_shift": _SHIFT,
-        "downsample_padding": whole(0, 16),
-        **dict.fromkeys(("conv_in_kernel", "conv_out_kernel"), whole(1, 63)),
-        **dict.fromkeys(("mid_block_scale_factor", "resnet_out_scale_factor"), _SCALE),
-        **dict.fromkeys(
-            (
-                "encoder_hid_dim",
-                "addition_time_embed_dim",
-                "addition_embed_type_num_heads",
-                "num_class_embeds",
-                "time_embedding_dim",
-                "time_cond_proj_dim",
-                "projection_class_embeddings_input_dim",
-            ),
-            _WIDTH_OR_NULL,
-        ),
-        **dict.fromkeys(
-            (
-                "act_fn",
-                "mid_block_type",
-                "encoder_hid_dim_type",
-                "class_embed_type",
-                "addition_embed_type",
-                "attention_type",
-                "resnet_time_scale_shift",
-                "time_embedding_type",
-                "time_embedding_act_fn",
-                "timestep_post_act",
-                "cross_attention_norm",
-            ),
-            _NAME_OR_NULL,
-        ),
-        **dict.fromkeys(
-            (
-                "center_input_sample",
-                "flip_sin_to_cos",
-                "dual_cross_attention",
-                "use_linear_projection",
-                "upcast_attention",
-                "resnet_skip_time_act",
-                "class_embeddings_concat",
-                "mid_block_only_cross_attention",
-            ),
-            _FLAG_OR_NULL,
-        ),
+        "out_channels": _WIDTH,
+        "up_block_types": _BLOCKS,
+    }
+)
+
+CONTROLNET = record(
+    {
+        **_DENOISER,
+        "conditioning_channels": whole(1, 64),
+        "conditioning_embedding_out_channels": list_of(_WIDTH, 1, 8),  # each but one halves the image
+        "controlnet_conditioning_channel_order": _NAME,
+        "global_pool_conditions": _FLAG_OR_NULL,
+    }
+)
+
+T2I_ADAPTER = record(
+    {
+        **_ADDRESS,
+        "in_channels": whole(1, 64),
+        "channels": list_of(_WIDTH, 1, LEVELS),
+        "num_res_blocks": _COUNT,
+        "downscale_factor": whole(1, 64),
+        "adapter_type": _NAME,
     }
 )
 
@@ -253,6 +281,8 @@ PIPELINE_INDEX = record(
                 "feature_extractor",
                 "image_encoder",
                 "safety_checker",
+                "controlnet",
+                "adapter",
             ),
             _PART,
         ),
@@ -312,6 +342,8 @@ _COMPONENTS: Mapping[str, Kind] = {
     "vae_decoder": VAE,
     "text_encoder": TEXT_ENCODER,
     "text_encoder_2": TEXT_ENCODER,
+    "controlnet": CONTROLNET,
+    "t2i_adapter": T2I_ADAPTER,
 }
 
 
@@ -327,11 +359,7 @@ def contradiction(class_name: str, config: Mapping[str, Any]) -> str | None:
         class_name: the architecture.
         config: its config after :func:`component_schema`, with defaults filled in.
     """
-    rules = {
-        "UNet2DConditionModel": _unet_rules,
-        "AutoencoderKL": _vae_rules,
-        "AutoencoderTiny": _tiny_vae_rules,
-    }.get(class_name, _text_rules)
+    rules = _RULES.get(class_name, _text_rules)
     return next(rules(config), None)
 
 
@@ -393,7 +421,7 @@ def latent_rules(config: Mapping[str, Any]) -> Iterator[str]:
 def _block_rules(config: Mapping[str, Any]) -> Iterator[str]:
     channels, groups = config["block_out_channels"], config.get("norm_num_groups")
     for key in ("down_block_types", "up_block_types"):
-        if len(config[key]) != len(channels):
+        if len(config.get(key, channels)) != len(channels):
             yield f"{key} has {len(config[key])} entries for {len(channels)} block_out_channels"
     for width in channels:
         if groups is not None and width % groups:
@@ -405,6 +433,28 @@ def _text_rules(config: Mapping[str, Any]) -> Iterator[str]:
     if width % heads:
         yield f"hidden_size {width} does not divide into {heads} num_attention_heads"
 
+
+_ADAPTER_TYPES = ("full_adapter", "full_adapter_xl", "light_adapter")
+
+
+def _adapter_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    kind, factor = config["adapter_type"], config["downscale_factor"]
+    if kind not in _ADAPTER_TYPES:
+        yield f"adapter_type is {kind!r}, none of {', '.join(_ADAPTER_TYPES)}"
+    for width in config["channels"]:
+        if kind == "light_adapter" and width % 4:
+            yield f"{width} channels do not divide by 4"
+    if factor & (factor - 1):
+        yield f"downscale_factor {factor} is no power of two"
+
+
+_RULES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    "UNet2DConditionModel": _unet_rules,
+    "ControlNetModel": _unet_rules,
+    "AutoencoderKL": _vae_rules,
+    "AutoencoderTiny": _tiny_vae_rules,
+    "T2IAdapter": _adapter_rules,
+}
 
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "UNet2DConditionModel": (
@@ -419,6 +469,15 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     ),
     "AutoencoderKL": ("block_out_channels", "down_block_types", "up_block_types", "latent_channels"),
     "AutoencoderTiny": ("encoder_block_out_channels", "decoder_block_out_channels", "latent_channels"),
+    "ControlNetModel": (
+        "block_out_channels",
+        "down_block_types",
+        "layers_per_block",
+        "cross_attention_dim",
+        "attention_head_dim",
+        "conditioning_embedding_out_channels",
+    ),
+    "T2IAdapter": ("channels", "num_res_blocks", "downscale_factor", "adapter_type"),
     **dict.fromkeys(
         ("CLIPTextModel", "CLIPTextModelWithProjection"),
         ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "vocab_size"),

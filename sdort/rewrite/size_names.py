@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from sdort.model.symbolic import Dim, Expr, divide, is_natural, symbol
@@ -50,6 +50,16 @@ def read_names(names: Iterable[str]) -> dict[str, Dim]:
         name: size if isinstance(size, Expr) and not is_natural(-size) else symbol(_plain(tree, name))
         for name, (size, tree) in readings.items()
     }
+
+
+def size_at(name: str, sizes: Mapping[str, int]) -> int | None:
+    """The size that a name stands for where its parts are known; None if it has others, or is no arithmetic."""
+    tree = _parse(name)
+    parts = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree else {name}
+    if not parts <= sizes.keys():
+        return None
+    size = _size(tree, lambda part: sizes[part])
+    return size if isinstance(size, int) else None
 
 
 def _perhaps_none(part: str) -> Dim:
