@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sdort.cli.number_types import Real, Whole
-from sdort.errors.number_ranges import CLIP_SKIP, ETA, GUIDANCE, HEIGHT, NUM_IMAGES, PREVIEW_EVERY, SEED, STEPS, WIDTH
+from sdort.errors.number_ranges import CLIP_SKIP, ETA, GUIDANCE, HEIGHT, NUM_IMAGES, PREVIEW_EVERY, STEPS, WIDTH
 from sdort.pipelines.scheduler_names import SPACINGS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -17,7 +17,6 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 _TEXT_TO_IMAGE: tuple[Option, ...] = (
     click.option(
         "--prompt",
-        required=True,
         multiple=True,
         metavar="TEXT",
         help="What the images are to show. Repeatable: each prompt gets --num-images images, of the same seeds.",
@@ -27,6 +26,18 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         multiple=True,
         metavar="TEXT",
         help="What they are not to show: once for all prompts, or once for each.",
+    ),
+    click.option(
+        "--prompts",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="A file of prompts: one a line (# begins a comment), or .jsonl with options of each line.",
+    ),
+    click.option(
+        "--from-image",
+        type=click.Path(path_type=Path),
+        metavar="FILE.png",
+        help="Draw an image of sdort's or A1111's again: it says the prompt and all options that are not given.",
     ),
     click.option(
         "--prompt-2",
@@ -58,9 +69,10 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
     click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Pixels."),
     click.option(
         "--seed",
-        type=Whole(SEED),
+        metavar="INTEGERS",
         show_default="random",
-        help="The same seed gives the same image. The second image of --num-images has the seed + 1, and so on.",
+        help="The same seed gives the same image; several, such as 1,5,10-20, give each prompt as many. The second "
+        "image of --num-images has the seed + 1, and so on.",
     ),
     click.option("--num-images", type=Whole(NUM_IMAGES), default=1, help="Number of images of each prompt."),
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from sdort.cli.generation_options import SECTIONS, generation_options
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
@@ -45,7 +46,8 @@ Examples:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     show_default="sdort-SEED.png",
-    help="PNG to write; several images get -1, -2, ... before the suffix. A missing folder is made.",
+    help="PNG to write; several images get -1, -2, ... before the suffix, or the names of a template such as "
+    "{index:03}-{seed}-{prompt}.png. A missing folder is made.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
@@ -62,6 +64,9 @@ def command(
     from sdort.generation.command import run
     from sdort.generation.last_lines import summarize
 
+    source = click.get_current_context().get_parameter_source
+    # An image says what the command line does not: defaults are the functions' own.
+    options = {name: value for name, value in options.items() if source(name) is not ParameterSource.DEFAULT}  # type: ignore[assignment]
     if as_json and options.get("preview"):
         say("no previews beside --json")
         options["preview"], options["preview_vae"] = False, None

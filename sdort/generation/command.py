@@ -15,7 +15,7 @@ from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, save_png
-from sdort.generation.job import plan_job
+from sdort.generation.job import Job, plan_jobs, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress, RunOptions
@@ -66,7 +66,7 @@ class Pipeline:
         """Height and width in pixels that the pipeline was made for."""
         return self._models.folder.default_size
 
-    def generate(self, prompt: str | Sequence[str], **options: Unpack[GenerationOptions]) -> Generation:
+    def generate(self, prompt: str | Sequence[str] = (), **options: Unpack[GenerationOptions]) -> Generation:
         """Generate images from text.
 
         Args:
@@ -90,16 +90,28 @@ class Pipeline:
             (64, 64, 3)
         """
         models, device_id = self._models, self._options.device_id
-        job = plan_job(prompt, options).for_pipeline(models.folder)
-        paths, settings = job.paths() if job.output else None, job.requests[0]
-        unet_calls(models.folder, settings)
-        replaced = plan_adapters(models.folder, settings.lora).nbytes
-        held = self._held + models.adapters.nbytes
-        needed = refuse_generation(models.folder, settings, job.images, models.provider, device_id, held, replaced)
-        with previewing(models, job.previews, paths[0] if paths else None, self._options):
-            result = self._generate(job.requests, paths, job.on_progress)
+        jobs = [job.for_pipeline(models.folder) for job in plan_jobs(prompt, options)]
+        paths, needed = plan_paths(jobs) if jobs[0].output else None, 0
+        for job in jobs:
+            settings = job.requests[0]
+            unet_calls(models.folder, settings)
+            replaced = plan_adapters(models.folder, settings.lora).nbytes
+            held = self._held + models.adapters.nbytes
+            more = refuse_generation(models.folder, settings, job.images, models.provider, device_id, held, replaced)
+            needed = max(needed, more)
+        result = self._run_jobs(jobs, paths)
         self._held = max(self._held, needed)
         return result
+
+    def _run_jobs(self, jobs: Sequence[Job], paths: list[Path] | None) -> Generation:
+        """The images of jobs, one after the other."""
+        results, first = [], 0
+        for job in jobs:
+            own = paths[first : first + job.images] if paths else None
+            with previewing(self._models, job.previews, own[0] if own else None, self._options):
+                results.append(self._generate(job.requests, own, job.on_progress))
+            first += job.images
+        return replace(results[0], images=[image for result in results for image in result.images])
 
     def _generate(
         self, requests: list[Request], paths: list[Path] | None, on_progress: OnProgress | None
@@ -246,7 +258,7 @@ def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
 
 
 def run(
-    pipeline: str | Path, prompt: str | Sequence[str], *, placement: bool = False, **options: Unpack[RunOptions]
+    pipeline: str | Path, prompt: str | Sequence[str] = (), *, placement: bool = False, **options: Unpack[RunOptions]
 ) -> Generation:
     """Load a pipeline, generate images and write them as PNG: :func:`load` and :meth:`Pipeline.generate` in one.
 
@@ -272,20 +284,20 @@ def run(
     loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
     generating = {name: value for name, value in options.items() if name not in loading}
     runtime = _runtime_options(cast("LoadOptions", loading))
-    job = plan_job(prompt, cast("GenerationOptions", generating))
-    paths = job.paths()
+    jobs = plan_jobs(prompt, cast("GenerationOptions", generating))
+    paths = plan_paths(jobs)
     with checked(Path(pipeline), runtime.check):
         folder = open_folder(Path(pipeline))
-        job = job.for_pipeline(folder)
-        unet_calls(folder, job.requests[0])
-        replaced = plan_adapters(folder, job.requests[0].lora).nbytes
+        jobs = [job.for_pipeline(folder) for job in jobs]
         provider = choose_provider(runtime)[0]
-        refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id, replaced=replaced)
-    adaptable = runtime.adapters or bool(job.requests[0].lora)
+        for job in jobs:
+            unet_calls(folder, job.requests[0])
+            replaced = plan_adapters(folder, job.requests[0].lora).nbytes
+            refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id, replaced=replaced)
+    adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
     loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable))
-    with previewing(loaded._models, job.previews, paths[0], runtime):
-        result = loaded._generate(job.requests, paths, job.on_progress)
-    return _with_placement(result, loaded._models, job.requests, runtime) if placement else result
+    result = loaded._run_jobs(jobs, paths)
+    return _with_placement(result, loaded._models, jobs[0].requests, runtime) if placement else result
 
 
 def _runtime_options(options: LoadOptions) -> RuntimeOptions:

@@ -13,9 +13,11 @@ import numpy as np
 from sdort.console import to_json
 from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
+from sdort.generation.prompt_syntax import WEIGHTINGS
 from sdort.generation.record import GenerationRecord
 from sdort.machine.disk import existing
 from sdort.model.signature import Array
+from sdort.pipelines.sampler_names import a1111_sampler
 from sdort.staging import check_writable, staged_output
 
 FLAT = 1.0
@@ -72,15 +74,19 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         lines.append(f"Negative prompt: {quoted}")
     fields = {
         "Steps": record.steps,
-        "Sampler": record.scheduler,
+        **a1111_sampler(record.scheduler, record.scheduler_name),
         "CFG scale": record.guidance_scale,
         "Seed": seed,
         "Size": f"{record.width}x{record.height}",
         "Model hash": record.model_hash,
         "Model": record.model,
+        "Clip skip": None if record.clip_skip == 1 else record.clip_skip,
+        "Eta": record.eta,
+        "Prompt weighting": None if record.prompt_weighting == WEIGHTINGS[0] else record.prompt_weighting,
+        "Lora hashes": ", ".join(f"{Path(one.name).stem}: {one.sha256[:12]}" for one in record.lora) or None,
         "Version": f"sdort {record.versions['sdort']}",
     }
-    values = {name: str(value) for name, value in fields.items()}
+    values = {name: str(value) for name, value in fields.items() if value is not None}
     lines.append(
         ", ".join(
             f"{name}: {_quoted(text, any(mark in text for mark in ',:') or _is_ambiguous(text))}"
@@ -91,7 +97,8 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
 
 
 _PARAMETER = re.compile(
-    r"\b(negative prompt|steps|sampler|schedule type|cfg scale|seed|size|model hash|model|version|hashes|template)\s*:",
+    r"\b(negative prompt|steps|sampler|schedule type|cfg scale|seed|size|model hash|model|version|hashes|template"
+    r"|clip skip|eta|prompt weighting)\s*:",
     re.IGNORECASE,
 )
 
@@ -123,10 +130,21 @@ def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) ->
     """
     if output is None:
         return _free_paths(Path(f"sdort-{seed}.png"), count)
-    if output.suffix.lower() != ".png":
-        raise UsageError(f"{output} is no .png file", hint="Images are written as PNG: -o FILE.png.")
-    paths = numbered(output, count)
-    _check_place(paths[-1])
+    return free_for_output(numbered(output, count), overwrite)
+
+
+def free_for_output(paths: list[Path], overwrite: bool) -> list[Path]:
+    """``paths``, that may be written.
+
+    Raises:
+        UsageError: one is no ``.png`` file.
+        OutputError: as :func:`output_paths`.
+    """
+    other = next((path for path in paths if path.suffix.lower() != ".png"), None)
+    if other:
+        raise UsageError(f"{other} is no .png file", hint="Images are written as PNG: -o FILE.png.")
+    for folder in {path.parent: path for path in paths}.values():
+        _check_place(folder)
     folders = [path for path in paths if os.path.isdir(path)]
     if folders:
         raise OutputError(f"{folders[0]} is a folder", hint="Choose another file with -o.")

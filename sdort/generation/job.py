@@ -6,13 +6,18 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sdort.console import say
-from sdort.generation.images import output_paths
+from sdort.errors import UsageError
+from sdort.generation.from_image import DrawnWith, read_image_options
+from sdort.generation.images import free_for_output, output_paths
 from sdort.generation.options import GenerationOptions, OnProgress
+from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
+from sdort.generation.prompts_file import read_lines
 from sdort.generation.request import PROMPTS, Request, each_prompt
+from sdort.generation.seeds import read_seeds
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.folder import PipelineFolder
@@ -21,7 +26,7 @@ from sdort.pipelines.scheduler_names import find_scheduler
 
 @dataclass(frozen=True)
 class Job:
-    """Requests that differ in their prompts alone, and what becomes of their images."""
+    """Requests that differ in their prompts and seeds alone, and what becomes of their images."""
 
     requests: list[Request]
     output: Path | None
@@ -30,6 +35,8 @@ class Job:
     previews: PreviewOptions
     unsaid: frozenset[str] = frozenset()
     """Fields of the requests that the caller left to the pipeline."""
+    drawn: DrawnWith | None = None
+    """What an image says of how it was drawn, which is to be drawn again."""
 
     def for_pipeline(self, folder: PipelineFolder) -> Job:
         """The job with the steps and the guidance that a pipeline was made for, where the caller did not say.
@@ -37,6 +44,8 @@ class Job:
         Raises:
             BadModelError: the folder has no usable scheduler config.
         """
+        if self.drawn:
+            self.drawn.remark_on_model(folder.model_hash)
         if not self.unsaid:
             return self
         usual = usual_sampling(folder, self.requests[0].scheduler)
@@ -52,14 +61,21 @@ class Job:
         """The number of all images."""
         return sum(request.num_images for request in self.requests)
 
-    def paths(self) -> list[Path]:
-        """The files of all images.
 
-        Raises:
-            UsageError: ``output`` is no PNG.
-            OutputError: one exists, and ``overwrite`` is off.
-        """
-        return output_paths(self.output, self.requests[0].seed, self.images, self.overwrite)
+def plan_paths(jobs: Sequence[Job]) -> list[Path]:
+    """The files of all images of jobs that have one ``output``.
+
+    Raises:
+        UsageError: ``output`` is no PNG, or a template that gives two images one name.
+        OutputError: one exists, and ``overwrite`` is off.
+    """
+    first = jobs[0]
+    requests = [request for job in jobs for request in job.requests]
+    if first.output and is_template(str(first.output)):
+        images = [(each.seed + index, each.prompt) for each in requests for index in range(each.num_images)]
+        return free_for_output(fill_template(str(first.output), images), first.overwrite)
+    count = sum(request.num_images for request in requests)
+    return output_paths(first.output, requests[0].seed, count, first.overwrite)
 
 
 def choose_adapter(choice: str | AdapterChoice) -> AdapterChoice:
@@ -71,11 +87,29 @@ def choose_adapter(choice: str | AdapterChoice) -> AdapterChoice:
     return choice if isinstance(choice, AdapterChoice) else parse_adapter_choice(str(choice))
 
 
+def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[Job]:
+    """The jobs of a caller's options: one, or one for each group of lines of a file of prompts that have one setting.
+
+    Raises:
+        UsageError, BadModelError, TypeError: as :func:`plan_job` and :func:`read_lines`.
+    """
+    settings: dict[str, Any] = dict(options)
+    file = settings.pop("prompts", None)
+    if file is None:
+        return [plan_job(prompt, cast("GenerationOptions", settings))]
+    if prompt or settings.get("from_image"):
+        raise UsageError("--prompts gives the prompts: leave out --prompt and --from-image")
+    if settings.get("seed") is None:
+        settings["seed"] = secrets.randbelow(1 << 32)
+    return [plan_job(texts, cast("GenerationOptions", {**settings, **said})) for texts, said in read_lines(Path(file))]
+
+
 def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     """The job of a caller's options.
 
     Raises:
         UsageError: a value that no pipeline can do.
+        BadModelError: an image that is to be drawn again is damaged.
         TypeError: there is no option of that name.
     """
     settings: dict[str, Any] = dict(options)
@@ -84,6 +118,10 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         raise TypeError(
             f"there is no option {', '.join(unknown)}; there are {', '.join(GenerationOptions.__annotations__)}"
         )
+    drawn = _drawn(prompt, settings)
+    if drawn:
+        settings = drawn.options | settings
+        prompt = settings.pop("prompt", prompt)
     output = settings.pop("output", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
     wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
@@ -92,12 +130,19 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     unsaid = frozenset(name for name in ("steps", "guidance_scale") if settings.get(name) is None)
     for name in unsaid:
         settings.pop(name, None)
-    if settings.get("seed") is None:
-        settings["seed"] = secrets.randbelow(1 << 32)
+    seeds = read_seeds(secrets.randbelow(1 << 32) if settings.get("seed") is None else settings["seed"])
+    settings["seed"] = seeds[0]
     settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
-    requests = each_prompt(prompt, request, texts)
+    requests = [replace(one, seed=seed) for one in each_prompt(prompt, request, texts) for seed in seeds]
     path = None if output is None else Path(output)
-    return Job(requests, path, overwrite, on_progress, previews, unsaid)
+    return Job(requests, path, overwrite, on_progress, previews, unsaid, drawn)
+
+
+def _drawn(prompt: str | Sequence[str], settings: dict[str, Any]) -> DrawnWith | None:
+    """What the image says that ``settings`` name, which lose it; None where there is no image."""
+    image = settings.pop("from_image", None)
+    given = {name: value for name, value in settings.items() if value is not None}
+    return read_image_options(Path(image), given | ({"prompt": prompt} if prompt else {})) if image else None

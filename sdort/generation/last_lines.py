@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sdort.generation.result import Generation
 from sdort.generation.step_progress import speed, three_digits
 from sdort.tables import size_text
@@ -11,9 +13,8 @@ def summarize(result: Generation) -> str:
     """Two lines: files, seeds, size, steps, provider and memory; then the seconds of each stage."""
     seconds, images = result.seconds, result.images
     files = [str(image.path) for image in images if image.path]
-    first, last = images[0].seed, max(image.seed for image in images)
     made = [
-        f"seed {first}" if first == last else f"seeds {first} to {last}",
+        _seeds([image.seed for image in images]),
         f"{result.width}x{result.height}",
         f"{result.steps} steps on {result.provider}",
         *_memory(result),
@@ -26,6 +27,15 @@ def summarize(result: Generation) -> str:
     }
     named = files[0] if len(files) == 1 else f"{len(files)} images, {files[0]} to {files[-1]}"
     return f"{named}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    first, last, distinct = seeds[0], max(seeds), sorted(set(seeds))
+    if first == last:
+        return f"seed {first}"
+    if distinct == list(range(first, last + 1)):
+        return f"seeds {first} to {last}"
+    return f"seeds {', '.join(map(str, distinct))}" if len(distinct) <= 5 else f"{len(distinct)} seeds"
 
 
 def _memory(result: Generation) -> list[str]:

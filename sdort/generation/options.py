@@ -20,6 +20,10 @@ OnProgress = Callable[[float, float], None]
 class GenerationOptions(TypedDict, total=False):
     """Options of :meth:`sdort.Pipeline.generate`, all optional."""
 
+    prompts: str | Path | None
+    """A file of prompts, in place of ``prompt``: one a line, or ``.jsonl`` with options of each line."""
+    from_image: str | Path | None
+    """A PNG of sdort's or A1111's, to take the prompt and all options from that are not given."""
     negative_prompt: str | Sequence[str]
     """What the images are not to show: one for all prompts, or one for each."""
     prompt_2: str | Sequence[str]
@@ -41,9 +45,9 @@ class GenerationOptions(TypedDict, total=False):
     """Pixels; by default the pipeline's own."""
     width: int | None
     """Pixels; by default the pipeline's own."""
-    seed: int | None
-    """Of the first image; the second has ``seed + 1``, and so on. The same seed gives the same image; by default
-    random."""
+    seed: int | str | Sequence[int] | None
+    """Of the first image; the second of ``num_images`` has ``seed + 1``, and so on. The same seed gives the same image;
+    by default random. Several, as a list or as ``"1,5,10-20"``, each give ``num_images`` images of each prompt."""
     num_images: int
     """How many images of each prompt; one by default."""
     scheduler: str | None
@@ -64,8 +68,8 @@ class GenerationOptions(TypedDict, total=False):
     """Decode one image at a time; by default where memory asks for it."""
     output: str | Path | None
     """A PNG to write each image to as soon as it is done, with its parameters inside; several images get -1, -2, ...
-    before the suffix. Its folder is made where it is missing. By default nothing is written: see
-    :meth:`Generation.save`."""
+    before the suffix, or the names of a template such as ``out/{index:03}-{seed}-{prompt}.png``. Its folder is made
+    where it is missing. By default nothing is written: see :meth:`Generation.save`."""
     overwrite: bool
     """Replace ``output`` if it exists."""
     on_progress: OnProgress | None

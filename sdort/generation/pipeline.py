@@ -94,7 +94,7 @@ class TextToImage:
         on_step: Callable[[float], None] = lambda _: None,
         on_tile: OnTile = lambda tile, tiles: None,
     ) -> Iterator[Generated]:
-        """Generate the images of requests that differ in their prompts alone, each yielded as soon as it is done.
+        """Generate the images of requests that differ in prompts and seeds alone, each yielded as soon as it is done.
 
         Args:
             on_step: called after every denoising step with the number of images that it advanced.
@@ -112,7 +112,11 @@ class TextToImage:
         started = time.perf_counter()
         conditions = self._conditions(requests, size)
         self.timings.encode = time.perf_counter() - started
-        images = [(of_one, request.seed + index) for of_one in conditions for index in range(request.num_images)]
+        images = [
+            (of_one, each.seed + index)
+            for of_one, each in zip(conditions, requests, strict=True)
+            for index in range(each.num_images)
+        ]
         recurrence = find_recurrence(partial(scheduler_of, self.folder, request))
         for first in range(0, len(images), request.images_at_once):
             batch = images[first : first + request.images_at_once]

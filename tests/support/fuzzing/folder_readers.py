@@ -38,7 +38,7 @@ from sdort.tuning.working_folder import write_table
 
 _PARTS = ("prompt", "negative_prompt", "model", "scheduler")
 PARAMETERS = [
-    b"a cat\xfffog\xfffast\xffDDIMScheduler",
+    b"a cat\xfffog\xfffast\xffOtherScheduler",
     'Zürich, "quoted"\nSteps: 1, Seed: 2\xffNegative prompt: x\xffa: b\xff\x1b]0;a\x07'.encode("latin-1"),
 ]
 

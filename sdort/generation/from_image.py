@@ -1,0 +1,150 @@
+"""The options that an image was drawn with, from the PNG that holds them.
+
+sdort's own images say all of it (the text ``sdort``); those of A1111 and what writes as it does say what A1111's
+``parameters`` holds. What is given beside the image overrides what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.console import say, warn
+from sdort.errors import BadModelError, UsageError
+from sdort.errors.plain_text import cut, one_line
+from sdort.generation.infotext import read_infotext
+from sdort.generation.png_texts import read_texts
+from sdort.machine.json_text import parse_json
+
+REPLAYED = {
+    "prompt": "prompt",
+    "negative_prompt": "negative_prompt",
+    "prompt_2": "prompt_2",
+    "negative_prompt_2": "negative_prompt_2",
+    "clip_skip": "clip_skip",
+    "prompt_weighting": "prompt_weighting",
+    "steps": "steps",
+    "guidance_scale": "guidance_scale",
+    "height": "height",
+    "width": "width",
+    "seed": "seed",
+    "scheduler": "scheduler_name",
+    "timestep_spacing": "timestep_spacing",
+    "eta": "eta",
+    "vae_tiling": "vae_tiling",
+    "vae_slicing": "vae_slicing",
+}
+"""Option -> the field of :class:`GenerationRecord` that it is taken from."""
+
+GIVEN_AGAIN = {"lora": "lora"}
+"""Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
+
+_TEXTS = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "prompt_weighting", "scheduler",
+          "timestep_spacing"}  # fmt: skip
+_SWITCHES = {"vae_tiling", "vae_slicing"}
+
+WITHOUT_EFFECT = {
+    "num_images": "an image is one image",
+    "images_at_once": "each image is what it is alone",
+    "from_image": "it is this image",
+    "prompts": "the image has its prompt",
+    "output": "where the image goes",
+    "overwrite": "where the image goes",
+    "on_progress": "what is shown meanwhile",
+    "preview": "what is shown meanwhile",
+    "on_preview": "what is shown meanwhile",
+    "preview_every": "what is shown meanwhile",
+    "preview_vae": "what is shown meanwhile",
+}
+"""Options that are not taken from an image -> the reason."""
+
+
+@dataclass(frozen=True)
+class DrawnWith:
+    """What an image says of how it was drawn."""
+
+    options: dict[str, Any]
+    """Options of a generation, ``prompt`` among them."""
+    model: str | None = None
+    """The model's name, where it is told."""
+    model_hash: str | None = None
+    """sdort's hash of the model; None in images of other programs."""
+
+    def remark_on_model(self, model_hash: str) -> None:
+        """Say if the image was drawn with another model than the one of this hash."""
+        if self.model_hash and self.model_hash != model_hash:
+            warn(
+                f"the image was drawn with another model ({one_line(self.model or 'unknown')}, {self.model_hash}; this "
+                f"one is {model_hash}), so that the new one will differ"
+            )
+        elif not self.model_hash:
+            model = f", drawn with the model {one_line(self.model)}" if self.model else ""
+            say(f"the image is of another program{model}: the new one will be like it, not the same")
+
+
+def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
+    """The options in a PNG, without those that are ``given``.
+
+    Raises:
+        BadModelError: it is no PNG, or damaged.
+        UsageError: it has no parameters, or was drawn with files that are not given.
+    """
+    texts = read_texts(path)
+    if "sdort" in texts:
+        return _of_record(path, texts["sdort"], given)
+    if "parameters" not in texts:
+        raise UsageError(
+            f"{path} says nothing of how it was drawn",
+            hint="Take a PNG of sdort, or one with A1111's parameters; editors and chat programs remove them.",
+        )
+    info = read_infotext(texts["parameters"])
+    if info.left:
+        warn(f"{path} says what sdort does not take over: {cut('; '.join(info.left), 400)}")
+    return DrawnWith({name: value for name, value in info.options.items() if name not in given}, info.model)
+
+
+def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
+    try:
+        record = parse_json(text.encode())
+    except ValueError as error:
+        raise BadModelError(
+            f"the record in {path} {error}", hint="The file is damaged, or somebody edited it."
+        ) from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise BadModelError(f"the record in {path} has no prompt", hint="The file is damaged, or somebody edited it.")
+    for option, name in GIVEN_AGAIN.items():
+        if record.get(name) and option not in given:
+            raise UsageError(
+                f"{path} was drawn with files that are not in it: {_named(record[name])}",
+                hint=f"Give them with --{option.replace('_', '-')}.",
+            )
+    options = {
+        option: record[name]
+        for option, name in REPLAYED.items()
+        if option not in given and record.get(name) is not None
+    }
+    if options.get("scheduler") is None and "scheduler" not in given and isinstance(record.get("scheduler"), str):
+        options["scheduler"] = record["scheduler"]
+    wrong = next((option for option, value in options.items() if not isinstance(value, _kind(option))), None)
+    if wrong:
+        raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
+    told = {name: record.get(name) for name in ("model", "model_hash")}
+    model, model_hash = (value if isinstance(value, str) else None for value in told.values())
+    return DrawnWith(options, model, model_hash or "unknown")
+
+
+def _kind(option: str) -> Any:
+    """The type of an option's value; numbers are checked where they are used."""
+    return str if option in _TEXTS else bool if option in _SWITCHES else int | float
+
+
+def _named(files: Any) -> str:
+    """Names of the files that a record lists, with their scales."""
+    names = []
+    for file in files if isinstance(files, list) else [files]:
+        entry = file if isinstance(file, dict) else {"name": file}
+        scale = entry.get("scale")
+        names.append(one_line(str(entry.get("name"))) + (f":{scale:g}" if isinstance(scale, int | float) else ""))
+    return cut(", ".join(names), 200)
