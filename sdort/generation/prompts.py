@@ -68,11 +68,15 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
 def remark_on_files(tokenizer: Any, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
     prompts = [read_prompt(text, request.prompt_weighting) for request in requests for text in request.texts]
+    given = {choice.path.stem.lower() for request in requests for choice in request.lora}
     for network in dict.fromkeys(network for prompt in prompts for network in prompt.networks):
-        warn(
-            f"the prompt asks for {cut(one_line(network))}, which sdort does not apply from a prompt. Put its file "
-            "into the model:\n    sdort export MODEL OUT --lora FILE.safetensors:0.8"
-        )
+        _, name, *scale = network.strip("<>").split(":")
+        if name.strip().lower() not in given:
+            file = f"{one_line(name.strip())}.safetensors{f':{one_line(scale[0])}' if scale else ''}"
+            warn(
+                f"the prompt asks for {cut(one_line(network))}, which is not applied: prompts name no files. Give it:\n"
+                f"    --lora {cut(file)}"
+            )
     names = dict.fromkeys(name for prompt in prompts for name in prompt.embeddings)
     known = tokenizer.get_added_vocab() if names else {}
     for name in names:

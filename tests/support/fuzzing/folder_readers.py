@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from support.fuzzing.documents import mutate_json
 from support.fuzzing.messages import Mutate
 from support.infotext import read_infotext, record
@@ -22,6 +23,8 @@ from support.infotext import read_infotext, record
 from sdort.errors import MOST_CHARACTERS, SdortError
 from sdort.errors.plain_text import encodable
 from sdort.generation.images import save_png
+from sdort.generation.job import plan_jobs
+from sdort.generation.prompt_syntax import WEIGHTINGS, read_prompt
 from sdort.onnx_io.hashing import hash_file
 from sdort.ops.table import read_table
 from sdort.pipelines.configs import MANIFEST, check_processor
@@ -56,6 +59,44 @@ def parameters(folder: Path, data: bytes) -> None:
     assert told.keys() - {*names} == {"Steps", "CFG scale", "Seed", "Size", "Model hash", "Version"}
     assert (told["Steps"], told["Seed"], told["Model hash"]) == ("20", "7", "0123")
     assert [kept[name] for name in _PARTS] == [encodable(given[name]) for name in _PARTS]
+
+
+# ------------------------------------------------------------------------------------------- prompts, drawn images
+
+PROMPTS = [
+    b"\0a (red:1.3) [cat] BREAK \\(x\\) <lora:a:1> embedding:b, ((c))",
+    b"\1((a:1.2) b) \\( (:2)",
+    b"\2plain [a|b]",
+]
+
+
+def prompt(_: Path, data: bytes) -> None:
+    """A prompt is read in every way, or refused; no text is lost but brackets, escapes, weights and names of files."""
+    text = data[1:].decode("utf-8", "replace")
+    weighting = WEIGHTINGS[data[0] % len(WEIGHTINGS)] if data else WEIGHTINGS[0]
+    read = read_prompt(text, weighting)
+    kept = "".join(segment.text for part in read.parts for segment in part)
+    assert all(abs(segment.weight) <= 100 for part in read.parts for segment in part)
+    assert len(kept) <= len(text)
+    if weighting == "none" or not (set(text) & set("()[]\\:<") or "BREAK" in text):
+        assert kept == text
+
+
+DRAWN = [
+    b"a cat\nNegative prompt: fog\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x768, Clip skip: 2",
+    b'{"prompt": "a", "steps": 3, "seed": 1, "lora": [{"name": "a", "scale": 0.5}], "model_hash": "00"}',
+]
+
+
+def drawn_image(folder: Path, data: bytes) -> None:
+    """An image of a stranger gives options that are taken or refused; the file, or a text of it, is the input."""
+    if data.startswith(b"\x89PNG"):
+        (folder / "a.png").write_bytes(data)
+    else:
+        texts = PngInfo()
+        texts.add_text("sdort" if data.startswith(b"{") else "parameters", data.decode("utf-8", "replace"))
+        Image.new("RGB", (1, 1)).save(folder / "a.png", pnginfo=texts)
+    plan_jobs((), {"from_image": folder / "a.png"})
 
 
 # -------------------------------------------------------------------------------------------------- sdort.json, places

@@ -543,6 +543,8 @@ TARGETS = {
     "cache": Target(_cache, _cache_seeds, None, 1500, 22),
     "benchmark": Target(_benchmark, _benchmark_seeds, mutate_json, 1000, 167),
     "parameters": Target(folders.parameters, lambda: folders.PARAMETERS, None, 800, 45),
+    "prompt": Target(folders.prompt, lambda: folders.PROMPTS, None, 1500, 98),
+    "drawn_image": Target(folders.drawn_image, lambda: folders.DRAWN, None, 600, 243),
     "own_files": Target(folders.own_files, folders.own_files_seeds, mutate_json, 400, 210),
     "tokenizer": Target(folders.tokenizer, folders.tokenizer_seeds, mutate_json, 800, 129),
     "miopen": Target(folders.miopen, folders.miopen_seeds, None, 400, 37),
