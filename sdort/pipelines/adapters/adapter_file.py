@@ -157,7 +157,7 @@ class _Reading:
         magnitude = magnitude_of(parts) if change.leaf == "weight" else None
         if magnitude is None:
             return Delta(shape, change.form, factor, first)
-        axis = by_input(parts, rows * target.parts, shape[1])
+        axis = by_input(parts, rows * target.parts, shape)
         # A fused matrix has norms of its own only along its rows.
         return (
             None

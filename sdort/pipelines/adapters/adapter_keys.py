@@ -22,6 +22,8 @@ _OTHER = re.compile(
     r"(?P<module>.+?)(?:[._]lora)?\.(?P<part>alpha|dora_scale|diff|diff_b|w_norm|b_norm"
     r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"
 )
+_LONGEST = 1000
+"""Characters of a key: they are searched, and a stranger's may have millions."""
 _PARTS = {"A": "down", "B": "up", "embedding_A": "table_down", "embedding_B": "table_up"}
 
 
@@ -39,7 +41,7 @@ def read_keys(keys: Iterable[str]) -> AdapterKeys:
     modules: dict[str, dict[str, str]] = defaultdict(dict)
     unknown = []
     for key in keys:
-        module, part = _split(key) or ("", "")
+        module, part = (len(key) <= _LONGEST and _split(key)) or ("", "")
         if not module or part in modules[module]:
             unknown.append(key)
         else:

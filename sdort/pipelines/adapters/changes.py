@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdort.pipelines.adapters.delta import Factor, Form, Hadamard, Kronecker, LowRank, Product, Table, Whole
+from sdort.pipelines.adapters.delta import Factor, Form, Hadamard, Kronecker, LowRank, Product, Shape, Table, Whole
 
 Parts = Mapping[str, Factor]
 """The tensors of a module's change, by the part of it that each one is (see ``adapter_keys``)."""
@@ -126,17 +126,21 @@ def magnitude_of(parts: Parts) -> Factor | None:
     return next((parts[part] for part in _MAGNITUDES if part in parts), None)
 
 
-def by_input(parts: Parts, outputs: int, inputs: int) -> bool | None:
+def by_input(parts: Parts, outputs: int, shape: Shape) -> bool | None:
     """Whether DoRA's magnitudes are those of input channels; None where there is another number of them.
 
     peft's are of outputs always, and of shape [1, outputs, 1, 1] for convolutions; LyCORIS's have one axis that is not
     1: the first for outputs, the second for inputs.
+
+    Args:
+        outputs: rows of the changed matrix, which may be fused of several weights.
+        shape: the weight's.
     """
     magnitude = magnitude_of(parts)
     assert magnitude is not None
     count = math.prod(magnitude.shape)
     if count == outputs and ("magnitude" in parts or magnitude.shape[0] == outputs):
         return False
-    if "dora_scale" in parts and count == inputs and magnitude.shape[:2] == (1, inputs):
+    if "dora_scale" in parts and magnitude.shape[:2] == (1, *shape[1:2]) and count == shape[1]:
         return True
     return None

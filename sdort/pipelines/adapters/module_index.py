@@ -131,6 +131,7 @@ def _text_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
             yield f"model.{original[name]}", [Target("", module)]
         if layer := re.fullmatch(r"encoder\.layers\.(\d+)\.self_attn\.q_proj", name):
             fused = [Target("", f"{module[:-6]}{letter}_proj", part, 3) for part, letter in enumerate("qkv")]
-            for spelled in (f"transformer.resblocks.{layer[1]}.attn.in_proj", f"{name[:-6]}qkv_proj"):
+            resblock = f"transformer.resblocks.{layer[1]}.attn.in_proj"
+            whole = f"{name[:-6]}qkv_proj"
+            for spelled in (resblock, f"model.{resblock}", whole, f"text_model.{whole}"):
                 yield spelled, fused
-                yield f"model.{spelled}", fused

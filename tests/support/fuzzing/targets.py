@@ -51,6 +51,8 @@ from sdort.onnx_io.save import save_model
 from sdort.onnx_io.wire import OWN_FILE, read_graph
 from sdort.optimizer.expected import expected_operators
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.pipelines.adapters.adapter_file import read_adapter
+from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, read_embedding
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.pipelines.safetensors import read_tensors
@@ -344,6 +346,55 @@ def _mutate_safetensors(data: bytes, most: int, seed: int, mutate: Mutate) -> by
     return (len(header).to_bytes(8, "little") + header + data[8 + length :])[:most]
 
 
+_ADAPTED: dict[str, dict[str, tuple[int, ...]]] = {
+    "unet": {
+        "conv_in.weight": (4, 2, 3, 3), "conv_in.bias": (4,), "conv_norm_out.weight": (4,),
+        "down_blocks.0.resnets.0.conv1.weight": (4, 4, 3, 3),
+        "mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight": (4, 6),
+    },
+    "text_encoder": {f"encoder.layers.0.self_attn.{letter}_proj.weight": (6, 6) for letter in "qkv"},
+}  # fmt: skip
+
+
+def _adapter(folder: Path, data: bytes) -> None:
+    """The differences have their parameters' shapes, and a tensor is listed once; or it is an embedding."""
+    path = folder / "style.safetensors"
+    path.write_bytes(data)
+    try:
+        adapter = read_adapter(path, _ADAPTED)
+    except SdortError:
+        read_embedding(EmbeddingChoice(path), {"text_encoder": 6})
+        return
+    for component, deltas in adapter.deltas.items():
+        for name, delta in deltas.items():
+            shape = _ADAPTED[component][name]
+            assert delta.array(np.ones(shape, np.float32)).shape == shape
+    assert len({entry.key for entry in adapter.unmatched}) == len(adapter.unmatched)
+
+
+def _adapter_seeds() -> list[bytes]:
+    def ones(**shapes: tuple[int, ...]) -> bytes:
+        content: bytes = safetensors.numpy.save({name: np.ones(shape, "f2") for name, shape in shapes.items()})
+        return content
+
+    key, conv = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k", "lora_unet_input_blocks_0_0"
+    text = "lora_te_text_model_encoder_layers_0_self_attn_qkv_proj"
+    return [
+        ones(**{f"{key}.lora_up.weight": (4, 2), f"{key}.lora_down.weight": (2, 6), f"{key}.alpha": (),
+                f"{key}.dora_scale": (1, 6), "unet.conv_in.diff_b": (4,), "unet.conv_norm_out.w_norm": (4,)}),
+        ones(**{f"{conv}.lora_up.weight": (4, 1, 1, 1), f"{conv}.lora_down.weight": (1, 2, 1, 1),
+                f"{conv}.lora_mid.weight": (1, 1, 3, 3), f"{conv}.dora_scale": (4, 1, 1, 1)}),
+        ones(**{f"{conv}.{name}": (1, size) for name, size in
+                (("hada_w1_a", 4), ("hada_w1_b", 2), ("hada_w2_a", 4), ("hada_w2_b", 2))},
+             **{f"{conv}.hada_t{number}": (1, 1, 3, 3) for number in (1, 2)}),
+        ones(**{f"{text}.lokr_w1": (2, 2), f"{text}.lokr_w2_a": (9, 1), f"{text}.lokr_w2_b": (1, 3)}),
+        ones(**{"base_model.model.conv_in.lora_A.default.weight": (2, 2, 3, 3),
+                "base_model.model.conv_in.lora_B.default.weight": (4, 2, 1, 1),
+                "base_model.model.conv_in.lora_magnitude_vector": (1, 4, 1, 1)}),
+        ones(emb_params=(2, 6)),
+    ]  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------- plans, bundles, caches, records
 
 
@@ -536,6 +587,7 @@ TARGETS = {
     "optimizer": Target(_optimizer, _optimizer_seeds, _mutate_after_choice, 100, 1808),
     "configs": Target(_configs, _config_seeds, mutate_json, 600, 362),
     "safetensors": Target(_safetensors, _safetensors_seeds, _mutate_safetensors, 2000, 106),
+    "adapter": Target(_adapter, _adapter_seeds, _mutate_safetensors, 300, 320),
     "plan": Target(_plan, _plan_seeds, mutate_json, 1500, 110),
     "bundle": Target(_bundle, _bundle_seeds, mutate_json, 1500, 119),
     "archive": Target(_archive, _archive_seeds, mutate_tar, 400, 186),
