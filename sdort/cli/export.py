@@ -27,7 +27,7 @@ _EPILOG = """\b
 Examples:
   sdort export demo model       a tiny pipeline that draws coloured shapes
   sdort export dreamshaper.safetensors model
-  sdort export xl.safetensors model --vae sdxl-vae-fp16-fix --scheduler euler-a
+  sdort export xl.safetensors model --vae ./sdxl-vae-fp16-fix
   sdort export ./stable-diffusion-v1-5 model
   sdort export owner/name model --variant fp16
   sdort export ./stable-diffusion-v1-5 model --lora style.safetensors:0.8

@@ -16,18 +16,12 @@ from sdort.machine.input_file import open_input
 from sdort.pipelines.lfs import MAGIC, pull_advice
 from sdort.pipelines.safetensors import read_header
 from sdort.pipelines.weight_names import (
-    EDITING,
-    INPAINTING,
-    REFINER,
-    SD1,
-    SD2,
-    SDXL,
     Architecture,
     Kind,
     recognise_tensors,
 )
 
-EXPORTED = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders."
+EXPORTED = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders and as single files."
 
 _UNFINISHED = (".crdownload", ".part", ".partial", ".download", ".aria2", ".incomplete", ".tmp")
 _ENGINES = (".engine", ".plan", ".trt")
@@ -36,16 +30,6 @@ _ARCHIVES = ((0, b"PK\x03\x04"), (0, b"\x1f\x8b"), (0, b"7z\xbc\xaf"), (0, b"Rar
 """Offset and magic bytes."""
 _HEAD = 1024
 """Bytes at the beginning of a file that are looked at: a tar archive's magic stands at 257."""
-
-_CLASSES = {
-    (SDXL, None): "StableDiffusionXLPipeline",
-    (SDXL, INPAINTING): "StableDiffusionXLInpaintPipeline",
-    (REFINER, None): "StableDiffusionXLImg2ImgPipeline",
-    (SD1, INPAINTING): "StableDiffusionInpaintPipeline",
-    (SD2, INPAINTING): "StableDiffusionInpaintPipeline",
-    (SD1, EDITING): "StableDiffusionInstructPix2PixPipeline",
-}
-"""diffusers' pipeline of a family and variant, where it is not StableDiffusionPipeline."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +107,8 @@ def _is_torch_archive(head: bytes) -> bool:
 
 def _pickle(path: Path) -> FileKind:
     advice = (
-        "A pickle may run code when it is read. Get the same model as .safetensors. Where you trust its author, and it "
-        f"is a whole checkpoint, diffusers converts it:\n{convert_commands(path, 'StableDiffusionPipeline')}"
+        "A pickle may run code when it is read. Get the same model as .safetensors, or convert it; torch reads the "
+        f"tensors alone, and refuses what is more:\n{convert_commands(path)}"
     )
     return FileKind(Kind.PICKLE, "a pickle of PyTorch", advice)
 
@@ -157,19 +141,16 @@ def _describe(found: Architecture) -> str:
 def _advice(path: Path, found: Architecture) -> str:
     match found.kind:
         case Kind.CHECKPOINT:
-            pipeline = _CLASSES.get((found.family or "", found.variant))
-            pipeline = pipeline or _CLASSES.get((found.family or "", None), "StableDiffusionPipeline")
-            intro = "Convert it with diffusers, which takes the configs from the hub, then export the folder:"
-            return f"{intro}\n{convert_commands(path, pipeline)}"
+            return f"Export it first:\n    sdort export {_quoted(path)} OUT"
         case Kind.LORA | Kind.LYCORIS:
             return (
                 f"It changes a pipeline. Export the two together:\n    sdort export PIPELINE OUT --lora {_quoted(path)}"
             )
         case Kind.VAE:
-            code = f"AutoencoderKL.from_single_file({str(path)!r}).save_pretrained('PIPELINE/vae')"
-            command = _python(f"from diffusers import AutoencoderKL; {code}")
-            return f"It is one component. Put it in the place of a pipeline's own, then export that:\n{command}"
-        case Kind.UNET | Kind.TEXT_ENCODER:
+            return f"It takes the place of a model's own:\n    sdort export MODEL OUT --vae {_quoted(path)}"
+        case Kind.UNET:
+            return f"Export it, with the text encoders of a folder:\n    sdort export {_quoted(path)} OUT --config DIR"
+        case Kind.TEXT_ENCODER:
             return "It is one component. Export the pipeline that it belongs to, the folder with model_index.json."
         case Kind.EMBEDDING:
             command = f"sdort export PIPELINE OUT --embedding {_quoted(path)}"
@@ -179,11 +160,17 @@ def _advice(path: Path, found: Architecture) -> str:
     return f"sdort does not export this kind. {EXPORTED}"
 
 
-def convert_commands(path: Path, pipeline: str) -> str:
-    """The commands that make a diffusers folder of a single-file checkpoint, and export it."""
-    folder = str(path.with_suffix("")) if path.suffix else f"{path}-diffusers"
-    code = f"{pipeline}.from_single_file({str(path)!r}).save_pretrained({folder!r})"
-    return f"{_python(f'from diffusers import {pipeline}; {code}')}\n    sdort export {_quoted(Path(folder))} OUT"
+def convert_commands(path: Path) -> str:
+    """The commands that make a safetensors file of a pickled checkpoint, without running its code, and export it."""
+    file = path.with_suffix(".safetensors")
+    steps = (
+        "import torch",
+        "from safetensors.torch import save_file",
+        f"d = torch.load({str(path)!r}, map_location='cpu', weights_only=True)",
+        "d = d.get('state_dict', d)",
+        f"save_file({{k: v.clone() for k, v in d.items() if hasattr(v, 'clone')}}, {str(file)!r})",
+    )
+    return f"{_python('; '.join(steps))}\n    sdort export {_quoted(file)} OUT"
 
 
 def _python(code: str) -> str:

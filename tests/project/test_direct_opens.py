@@ -28,6 +28,7 @@ ALLOWED = {
     "onnx_io/hashing.py": (1, "files that this process wrote to its own staged folder"),
     "onnx_io/save.py": (2, "written, not read"),
     "ops/library.py": (1, "the package's own sources"),
+    "pipelines/checkpoints/clip_merges.py": (1, "the package's own file"),
     "precision/cost.py": (1, "what ONNX Runtime wrote to a temporary folder of this process"),
     "runtime/environment.py": (1, "/proc"),
     "runtime/memory.py": (2, "/proc and /sys"),
