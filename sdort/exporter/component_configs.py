@@ -13,7 +13,8 @@ from typing import Any
 
 # Arguments of the architectures that do not change the graph. Whatever is not listed is taken to change it.
 _NO_EFFECT = {
-    "UNet2DConditionModel": {"sample_size", "dropout"},
+    # upcast_attention: scaled_dot_product_attention, which is traced, has no such option.
+    "UNet2DConditionModel": {"sample_size", "dropout", "upcast_attention"},
     "AutoencoderKL": {
         "sample_size",
         "scaling_factor",
