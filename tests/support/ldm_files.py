@@ -142,18 +142,23 @@ def write_ldm(path: Path, checkpoint: Path, family: str, layers: int = 1, **note
     state |= with_prefix("first_stage_model.", ldm_vae(load_part(checkpoint / "vae")))
     text = load_part(checkpoint / "text_encoder")
     if family == "sd1":
-        state |= with_prefix("cond_stage_model.transformer.", _old_names(text))
+        state |= with_prefix("cond_stage_model.transformer.", old_clip_names(text))
     elif family == "sd2":
         state |= with_prefix("cond_stage_model.model.", open_clip(text))
     else:
-        state |= with_prefix("conditioner.embedders.0.transformer.", _old_names(text))
+        state |= with_prefix("conditioner.embedders.0.transformer.", old_clip_names(text))
         state |= with_prefix("conditioner.embedders.1.model.", open_clip(load_part(checkpoint / "text_encoder_2")))
     state["alphas_cumprod"] = torch.linspace(1, 0, 10)
-    save_file(state, path, notes or None)
+    save(state, path, **notes)
     return state
 
 
-def _old_names(text: State) -> State:
+def save(state: State, path: Path, **notes: str) -> None:
+    """Write tensors, some of which may share their values, with metadata."""
+    save_file({name: tensor.clone() for name, tensor in state.items()}, path, notes or None)
+
+
+def old_clip_names(text: State) -> State:
     """CLIP's names before transformers 5, with the buffer that was saved then."""
     state = {f"text_model.{name.removeprefix('text_model.')}": tensor for name, tensor in text.items()}
     return {**state, "text_model.embeddings.position_ids": torch.arange(77)[None]}

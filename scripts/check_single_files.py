@@ -1,0 +1,126 @@
+"""Exports tiny models of every family as single files and as diffusers folders, and compares the results byte by byte.
+
+    python scripts/check_single_files.py WORK [FAMILY ...]
+
+The models have the published structure, CLIP's own vocabulary and random weights; nothing but the file is given to
+``sdort export``. A row says which files differ; configs are compared by what shapes a graph.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from support.ldm_files import ldm_unet, ldm_vae, load_part, old_clip_names, open_clip, save, with_prefix
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+import sdort
+from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
+from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
+from sdort.pipelines.configs import write_json
+
+CROSS, PLAIN = "CrossAttnDownBlock2D", "DownBlock2D"
+UP, PLAIN_UP = "CrossAttnUpBlock2D", "UpBlock2D"
+TEXT: dict[str, Any] = {
+    "vocab_size": 49408,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+UNET: dict[str, Any] = {
+    "block_out_channels": (64, 128),
+    "layers_per_block": 1,
+    "down_block_types": (CROSS, PLAIN),
+    "up_block_types": (PLAIN_UP, UP),
+    "cross_attention_dim": 64,
+}
+SD2 = {**UNET, "use_linear_projection": True, "attention_head_dim": [1, 2]}
+XL = {**SD2, "down_block_types": (PLAIN, CROSS), "up_block_types": (UP, PLAIN_UP), "addition_embed_type": "text_time"}
+XL |= {"addition_time_embed_dim": 256, "transformer_layers_per_block": [1, 2]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "sd1": UNET,
+    "sd1 inpainting": {**UNET, "in_channels": 9},
+    "sd2": SD2,
+    "sdxl": {**XL, "cross_attention_dim": 128, "projection_class_embeddings_input_dim": 64 + 6 * 256},
+    "refiner": {**XL, "projection_class_embeddings_input_dim": 64 + 5 * 256, "transformer_layers_per_block": 2},
+}
+VAE: dict[str, Any] = {
+    "block_out_channels": (32, 64),
+    "layers_per_block": 1,
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+}
+CLASSES = {"sdxl": "StableDiffusionXLPipeline", "refiner": "StableDiffusionXLImg2ImgPipeline"}
+
+
+def build(family: str, folder: Path) -> None:
+    """Save the parts of a family as diffusers does."""
+    torch.manual_seed(0)
+    parts: dict[str, Any] = {"unet": UNet2DConditionModel(**FAMILIES[family]), "vae": AutoencoderKL(**VAE)}
+    if family != "refiner":
+        activation = "gelu" if family == "sd2" else "quick_gelu"
+        projection = {"sd2": 512}.get(family, 768)
+        config = CLIPTextConfig(**TEXT, hidden_act=activation, projection_dim=projection)
+        parts["text_encoder"] = CLIPTextModel(config)
+    if family in CLASSES:
+        config = CLIPTextConfig(**TEXT, hidden_act="gelu", projection_dim=64)
+        parts["text_encoder_2"] = CLIPTextModelWithProjection(config)
+    index: dict[str, Any] = {"_class_name": CLASSES.get(family, "StableDiffusionPipeline")}
+    for name, part in parts.items():
+        part.save_pretrained(folder / name)
+        index[name] = ["diffusers" if name in ("unet", "vae") else "transformers", type(part).__name__]
+        if name.startswith("text"):
+            tokenizer = name.replace("text_encoder", "tokenizer")
+            index[tokenizer] = ["transformers", "CLIPTokenizer"]
+            write_clip_tokenizer(folder / tokenizer, read_clip_merges())
+    write_json(folder / "model_index.json", index)
+
+
+def write_file(family: str, folder: Path, path: Path) -> None:
+    """Write the parts in the original layout."""
+    state = with_prefix("model.diffusion_model.", ldm_unet(load_part(folder / "unet"), 1))
+    state |= with_prefix("first_stage_model.", ldm_vae(load_part(folder / "vae")))
+    if family == "sd2":
+        state |= with_prefix("cond_stage_model.model.", open_clip(load_part(folder / "text_encoder")))
+    elif family != "refiner":
+        prefix = "conditioner.embedders.0.transformer." if family == "sdxl" else "cond_stage_model.transformer."
+        state |= with_prefix(prefix, old_clip_names(load_part(folder / "text_encoder")))
+    if family in CLASSES:
+        prefix = f"conditioner.embedders.{int(family == 'sdxl')}.model."
+        state |= with_prefix(prefix, open_clip(load_part(folder / "text_encoder_2")))
+    save(state, path)
+
+
+def check(family: str, work: Path) -> str:
+    """The row of a family."""
+    folder = work / family.replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "diffusers").mkdir(parents=True)
+    build(family, folder / "diffusers")
+    write_file(family, folder / "diffusers", folder / "file.safetensors")
+    sdort.export(folder / "diffusers", folder / "one")
+    start = time.perf_counter()
+    report = sdort.export(folder / "file.safetensors", folder / "two")
+    seconds = time.perf_counter() - start
+    files = [path.relative_to(folder / "one") for path in (folder / "one").rglob("model.onnx*")]
+    differ = [
+        str(file) for file in files if (folder / "one" / file).read_bytes() != (folder / "two" / file).read_bytes()
+    ]
+    traced = [component.name for component in report.components if component.traced]
+    verdict = f"differ: {', '.join(differ)}" if differ else f"{len(files)} files are equal"
+    return f"{family:16} {report.pipeline:36} {verdict}; traced anew: {', '.join(traced) or 'none'}; {seconds:.1f} s"
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[2:] or FAMILIES:
+        print(check(chosen, Path(sys.argv[1])), flush=True)
