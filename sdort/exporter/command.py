@@ -24,7 +24,7 @@ from sdort.exporter.manifest import (
 )
 from sdort.exporter.open_source import open_source
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
-from sdort.exporter.source import Source, check_processors, component_config, select_components
+from sdort.exporter.source import Source, check_processors, component_config, entry_of, select_components
 from sdort.exporter.template import Template, fill, make_template
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
@@ -232,7 +232,7 @@ def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int) 
 def _at_static_size(
     source: Source, components: list[ComponentSpec], size: StaticSize, cache: TraceCache
 ) -> list[ComponentSpec]:
-    factor = vae_scale(component_config(source, DECODER, cache)) if source.index.get("vae") else 8
+    factor = vae_scale(component_config(source, DECODER, cache)) if entry_of(source.index, "vae") else 8
     if size.height % factor or size.width % factor:
         raise UsageError(f"--static {size}: height and width must be multiples of {factor}")
     length = _sequence_length(source, cache)
@@ -253,7 +253,7 @@ def _at_static_size(
 
 def _sequence_length(source: Source, cache: TraceCache) -> int:
     """The number of tokens that a prompt is padded to: all that the text encoder has positions for."""
-    if not source.index.get("text_encoder"):
+    if not entry_of(source.index, "text_encoder"):
         return 77
     config: dict[str, Any] = component_config(source, "text_encoder", cache)
     return int(config["max_position_embeddings"])
