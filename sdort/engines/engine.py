@@ -86,7 +86,7 @@ class StagedRunner(Protocol):
 
 
 def case_request(case: Case, steps: int, scheduler: str | None) -> Request:
-    """The request for the images of a pipeline case."""
+    """The request for the images of a pipeline case; brackets are text in the prompt, as they are to diffusers."""
     return Request(
         case.prompt,
         steps=steps,
@@ -96,4 +96,5 @@ def case_request(case: Case, steps: int, scheduler: str | None) -> Request:
         num_images=case.batch,
         images_at_once=case.batch,
         scheduler=scheduler,
+        prompt_weighting="none",
     )

@@ -32,7 +32,7 @@ from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
 
 MAX_REPEATED = 12
-"""Chunks up to which prompts are repeated to one length: those of 3 and 4, of 1, 2, 3, 4 and 6; 924 tokens."""
+"""Chunks up to which prompts are repeated, where the longest has fewer: those of 3 and 4, of 2, 4 and 6; 924 tokens."""
 _SHOWN = 200
 """Characters of a prompt's lost part that a message repeats."""
 
@@ -101,7 +101,7 @@ def same_length(
     counts = {_chunks(condition, tokens) for condition in conditions}
     count = target or math.lcm(*counts)
     padding: Conditioning = {}
-    if (count > MAX_REPEATED and len(counts) > 1) or any(count % each for each in counts):
+    if count > max(MAX_REPEATED, *counts) or any(count % each for each in counts):
         count, padding = target or max(counts), empty()
         listed = ", ".join(map(str, sorted(counts)))
         warn(f"prompts of {listed} chunks of tokens are padded with empty chunks to {count}: alone they may differ")

@@ -103,8 +103,14 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def make_requests(prompts: Sequence[str], seeds: int, steps: int) -> list[Request]:
-    """One request a prompt, with the seeds 0, 1, ...; one image at a time, so that each can be made again alone."""
-    return [Request(prompt, steps=steps, seed=0, num_images=seeds, images_at_once=1) for prompt in prompts]
+    """One request a prompt, with the seeds 0, 1, ...; one image at a time, so that each can be made again alone.
+
+    Brackets are text, as they are to diffusers, which may be the reference.
+    """
+    return [
+        Request(prompt, steps=steps, seed=0, num_images=seeds, images_at_once=1, prompt_weighting="none")
+        for prompt in prompts
+    ]
 
 
 def compare_images(

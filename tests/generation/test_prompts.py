@@ -258,7 +258,7 @@ def condition(chunks: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("counts", "target", "length", "padded"),
     [((1, 1), None, 1, False), ((1, 2), None, 2, False), ((2, 3), None, 6, False), ((1, 1), 2, 2, False),
-     ((3, 5), None, 5, True), ((13, 13), None, 13, False), ((13, 1), None, 13, True), ((2, 3), 3, 3, True)],
+     ((3, 5), None, 5, True), ((13, 13), None, 13, False), ((13, 1), None, 13, False), ((2, 3), 3, 3, True)],
 )  # fmt: skip
 def test_prompts_are_brought_to_one_length(
     counts: tuple[int, ...], target: int | None, length: int, padded: bool, capsys: pytest.CaptureFixture[str]
