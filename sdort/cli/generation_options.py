@@ -9,7 +9,24 @@ from typing import Any
 import click
 
 from sdort.cli.number_types import Real, Whole
-from sdort.errors.number_ranges import CLIP_SKIP, ETA, GUIDANCE, HEIGHT, NUM_IMAGES, PREVIEW_EVERY, STEPS, WIDTH
+from sdort.errors.number_ranges import (
+    CLIP_SKIP,
+    ETA,
+    GUIDANCE,
+    HEIGHT,
+    HIRES,
+    HIRES_STEPS,
+    HIRES_STRENGTH,
+    MASK_BLUR,
+    MASK_PADDING,
+    NUM_IMAGES,
+    PREVIEW_EVERY,
+    STEPS,
+    STRENGTH,
+    VARIATION_SEED,
+    VARIATION_STRENGTH,
+    WIDTH,
+)
 from sdort.pipelines.scheduler_names import SPACINGS
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -136,11 +153,79 @@ _ADAPTERS: tuple[Option, ...] = (
     ),
 )
 
+_FROM_IMAGE: tuple[Option, ...] = (
+    click.option(
+        "--init-image",
+        metavar="FILE",
+        help="An image to start from. The result has its size, unless --height or --width say another.",
+    ),
+    click.option(
+        "--strength",
+        type=Real(STRENGTH),
+        show_default="0.75, with --mask 1",
+        help="Share of the steps that change the init image.",
+    ),
+    click.option(
+        "--mask",
+        metavar="FILE",
+        help="White where something new is to be, of the init image's size. The rest stays as it is.",
+    ),
+    click.option("--mask-blur", type=Whole(MASK_BLUR), show_default="4", help="Pixels that soften the mask's edge."),
+    click.option(
+        "--only-masked",
+        is_flag=True,
+        help="Generate the mask's surroundings alone, at the whole size, and put them back into the image.",
+    ),
+    click.option(
+        "--mask-padding",
+        type=Whole(MASK_PADDING),
+        show_default="32",
+        help="Pixels around the mask that --only-masked takes with it.",
+    ),
+)
+
+_VARIATIONS: tuple[Option, ...] = (
+    click.option(
+        "--variation-strength",
+        type=Real(VARIATION_STRENGTH),
+        show_default="no variations",
+        help="Variations of the image of --seed: 0 is that image, 1 that of --variation-seed.",
+    ),
+    click.option(
+        "--variation-seed",
+        type=Whole(VARIATION_SEED),
+        show_default="random",
+        help="Of the first variation; the second has this + 1, and so on.",
+    ),
+)
+
+_LARGER: tuple[Option, ...] = (
+    click.option(
+        "--hires", type=Real(HIRES), metavar="SCALE", help="Enlarge the image by this factor, in a second pass."
+    ),
+    click.option(
+        "--hires-upscale",
+        type=click.Choice(["latent", "image"]),
+        show_default="latent",
+        help="What is enlarged: latents, or the decoded image, which keeps more of it.",
+    ),
+    click.option(
+        "--hires-strength",
+        type=Real(HIRES_STRENGTH),
+        show_default="0.7",
+        help="Share of the steps that change the enlarged image.",
+    ),
+    click.option("--hires-steps", type=Whole(HIRES_STEPS), show_default="--steps", help="Steps of the second pass."),
+)
+
 _GROUPS: dict[str, tuple[Option, ...]] = {
     "What is generated": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
-    "Previews": _PREVIEWS,
+    "From an image": _FROM_IMAGE,
+    "Variations": _VARIATIONS,
+    "Larger images": _LARGER,
     "Adapters": _ADAPTERS,
+    "Previews": _PREVIEWS,
 }
 """Heading of the help -> its options, the most used first."""
 

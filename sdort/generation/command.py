@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sdort.console import progress, say
 from sdort.errors import ParityError
 from sdort.generation.adapted_weights import plan_adapters
+from sdort.generation.canvas import make_canvas
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, save_png
@@ -22,8 +23,9 @@ from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress,
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, check_prompts, image_size, scheduler_of
+from sdort.generation.request import Request, check_prompts
 from sdort.generation.result import Generation, Image, PeakMemory
+from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
@@ -48,18 +50,21 @@ class Pipeline:
 
     Attributes:
         provider: the name of the execution provider that runs the UNet.
-        fallback: why it, or a component's, is not the requested one; None if all are.
     """
 
     def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float, device: DeviceGrowth) -> None:
         self.provider: str = models.provider.name
-        self.fallback: str | None = models.fallback
         self._models = models
         self._options = options
         self._load_seconds = load_seconds
         self._device = device
         self._held = 0
         """Bytes of the largest generation until now, which the sessions keep for the next one."""
+
+    @property
+    def fallback(self) -> str | None:
+        """Why the provider, or a component's, is not the requested one; None if all are."""
+        return self._models.fallback
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -94,7 +99,7 @@ class Pipeline:
         paths, needed = plan_paths(jobs) if jobs[0].output else None, 0
         for job in jobs:
             settings = job.requests[0]
-            unet_calls(models.folder, settings)
+            checked_stages(models.folder, settings)
             replaced = plan_adapters(models.folder, settings.lora).nbytes
             held = self._held + models.adapters.nbytes
             more = refuse_generation(models.folder, settings, job.images, models.provider, device_id, held, replaced)
@@ -117,12 +122,12 @@ class Pipeline:
         self, requests: list[Request], paths: list[Path] | None, on_progress: OnProgress | None
     ) -> Generation:
         models = self._models
-        calls = unet_calls(models.folder, requests[0])  # refused before anything runs
+        stages = checked_stages(models.folder, requests[0])  # refused before anything runs
         owners = [request for request in requests for _ in range(request.num_images)]
         images: list[Image] = []
         bad: list[tuple[Request, Generated]] = []
         try:
-            with _shown_progress(owners, calls, on_progress) as watch:
+            with _shown_progress(owners, stages, on_progress) as watch:
                 # Each is written as soon as it is done: what ends the rest does not take it away.
                 for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
                     watch.image_done()
@@ -145,10 +150,11 @@ class Pipeline:
         )
 
     def _kept(self, request: Request, image: Generated, path: Path | None) -> Image:
-        record = self._record(request)
+        record = replace(self._record(request), variation_seed=image.variation_seed)
         if path:
             save_png(path, image.pixels, record, image.seed)
-        return Image(path, image.seed, request.prompt, request.negative_prompt, image.pixels, record)
+        seeds = image.seed, image.variation_seed
+        return Image(path, *seeds, request.prompt, request.negative_prompt, image.pixels, record)
 
     def _record(self, request: Request) -> GenerationRecord:
         models, options, timings = self._models, self._options, self._models.timings
@@ -157,13 +163,14 @@ class Pipeline:
         seconds = StageSeconds(
             load=round(self._load_seconds, 4),
             encode=round(timings.encode, 4),
+            encode_image=round(timings.image, 4),
             denoise=round(sum(timings.steps), 4),
             first_step=round(timings.steps[0], 4),
             decode=round(timings.decode, 4),
         )
         return GenerationRecord(
             **{
-                **asdict(request),
+                **request.recorded(),
                 "height": height,
                 "width": width,
                 "scheduler": scheduler,
@@ -174,7 +181,7 @@ class Pipeline:
             model_hash=models.folder.model_hash,
             provider=self.provider,
             requested_provider=options.provider,
-            fallback=self.fallback,
+            fallback=models.fallback,
             tuning=options.tuning and can_tune(models.provider, options),
             device=device_name(models.provider, options.device_id),
             custom_ops=custom_ops_hash(options),
@@ -291,7 +298,7 @@ def run(
         jobs = [job.for_pipeline(folder) for job in jobs]
         provider = choose_provider(runtime)[0]
         for job in jobs:
-            unet_calls(folder, job.requests[0])
+            checked_stages(folder, job.requests[0])
             replaced = plan_adapters(folder, job.requests[0].lora).nbytes
             refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id, replaced=replaced)
     adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
@@ -305,28 +312,32 @@ def _runtime_options(options: LoadOptions) -> RuntimeOptions:
     return RuntimeOptions(**given)
 
 
-def unet_calls(folder: PipelineFolder, request: Request) -> int:
-    """The calls of the UNet that a batch takes: some schedulers call it twice a step.
+def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
+    """The stages of a request that the pipeline can do.
 
     Raises:
-        UsageError: the size, the number of steps or a prompt is one that the pipeline cannot do.
-        BadModelError: a file of the pipeline is broken.
+        UsageError: the size, the number of steps, a strength, the mask or a prompt is one that the pipeline cannot do.
+        BadModelError: a file of the pipeline is broken, or its UNet is for another task.
     """
-    image_size(folder, request)
+    stages = plan_stages(folder, request)
     check_prompts(folder, request)
-    return len(scheduler_of(folder, request).timesteps)
+    if request.mask:
+        make_canvas(request, stages[0].size, folder.vae_factor)
+    return stages
 
 
 @contextmanager
-def _shown_progress(owners: list[Request], calls: int, on_progress: OnProgress | None) -> Iterator[StepProgress]:
+def _shown_progress(
+    owners: list[Request], stages: Sequence[Stage], on_progress: OnProgress | None
+) -> Iterator[StepProgress]:
     """The progress of a generation, on a bar and by ``on_progress``.
 
     Args:
         owners: the request of each image.
-        calls: calls of the UNet for a batch.
+        stages: of a batch.
     """
     request = owners[0]
-    watch = StepProgress(len(owners), request.images_at_once, request.steps, calls)
+    watch = StepProgress(len(owners), request.images_at_once, total_steps(stages), total_calls(stages))
     with progress(watch.description, watch.total, numbers=watch.numbers) as advance:
 
         def moved(amount: float) -> None:

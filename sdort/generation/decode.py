@@ -20,7 +20,7 @@ from sdort.errors import MemoryShortageError
 from sdort.generation.bound_unet import batch_slices
 from sdort.generation.footprint import Footprint, decoder_footprint
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.runtime.session import Session
 from sdort.tables import size_text
@@ -147,14 +147,15 @@ class Planner:
 
 
 def planner_of(folder: PipelineFolder, provider: Provider, component: str = DECODER) -> Planner:
-    """The planner of a pipeline's decoder; of its encoder, which takes as much, for its estimate alone.
+    """The planner of a pipeline's decoder, or of its encoder, which takes as much.
 
     Raises:
         BadModelError: a file of the pipeline is broken.
     """
     file = folder.file(component)
     footprint = decoder_footprint(file, provider)
-    return Planner(next(iter(file.signature.inputs.values())), folder.vae, folder.vae_factor, footprint)
+    tensors = file.signature.outputs if component == ENCODER else file.signature.inputs
+    return Planner(next(iter(tensors.values())), folder.vae, folder.vae_factor, footprint)
 
 
 class Decoder(Planner):
@@ -202,7 +203,7 @@ class Decoder(Planner):
     def _at_once(self, latents: Array, tile: int | None) -> Array:
         parts = batch_slices(self.session, self._name, len(latents))
         return np.concatenate(
-            [decode_tiles(self._run, latents[part], tile, self.factor, self.on_tile) for part in parts]
+            [in_tiles(self._run, latents[part], tile, (1, self.factor), self.on_tile) for part in parts]
         )
 
     def _run(self, latents: Array) -> Array:
@@ -215,36 +216,42 @@ def size_of(latents: Array) -> Size:
     return images, height, width
 
 
-def decode_tiles(
+def in_tiles(
     run: Callable[[Array], Array],
-    latents: Array,
+    values: Array,
     tile: int | None,
-    factor: int,
+    scales: tuple[int, int],
     on_tile: OnTile = lambda tile, tiles: None,
 ) -> Array:
-    """Decode [n, channels, h, w] through tiles of at most ``tile`` latents a side, blended where they overlap.
+    """Decode or encode [n, channels, h, w] through tiles, blended where they overlap.
 
     Args:
-        run: decodes [n, channels, h, w] to [n, 3, h * factor, w * factor].
+        run: the model, on [n, channels, h, w].
+        tile: most latents of a tile's side.
+        scales: rows of ``values``, and of the result, for one of latents: 1 and the autoencoder's factor to decode.
     """
-    height, width = latents.shape[2:]
+    before, after = scales
+    height, width = (side // before for side in values.shape[2:])
     if tile is None or max(height, width) <= tile:
         on_tile(1, 1)
-        return run(latents)
-    total = np.zeros((len(latents), 3, height * factor, width * factor), np.float32)
-    weight = np.zeros(total.shape[2:], np.float32)
+        return run(values)
     corners = list(itertools.product(starts(height, tile), starts(width, tile)))
+    overlap = int(OVERLAP * tile * after)
+    total = weight = np.zeros(1, np.float32)
     for number, (top, left) in enumerate(corners, 1):
         on_tile(number, len(corners))
-        part = run(np.ascontiguousarray(latents[:, :, top : top + tile, left : left + tile]))
-        rows, columns = part.shape[2:]
+        rows, columns = (slice(first * before, (first + tile) * before) for first in (top, left))
+        part = run(np.ascontiguousarray(values[:, :, rows, columns]))
+        if number == 1:
+            total = np.zeros((*part.shape[:2], height * after, width * after), np.float32)
+            weight = np.zeros(total.shape[2:], np.float32)
         mask = np.outer(
-            ramp(rows, int(OVERLAP * tile * factor), top > 0, top + tile < height),
-            ramp(columns, int(OVERLAP * tile * factor), left > 0, left + tile < width),
+            ramp(part.shape[2], overlap, top > 0, top + tile < height),
+            ramp(part.shape[3], overlap, left > 0, left + tile < width),
         )
-        place = np.s_[..., top * factor : top * factor + rows, left * factor : left * factor + columns]
-        total[place] += part * mask
-        weight[place] += mask
+        place = np.s_[..., top * after :, left * after :]
+        total[place][..., : part.shape[2], : part.shape[3]] += part * mask
+        weight[place][..., : part.shape[2], : part.shape[3]] += mask
     return total / weight
 
 
@@ -267,14 +274,14 @@ def ramp(length: int, overlap: int, before: bool, after: bool) -> Array:
     return weights
 
 
-def choose(decoder: Decoder, size: Size, tiling: bool | None, slicing: bool | None) -> Plan:
+def choose(planner: Planner, session: Session, size: Size, tiling: bool | None, slicing: bool | None) -> Plan:
     """The plan for latents of a size, on the machine as it is now."""
-    session = decoder.session
     free = None
     if None in (tiling, slicing):
         free = free_memory(session.provider.vendor, session.options.device_id)
-    plan = decoder.plan(size, tiling, slicing, free)
+    plan = planner.plan(size, tiling, slicing, free)
     if None in (tiling, slicing):
-        needed, there = (size_text(number) for number in (decoder.bytes_for(size, Plan()), free or 0))
-        detail(f"decoding {plan}: all at once takes about {needed}, {there if free else 'an unknown amount'} is free")
+        needed, there = (size_text(number) for number in (planner.bytes_for(size, Plan()), free or 0))
+        verb = "encoding" if session.component == ENCODER else "decoding"
+        detail(f"{verb} {plan}: all at once takes about {needed}, {there if free else 'an unknown amount'} is free")
     return plan

@@ -35,15 +35,25 @@ REPLAYED = {
     "eta": "eta",
     "vae_tiling": "vae_tiling",
     "vae_slicing": "vae_slicing",
+    "strength": "strength",
+    "mask_blur": "mask_blur",
+    "only_masked": "only_masked",
+    "mask_padding": "mask_padding",
+    "variation_seed": "variation_seed",
+    "variation_strength": "variation_strength",
+    "hires": "hires",
+    "hires_upscale": "hires_upscale",
+    "hires_strength": "hires_strength",
+    "hires_steps": "hires_steps",
 }
 """Option -> the field of :class:`GenerationRecord` that it is taken from."""
 
-GIVEN_AGAIN = {"lora": "lora"}
+GIVEN_AGAIN = {"lora": "lora", "init_image": "init_image", "mask": "mask"}
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
 _TEXTS = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "prompt_weighting", "scheduler",
-          "timestep_spacing"}  # fmt: skip
-_SWITCHES = {"vae_tiling", "vae_slicing"}
+          "timestep_spacing", "hires_upscale"}  # fmt: skip
+_SWITCHES = {"vae_tiling", "vae_slicing", "only_masked"}
 
 WITHOUT_EFFECT = {
     "num_images": "an image is one image",

@@ -16,7 +16,7 @@ import numpy as np
 
 from sdort.console import warn
 from sdort.errors import ParityError, SdortError
-from sdort.model.component_names import DECODER
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
 from sdort.providers.runtime_options import RuntimeOptions
@@ -26,6 +26,7 @@ SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "text_encoder": (("all of it", all_nodes),),
     "text_encoder_2": (("all of it", all_nodes),),
     "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
+    ENCODER: (("all of it", all_nodes),),
     DECODER: (("all of it", all_nodes),),
 }
 """Component -> nodes to compute in fp32, the cheapest choice that may help first."""

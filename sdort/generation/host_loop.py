@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import ParityError
+from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.preview import BatchPreviews
 from sdort.generation.schedule_part import PartSteps
@@ -43,25 +44,18 @@ def denoise(
     unet: Session,
     steps: PartSteps,
     conditions: Sequence[Conditioning],
-    noise: Any,
+    given: Beginning,
     generators: list[Any],
     guidance_scale: float | None,
     on_step: Callable[[float], None],
-    image: Any = None,
-    mask: Any = None,
-    extra: Any = None,
     previews: BatchPreviews | None = None,
 ) -> tuple[Array, list[float]]:
     """Take every step.
 
     Args:
         conditions: one for each prompt: the negative one first, when there is guidance.
-        noise: [images, channels, height, width], fp32, of unit variance.
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
-        image: latents like ``noise``, where the part of the schedule takes some.
-        mask: [height, width], true where the scheduler's steps count, for a part that is masked.
-        extra: [images, channels, height, width], what the UNet takes beside the latents.
         previews: shown every few steps.
 
     Returns:
@@ -72,7 +66,8 @@ def denoise(
     """
     import torch
 
-    scheduler = steps.scheduler
+    scheduler, noise, image = steps.scheduler, given.noise, given.image
+    mask = None if given.mask is None else torch.from_numpy(given.mask)
     drawn = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
     conditioning = repeated(conditions, len(noise))
     with steps_of(scheduler):
@@ -82,7 +77,7 @@ def denoise(
         started = time.perf_counter()
         with steps_of(scheduler):
             sample = steps.sample(number, latents)
-        whole = sample if extra is None else torch.cat([sample, extra], dim=1)
+        whole = sample if given.extra is None else torch.cat([sample, given.extra], dim=1)
         predicted = _predict(unet, torch.cat([whole] * len(conditions)).numpy(), timestep.numpy(), conditioning)
         output = torch.from_numpy(predicted)
         if not torch.isfinite(output).all():
@@ -96,7 +91,7 @@ def denoise(
             output = without + guidance_scale * (with_prompt - without)
         with steps_of(scheduler):
             latents = steps.step(number, output, latents, **drawn)
-            if steps.part.masked:
+            if mask is not None:
                 latents = torch.where(mask, latents, steps.outside(number, noise, image))
         seconds.append(time.perf_counter() - started)
         on_step(len(latents))

@@ -35,6 +35,7 @@ class Generated:
     seed: int
     pixels: Array
     problem: str | None
+    variation_seed: int | None = None
 
 
 def to_image(decoded: Array, seed: int) -> Generated:

@@ -12,6 +12,7 @@ from sdort.console import say
 from sdort.errors import UsageError
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
+from sdort.generation.input_image import read_image, read_mask
 from sdort.generation.options import GenerationOptions, OnProgress
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
@@ -133,6 +134,11 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     seeds = read_seeds(secrets.randbelow(1 << 32) if settings.get("seed") is None else settings["seed"])
     settings["seed"] = seeds[0]
     settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
+    if settings.get("variation_strength") is not None and settings.get("variation_seed") is None:
+        settings["variation_seed"] = secrets.randbelow(1 << 32)
+    for name, read in (("init_image", read_image), ("mask", read_mask)):
+        if settings.get(name) is not None:
+            settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)

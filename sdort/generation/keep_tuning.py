@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdort.generation.request import Request
+from sdort.generation.stages import plan_stages
 from sdort.runtime.tuning_results import keep_case, keep_shapes
 from sdort.workload.cases import generation_cases
 
@@ -17,13 +18,14 @@ def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
     """Keep what was tuned while images were generated; a cache that cannot be written costs a warning."""
     request = requests[0]
     images = sum(request.num_images for request in requests)
-    size, guided = pipeline.size(request), request.guidance_scale > 1
+    guided = request.guidance_scale > 1
     for component, session in pipeline.sessions.items():
         if component != "unet":  # the decoder's depend on the memory that was free
             for shapes in sorted(session.ran_on):
                 keep_shapes(session, dict(shapes))
             continue
-        for case in generation_cases(
-            component, session.inputs, images, size, guided=guided, at_once=request.images_at_once
-        ):
-            keep_case(session, case, pipeline.folder.vae_factor)
+        for stage in plan_stages(pipeline.folder, request):
+            for case in generation_cases(
+                component, session.inputs, images, stage.size, guided=guided, at_once=request.images_at_once
+            ):
+                keep_case(session, case, pipeline.folder.vae_factor)

@@ -13,7 +13,8 @@ from typing import Any
 from sdort.errors import MemoryShortageError
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import activation_bytes, keeps_scores
-from sdort.generation.request import Request, image_size
+from sdort.generation.request import Request
+from sdort.generation.stages import plan_stages
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.onnx_io.component_file import ComponentFile
@@ -96,16 +97,26 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
         images: all images of the run, which are kept until its end.
         free: bytes of free memory, by which the decoder's plan is chosen.
     """
-    size = image_size(folder, request)
     together = min(images, request.images_at_once)
-    decoded = Case(DECODER, together, *size)
     planner = planner_of(folder, provider)
-    plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
     samples = together * (2 if request.guidance_scale > 1 else 1)
-    largest = max(
-        case_bytes(folder, Case("unet", samples, *size), provider), case_bytes(folder, decoded, provider, plan)
-    )
-    return largest + 3 * images * math.prod(size)
+    sizes = [stage.size for stage in plan_stages(folder, request)]
+    largest = 0
+    for size in sizes:
+        decoded = Case(DECODER, together, *size)
+        plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
+        largest = max(
+            largest,
+            case_bytes(folder, Case("unet", samples, *size), provider),
+            case_bytes(folder, decoded, provider, plan),
+            case_bytes(folder, Case(ENCODER, 1, *size), provider, plan) if encodes(request) else 0,
+        )
+    return largest + 3 * images * math.prod(sizes[-1])
+
+
+def encodes(request: Request) -> bool:
+    """Whether images are encoded on the way."""
+    return request.init_image is not None or request.hires_upscale == "image"
 
 
 def refuse_generation(
@@ -132,9 +143,10 @@ def refuse_generation(
     if free is None:
         return 0
     free += held or 0
-    height, width = image_size(folder, request)
+    height, width = plan_stages(folder, request)[-1].size
     needed = generation_bytes(folder, request, images, provider, free) + replaced
-    weights = weight_bytes(folder, folder.needed) if held is None else 0
+    components = (*folder.needed, ENCODER) if encodes(request) else folder.needed
+    weights = weight_bytes(folder, components) if held is None else 0
     what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)
     return needed

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sdort.generation.preview import OnPreview
     from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
+from sdort.generation.input_image import ImageSource
+
 OnProgress = Callable[[float, float], None]
 """Called with the steps that are done and all there are, both times the number of images."""
 
@@ -60,6 +62,34 @@ class GenerationOptions(TypedDict, total=False):
     lora: Sequence[str | AdapterChoice]
     """Adapters (LoRA, LoHa, LoKr, DoRA) as ``FILE`` or ``FILE:SCALE``; none by default. They hold for these images: the
     next call has its own, and switches without loading a model again."""
+    init_image: ImageSource | None
+    """An image to start from: a file, a picture of Pillow, or an array uint8 [height, width, 3]. Its size is the
+    images' unless ``height`` or ``width`` say another; one with more than four times the pixels that the model was made
+    for is scaled down to these."""
+    strength: float | None
+    """Share of the steps that change the init image: 1 leaves little of it. 0.75 by default, 1 with a mask."""
+    mask: ImageSource | None
+    """Where something new is generated: white in an image of the init image's size. The rest stays as it is."""
+    mask_blur: int | None
+    """Pixels by which the mask's edge is softened; 4 by default."""
+    only_masked: bool
+    """Generate what the mask selects and its surroundings alone, at the whole size, and put it back into the image."""
+    mask_padding: int | None
+    """Pixels around the mask that ``only_masked`` takes as its surroundings; 32 by default."""
+    variation_strength: float | None
+    """How far the images are from that of ``seed``: from 0, which is that image, to 1, that of ``variation_seed``. Each
+    further image is another variation of the one seed."""
+    variation_seed: int | None
+    """Of the first variation; the second has ``variation_seed + 1``, and so on. By default random."""
+    hires: float | None
+    """Factor of the size to which the image is enlarged, in a second pass that starts from the first one's image."""
+    hires_upscale: str | None
+    """What the second pass starts from: ``latent`` (interpolated latents, the default) or ``image`` (the decoded image,
+    interpolated and encoded, which keeps more of it at a low ``hires_strength``)."""
+    hires_strength: float | None
+    """Share of the steps that change the enlarged image; 0.7 by default."""
+    hires_steps: int | None
+    """Steps of the second pass, of which ``hires_strength`` takes its share; by default as many as ``steps``."""
     images_at_once: int
     """How many images share a call of the UNet, also of several prompts; four by default."""
     vae_tiling: bool | None

@@ -7,27 +7,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from sdort.console import detail, progress, say
+from sdort.errors import ParityError
 from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, plan_adapters
+from sdort.generation.beginning import Start
 from sdort.generation.bound_unet import Batch, condition_width
+from sdort.generation.canvas import Canvas, make_canvas, remark_on_size
 from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.device_loop import Loop
+from sdort.generation.encode import Encoder, Posterior, pixels_of_images
 from sdort.generation.footprint import decoder_footprint
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.images import Generated, to_image
+from sdort.generation.noise import ImageSeed, NoiseSource
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request, check_text_to_image, image_size, scheduler_of
-from sdort.generation.schedule_part import WHOLE, PartSteps
+from sdort.generation.request import Request, check_inputs, image_size, scheduler_of
+from sdort.generation.schedule_part import Part, PartSteps
+from sdort.generation.stages import Stage, plan_stages
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
-from sdort.model.component_names import DECODER
-from sdort.model.signature import Array, static_size
+from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.signature import Array
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -44,6 +50,8 @@ class Timings:
     """Seconds spent per stage; ``steps`` has one entry per denoising step."""
 
     encode: float = 0.0
+    image: float = 0.0
+    """Encoding of images."""
     steps: list[float] = field(default_factory=list)
     decode: float = 0.0
 
@@ -74,14 +82,8 @@ class TextToImage:
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
 
-    @property
-    def latent_channels(self) -> int:
-        """Channels of the latents that the autoencoder decodes."""
-        spec = next(iter(self.sessions[DECODER].inputs.values()))
-        return static_size(spec.shape, 1) or int(self.folder.vae.get("latent_channels", 4))
-
     def size(self, request: Request) -> tuple[int, int]:
-        """Height and width in pixels of the images of ``request``, as :func:`image_size`."""
+        """Height and width in pixels that ``request`` generates first, as :func:`image_size`."""
         return image_size(self.folder, request)
 
     def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
@@ -106,25 +108,91 @@ class TextToImage:
             ProviderError: a run failed.
         """
         request = requests[0]
-        size = self.size(request)
+        stages = plan_stages(self.folder, request)
+        size = stages[0].size
+        canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
+        remark_on_size(request, size)
         self.use_adapters(plan_adapters(self.folder, request.lora))
         self.timings = Timings()
         started = time.perf_counter()
         conditions = self._conditions(requests, size)
         self.timings.encode = time.perf_counter() - started
-        images = [
-            (of_one, each.seed + index)
-            for of_one, each in zip(conditions, requests, strict=True)
-            for index in range(each.num_images)
-        ]
-        recurrence = find_recurrence(partial(scheduler_of, self.folder, request))
+        start = Start(self.folder) if canvas is None else self._start(request, canvas, stages[0].part)
+        images = [(of_one, seed) for of_one, each in zip(conditions, requests, strict=True) for seed in each.seeds]
+        schedulers = [partial(scheduler_of, self.folder, request, stage.schedule) for stage in stages]
+        recurrences = [find_recurrence(make, stage.part) for make, stage in zip(schedulers, stages, strict=True)]
         for first in range(0, len(images), request.images_at_once):
             batch = images[first : first + request.images_at_once]
             seeds = [seed for _, seed in batch]
             stacked = _stacked([of_one for of_one, _ in batch])
-            denoise_batch = partial(self._denoise_batch, request, recurrence, stacked, seeds, size)
-            latents = self._denoised(denoise_batch, on_step)
-            yield from self._decode(latents, request, seeds, on_tile)
+            source = NoiseSource(seeds, request.variation_strength or 0.0)
+            begin, latents = start, np.zeros(0, np.float32)
+            for stage, recurrence in zip(stages, recurrences, strict=True):
+                if latents.size:
+                    begin = self._larger(latents, request, stage, seeds)
+                    stacked = [self.folder.family.at_size(condition, stage.size) for condition in stacked]
+                denoise_batch = partial(self._denoise_batch, request, stage, recurrence, stacked, begin, source)
+                latents = self._denoised(denoise_batch, source, on_step)
+            for image in self._decode(latents, request, seeds, on_tile):
+                yield image if canvas is None or image.problem else replace(image, pixels=canvas.finished(image.pixels))
+
+    def _start(self, request: Request, canvas: Canvas, part: Part) -> Start:
+        """The init image encoded, and what its mask leaves, for a UNet that takes that."""
+        started = time.perf_counter()
+        mask = masked = None
+        if request.mask:
+            mask = canvas.latent_mask(self.folder.vae_factor)
+            if self.folder.sample_channels != self.folder.latent_channels:
+                masked = self._posterior(canvas.masked_pixels, request)
+        image = self._posterior(canvas.pixels, request) if part.takes_image else None
+        self.timings.image += time.perf_counter() - started
+        return Start(self.folder, image, mask=mask, masked=masked)
+
+    def _posterior(self, pixels: Array, request: Request) -> Posterior:
+        """The distribution of images' latents, float32 [images, 3, height, width] in [-1, 1]."""
+        folder = self.folder
+        if ENCODER not in self.sessions:
+            self.sessions[ENCODER] = self._opened(ENCODER)
+
+        def work() -> Posterior:
+            session = self.sessions[ENCODER]
+            widened = self.guard is not None and ENCODER in self.guard.widened
+            footprint = decoder_footprint(folder.file(ENCODER), session.provider, widened)
+            encoder = Encoder(session, folder.vae, folder.vae_factor, footprint)
+            height, width = (side // folder.vae_factor for side in pixels.shape[2:])
+            return encoder.encode(pixels, choose(encoder, session, (1, height, width), request.vae_tiling, True))
+
+        return self._guarded(ENCODER, work, lambda posterior: [posterior.parameters])
+
+    def _opened(self, component: str) -> Session:
+        """A component that only some requests need, opened as the others are."""
+        unet, path = self.sessions["unet"], self.folder.models[component]
+        with checked(self.folder.path, unet.options.check) as content:
+            content.reads([path])
+            options = replace(unet.options, graph=False)
+            session, refused = open_or_fall_back(path, component, self.provider, options)
+        self.fallback = "; ".join(filter(None, [self.fallback, refused])) or None
+        return session
+
+    def _larger(self, latents: Array, request: Request, stage: Stage, seeds: list[ImageSeed]) -> Start:
+        """The beginning of a second pass: the latents of the first, or its images, at the size of ``stage``."""
+        import torch
+        from PIL import Image
+
+        height, width = stage.size
+        if request.hires_upscale != "image":
+            sides = height // self.folder.vae_factor, width // self.folder.vae_factor
+            larger = torch.nn.functional.interpolate(torch.from_numpy(latents), size=sides, mode="bilinear")
+            return Start(self.folder, latents=larger.numpy())
+        images = list(self._decode(latents, request, seeds, lambda tile, tiles: None))
+        bad = next((image for image in images if image.problem), None)
+        if bad:
+            raise ParityError(f"the first image of seed {bad.seed} shows nothing: {bad.problem}", component=DECODER)
+        started = time.perf_counter()
+        pictures = [Image.fromarray(image.pixels).resize((width, height), Image.Resampling.LANCZOS) for image in images]
+        start = Start(self.folder, self._posterior(pixels_of_images([np.asarray(each) for each in pictures]), request))
+        self.timings.image += time.perf_counter() - started
+        return start
 
     def use_adapters(self, plan: AdapterPlan) -> None:
         """Let the pipeline have these adapters, and no others, from now on.
@@ -160,10 +228,13 @@ class TextToImage:
         return self.guard.run(component, work, lambda result: next(filter(None, map(dead, arrays(result))), None))
 
     def _denoised(
-        self, denoise_batch: Callable[[Callable[[float], None]], Array], on_step: Callable[[float], None]
+        self,
+        denoise_batch: Callable[[Callable[[float], None]], Array],
+        source: NoiseSource,
+        on_step: Callable[[float], None],
     ) -> Array:
         """The latents of ``denoise_batch``, computed again in a safer precision if an image's latents are dead."""
-        advanced = [0.0]
+        advanced, state = [0.0], source.state()
 
         def advance(amount: float) -> None:
             advanced[0] += amount
@@ -173,6 +244,7 @@ class TextToImage:
             if advanced[0]:
                 on_step(-advanced[0])
                 advanced[0] = 0.0
+            source.restore(state)
             if self.loop.unet is not self.sessions["unet"]:
                 self.loop = Loop(self.sessions["unet"])
             return list(denoise_batch(advance))
@@ -251,59 +323,59 @@ class TextToImage:
     def _denoise_batch(
         self,
         request: Request,
+        stage: Stage,
         recurrence: Recurrence | None,
         conditions: list[Conditioning],
-        seeds: list[int],
-        size: tuple[int, int],
+        start: Start,
+        source: NoiseSource,
         on_step: Callable[[float], None],
     ) -> Array:
         """Denoised latents [images, channels, height / factor, width / factor], fp32."""
         import torch
-        from diffusers.utils.torch_utils import randn_tensor
 
         factor, scale = self.folder.vae_factor, self.guidance(request)
-        latent = (self.latent_channels, size[0] // factor, size[1] // factor)
-        batch = Batch(len(conditions), len(seeds), latent)
-        # On the CPU whatever the device: its numbers are the same everywhere, and diffusers' own default.
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        noise = randn_tensor((len(seeds), *latent), generator=generators, dtype=torch.float32)
+        latent = (self.folder.latent_channels, stage.size[0] // factor, stage.size[1] // factor)
+        given = start.begin(source, latent, stage.part)
+        extra = 0 if given.extra is None else given.extra.shape[1]
+        batch = Batch(len(conditions), len(given.noise), latent, extra)
         guidance = [1.0] if scale is None else [1.0 - scale, scale]
+        previews = self._previews(request, stage, guidance, source.seeds)
         if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("this scheduler's steps go through the host")
-            steps = PartSteps(scheduler_of(self.folder, request), WHOLE)
-            unet = self.sessions["unet"]
-            previews = self._previews(steps.scheduler, steps.timesteps, guidance, seeds)
-            latents, seconds = denoise(unet, steps, conditions, noise, generators, scale, on_step, previews=previews)
+            unet, steps = self.sessions["unet"], self._steps(request, stage)
+            latents, seconds = denoise(unet, steps, conditions, given, source.generators, scale, on_step, previews)
         else:
-            later = [
-                randn_tensor(noise.shape, generator=generators, dtype=torch.float32) for _ in range(recurrence.noises)
-            ]
-            rows = torch.stack([noise, *later]).numpy()
-            previews = self._previews(scheduler_of(self.folder, request), recurrence.timesteps, guidance, seeds)
+            later = [source.draw(latent) for _ in range(recurrence.noises)]
+            rows = torch.stack([given.noise, *later]).numpy()
+            image, beside = (None if each is None else each.numpy() for each in (given.image, given.extra))
             latents, seconds = self.loop.denoise(
-                recurrence, batch, conditions, rows, guidance, on_step, previews=previews
+                recurrence, batch, conditions, rows, guidance, on_step, image, given.mask, beside, previews
             )
         self.timings.steps += seconds
         return latents
 
+    def _steps(self, request: Request, stage: Stage) -> PartSteps:
+        return PartSteps(scheduler_of(self.folder, request, stage.schedule), stage.part)
+
     def _previews(
-        self, scheduler: Any, timesteps: Array, guidance: Sequence[float], seeds: list[int]
+        self, request: Request, stage: Stage, guidance: Sequence[float], seeds: Sequence[ImageSeed]
     ) -> BatchPreviews | None:
         if self.previewer is None:
             return None
-        return BatchPreviews(self.previewer, scheduler, timesteps, guidance, seeds)
+        steps, numbers = self._steps(request, stage), [seed.number for seed in seeds]
+        return BatchPreviews(self.previewer, steps.scheduler, steps.timesteps, guidance, numbers)
 
-    def _decode(self, latents: Array, request: Request, seeds: list[int], on_tile: OnTile) -> Iterator[Generated]:
+    def _decode(self, latents: Array, request: Request, seeds: list[ImageSeed], on_tile: OnTile) -> Iterator[Generated]:
         decoder = self._decoder(on_tile)
         scaled = self.folder.unscaled(latents)
-        plan = choose(decoder, size_of(latents), request.vae_tiling, request.vae_slicing)
+        plan = choose(decoder, decoder.session, size_of(latents), request.vae_tiling, request.vae_slicing)
         started = time.perf_counter()
         first = self.sessions[DECODER]
         for index, (decoded, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
-            image = self._shown(decoder, to_image(decoded, seed), scaled[index : index + 1], first)
+            image = self._shown(decoder, to_image(decoded, seed.number), scaled[index : index + 1], first)
             self.timings.decode += time.perf_counter() - started
             self.decoded = decoder.plan_now
-            yield image
+            yield replace(image, variation_seed=seed.variation)
             started = time.perf_counter()
 
     def _decoder(self, on_tile: OnTile) -> Decoder:
@@ -373,5 +445,5 @@ def assemble(
         BadModelError: they do not make text to image, or the tokenizer does not load.
     """
     pipeline = TextToImage(folder, sessions, provider, fallback)
-    check_text_to_image(sessions, folder.family, pipeline.latent_channels)
+    check_inputs(sessions["unet"], folder.family)
     return pipeline

@@ -48,7 +48,9 @@ def previewing(
             yield
             return
         vae = Path(wanted.preview_vae) if wanted.preview_vae else None
-        decode = make_decode(models.folder, models.latent_channels, vae, models.provider, replace(options, graph=False))
+        decode = make_decode(
+            models.folder, models.folder.latent_channels, vae, models.provider, replace(options, graph=False)
+        )
 
         def show(preview: Preview) -> None:
             for watcher in watchers:

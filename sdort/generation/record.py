@@ -15,6 +15,8 @@ class StageSeconds:
     """Loading the models."""
     encode: float
     """Text encoders."""
+    encode_image: float
+    """VAE encoder."""
     denoise: float
     """All steps, the first one included."""
     first_step: float
@@ -56,9 +58,9 @@ class GenerationRecord:
     guidance_scale: float
     """Weight of the prompt; 1 is without guidance."""
     height: int
-    """Height in pixels."""
+    """Height in pixels that was generated; with ``hires``, before the second pass."""
     width: int
-    """Width in pixels."""
+    """Width in pixels that was generated; with ``hires``, before the second pass."""
     seed: int
     """Seed of the first image; each further image's is one higher."""
     num_images: int
@@ -71,6 +73,34 @@ class GenerationRecord:
     """The timestep spacing that was asked for; None as the scheduler's config says."""
     eta: float | None
     """The share of new noise in a step that was asked for; None for the scheduler's default."""
+    init_image: str | None
+    """The name of the init image's file, ``the image`` for a picture in memory; None without one."""
+    init_image_hash: str | None
+    """A hash of the init image's size and pixels; None without one."""
+    strength: float | None
+    """Share of the steps that changed the init image; None without one."""
+    mask: str | None
+    """The name of the mask's file, ``the image`` for a picture in memory; None without one."""
+    mask_hash: str | None
+    """A hash of the mask's size and pixels; None without one."""
+    mask_blur: int | None
+    """Pixels by which the mask was blurred; None without one."""
+    only_masked: bool
+    """Whether the masked region alone was generated, and put back into the init image."""
+    mask_padding: int | None
+    """Pixels around the mask that belong to its region; None if there was no region."""
+    variation_seed: int | None
+    """Seed of the first variation; each further image's is one higher. None without variations."""
+    variation_strength: float | None
+    """How far the variations are from the seed's image, from 0 to 1; None without variations."""
+    hires: float | None
+    """Factor of the size that the second pass made; None without one."""
+    hires_upscale: str | None
+    """What the second pass began with: ``latent`` or ``image``; None without one."""
+    hires_strength: float | None
+    """Share of the steps that the second pass took; None without one."""
+    hires_steps: int | None
+    """Steps of the second pass, of which ``hires_strength`` is taken; None without one."""
     images_at_once: int
     """Images in one batch."""
     vae_tiling: bool | None

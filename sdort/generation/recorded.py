@@ -9,6 +9,7 @@ import numpy as np
 
 from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop
+from sdort.generation.encode import pixels_of_images
 from sdort.generation.images import Generated
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.recurrence import Recurrence
@@ -63,5 +64,4 @@ class Recording:
 
 def encoder_input(image: Generated) -> Array:
     """An image as a VAE encoder takes it: float32 [1, 3, height, width] in [-1, 1]."""
-    pixels = image.pixels.astype(np.float32).transpose(2, 0, 1)[None]
-    return np.asarray(pixels / np.float32(127.5) - np.float32(1))
+    return pixels_of_images([image.pixels])

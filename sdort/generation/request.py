@@ -7,22 +7,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.number_ranges import (
     CLIP_SKIP,
     ETA,
     GUIDANCE,
     HEIGHT,
+    HIRES,
+    HIRES_STEPS,
+    HIRES_STRENGTH,
     IMAGES_AT_ONCE,
+    MASK_BLUR,
+    MASK_PADDING,
     NUM_IMAGES,
     SEED,
     STEPS,
+    STRENGTH,
+    VARIATION_SEED,
+    VARIATION_STRENGTH,
     WIDTH,
     check_fields,
 )
 from sdort.errors.plain_text import cut
+from sdort.generation.image_sizes import size_from
+from sdort.generation.input_image import InputImage
+from sdort.generation.noise import ImageSeed
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
 from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.families import SIZE_NUMBERS, Family
@@ -73,10 +87,29 @@ class Request:
     """The reading of weights in prompts: one of :data:`sdort.generation.prompt_syntax.WEIGHTINGS`."""
     lora: tuple[AdapterChoice, ...] = ()
     """Adapters (LoRA and its kin) that change the UNet and the text encoders."""
+    init_image: InputImage | None = None
+    strength: float | None = None
+    """Share of the steps that change the init image; None for :attr:`image_strength`'s default."""
+    mask: InputImage | None = None
+    mask_blur: int | None = None
+    only_masked: bool = False
+    """Generate what the mask selects and its surroundings alone, at the whole size."""
+    mask_padding: int | None = None
+    variation_seed: int | None = None
+    variation_strength: float | None = None
+    hires: float | None = None
+    """Factor of the size that a second pass makes; None for one pass."""
+    hires_upscale: str | None = None
+    hires_strength: float | None = None
+    hires_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
+        check_fields(self, STRENGTH, MASK_BLUR, MASK_PADDING, HIRES, HIRES_STRENGTH, HIRES_STEPS)
+        check_fields(self, VARIATION_SEED, VARIATION_STRENGTH)
         SEED.check(self.seed + self.num_images - 1)
+        VARIATION_SEED.check((self.variation_seed or 0) + self.num_images - 1)
+        check_tasks(self)
         if self.timestep_spacing not in (None, *SPACINGS):
             known = f"There are: {', '.join(SPACINGS)}."
             raise UsageError(f"there is no timestep spacing {cut(repr(self.timestep_spacing))}", hint=known)
@@ -91,9 +124,57 @@ class Request:
         texts = (self.prompt, self.negative_prompt, self.prompt_2, self.negative_prompt_2)
         return tuple(dict.fromkeys(filter(None, texts)))
 
+    @property
+    def seeds(self) -> list[ImageSeed]:
+        """The seed of each image. As in AUTOMATIC1111, the variations of one image count their own seed up."""
+        numbers = range(self.num_images)
+        if self.variation_strength is None:
+            return [ImageSeed(self.seed + number) for number in numbers]
+        return [ImageSeed(self.seed, (self.variation_seed or 0) + number) for number in numbers]
 
-def scheduler_of(folder: PipelineFolder, request: Request) -> Any:
+    @property
+    def image_strength(self) -> float:
+        """The strength of a run from an init image: 0.75, and 1 with a mask, unless something else is asked for."""
+        return (1.0 if self.mask else 0.75) if self.strength is None else self.strength
+
+    @property
+    def blur(self) -> int:
+        """Pixels by which the mask is blurred: 4, as in AUTOMATIC1111, unless something else is asked for."""
+        return 4 if self.mask_blur is None else self.mask_blur
+
+    @property
+    def padding(self) -> int:
+        """Pixels around the mask that count as its surroundings: 32 unless something else is asked for."""
+        return 32 if self.mask_padding is None else self.mask_padding
+
+    @property
+    def second_strength(self) -> float:
+        """The strength of the second pass: 0.7 unless something else is asked for."""
+        return 0.7 if self.hires_strength is None else self.hires_strength
+
+    def recorded(self) -> dict[str, Any]:
+        """Its fields as the record of a generation has them: defaults filled in, images by name and hash."""
+        image, mask = self.init_image, self.mask
+        values = {name: value for name, value in vars(self).items() if name not in ("init_image", "mask")}
+        return values | {
+            "init_image": str(image) if image else None,
+            "init_image_hash": image.digest if image else None,
+            "strength": self.image_strength if image else None,
+            "mask": str(mask) if mask else None,
+            "mask_hash": mask.digest if mask else None,
+            "mask_blur": self.blur if mask else None,
+            "mask_padding": self.padding if self.only_masked else None,
+            "hires_upscale": (self.hires_upscale or UPSCALES[0]) if self.hires else None,
+            "hires_strength": self.second_strength if self.hires else None,
+            "hires_steps": (self.hires_steps or self.steps) if self.hires else None,
+        }
+
+
+def scheduler_of(folder: PipelineFolder, request: Request, steps: int | None = None) -> Any:
     """Diffusers' scheduler of a request, its timesteps set.
+
+    Args:
+        steps: of the schedule, where that is not the request's.
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
@@ -102,8 +183,62 @@ def scheduler_of(folder: PipelineFolder, request: Request) -> Any:
     scheduler = load_scheduler(
         folder.path / "scheduler", request.scheduler, timestep_spacing=request.timestep_spacing, eta=request.eta
     )
-    set_steps(scheduler, request.steps)
+    set_steps(scheduler, steps or request.steps)
     return scheduler
+
+
+GOES_WITH = {
+    "strength": "init_image",
+    "mask": "init_image",
+    "mask_blur": "mask",
+    "only_masked": "mask",
+    "mask_padding": "only_masked",
+    "variation_seed": "variation_strength",
+    "hires_upscale": "hires",
+    "hires_strength": "hires",
+    "hires_steps": "hires",
+}
+"""Fields of a request that mean nothing without another one."""
+UPSCALES = ("latent", "image")
+"""What the second pass begins with: interpolated latents, or the decoded image, interpolated and encoded."""
+
+
+def check_tasks(request: Request) -> None:
+    """Refuse options of tasks that do not go together.
+
+    Raises:
+        UsageError: which, and what to give.
+    """
+    for name, needed in GOES_WITH.items():
+        if getattr(request, name) not in (None, False) and getattr(request, needed) in (None, False):
+            raise UsageError(f"{_option(name)} means nothing without {_option(needed)}", hint="Give both, or neither.")
+    if request.hires and request.init_image:
+        raise UsageError(
+            "--hires goes with text alone, not with --init-image",
+            hint="Ask for a larger image of the init image with --height and --width.",
+        )
+    if request.hires_upscale not in (None, *UPSCALES):
+        raise UsageError(f"--hires-upscale {request.hires_upscale!r} is not one of {', '.join(UPSCALES)}")
+    if request.init_image and request.mask:
+        _check_mask(request.init_image, request.mask)
+
+
+def _check_mask(image: InputImage, mask: InputImage) -> None:
+    if mask.size != image.size:
+        (height, width), (tall, wide) = image.size, mask.size
+        raise UsageError(
+            f"--mask {mask.name} has {wide}x{tall} pixels and --init-image {image.name} {width}x{height}",
+            hint="A mask has the size of its image.",
+        )
+    if np.asarray(mask.picture).max() < 128:
+        raise UsageError(
+            f"--mask {mask.name} selects nothing: it is black or darker than middle grey everywhere",
+            hint="White is what is generated anew. If black was meant, invert the mask.",
+        )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def check_text(name: str, text: object) -> None:
@@ -184,44 +319,70 @@ def check_prompts(folder: PipelineFolder, request: Request) -> None:
         )
 
 
-def image_size(folder: PipelineFolder, request: Request) -> tuple[int, int]:
-    """Height and width in pixels of the images of ``request``: as asked, or as the model was made for.
+def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Height and width in pixels that ``request`` generates first: as asked, of its init image, or the model's own.
+
+    Args:
+        larger: the size of a second pass, to be checked instead.
 
     Raises:
         UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
         BadModelError: the UNet takes no latents.
     """
-    height, width = folder.default_size
     unet = folder.file("unet").signature.inputs
     if "sample" not in unet:
         raise BadModelError(f"it has no input 'sample', but {', '.join(map(repr, unet)) or 'none'}", component="unet")
-    latent = unet["sample"].shape
+    latent, factor = unet["sample"].shape, folder.vae_factor
+    height, width = folder.default_size
+    asked = larger or (request.height, request.width)
+    if request.init_image and not request.only_masked:
+        height, width = size_from(request.init_image, asked, folder.default_size, factor)
     return (
-        check_side("height", request.height, height, static_size(latent, 2), folder.vae_factor),
-        check_side("width", request.width, width, static_size(latent, 3), folder.vae_factor),
+        check_side("height", asked[0], height, static_size(latent, 2), factor),
+        check_side("width", asked[1], width, static_size(latent, 3), factor),
     )
 
 
-def check_text_to_image(sessions: Mapping[str, Session], family: Family, latent_channels: int) -> None:
-    """Refuse pipelines whose UNet needs more than noise, a timestep, what its family tells it, and the guidance scale.
+def check_task(folder: PipelineFolder, request: Request) -> None:
+    """Refuse a pipeline that cannot do what is asked for.
+
+    Raises:
+        BadModelError: its UNet is for another task, or it has no encoder for the init image.
+    """
+    if request.init_image and ENCODER not in folder.models:
+        raise BadModelError(
+            f"{folder.path} has no {ENCODER}, which --init-image needs",
+            hint="Export the pipeline with all of its components: sdort export MODEL OUT",
+        )
+    latents, channels = folder.latent_channels, folder.sample_channels
+    if channels == latents or (request.mask and channels == inpainting_channels(latents)):
+        return
+    if channels == inpainting_channels(latents):
+        raise BadModelError(
+            f"the UNet takes {channels} channels, not the {latents} of latent noise; it is an inpainting model, which "
+            "wants a mask and a masked image",
+            component="unet",
+            hint="Give both: --init-image PHOTO --mask MASK, white where something new is to be. From text alone, take "
+            "a text-to-image checkpoint.",
+        )
+    raise BadModelError(
+        f"the UNet takes {channels} channels, not the {latents} of latent noise; it is made for another task",
+        component="unet",
+        hint="sdort run takes text-to-image and inpainting checkpoints.",
+    )
+
+
+def inpainting_channels(latents: int) -> int:
+    """Channels of the input of an inpainting UNet: latents, a mask and the latents of what the mask leaves."""
+    return 2 * latents + 1
+
+
+def check_inputs(unet: Session, family: Family) -> None:
+    """Refuse a UNet that needs more than latents, a timestep, what its family tells it, and the guidance scale.
 
     Raises:
         BadModelError: which input it needs and what the model is for.
     """
-    unet = sessions["unet"]
-    _check_inputs(unet, family)
-    channels = static_size(unet.inputs["sample"].shape, 1)
-    if channels in (None, latent_channels):
-        return
-    kind = "an inpainting model, which wants a mask and a masked image" if channels == 9 else "made for another task"
-    raise BadModelError(
-        f"the UNet takes {channels} channels, not the {latent_channels} of latent noise; it is {kind}",
-        component="unet",
-        hint="sdort run generates from text alone: take a text-to-image checkpoint.",
-    )
-
-
-def _check_inputs(unet: Session, family: Family) -> None:
     needed = family.inputs
     extra, missing = sorted(set(unet.inputs) - needed - {"timestep_cond"}), sorted(needed - set(unet.inputs))
     if extra or missing:

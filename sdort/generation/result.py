@@ -20,6 +20,8 @@ class Image:
     """The PNG that it was written to; None if it was not written."""
     seed: int
     """The image's seed."""
+    variation_seed: int | None
+    """The seed of its variation; None if it is none."""
     prompt: str
     """The prompt that it shows."""
     negative_prompt: str

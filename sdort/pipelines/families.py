@@ -129,6 +129,13 @@ class Family:
             condition["time_ids"] = np.array([[*size, 0, 0, *size]], np.float32)
         return condition
 
+    def at_size(self, condition: Conditioning, size: tuple[int, int]) -> Conditioning:
+        """The same conditioning, arrays [images, ...], for images of another height and width in pixels."""
+        if not self.size_conditioning:
+            return condition
+        before = condition["time_ids"]
+        return condition | {"time_ids": np.tile(np.array([*size, 0, 0, *size], before.dtype), (len(before), 1))}
+
 
 STABLE_DIFFUSION = Family(
     "Stable Diffusion 1.x and 2.x",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.model.component_names import DECODER
+from sdort.model.signature import static_size
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.model_hash import hash_model
@@ -95,18 +96,44 @@ class PipelineFolder:
         """Pixels a latent along each side."""
         return 1 << (len(self.vae["block_out_channels"]) - 1)
 
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the latents that the autoencoder decodes."""
+        spec = next(iter(self.file(DECODER).signature.inputs.values()))
+        return static_size(spec.shape, 1) or int(self.vae.get("latent_channels", 4))
+
+    @property
+    def sample_channels(self) -> int:
+        """Channels of the UNet's sample: those of the latents, and more in a UNet for inpainting."""
+        spec = self.file("unet").signature.inputs["sample"]
+        return static_size(spec.shape, 1) or int(self.config("unet").get("in_channels", self.latent_channels))
+
+    def scaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Latents [images, channels, height, width] of the encoder as the UNet takes them: inverse to :meth:`unscaled`.
+
+        Raises:
+            BadModelError: the autoencoder's config is for another number of channels.
+        """
+        scale, deviation, mean = self._latent_scale(latents.shape[1])
+        return (latents - mean) * scale / deviation
+
     def unscaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Denoised latents [images, channels, height, width] as the decoder takes them.
 
         Raises:
             BadModelError: the autoencoder's config is for another number of channels.
         """
+        scale, deviation, mean = self._latent_scale(latents.shape[1])
+        return latents * deviation / scale + mean
+
+    def _latent_scale(self, channels: int) -> tuple[np.float32, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """The factor of all latents, and the standard deviation and the mean of each channel."""
         # Of each channel, in some of SDXL's descendants, or of all. A config may leave out latent_channels.
-        if problem := next(latent_rules({**self.vae, "latent_channels": latents.shape[1]}), None):
+        if problem := next(latent_rules({**self.vae, "latent_channels": channels}), None):
             raise BadModelError(f"the autoencoder's config does not fit the latents: {problem}", component=DECODER)
-        deviation = np.asarray(self.vae.get("latents_std") or 1.0, np.float32).reshape(-1, 1, 1)
+        deviation = np.asarray(self.vae.get("latents_std") or 1.0, np.float32)
         mean = np.asarray(self.vae.get("latents_mean") or self.vae.get("shift_factor") or 0.0, np.float32)
-        return latents * deviation / np.float32(self.vae["scaling_factor"]) + mean.reshape(-1, 1, 1)
+        return np.float32(self.vae["scaling_factor"]), deviation.reshape(-1, 1, 1), mean.reshape(-1, 1, 1)
 
     @property
     def scheduler_class(self) -> str:

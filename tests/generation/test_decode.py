@@ -14,7 +14,7 @@ from support.tiny_pipeline import Tiny
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.generation import decode
 from sdort.generation.command import run
-from sdort.generation.decode import Decoder, Plan, Planner, decode_tiles, ramp, starts
+from sdort.generation.decode import Decoder, Plan, Planner, in_tiles, ramp, starts
 from sdort.generation.footprint import Footprint
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
@@ -51,7 +51,7 @@ def test_tiles_of_a_pointwise_decoder_make_the_whole(height: int, width: int) ->
 
     whole = pointwise(latents)
     tiles: list[tuple[int, int]] = []
-    decoded = decode_tiles(run, latents, 32, 4, lambda *tile: tiles.append(tile))
+    decoded = in_tiles(run, latents, 32, (1, 4), lambda *tile: tiles.append(tile))
     np.testing.assert_allclose(decoded, whole, rtol=1e-5, atol=1e-5)
     assert tiles == [(number, len(seen)) for number in range(1, len(seen) + 1)]
     assert {shape[2:] for shape in seen} == {(min(height, 32), min(width, 32))}  # one shape: compiled once
@@ -81,7 +81,7 @@ def test_no_seam_is_visible_where_tiles_differ(height: int, width: int) -> None:
         greys.append(float(len(greys) % 2))
         return np.full((1, 3, part.shape[2] * 4, part.shape[3] * 4), greys[-1], np.float32)
 
-    image = decode_tiles(run, np.zeros((1, 4, height, width), np.float32), 32, 4)[0, 0]
+    image = in_tiles(run, np.zeros((1, 4, height, width), np.float32), 32, (1, 4))[0, 0]
     assert len(greys) > 1
     assert (image.min(), image.max()) == (0, 1)
     for axis in (0, 1):
@@ -222,7 +222,7 @@ def test_memory_is_asked_for_where_something_is_left_to_decide(
 
     monkeypatch.setattr(decode, "free_memory", free)
     opened: Any = Opened()
-    plan = decode.choose(Decoder(opened, OPEN.config, 8), (2, 128, 128), tiling, slicing)
+    plan = decode.choose(Decoder(opened, OPEN.config, 8), opened, (2, 128, 128), tiling, slicing)
     decided = tiling is None or slicing is None
     assert asked == ([("amd", 3)] if decided else [])
     assert plan == OPEN.plan((2, 128, 128), tiling, slicing, 0 if decided else None)

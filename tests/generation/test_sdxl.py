@@ -24,7 +24,7 @@ from sdort.errors import BadModelError
 from sdort.generation.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.recorded import HostLoop, Recorder
-from sdort.generation.request import Request, check_text_to_image
+from sdort.generation.request import Request, check_inputs
 from sdort.model.component_names import DECODER
 from sdort.model.signature import TensorSpec
 from sdort.optimizer.command import optimize
@@ -261,9 +261,9 @@ def test_a_refiner_is_refused(exported: Exported, tmp_path: Path) -> None:
 
 
 def unet_of(**inputs: tuple[int | str, ...]) -> Any:
-    """Sessions whose UNet takes these inputs."""
+    """A session whose UNet takes these inputs."""
     specs = {name: TensorSpec(name, np.dtype(np.float32), shape) for name, shape in inputs.items()}
-    return {"unet": SimpleNamespace(inputs=specs)}
+    return SimpleNamespace(inputs=specs)
 
 
 PLAIN: dict[str, tuple[int | str, ...]] = {
@@ -275,14 +275,14 @@ ADDED: dict[str, tuple[int | str, ...]] = {"text_embeds": ("B", 24), "time_ids":
 
 
 def test_a_unet_of_another_family_is_refused() -> None:
-    check_text_to_image(unet_of(**PLAIN, **ADDED), SDXL, 4)
-    check_text_to_image(unet_of(**PLAIN), STABLE_DIFFUSION, 4)
+    check_inputs(unet_of(**PLAIN, **ADDED), SDXL)
+    check_inputs(unet_of(**PLAIN), STABLE_DIFFUSION)
     with pytest.raises(BadModelError, match="takes 5 numbers as time_ids, not 6: it is SDXL's refiner"):
-        check_text_to_image(unet_of(**PLAIN, **{**ADDED, "time_ids": ("B", 5)}), SDXL, 4)
+        check_inputs(unet_of(**PLAIN, **{**ADDED, "time_ids": ("B", 5)}), SDXL)
     with pytest.raises(BadModelError, match="has no input text_embeds, time_ids: it is not one of SDXL"):
-        check_text_to_image(unet_of(**PLAIN), SDXL, 4)
+        check_inputs(unet_of(**PLAIN), SDXL)
     with pytest.raises(BadModelError, match="needs text_embeds, time_ids: it is not one of Stable Diffusion"):
-        check_text_to_image(unet_of(**PLAIN, **ADDED), STABLE_DIFFUSION, 4)
+        check_inputs(unet_of(**PLAIN, **ADDED), STABLE_DIFFUSION)
 
 
 @pytest.mark.parametrize(("encoder", "lacking"), [(0, "hidden_states.1"), (1, "text_embeds")])

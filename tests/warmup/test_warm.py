@@ -403,7 +403,7 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
     )
     (item,) = plan.plan(plan.WarmupTarget(folder, CPU, options.runtime), options)
     latents = np.zeros((2, 4, 72, 96), np.float32)
-    list(decoder.decode(latents, decode.choose(decoder, shape, tiling, slicing)))
+    list(decoder.decode(latents, decode.choose(decoder, decoder.session, shape, tiling, slicing)))
     assert session.ran_on == {item.key.shapes}
     assert [str(each) for each in item.decodes] == [f"2 of {size[0]}x{size[1]} {form}"]
 

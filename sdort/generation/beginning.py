@@ -1,0 +1,71 @@
+"""What a batch of images begins with: noise, an image's latents, a mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sdort.generation.encode import Posterior
+from sdort.generation.noise import NoiseSource
+from sdort.generation.schedule_part import Part
+from sdort.model.signature import Array
+from sdort.pipelines.folder import PipelineFolder
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Tensors and arrays of a batch, before its first step."""
+
+    noise: Any
+    """A tensor [images, channels, height, width], fp32, of unit variance."""
+    image: Any = None
+    """Scaled latents of the same shape, a tensor; None where the part of the schedule takes none."""
+    mask: Array | None = None
+    """bool [height, width], true where the scheduler's steps count; None where they count everywhere."""
+    extra: Any = None
+    """A tensor [images, 1 + channels, height, width], what an inpainting UNet takes beside the latents."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all batches begin with, of any seed: nothing but noise, an encoded image, or the latents of one batch."""
+
+    folder: PipelineFolder
+    image: Posterior | None = None
+    latents: Array | None = None
+    """Scaled latents [images, channels, height, width] in place of ``image``."""
+    mask: Array | None = None
+    """bool [height, width], of latents; None without a mask."""
+    masked: Posterior | None = None
+    """The image without what the mask selects, for an inpainting UNet."""
+
+    def begin(self, source: NoiseSource, latent: tuple[int, int, int], part: Part) -> Beginning:
+        """The beginning of a batch.
+
+        Draws in the order of diffusers' image-to-image and inpainting pipelines: the image's latents, the noise, the
+        masked image's latents.
+
+        Args:
+            latent: channels, height and width of the latents.
+        """
+        import torch
+
+        image = None if self.latents is None else torch.from_numpy(self.latents)
+        if self.image is not None and part.takes_image:
+            image = self._drawn(self.image, source)
+        noise = source.first(latent)
+        if self.mask is None:
+            return Beginning(noise, image)
+        if self.masked is None:
+            source.draw(latent)  # the pipelines encode the masked image whether the UNet takes it or not
+            return Beginning(noise, image, self.mask)
+        masked = self._drawn(self.masked, source)
+        mask = torch.from_numpy(self.mask.astype(np.float32)).expand(len(masked), 1, -1, -1)
+        return Beginning(noise, image, None, torch.cat([mask, masked], dim=1))
+
+    def _drawn(self, posterior: Posterior, source: NoiseSource) -> Any:
+        import torch
+
+        return torch.from_numpy(self.folder.scaled(posterior.sample(source).numpy()))

@@ -1,0 +1,89 @@
+"""Encoding of pixels to latents: whole, or tile by tile as memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sdort.console import warn
+from sdort.errors import MemoryShortageError
+from sdort.generation.decode import Plan, Planner, in_tiles
+from sdort.generation.footprint import Footprint
+from sdort.generation.noise import NoiseSource
+from sdort.model.signature import Array, static_size
+from sdort.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The normal distribution of latents that an autoencoder gives for images.
+
+    https://arxiv.org/abs/1312.6114; the bounds of the logarithm are diffusers' ``DiagonalGaussianDistribution``'s.
+    """
+
+    parameters: Array
+    """[images, 2 * channels, height, width]: the mean and the logarithm of the variance, float32."""
+
+    @property
+    def latent(self) -> tuple[int, ...]:
+        """Channels, height and width of one image's latents."""
+        _, channels, *sides = self.parameters.shape
+        return (channels // 2, *sides)
+
+    def sample(self, source: NoiseSource) -> Any:
+        """A draw for each image of a batch, a tensor [images, channels, height, width]; one image serves all."""
+        import torch
+
+        mean, logarithm = torch.from_numpy(self.parameters).chunk(2, dim=1)
+        return mean + torch.exp(0.5 * logarithm.clamp(-30.0, 20.0)) * source.draw(self.latent)
+
+
+class Encoder(Planner):
+    """The autoencoder's encoder.
+
+    Args:
+        config: the autoencoder's.
+        factor: pixels a latent along each side.
+    """
+
+    def __init__(self, session: Session, config: dict[str, Any], factor: int, footprint: Footprint) -> None:
+        super().__init__(session.outputs[0], config, factor, footprint)
+        self.session = session
+        self._name = next(iter(session.inputs))
+
+    def encode(self, pixels: Array, plan: Plan) -> Posterior:
+        """The latents' distribution for images float32 [images, 3, height, width] in [-1, 1].
+
+        Where memory runs out it goes on in smaller tiles, and says so.
+
+        Raises:
+            MemoryShortageError: even the smallest tile is too large.
+        """
+        return Posterior(np.concatenate([self._one(pixels[index : index + 1], plan) for index in range(len(pixels))]))
+
+    def _one(self, pixels: Array, plan: Plan) -> Array:
+        size = (1, pixels.shape[2] // self.factor, pixels.shape[3] // self.factor)
+        while True:
+            try:
+                return in_tiles(self._run, pixels, plan.tile, (self.factor, 1))
+            except MemoryShortageError:
+                smaller = self.smaller(size, plan)
+                if smaller is None:
+                    raise
+                plan = smaller
+                warn(f"the encoder ran out of memory; it goes on {plan}")
+
+    def _run(self, pixels: Array) -> Array:
+        # A static model has a batch of its own, which the one image fills.
+        fixed = static_size(self.session.inputs[self._name].shape, 0) or 1
+        batch = np.repeat(pixels, fixed, axis=0)
+        return np.asarray(self.session.run({self._name: batch})[self.session.outputs[0].name][:1], np.float32)
+
+
+def pixels_of_images(images: Sequence[Array]) -> Array:
+    """Images uint8 [height, width, 3] as the encoder takes them: float32 [images, 3, height, width] in [-1, 1]."""
+    pixels = np.stack(images).astype(np.float32).transpose(0, 3, 1, 2)
+    return np.asarray(pixels / np.float32(127.5) - np.float32(1))

@@ -1,0 +1,90 @@
+"""The stages of a generation: passes of the UNet at one size over one part of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdort.errors import UsageError
+from sdort.generation.image_sizes import scaled_size
+from sdort.generation.request import Request, check_task, image_size, scheduler_of
+from sdort.generation.schedule_part import WHOLE, Begin, Part
+from sdort.pipelines.folder import PipelineFolder
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pass over a part of a schedule."""
+
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    schedule: int
+    """Steps of the whole schedule."""
+    steps: int
+    """Steps that are taken."""
+    calls: int
+    """Calls of the UNet for a batch: with some schedulers two a step."""
+    part: Part = WHOLE
+    """The part of the schedule, in calls of the UNet."""
+
+
+def plan_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
+    """The stages of a request, which are one but for a larger second pass.
+
+    Raises:
+        UsageError: the size, the number of steps or a strength is one that the pipeline cannot do.
+        BadModelError: a file of the pipeline is broken, or its UNet is for another task.
+    """
+    size = image_size(folder, request)
+    check_task(folder, request)
+    if request.init_image is None:
+        first = _stage(folder, request, size, request.steps)
+    else:
+        blends = request.mask is not None and folder.sample_channels == folder.latent_channels
+        begin = Begin.NOISE if request.mask and request.image_strength == 1.0 else Begin.IMAGE
+        first = _stage(folder, request, size, request.steps, ("strength", request.image_strength), begin, blends)
+    if request.hires is None:
+        return [first]
+    larger = scaled_size(size, request.hires, folder.vae_factor)
+    image_size(folder, request, larger)
+    strength = ("hires_strength", request.second_strength)
+    return [first, _stage(folder, request, larger, request.hires_steps or request.steps, strength, Begin.IMAGE)]
+
+
+def total_steps(stages: Sequence[Stage]) -> int:
+    """The steps that all stages take."""
+    return sum(stage.steps for stage in stages)
+
+
+def total_calls(stages: Sequence[Stage]) -> int:
+    """The calls of the UNet that a batch takes in all stages."""
+    return sum(stage.calls for stage in stages)
+
+
+def _stage(
+    folder: PipelineFolder,
+    request: Request,
+    size: tuple[int, int],
+    schedule: int,
+    strength: tuple[str, float] | None = None,
+    begin: Begin = Begin.NOISE,
+    masked: bool = False,
+) -> Stage:
+    """A stage that leaves out the steps before ``strength``, which comes with its option's name.
+
+    As in diffusers' ``get_timesteps``: of the steps times the strength the whole part.
+    """
+    scheduler = scheduler_of(folder, request, schedule)
+    if strength is None:
+        return Stage(size, schedule, schedule, len(scheduler.timesteps))
+    name, share = strength
+    steps = min(int(schedule * share), schedule)
+    if steps < 1:
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(
+            f"{option} {share:g} of {schedule} steps leaves none to take: the image would stay as it is",
+            hint=f"Take {option} {1.05 / schedule:.2g} or more, or more steps.",
+        )
+    first = (schedule - steps) * scheduler.order
+    part = Part(first, begin=begin, masked=masked)
+    return Stage(size, schedule, steps, len(scheduler.timesteps) - first, part)
