@@ -79,6 +79,7 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "CFG scale": record.guidance_scale,
         "Seed": seed,
         "Size": f"{record.width}x{record.height}",
+        **task_parameters(record),
         "Model hash": record.model_hash,
         "Model": record.model,
         "Clip skip": None if record.clip_skip == 1 else record.clip_skip,
@@ -95,6 +96,22 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         )
     )
     return "\n".join(lines)
+
+
+def task_parameters(record: GenerationRecord) -> dict[str, object]:
+    """Parameters of img2img, inpainting, variations and the second pass, by AUTOMATIC1111's names."""
+    named = {
+        "Denoising strength": record.hires_strength if record.hires else record.strength,
+        "Mask blur": record.mask_blur,
+        "Inpaint area": "Only masked" if record.only_masked else None,
+        "Masked area padding": record.mask_padding,
+        "Variation seed": record.variation_seed,
+        "Variation seed strength": record.variation_strength,
+        "Hires upscale": record.hires,
+        "Hires steps": record.hires_steps,
+        "Hires upscaler": {"latent": "Latent", "image": "Lanczos", None: None}[record.hires_upscale],
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 _PARAMETER = re.compile(

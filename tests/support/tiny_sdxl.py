@@ -50,7 +50,7 @@ VAE: dict[str, Any] = {
 }
 
 
-def build_diffusers(folder: Path) -> Any:
+def build_diffusers(folder: Path, unet: dict[str, Any] | None = None) -> Any:
     """Build diffusers' pipeline and save it to ``folder``."""
     import torch
     from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
@@ -61,7 +61,7 @@ def build_diffusers(folder: Path) -> Any:
         "vae": AutoencoderKL(**VAE),
         "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT)),
         "text_encoder_2": CLIPTextModelWithProjection(CLIPTextConfig(**TEXT_2)),
-        "unet": UNet2DConditionModel(**UNET),
+        "unet": UNet2DConditionModel(**{**UNET, **(unet or {})}),
     }
     for part in parts.values():
         models.randomize(part.eval())
