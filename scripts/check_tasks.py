@@ -22,7 +22,7 @@ from support import task_parity
 
 from sdort.console import quiet_libraries
 from sdort.errors import SdortError
-from sdort.generation.schedulers import SCHEDULERS
+from sdort.pipelines.scheduler_names import SAMPLERS
 from sdort.verification.metrics import psnr
 
 
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--limit", type=float, default=60.0)
     parser.add_argument("--family", action="append", choices=list(task_parity.FAMILIES))
-    parser.add_argument("--scheduler", action="append", choices=list(SCHEDULERS))
+    parser.add_argument("--scheduler", action="append", choices=list(SAMPLERS))
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     low = []
@@ -51,7 +51,7 @@ def main() -> int:
             traces = Path(folder) / "traces"
             traces.mkdir(exist_ok=True)
             built = task_parity.build(family, Path(folder) / family.replace(" ", "-"), traces)
-            for scheduler in args.scheduler or SCHEDULERS:
+            for scheduler in args.scheduler or SAMPLERS:
                 try:
                     row = [cell(built, family, task, scheduler, args.steps) for task in task_parity.TASKS]
                 except SdortError as error:

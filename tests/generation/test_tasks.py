@@ -188,7 +188,7 @@ def test_an_image_and_a_mask_on_the_command_line(command: Any) -> None:
     assert result.exit_code == 0, result.output
     with Image.open("out.png") as made:
         assert made.size == (80, 64)
-        record, text = json.loads(made.text["sdort"]), made.text["parameters"]
+        record, text = json.loads(made.info["sdort"]), made.text["parameters"]
     expected = {"init_image": "photo.png", "mask": "mask.png", "strength": 0.5, "mask_blur": 4, "only_masked": False}
     assert {name: record[name] for name in expected} == expected
     assert re.fullmatch("[0-9a-f]{16}", record["init_image_hash"])
@@ -202,7 +202,7 @@ def test_a_larger_second_pass_on_the_command_line(command: Any) -> None:
     record = json.loads(result.stdout)
     with Image.open("out.png") as made:
         assert made.size == (96, 96)
-        assert "Hires upscale: 1.5" in made.text["parameters"]
+        assert "Hires upscale: 1.5" in made.info["parameters"]
     assert (record["height"], record["hires_steps"], record["hires_strength"]) == (64, 3, 0.7)
     assert record["seconds"]["encode_image"] > 0
 
@@ -214,8 +214,8 @@ def test_variations_on_the_command_line_tell_their_seeds(command: Any) -> None:
     assert [image["seed"] for image in images] == [7, 7]
     assert images[1]["variation_seed"] == images[0]["variation_seed"] + 1
     with Image.open("out-2.png") as made:
-        assert json.loads(made.text["sdort"])["variation_seed"] == images[1]["variation_seed"]
-        assert f"Variation seed: {images[1]['variation_seed']}" in made.text["parameters"]
+        assert json.loads(made.info["sdort"])["variation_seed"] == images[1]["variation_seed"]
+        assert f"Variation seed: {images[1]['variation_seed']}" in made.info["parameters"]
 
 
 MASKED = ("--init-image", "photo.png", "--mask")
@@ -276,7 +276,7 @@ def test_pictures_and_arrays_are_taken_as_files_are(family: Any) -> None:
         pipeline.generate("a cat", steps=2, seed=1, init_image=source).images[0].pixels
         for source in (picture(64), np.asarray(picture(64)))
     ]
-    np.testing.assert_array_equal(*images)
+    np.testing.assert_array_equal(images[0], images[1])
     with pytest.raises(SdortError) as caught:
         pipeline.generate("a cat", init_image=np.zeros((4, 4)))  # type: ignore[arg-type]
     assert isinstance(caught.value, UsageError)

@@ -126,6 +126,8 @@ def theirs(built: Built, task: str, *, steps: int, seed: int, scheduler: str | N
         "negative_prompt": NEGATIVE,
         "guidance_scale": GUIDANCE,
         "num_inference_steps": steps,
+        # diffusers' pipelines say 0, the scheduler itself 0.3.
+        **({"eta": 0.3} if scheduler == "tcd" else {}),
         "generator": torch.Generator().manual_seed(seed),
     }
     loaded = load_scheduler(built.folder / "scheduler", scheduler)
