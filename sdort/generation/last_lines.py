@@ -13,9 +13,10 @@ def summarize(result: Generation) -> str:
     """Two lines: files, seeds, size, steps, provider and memory; then the seconds of each stage."""
     seconds, images = result.seconds, result.images
     files = [str(image.path) for image in images if image.path]
+    height, width = images[0].pixels.shape[:2]  # larger than what was asked for, after a second pass
     made = [
         _seeds([image.seed for image in images]),
-        f"{result.width}x{result.height}",
+        f"{width}x{height}",
         f"{result.steps} steps on {result.provider}",
         *_memory(result),
     ]

@@ -188,7 +188,7 @@ def test_an_image_and_a_mask_on_the_command_line(command: Any) -> None:
     assert result.exit_code == 0, result.output
     with Image.open("out.png") as made:
         assert made.size == (80, 64)
-        record, text = json.loads(made.info["sdort"]), made.text["parameters"]
+        record, text = json.loads(made.info["sdort"]), made.info["parameters"]
     expected = {"init_image": "photo.png", "mask": "mask.png", "strength": 0.5, "mask_blur": 4, "only_masked": False}
     assert {name: record[name] for name in expected} == expected
     assert re.fullmatch("[0-9a-f]{16}", record["init_image_hash"])
