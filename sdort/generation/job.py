@@ -121,7 +121,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         )
     drawn = _drawn(prompt, settings)
     if drawn:
-        settings = drawn.options | settings
+        settings = settings | drawn.options
         prompt = settings.pop("prompt", prompt)
     output = settings.pop("output", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
