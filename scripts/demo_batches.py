@@ -59,16 +59,24 @@ class Sampler:
 
     Args:
         vocabulary: token ids; every word of the captions must be one token.
+        colours: how the colours of shapes look.
     """
 
-    def __init__(self, vocabulary: dict[str, int], length: int, device: str, seed: int) -> None:
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        length: int,
+        device: str,
+        seed: int,
+        colours: dict[str, tuple[int, int, int]] = RGB,
+    ) -> None:
         self.device = device
         self.length = length
         self.bos, self.eos = vocabulary["<|startoftext|>"], vocabulary["<|endoftext|>"]
         self.random = torch.Generator(device).manual_seed(seed)
         self._vocabulary = vocabulary
         self._bank = self._masks()
-        self._colours, self._backgrounds = self._palette(RGB), self._palette(BACKGROUNDS)
+        self._colours, self._backgrounds = self._palette(colours), self._palette(BACKGROUNDS)
         self._articles = self._phrases(["a", "an"])
         self._sizes = self._phrases(["", *SIZES])
         self._names = self._phrases([*RGB]), self._phrases([*SHAPES])

@@ -14,8 +14,9 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import diffusers
 import torch
@@ -217,8 +218,28 @@ def make_data(training: Training) -> tuple[Any, Any]:
     return latents, torch.cat([ids.short() for _, ids in batches])
 
 
-def diffusion_loss(training: Training, encode: Callable[..., Any], predict: Callable[..., Any]) -> Callable[..., Any]:
-    """The mean squared error of the predicted velocity (Salimans and Ho, https://arxiv.org/abs/2202.00512)."""
+class Diffusion(Protocol):
+    """The noise, and the captions that are left out."""
+
+    device: str
+    scheduler: Any
+    sampler: Sampler
+
+    def half(self) -> AbstractContextManager[Any]:
+        """bf16 for what bears it."""
+
+
+def diffusion_loss(
+    training: Diffusion, encode: Callable[..., Any], predict: Callable[..., Any], first: int = 0
+) -> Callable[..., Any]:
+    """The mean squared error of the predicted velocity (Salimans and Ho, https://arxiv.org/abs/2202.00512).
+
+    Args:
+        training: what is trained.
+        encode: the text encoder.
+        predict: the UNet.
+        first: the timestep with the least noise.
+    """
     signal = training.scheduler.alphas_cumprod.to(training.device).sqrt()[:, None, None, None]
     noise_part = (1 - signal**2).sqrt()
     empty = training.sampler.empty()
@@ -226,7 +247,7 @@ def diffusion_loss(training: Training, encode: Callable[..., Any], predict: Call
     def loss(latents: Any, ids: Any) -> Any:
         dropped = torch.rand(len(ids), device=training.device) < DROPPED
         ids = torch.where(dropped[:, None], empty, ids.long())
-        times = torch.randint(len(signal), (len(ids),), device=training.device)
+        times = torch.randint(first, len(signal), (len(ids),), device=training.device)
         noise = torch.randn_like(latents)
         noisy = signal[times] * latents + noise_part[times] * noise
         with training.half():

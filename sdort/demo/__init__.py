@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from sdort.errors import OutputError
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 DEMO_FOLDER = Path(__file__).parent / "model"
 CARD = "README.md"
@@ -13,6 +15,15 @@ DEMO = "demo"
 RANDOM_DEMO = "demo-random"
 DEMO_NAMES = (DEMO, RANDOM_DEMO)
 """Names that ``sdort export`` takes in place of a folder: the trained pipeline, and a random one made on the spot."""
+
+DEMO_ADAPTER = Path(__file__).parent / "pastel.safetensors"
+"""A LoRA of the trained pipeline, with which shapes have soft colours (:data:`sdort.demo.scenes.PASTEL`)."""
+
+
+def demo_adapter(choice: AdapterChoice) -> AdapterChoice:
+    """The choice with the demo's own LoRA where it names ``demo``, and no file of that name is there."""
+    named = choice.path == Path(DEMO) and not choice.path.exists()
+    return replace(choice, path=DEMO_ADAPTER) if named else choice
 
 
 def write_demo(name: str, folder: Path) -> None:

@@ -27,14 +27,9 @@ UNET: dict[str, Any] = {
     "attention_head_dim": [4, 8],
 }
 UNETS: dict[str, dict[str, Any]] = {
-    # Linear projections, head counts per level and nine channels, as in SD 2's inpainting model.
+    # Linear projections, head counts per level and nine channels, as in SD 2's inpainting model; without a VAE, which is
+    # that of all families.
     "sd2_inpainting": {**UNET, "in_channels": 9, "cross_attention_dim": 48},
-}
-VAE: dict[str, Any] = {
-    "block_out_channels": (32, 32),
-    "layers_per_block": 1,
-    "down_block_types": ("DownEncoderBlock2D",) * 2,
-    "up_block_types": ("UpDecoderBlock2D",) * 2,
 }
 TEXT: dict[str, Any] = {
     "vocab_size": 300,
@@ -51,7 +46,7 @@ TEXT: dict[str, Any] = {
 
 def make_pipeline(family: str, folder: Path) -> None:
     """Save a tiny pipeline of a family as diffusers does; all parameters are random and distinct."""
-    from diffusers import AutoencoderKL, UNet2DConditionModel
+    from diffusers import UNet2DConditionModel
     from support.models import randomize
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -68,7 +63,6 @@ def make_pipeline(family: str, folder: Path) -> None:
         return
     parts: dict[str, Any] = {
         "unet": UNet2DConditionModel(**UNETS[family]),
-        "vae": AutoencoderKL(**VAE),
         "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT)),
     }
     for name, part in parts.items():
