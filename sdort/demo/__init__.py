@@ -9,12 +9,15 @@ from sdort.errors import OutputError
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 DEMO_FOLDER = Path(__file__).parent / "model"
+CONTROL_FOLDER = Path(__file__).parent / "control"
 CARD = "README.md"
 
 DEMO = "demo"
 RANDOM_DEMO = "demo-random"
-DEMO_NAMES = (DEMO, RANDOM_DEMO)
-"""Names that ``sdort export`` takes in place of a folder: the trained pipeline, and a random one made on the spot."""
+DEMO_CONTROL = "demo-control"
+DEMO_NAMES = (DEMO, RANDOM_DEMO, DEMO_CONTROL)
+"""Names that ``sdort export`` takes in place of a folder: the trained pipeline, a random one made on the spot, and a
+ControlNet of the trained one, which takes edges (scripts/tour_images.py)."""
 
 DEMO_ADAPTER = Path(__file__).parent / "pastel.safetensors"
 """A LoRA of the trained pipeline, with which shapes have soft colours (:data:`sdort.demo.scenes.PASTEL`)."""
@@ -40,6 +43,7 @@ def write_demo(name: str, folder: Path) -> None:
         import shutil
 
         try:
-            shutil.copytree(DEMO_FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
+            origin = CONTROL_FOLDER if name == DEMO_CONTROL else DEMO_FOLDER
+            shutil.copytree(origin, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CARD))
         except shutil.Error as error:  # of every file that failed: where from, where to, and why
             raise OutputError(f"cannot write the demo model: {error.args[0][0][2]}") from error

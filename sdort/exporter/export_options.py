@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from sdort.demo import demo_adapter
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
 from sdort.exporter.replacements import Replacements
@@ -122,6 +123,9 @@ def check_options(options: ExportOptions) -> ExportRequest:
             options.get("ema", False),
         ),
         Path(cache_dir) if cache_dir else traces_folder(),
-        [parse_adapter_choice(each) if isinstance(each, str) else each for each in options.get("lora", ())],
+        [
+            demo_adapter(parse_adapter_choice(each) if isinstance(each, str) else each)
+            for each in options.get("lora", ())
+        ],
         [parse_embedding_choice(each) if isinstance(each, str) else each for each in options.get("embedding", ())],
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sdort.console import say
+from sdort.demo import demo_adapter
 from sdort.errors import UsageError
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
@@ -85,7 +86,7 @@ def choose_adapter(choice: str | AdapterChoice) -> AdapterChoice:
     Raises:
         UsageError: it is neither a choice nor ``FILE`` or ``FILE:SCALE``.
     """
-    return choice if isinstance(choice, AdapterChoice) else parse_adapter_choice(str(choice))
+    return demo_adapter(choice if isinstance(choice, AdapterChoice) else parse_adapter_choice(str(choice)))
 
 
 def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[Job]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sdort.demo import CARD, DEMO_FOLDER, DEMO_NAMES, write_demo
+from sdort.demo import CARD, DEMO, DEMO_ADAPTER, DEMO_CONTROL, DEMO_FOLDER, RANDOM_DEMO, write_demo
 from sdort.demo.prompt_language import held_out, parse
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, score
+from sdort.generation.job import choose_adapter
+from sdort.pipelines.adapters.adapter_file import read_adapter
 
 # None of these is held out; small enough a list for every run of the tests.
 PROMPTS = (
@@ -95,7 +98,7 @@ def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", DEMO_NAMES)
+@pytest.mark.parametrize("name", [DEMO, RANDOM_DEMO])
 def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
     from sdort.exporter.open_source import open_source
 
@@ -104,6 +107,39 @@ def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
         unet = json.loads((source.folder / "unet" / "config.json").read_text())
         assert len(unet["block_out_channels"]) == {"demo": 2, "demo-random": 4}[name]
         assert not (source.folder / CARD).exists()
+
+
+def test_its_controlnet_is_one_that_export_finds() -> None:
+    from sdort.exporter.open_source import open_source
+
+    with open_source(DEMO_CONTROL) as source:
+        assert source.index["_class_name"] == "ControlNetModel"
+        assert sum(file.stat().st_size for file in source.part("controlnet").iterdir()) < 4e6
+
+
+def test_its_lora_is_called_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there is a file of that name; every tensor of it fits the demo's UNet or text encoder."""
+    monkeypatch.chdir(tmp_path)
+    choice = choose_adapter("demo:0.5")
+    assert (choice.path, choice.scale) == (DEMO_ADAPTER, 0.5)
+    assert DEMO_ADAPTER.stat().st_size < 200e3
+    shapes = {
+        name: {key: tuple(value["shape"]) for key, value in read_header(DEMO_FOLDER / name).items()}
+        for name in ("unet", "text_encoder")
+    }
+    adapter = read_adapter(choice.path, shapes)
+    assert {name: len(deltas) for name, deltas in adapter.deltas.items()} == {"unet": 56, "text_encoder": 12}
+    assert not adapter.unmatched
+    (tmp_path / "demo").write_bytes(b"")
+    assert choose_adapter("demo").path == Path("demo")
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Name -> dtype and shape of the tensors in a folder's one safetensors file."""
+    [file] = folder.glob("*.safetensors")
+    content = file.read_bytes()
+    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return {name: value for name, value in header.items() if name != "__metadata__"}
 
 
 def test_it_draws_what_prompts_ask_for(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ UNET: dict[str, Any] = {
     "attention_head_dim": [4, 8],
 }
 UNETS: dict[str, dict[str, Any]] = {
-    # Linear projections, head counts per level and nine channels, as in SD 2's inpainting model; without a VAE, which is
-    # that of all families.
+    # Linear projections, head counts per level and nine channels, as in SD 2's inpainting model; without a VAE, which
+    # is that of all families.
     "sd2_inpainting": {**UNET, "in_channels": 9, "cross_attention_dim": 48},
 }
 TEXT: dict[str, Any] = {
