@@ -68,8 +68,11 @@ def judge(arguments: argparse.Namespace) -> None:
 
 def same_places(image: Any, other: Any) -> bool:
     """Whether both images have shapes at the same places."""
-    centres = [sorted((shape.x, shape.y) for shape in detect_shapes(each)[1]) for each in (image, other)]
-    return len(centres[0]) == len(centres[1]) and bool(np.abs(np.subtract(*centres)).max() < NEAR)
+    one, two = (
+        np.array(sorted((shape.x, shape.y) for shape in detect_shapes(each)[1])).reshape(-1, 2)
+        for each in (image, other)
+    )
+    return len(one) == len(two) and bool((np.abs(one - two) < NEAR).all())
 
 
 def write_sheet(arguments: argparse.Namespace) -> None:
