@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sdort.generation.encode import Posterior
-from sdort.generation.noise import NoiseSource
+from sdort.generation.image_noise import NoiseSource
 from sdort.generation.schedule_part import Part
 from sdort.model.signature import Array
 from sdort.pipelines.folder import PipelineFolder

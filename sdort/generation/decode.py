@@ -75,6 +75,8 @@ class Planner:
             fused.
     """
 
+    verb = "decoding"
+
     def __init__(
         self, latents: TensorSpec, config: dict[str, Any], factor: int, footprint: Footprint | None = None
     ) -> None:
@@ -282,6 +284,7 @@ def choose(planner: Planner, session: Session, size: Size, tiling: bool | None, 
     plan = planner.plan(size, tiling, slicing, free)
     if None in (tiling, slicing):
         needed, there = (size_text(number) for number in (planner.bytes_for(size, Plan()), free or 0))
-        verb = "encoding" if session.component == ENCODER else "decoding"
-        detail(f"{verb} {plan}: all at once takes about {needed}, {there if free else 'an unknown amount'} is free")
+        detail(
+            f"{planner.verb} {plan}: all at once takes about {needed}, {there if free else 'an unknown amount'} is free"
+        )
     return plan

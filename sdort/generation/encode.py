@@ -12,7 +12,7 @@ from sdort.console import warn
 from sdort.errors import MemoryShortageError
 from sdort.generation.decode import Plan, Planner, in_tiles
 from sdort.generation.footprint import Footprint
-from sdort.generation.noise import NoiseSource
+from sdort.generation.image_noise import NoiseSource
 from sdort.model.signature import Array, static_size
 from sdort.runtime.session import Session
 
@@ -48,6 +48,8 @@ class Encoder(Planner):
         config: the autoencoder's.
         factor: pixels a latent along each side.
     """
+
+    verb = "encoding"
 
     def __init__(self, session: Session, config: dict[str, Any], factor: int, footprint: Footprint) -> None:
         super().__init__(session.outputs[0], config, factor, footprint)

@@ -100,18 +100,20 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
 
 def task_parameters(record: GenerationRecord) -> dict[str, object]:
     """Parameters of img2img, inpainting, variations and the second pass, by AUTOMATIC1111's names."""
-    named = {
-        "Denoising strength": record.hires_strength if record.hires else record.strength,
-        "Mask blur": record.mask_blur,
-        "Inpaint area": "Only masked" if record.only_masked else None,
-        "Masked area padding": record.mask_padding,
-        "Variation seed": record.variation_seed,
-        "Variation seed strength": record.variation_strength,
-        "Hires upscale": record.hires,
-        "Hires steps": record.hires_steps,
-        "Hires upscaler": {"latent": "Latent", "image": "Lanczos", None: None}[record.hires_upscale],
-    }
-    return {name: value for name, value in named.items() if value is not None}
+    named: dict[str, object] = {}
+    if record.hires:
+        upscaler = "Lanczos" if record.hires_upscale == "image" else "Latent"
+        named |= {"Denoising strength": record.hires_strength, "Hires upscale": record.hires}
+        named |= {"Hires steps": record.hires_steps, "Hires upscaler": upscaler}
+    if record.init_image:
+        named["Denoising strength"] = record.strength
+    if record.mask:
+        named["Mask blur"] = record.mask_blur
+    if record.only_masked:
+        named |= {"Inpaint area": "Only masked", "Masked area padding": record.mask_padding}
+    if record.variation_strength:
+        named |= {"Variation seed": record.variation_seed, "Variation seed strength": record.variation_strength}
+    return named
 
 
 _PARAMETER = re.compile(

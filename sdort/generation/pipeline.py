@@ -23,8 +23,8 @@ from sdort.generation.encode import Encoder, Posterior, pixels_of_images
 from sdort.generation.footprint import decoder_footprint
 from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
+from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
-from sdort.generation.noise import ImageSeed, NoiseSource
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence

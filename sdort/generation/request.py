@@ -31,9 +31,9 @@ from sdort.errors.number_ranges import (
     check_fields,
 )
 from sdort.errors.plain_text import cut
+from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import InputImage
-from sdort.generation.noise import ImageSeed
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import ENCODER

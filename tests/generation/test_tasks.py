@@ -21,9 +21,9 @@ import sdort
 from sdort.cli import cli
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.device_loop import Loop
+from sdort.generation.image_noise import ImageSeed, NoiseSource, slerp
 from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import read_image
-from sdort.generation.noise import ImageSeed, NoiseSource, slerp
 from sdort.generation.recurrence import Recurrence
 from sdort.verification.metrics import psnr
 

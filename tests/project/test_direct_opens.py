@@ -19,6 +19,7 @@ ALLOWED = {
     "cli/streams.py": (3, "/dev/null and the process's own streams"),
     "demo/__init__.py": (1, "the package's own files"),
     "demo/prompt_language.py": (1, "the package's own file"),
+    "generation/input_image.py": (1, "bytes that open_input read, decoded in memory"),
     "inspection/profile.py": (1, "what ONNX Runtime wrote to a temporary folder of this process"),
     "machine/elf.py": (2, "libraries of the installed ONNX Runtime"),
     "machine/input_file.py": (3, "the one way"),
