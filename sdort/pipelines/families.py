@@ -6,7 +6,7 @@ Everything else, from tokens to the denoising loop and the decoder, is the same 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ SIZE_NUMBERS = 6
 
 https://arxiv.org/abs/2307.01952, section 2.2.
 """
+
+AESTHETIC_NUMBERS = 5
+"""In ``time_ids`` of SDXL's refiner: height and width before cropping, the crop's top and left, an aesthetic score."""
 
 _LATENTS_AND_TIME = {"sample", "timestep"}
 
@@ -107,12 +110,27 @@ class Family:
     https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/latent_formats.py"""
     preview_bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Red, green and blue of latents of zeros."""
+    aesthetic: bool = False
+    """The last of ``time_ids`` is an aesthetic score: a refiner, which works on an image or on what a base left."""
 
     @property
     def inputs(self) -> set[str]:
         """The names of the inputs of its UNets."""
         conditioning = {name for encoder in self.encoders for name in encoder.conditioning}
         return _LATENTS_AND_TIME | conditioning | ({"time_ids"} if self.size_conditioning else set())
+
+    @property
+    def size_numbers(self) -> int:
+        """How many ``time_ids`` its UNets take."""
+        return AESTHETIC_NUMBERS if self.aesthetic else SIZE_NUMBERS
+
+    def scored(self, condition: Conditioning, score: float) -> Conditioning:
+        """The same conditioning with an aesthetic score, where the family has one."""
+        if not self.aesthetic:
+            return condition
+        numbers = condition["time_ids"].copy()
+        numbers[:, -1] = score
+        return condition | {"time_ids": numbers}
 
     def condition(self, parts: Sequence[Conditioning], size: tuple[int, int]) -> Conditioning:
         """The conditioning of the UNet by one prompt.
@@ -126,7 +144,7 @@ class Family:
             for name, value in part.items():
                 condition[name] = np.concatenate([condition[name], value], -1) if name in condition else value
         if self.size_conditioning:
-            condition["time_ids"] = np.array([[*size, 0, 0, *size]], np.float32)
+            condition["time_ids"] = np.array([[*size, 0, 0, *size][: self.size_numbers]], np.float32)
         return condition
 
     def at_size(self, condition: Conditioning, size: tuple[int, int]) -> Conditioning:
@@ -134,7 +152,8 @@ class Family:
         if not self.size_conditioning:
             return condition
         before = condition["time_ids"]
-        return condition | {"time_ids": np.tile(np.array([*size, 0, 0, *size], before.dtype), (len(before), 1))}
+        score = before[0, -1:].tolist() if self.aesthetic else size
+        return condition | {"time_ids": np.tile(np.array([*size, 0, 0, *score], before.dtype), (len(before), 1))}
 
 
 STABLE_DIFFUSION = Family(
@@ -171,8 +190,11 @@ SDXL = Family(
     ),
     preview_bias=(0.1084, -0.0175, -0.0011),
 )
+REFINER = replace(SDXL, name="SDXL's refiner", encoders=SDXL.encoders[1:], empty_is_zero=False, aesthetic=True)
 
 
 def family_of(components: Collection[str]) -> Family:
     """The family of a pipeline with these components."""
-    return SDXL if "text_encoder_2" in components else STABLE_DIFFUSION
+    if "text_encoder_2" not in components:
+        return STABLE_DIFFUSION
+    return SDXL if "text_encoder" in components else REFINER
