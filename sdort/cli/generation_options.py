@@ -10,6 +10,7 @@ import click
 
 from sdort.cli.number_types import Real, Whole
 from sdort.errors.number_ranges import (
+    AESTHETIC_SCORE,
     CLIP_SKIP,
     ETA,
     GUIDANCE,
@@ -19,8 +20,10 @@ from sdort.errors.number_ranges import (
     HIRES_STRENGTH,
     MASK_BLUR,
     MASK_PADDING,
+    NEGATIVE_AESTHETIC_SCORE,
     NUM_IMAGES,
     PREVIEW_EVERY,
+    REFINER_START,
     STEPS,
     STRENGTH,
     VARIATION_SEED,
@@ -218,6 +221,33 @@ _LARGER: tuple[Option, ...] = (
     click.option("--hires-steps", type=Whole(HIRES_STEPS), show_default="--steps", help="Steps of the second pass."),
 )
 
+_REFINER: tuple[Option, ...] = (
+    click.option(
+        "--refiner",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="A second pipeline that takes the last steps: SDXL's refiner, or another model of the same latents.",
+    ),
+    click.option(
+        "--refiner-start",
+        type=Real(REFINER_START),
+        show_default="0.8",
+        help="Share of the schedule that the pipeline itself takes.",
+    ),
+    click.option(
+        "--aesthetic-score",
+        type=Real(AESTHETIC_SCORE),
+        show_default="6",
+        help="What SDXL's refiner is told of the image's quality.",
+    ),
+    click.option(
+        "--negative-aesthetic-score",
+        type=Real(NEGATIVE_AESTHETIC_SCORE),
+        show_default="2.5",
+        help="The score that goes with the negative prompt.",
+    ),
+)
+
 _GROUPS: dict[str, tuple[Option, ...]] = {
     "What is generated": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
@@ -226,6 +256,7 @@ _GROUPS: dict[str, tuple[Option, ...]] = {
     "Larger images": _LARGER,
     "Adapters": _ADAPTERS,
     "Previews": _PREVIEWS,
+    "Refiner": _REFINER,
 }
 """Heading of the help -> its options, the most used first."""
 

@@ -140,6 +140,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     for name, read in (("init_image", read_image), ("mask", read_mask)):
         if settings.get(name) is not None:
             settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
+    if settings.get("refiner") is not None:
+        settings["refiner"] = Path(settings["refiner"])
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)

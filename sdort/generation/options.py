@@ -90,6 +90,15 @@ class GenerationOptions(TypedDict, total=False):
     """Share of the steps that change the enlarged image; 0.7 by default."""
     hires_steps: int | None
     """Steps of the second pass, of which ``hires_strength`` takes its share; by default as many as ``steps``."""
+    refiner: str | Path | None
+    """The folder of a second pipeline that takes the last steps: SDXL's refiner, or another model of the same
+    latents."""
+    refiner_start: float | None
+    """Share of the schedule that the pipeline itself takes before ``refiner``; 0.8 by default."""
+    aesthetic_score: float | None
+    """What SDXL's refiner is told of the image's quality, from 0 to 10; 6 by default."""
+    negative_aesthetic_score: float | None
+    """The score that goes with the negative prompt; 2.5 by default."""
     images_at_once: int
     """How many images share a call of the UNet, also of several prompts; four by default."""
     vae_tiling: bool | None

@@ -101,6 +101,14 @@ class GenerationRecord:
     """Share of the steps that the second pass took; None without one."""
     hires_steps: int | None
     """Steps of the second pass, of which ``hires_strength`` is taken; None without one."""
+    refiner: str | None
+    """The name of the folder of the pipeline that took the last steps; None without one."""
+    refiner_start: float | None
+    """Share of the schedule before it; None without one."""
+    aesthetic_score: float | None
+    """The aesthetic score that was asked for; None for the refiner's default, and without one."""
+    negative_aesthetic_score: float | None
+    """The negative prompt's score that was asked for; None for the default, and without a refiner."""
     images_at_once: int
     """Images in one batch."""
     vae_tiling: bool | None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.number_ranges import (
+    AESTHETIC_SCORE,
     CLIP_SKIP,
     ETA,
     GUIDANCE,
@@ -21,7 +23,9 @@ from sdort.errors.number_ranges import (
     IMAGES_AT_ONCE,
     MASK_BLUR,
     MASK_PADDING,
+    NEGATIVE_AESTHETIC_SCORE,
     NUM_IMAGES,
+    REFINER_START,
     SEED,
     STEPS,
     STRENGTH,
@@ -39,7 +43,7 @@ from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.families import SIZE_NUMBERS, Family
+from sdort.pipelines.families import Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.session import Session
@@ -102,11 +106,17 @@ class Request:
     hires_upscale: str | None = None
     hires_strength: float | None = None
     hires_steps: int | None = None
+    refiner: Path | None = None
+    """The folder of a second pipeline that takes the last steps."""
+    refiner_start: float | None = None
+    aesthetic_score: float | None = None
+    negative_aesthetic_score: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
         check_fields(self, STRENGTH, MASK_BLUR, MASK_PADDING, HIRES, HIRES_STRENGTH, HIRES_STEPS)
         check_fields(self, VARIATION_SEED, VARIATION_STRENGTH)
+        check_fields(self, REFINER_START, AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE)
         SEED.check(self.seed + self.num_images - 1)
         VARIATION_SEED.check((self.variation_seed or 0) + self.num_images - 1)
         check_tasks(self)
@@ -148,6 +158,17 @@ class Request:
         return 32 if self.mask_padding is None else self.mask_padding
 
     @property
+    def base_share(self) -> float:
+        """Share of the schedule before the refiner: 0.8, as in SDXL's own examples, unless something else is said."""
+        return 0.8 if self.refiner_start is None else self.refiner_start
+
+    @property
+    def scores(self) -> tuple[float, float]:
+        """Aesthetic scores of the negative prompt and of the prompt: 2.5 and 6, as in diffusers."""
+        score, negative = self.aesthetic_score, self.negative_aesthetic_score
+        return 2.5 if negative is None else negative, 6.0 if score is None else score
+
+    @property
     def second_strength(self) -> float:
         """The strength of the second pass: 0.7 unless something else is asked for."""
         return 0.7 if self.hires_strength is None else self.hires_strength
@@ -166,6 +187,8 @@ class Request:
             "mask_padding": self.padding if self.only_masked else None,
             "hires_upscale": (self.hires_upscale or UPSCALES[0]) if self.hires else None,
             "hires_strength": self.second_strength if self.hires else None,
+            "refiner": self.refiner.resolve().name if self.refiner else None,
+            "refiner_start": self.base_share if self.refiner else None,
             "hires_steps": (self.hires_steps or self.steps) if self.hires else None,
         }
 
@@ -197,6 +220,7 @@ GOES_WITH = {
     "hires_upscale": "hires",
     "hires_strength": "hires",
     "hires_steps": "hires",
+    "refiner_start": "refiner",
 }
 """Fields of a request that mean nothing without another one."""
 UPSCALES = ("latent", "image")
@@ -216,6 +240,11 @@ def check_tasks(request: Request) -> None:
         raise UsageError(
             "--hires goes with text alone, not with --init-image",
             hint="Ask for a larger image of the init image with --height and --width.",
+        )
+    if request.refiner and (request.hires or request.mask):
+        raise UsageError(
+            f"--refiner goes with one pass over the whole image, not with {'--hires' if request.hires else '--mask'}",
+            hint="Refine the image afterwards: sdort run REFINER --init-image IMAGE --strength 0.3",
         )
     if request.hires_upscale not in (None, *UPSCALES):
         raise UsageError(f"--hires-upscale {request.hires_upscale!r} is not one of {', '.join(UPSCALES)}")
@@ -349,6 +378,15 @@ def check_task(folder: PipelineFolder, request: Request) -> None:
     Raises:
         BadModelError: its UNet is for another task, or it has no encoder for the init image.
     """
+    if folder.family.aesthetic and not request.init_image:
+        raise BadModelError(
+            f"{folder.path} is SDXL's refiner, which works on an image",
+            hint="Give it one with --init-image, or let it finish what SDXL's base begins:\n"
+            f"    sdort run BASE --refiner {folder.path}",
+        )
+    scores = [name for name in ("aesthetic_score", "negative_aesthetic_score") if getattr(request, name) is not None]
+    if scores and not folder.family.aesthetic and not request.refiner:
+        raise UsageError(f"{_option(scores[0])} is for SDXL's refiner, and {folder.path} is none", hint="Leave it out.")
     if request.init_image and ENCODER not in folder.models:
         raise BadModelError(
             f"{folder.path} has no {ENCODER}, which --init-image needs",
@@ -393,12 +431,11 @@ def check_inputs(unet: Session, family: Family) -> None:
             hint="Other families can be optimized, and benched by component, but not run yet.",
         )
     numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.size_conditioning else None
-    if numbers not in (None, SIZE_NUMBERS):
+    if numbers not in (None, family.size_numbers):
         raise BadModelError(
-            f"the UNet takes {numbers} numbers as time_ids, not {SIZE_NUMBERS}: it is SDXL's refiner, which works on "
-            "an image",
+            f"the UNet takes {numbers} numbers as time_ids, not the {family.size_numbers} of {family.name}",
             component="unet",
-            hint="sdort run generates from text alone: take SDXL's base model.",
+            hint="A base has both text encoders, a refiner the second one alone: export the whole pipeline.",
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.generation.image_sizes import scaled_size
+from sdort.generation.refiner import handover, open_refiner
 from sdort.generation.request import Request, check_task, image_size, scheduler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
 from sdort.pipelines.folder import PipelineFolder
@@ -26,6 +28,8 @@ class Stage:
     """Calls of the UNet for a batch: with some schedulers two a step."""
     part: Part = WHOLE
     """The part of the schedule, in calls of the UNet."""
+    refines: bool = False
+    """Whether the refiner takes it."""
 
 
 def plan_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
@@ -43,12 +47,37 @@ def plan_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
         blends = request.mask is not None and folder.sample_channels == folder.latent_channels
         begin = Begin.NOISE if request.mask and request.image_strength == 1.0 else Begin.IMAGE
         first = _stage(folder, request, size, request.steps, ("strength", request.image_strength), begin, blends)
+    if request.refiner:
+        return _refined(folder, request, first)
     if request.hires is None:
         return [first]
     larger = scaled_size(size, request.hires, folder.vae_factor)
     image_size(folder, request, larger)
     strength = ("hires_strength", request.second_strength)
     return [first, _stage(folder, request, larger, request.hires_steps or request.steps, strength, Begin.IMAGE)]
+
+
+def _refined(folder: PipelineFolder, request: Request, whole: Stage) -> list[Stage]:
+    """A stage divided between the pipeline and its refiner.
+
+    Raises:
+        UsageError: one of them gets no step.
+    """
+    image_size(open_refiner(Path(request.refiner or ""), folder), request)
+    scheduler = scheduler_of(folder, request, whole.schedule)
+    share = request.base_share
+    first, last = whole.part.first, len(scheduler.timesteps)
+    middle = handover(scheduler, share)
+    if not first < middle < last:
+        who = "the refiner" if middle >= last else "the base"
+        raise UsageError(
+            f"--refiner-start {share:g} leaves {who} none of {whole.steps} steps",
+            hint="Take more --steps, or another --refiner-start; 0.8 is usual.",
+        )
+    steps = -(-(last - middle) // int(getattr(scheduler, "order", 1)))
+    base = replace(whole, steps=whole.steps - steps, calls=middle - first, part=replace(whole.part, last=middle))
+    part = Part(middle, begin=Begin.LATENTS)
+    return [base, Stage(whole.size, whole.schedule, steps, last - middle, part, refines=True)]
 
 
 def total_steps(stages: Sequence[Stage]) -> int:

@@ -58,15 +58,18 @@ class PipelineFolder:
 
     @property
     def generates(self) -> bool:
-        """Whether all components and tokenizers for text to image are there."""
+        """Whether all components and tokenizers for text to image are there; a refiner makes no image of text alone."""
         tokenizers = [self.path / encoder.tokenizer for encoder in self.family.encoders]
+        if self.family.aesthetic:
+            return False
         return set(self.needed) <= self.models.keys() and all(folder.is_dir() for folder in tokenizers)
 
     @property
     def empty_is_zero(self) -> bool:
         """Whether an empty negative prompt conditions the UNet as zeros, not as the encoders' outputs for it."""
         index = optional_config(self.path / INDEX, PIPELINE_INDEX)
-        return self.family.empty_is_zero and bool(index.get("force_zeros_for_empty_prompt", True))
+        usual = self.family.empty_is_zero
+        return self.family.size_conditioning and bool(index.get("force_zeros_for_empty_prompt", usual))
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -182,11 +185,6 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     expect_onnx(path)
     folder = PipelineFolder(path, find_components(path))
     missing = [name for name in (folder.needed if needed is None else needed) if name not in folder.models]
-    if missing == ["text_encoder"] and "text_encoder_2" in folder.models:
-        raise BadModelError(
-            f"{path} has the second text encoder only, as SDXL's refiner, which works on an image",
-            hint="sdort run generates from text alone: take SDXL's base model.",
-        )
     if missing and (above := path.absolute().parent / INDEX).is_file():
         raise BadModelError(
             f"{path} is a part of the pipeline {above.parent}", hint=f"Give the whole pipeline:\n    {above.parent}"
