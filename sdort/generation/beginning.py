@@ -9,7 +9,7 @@ import numpy as np
 
 from sdort.generation.encode import Posterior
 from sdort.generation.image_noise import NoiseSource
-from sdort.generation.schedule_part import Part
+from sdort.generation.schedule_part import Begin, Part
 from sdort.model.signature import Array
 from sdort.pipelines.folder import PipelineFolder
 
@@ -55,6 +55,8 @@ class Start:
         image = None if self.latents is None else torch.from_numpy(self.latents)
         if self.image is not None and part.takes_image:
             image = self._drawn(self.image, source)
+        if part.begin is Begin.LATENTS:
+            return Beginning(torch.zeros_like(image), image)  # their noise is in them: none is drawn
         noise = source.first(latent)
         if self.mask is None:
             return Beginning(noise, image)

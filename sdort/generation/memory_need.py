@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from sdort.console import say
 from sdort.errors import MemoryShortageError
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import activation_bytes, keeps_scores
@@ -20,6 +21,7 @@ from sdort.model.component_names import DECODER, ENCODER
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tables import size_text
 from sdort.workload.cases import Case
 
@@ -117,6 +119,29 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
 def encodes(request: Request) -> bool:
     """Whether images are encoded on the way."""
     return request.init_image is not None or request.hires_upscale == "image"
+
+
+def fits_beside(
+    refiner: PipelineFolder, size: tuple[int, int], request: Request, provider: Provider, options: RuntimeOptions
+) -> bool:
+    """Whether a refiner fits into memory beside the base, which is loaded; if not, that is told.
+
+    Args:
+        size: height and width of the images in pixels.
+    """
+    free = free_memory(provider.vendor, options.device_id)
+    if free is None:
+        return True
+    samples = min(request.num_images, request.images_at_once) * (2 if request.guidance_scale > 1 else 1)
+    components = [name for name in refiner.needed if name != DECODER]
+    needed = weight_bytes(refiner, components) + case_bytes(refiner, Case("unet", samples, *size), provider)
+    if needed <= free:
+        return True
+    say(
+        f"the refiner needs about {size_text(needed)} of memory and {size_text(free)} are free: it takes the place of "
+        "the UNet when all images are through that"
+    )
+    return False
 
 
 def refuse_generation(

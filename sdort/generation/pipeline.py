@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,9 +25,11 @@ from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
+from sdort.generation.memory_need import fits_beside
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
+from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request, check_inputs, image_size, scheduler_of
 from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
@@ -56,6 +58,18 @@ class Timings:
     decode: float = 0.0
 
 
+@dataclass(frozen=True)
+class DenoisedBatch:
+    """A batch of images before they are decoded."""
+
+    numbers: list[int]
+    """The request of each image."""
+    seeds: list[ImageSeed]
+    source: NoiseSource
+    latents: Array
+    """[images, channels, height, width], fp32, scaled."""
+
+
 class TextToImage:
     """A pipeline whose sessions are open, on ``provider``.
 
@@ -72,6 +86,7 @@ class TextToImage:
         encoders = folder.family.encoders
         self.tokenizers = {encoder.component: load_tokenizer(folder.path / encoder.tokenizer) for encoder in encoders}
         self._conditioning_outputs(1)
+        self.options = sessions["unet"].options
         self.loop = Loop(sessions["unet"])
         self.adapters = RunningAdapters(sessions)
         self.timings = Timings()
@@ -79,6 +94,10 @@ class TextToImage:
         """How the last latents were decoded, in the end."""
         self.previewer: Previewer | None = None
         """Shows previews of the next images."""
+        self.refiner: TextToImage | None = None
+        """The pipeline that takes the last steps where a request asks for it, while it is open."""
+        self.schedule = folder
+        """Whose scheduler it has: a refiner goes on with that of its base."""
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
 
@@ -109,6 +128,7 @@ class TextToImage:
         """
         request = requests[0]
         stages = plan_stages(self.folder, request)
+        self._reopen_unet()
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
@@ -118,13 +138,30 @@ class TextToImage:
         conditions = self._conditions(requests, size)
         self.timings.encode = time.perf_counter() - started
         start = Start(self.folder) if canvas is None else self._start(request, canvas, stages[0].part)
-        images = [(of_one, seed) for of_one, each in zip(conditions, requests, strict=True) for seed in each.seeds]
-        schedulers = [partial(scheduler_of, self.folder, request, stage.schedule) for stage in stages]
-        recurrences = [find_recurrence(make, stage.part) for make, stage in zip(schedulers, stages, strict=True)]
+        own = [stage for stage in stages if not stage.refines]
+        batches = self._passes(requests, own, conditions, start, on_step)
+        if own != stages:
+            batches = self._refined(requests, stages[-1], batches, on_step)
+        for batch in batches:
+            for image in self._decode(batch.latents, request, batch.seeds, on_tile):
+                yield image if canvas is None or image.problem else replace(image, pixels=canvas.finished(image.pixels))
+
+    def _passes(
+        self,
+        requests: Sequence[Request],
+        stages: Sequence[Stage],
+        conditions: list[list[Conditioning]],
+        start: Start,
+        on_step: Callable[[float], None],
+    ) -> Iterator[DenoisedBatch]:
+        """The batches of all images after the stages."""
+        request = requests[0]
+        images = [(number, seed) for number, each in enumerate(requests) for seed in each.seeds]
+        recurrences = [self._recurrence(request, stage) for stage in stages]
         for first in range(0, len(images), request.images_at_once):
             batch = images[first : first + request.images_at_once]
-            seeds = [seed for _, seed in batch]
-            stacked = _stacked([of_one for of_one, _ in batch])
+            numbers, seeds = [number for number, _ in batch], [seed for _, seed in batch]
+            stacked = _stacked([conditions[number] for number in numbers])
             source = NoiseSource(seeds, request.variation_strength or 0.0)
             begin, latents = start, np.zeros(0, np.float32)
             for stage, recurrence in zip(stages, recurrences, strict=True):
@@ -133,8 +170,56 @@ class TextToImage:
                     stacked = [self.folder.family.at_size(condition, stage.size) for condition in stacked]
                 denoise_batch = partial(self._denoise_batch, request, stage, recurrence, stacked, begin, source)
                 latents = self._denoised(denoise_batch, source, on_step)
-            for image in self._decode(latents, request, seeds, on_tile):
-                yield image if canvas is None or image.problem else replace(image, pixels=canvas.finished(image.pixels))
+            yield DenoisedBatch(numbers, seeds, source, latents)
+
+    def _refined(
+        self,
+        requests: Sequence[Request],
+        stage: Stage,
+        batches: Iterable[DenoisedBatch],
+        on_step: Callable[[float], None],
+    ) -> Iterator[DenoisedBatch]:
+        """The batches after the refiner's steps. Where both UNets do not fit into memory, the refiner's takes the
+        place of the other one when all batches are through that."""
+        request = requests[0]
+        folder = open_refiner(Path(request.refiner or ""), self.folder)
+        if self.refiner is not None and self.refiner.folder.path != folder.path:
+            self.refiner = None
+        alone = self.refiner is None and not fits_beside(folder, stage.size, request, self.provider, self.options)
+        if alone:
+            batches = list(batches)
+            self._close_unet()
+        refiner = self.refiner = self.refiner or self._opened_refiner(folder)
+        refiner.timings, refiner.previewer = self.timings, self.previewer
+        started = time.perf_counter()
+        conditions = refiner._conditions(requests, stage.size)
+        self.timings.encode += time.perf_counter() - started
+        recurrence = refiner._recurrence(request, stage)
+        for batch in batches:
+            stacked = _stacked([conditions[number] for number in batch.numbers])
+            begin = Start(folder, latents=batch.latents)
+            denoise_batch = partial(refiner._denoise_batch, request, stage, recurrence, stacked, begin, batch.source)
+            yield replace(batch, latents=refiner._denoised(denoise_batch, batch.source, on_step))
+        if alone:
+            self.refiner = None
+
+    def _opened_refiner(self, folder: PipelineFolder) -> TextToImage:
+        """A refiner without a decoder of its own: the base's is the same."""
+        names = [name for name in folder.needed if name != DECODER]
+        sessions = {name: self._open(folder, name) for name in names} | {DECODER: self.sessions[DECODER]}
+        refiner = assemble(folder, sessions, self.provider, None)
+        refiner.schedule = self.folder
+        refiner.guard = self.guard and Guard(sessions)
+        return refiner
+
+    def _close_unet(self) -> None:
+        """Give the memory of the UNet back; the next images open it again."""
+        del self.sessions["unet"], self.loop
+
+    def _reopen_unet(self) -> None:
+        if "unet" not in self.sessions:
+            self.sessions["unet"] = self._open(self.folder, "unet")
+            self.loop = Loop(self.sessions["unet"])
 
     def _start(self, request: Request, canvas: Canvas, part: Part) -> Start:
         """The init image encoded, and what its mask leaves, for a UNet that takes that."""
@@ -152,7 +237,7 @@ class TextToImage:
         """The distribution of images' latents, float32 [images, 3, height, width] in [-1, 1]."""
         folder = self.folder
         if ENCODER not in self.sessions:
-            self.sessions[ENCODER] = self._opened(ENCODER)
+            self.sessions[ENCODER] = self._open(self.folder, ENCODER)
 
         def work() -> Posterior:
             session = self.sessions[ENCODER]
@@ -164,12 +249,12 @@ class TextToImage:
 
         return self._guarded(ENCODER, work, lambda posterior: [posterior.parameters])
 
-    def _opened(self, component: str) -> Session:
+    def _open(self, folder: PipelineFolder, component: str) -> Session:
         """A component that only some requests need, opened as the others are."""
-        unet, path = self.sessions["unet"], self.folder.models[component]
-        with checked(self.folder.path, unet.options.check) as content:
+        path = folder.models[component]
+        with checked(folder.path, self.options.check) as content:
             content.reads([path])
-            options = replace(unet.options, graph=False)
+            options = self.options if component == "unet" else replace(self.options, graph=False)
             session, refused = open_or_fall_back(path, component, self.provider, options)
         self.fallback = "; ".join(filter(None, [self.fallback, refused])) or None
         return session
@@ -259,8 +344,9 @@ class TextToImage:
             UsageError: a prompt for a text encoder that the pipeline does not have.
         """
         guided = self.guidance(requests[0]) is not None
-        remark_on_prompts(requests, guided)
-        remark_on_files(self.tokenizers["text_encoder"], requests)
+        if self.schedule is self.folder:  # a refiner's base has said it
+            remark_on_prompts(requests, guided)
+            remark_on_files(next(iter(self.tokenizers.values())), requests)
         reader = PromptReader(self.tokenizers, self.sessions["unet"])
         pairs = [
             [self._texts(request, negative=True), self._texts(request)] if guided else [self._texts(request)]
@@ -285,7 +371,8 @@ class TextToImage:
             reader.fixed,
             lambda: condition(encode({blank: "prompt"})[blank], size),
         )
-        return [[conditions[texts] for texts in pair] for pair in pairs]
+        scored, scores = self.folder.family.scored, requests[0].scores[0 if guided else 1 :]
+        return [[scored(conditions[texts], score) for texts, score in zip(pair, scores, strict=True)] for pair in pairs]
 
     def _conditioning_outputs(self, clip_skip: int) -> dict[str, dict[str, str]]:
         """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there.
@@ -306,7 +393,8 @@ class TextToImage:
         )
         if negative and self.folder.empty_is_zero and not first and not second:
             return None
-        return (first, second or first)[: len(self.tokenizers)]
+        texts = {"text_encoder": first, "text_encoder_2": second or first}
+        return tuple(texts[component] for component in self.tokenizers)
 
     def _encode(
         self, outputs: Mapping[str, Mapping[str, str]], component: str, rows: Sequence[tuple[int, ...]]
@@ -355,7 +443,13 @@ class TextToImage:
         return latents
 
     def _steps(self, request: Request, stage: Stage) -> PartSteps:
-        return PartSteps(scheduler_of(self.folder, request, stage.schedule), stage.part)
+        return PartSteps(self._scheduler(request, stage), stage.part)
+
+    def _scheduler(self, request: Request, stage: Stage) -> Any:
+        return scheduler_of(self.schedule, request, stage.schedule)
+
+    def _recurrence(self, request: Request, stage: Stage) -> Recurrence | None:
+        return find_recurrence(partial(self._scheduler, request, stage), stage.part)
 
     def _previews(
         self, request: Request, stage: Stage, guidance: Sequence[float], seeds: Sequence[ImageSeed]
