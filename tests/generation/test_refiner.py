@@ -113,9 +113,12 @@ def test_one_after_the_other_makes_the_same_images(
     seen: list[bool] = []
     monkeypatch.setattr(pipeline_module, "fits_beside", lambda *_: False)
     opened = type(models)._opened_refiner
-    monkeypatch.setattr(
-        type(models), "_opened_refiner", lambda self, at: (seen.append("unet" in self.sessions), opened(self, at))[1]
-    )
+
+    def watched(self: Any, folder: Any) -> Any:
+        seen.append("unet" in self.sessions)
+        return opened(self, folder)
+
+    monkeypatch.setattr(type(models), "_opened_refiner", watched)
     apart = loaded.generate("a red cat", **options)
     assert seen == [False], "both UNets were open"
     assert models.refiner is None
@@ -164,8 +167,8 @@ def test_what_does_not_go_together_is_refused(base: Exported, refiner: Path, tmp
     refuse(base.out, UsageError, "has another prediction type than .*: v_prediction and epsilon", refiner=v)
     refuse(refiner, UsageError, "is SDXL's refiner itself", refiner=refiner, init_image=np.zeros((64, 64, 3), np.uint8))
     refuse(refiner, BadModelError, "is SDXL's refiner, which works on an image")
-    refuse(base.out, UsageError, "--refiner-start 0.95 leaves the refiner none of 4 steps", refiner=refiner,
-           refiner_start=0.95)  # fmt: skip
+    refuse(base.out, UsageError, "--refiner-start 1 leaves the refiner none of 4 steps", refiner=refiner,
+           refiner_start=1)  # fmt: skip
     refuse(base.out, UsageError, "--refiner-start 0 leaves the base none of 4 steps", refiner=refiner, refiner_start=0)
     refuse(base.out, UsageError, "--refiner-start 2 is not a number from 0 to 1", refiner=refiner, refiner_start=2)
     refuse(base.out, UsageError, "--refiner-start means nothing without --refiner", refiner_start=0.5)
