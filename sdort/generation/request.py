@@ -234,7 +234,7 @@ def check_tasks(request: Request) -> None:
         UsageError: which, and what to give.
     """
     for name, needed in GOES_WITH.items():
-        if getattr(request, name) not in (None, False) and getattr(request, needed) in (None, False):
+        if _is_given(request, name) and not _is_given(request, needed):
             raise UsageError(f"{_option(name)} means nothing without {_option(needed)}", hint="Give both, or neither.")
     if request.hires and request.init_image:
         raise UsageError(
@@ -250,6 +250,11 @@ def check_tasks(request: Request) -> None:
         raise UsageError(f"--hires-upscale {request.hires_upscale!r} is not one of {', '.join(UPSCALES)}")
     if request.init_image and request.mask:
         _check_mask(request.init_image, request.mask)
+
+
+def _is_given(request: Request, name: str) -> bool:
+    value = getattr(request, name)
+    return value is not None and value is not False  # zero is a value
 
 
 def _check_mask(image: InputImage, mask: InputImage) -> None:

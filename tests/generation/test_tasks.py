@@ -57,7 +57,6 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("sd1", "hires", "pndm"),
         ("sd1 inpainting", "inpaint 1", "euler-a"),
         ("sd1 inpainting", "inpaint 0.6", "ddim"),
-        ("sd2 v", "img2img 0.6", "dpm++-2m"),
         ("sdxl", "img2img 0.6", "euler"),
         ("sdxl", "inpaint 0.6", "euler-a"),
         ("sdxl", "hires", "dpm++-2m"),
