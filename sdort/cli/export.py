@@ -55,6 +55,7 @@ _PATH = click.Path(path_type=Path)
     "--component",
     "components",
     multiple=True,
+    metavar="NAME",
     type=click.Choice(EXPORTED),
     help="Export only this component (repeatable); all of them unless given.",
 )

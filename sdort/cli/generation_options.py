@@ -248,6 +248,21 @@ _REFINER: tuple[Option, ...] = (
     ),
 )
 
+_CONTROL: tuple[Option, ...] = (
+    click.option(
+        "--control",
+        multiple=True,
+        metavar="DIR:IMAGE[:SCALE[:START:END]]",
+        help="ControlNet or T2I-Adapter and the image that steers it, ready as it wants it (edges, depth, a pose). "
+        "START and END are shares of the steps. Repeatable; the pipeline is exported with --control.",
+    ),
+    click.option(
+        "--guess-mode",
+        is_flag=True,
+        help="Let ControlNets steer the prompt alone, their first outputs weakly: they guess what their image shows.",
+    ),
+)
+
 _GROUPS: dict[str, tuple[Option, ...]] = {
     "What is generated": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
@@ -255,6 +270,7 @@ _GROUPS: dict[str, tuple[Option, ...]] = {
     "Variations": _VARIATIONS,
     "Larger images": _LARGER,
     "Adapters": _ADAPTERS,
+    "Control images": _CONTROL,
     "Previews": _PREVIEWS,
     "Refiner": _REFINER,
 }

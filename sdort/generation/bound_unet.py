@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import UsageError
+from sdort.generation.residuals import zero_residuals
 from sdort.model.signature import Array, static_size, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
@@ -30,6 +31,10 @@ class Buffer:
     def write(self, values: Array) -> None:
         content = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
         self._session.guard(lambda: self._value.update_inplace(content))
+
+    def fill(self, values: Array | float) -> None:
+        """Write values that are repeated to the buffer's shape."""
+        self.write(np.broadcast_to(values, self.shape))
 
     def read(self) -> Array:
         return np.array(self._session.download(self._value))  # a copy: on the CPU it would be the memory itself
@@ -104,17 +109,25 @@ class BoundBuffers:
             name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
             for name, shape in shapes.items()
         }
+        self.residuals = {
+            name: Buffer(session, values) for name, values in zero_residuals(inputs, self.sample.shape).items()
+        }
         self.graphs = [number + index for index in range(len(self.slices))]
         self._bindings = [self._bind(part) for part in self.slices]
 
     def _bind(self, part: slice) -> Any:
         binding = self.session.io_binding()
-        for name, buffer in {"sample": self.sample, **self.conditioning}.items():
+        for name, buffer in {"sample": self.sample, **self.conditioning, **self.residuals}.items():
             binding.bind_input(name, *buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:])))
         binding.bind_input("timestep", *self.timestep.binding_arguments())
         rest = (part.stop - part.start, *self.output.shape[1:])
         binding.bind_output(self.session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
         return binding
+
+    def clear_residuals(self) -> None:
+        """Take away what controls of an earlier run left in the UNet's residual inputs."""
+        for buffer in self.residuals.values():
+            buffer.fill(0.0)
 
     def run(self) -> None:
         """One run of the UNet from the buffers into the buffers."""

@@ -13,6 +13,7 @@ from sdort.console import progress, say
 from sdort.errors import ParityError
 from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
+from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, save_png
@@ -25,6 +26,7 @@ from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
 from sdort.generation.result import Generation, Image, PeakMemory
+from sdort.generation.running_controls import record_control
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
 from sdort.inspection.profile import measure_cases, remarks
@@ -175,6 +177,7 @@ class Pipeline:
                 "width": width,
                 "scheduler": scheduler,
                 "lora": models.adapters.record,
+                "control": [record_control(control) for control in request.control],
             },
             scheduler_name=request.scheduler,
             model=models.folder.path.resolve().name,
@@ -317,12 +320,14 @@ def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
 
     Raises:
         UsageError: the size, the number of steps, a strength, the mask or a prompt is one that the pipeline cannot do.
-        BadModelError: a file of the pipeline is broken, or its UNet is for another task.
+        BadModelError: a file of the pipeline is broken, its UNet is for another task, or a control does not fit it.
     """
     stages = plan_stages(folder, request)
     check_prompts(folder, request)
     if request.mask:
         make_canvas(request, stages[0].size, folder.vae_factor)
+    for stage in stages:
+        plan_controls(folder, request.control, stage.size)
     return stages
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from sdort.model.signature import Array
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
+
+if TYPE_CHECKING:
+    from sdort.generation.running_controls import Controls
 
 MAX_ROW_BYTES = 1 << 30
 """Upper bound in bytes for the step-accumulator matrix; larger runs use the host loop."""
@@ -99,6 +103,7 @@ class Loop:
         self._sums: dict[tuple[bool, int | None], Session] = {}
         self._bound: dict[tuple[Batch, InputShapes, frozenset[str]], BoundBuffers] = {}
         self._graphs = 0
+        self._controlled: weakref.WeakSet[BoundBuffers] = weakref.WeakSet()
 
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         """Whether the rows of a run are small enough to be kept."""
@@ -117,6 +122,7 @@ class Loop:
         mask: Array | None = None,
         extra: Array | None = None,
         previews: BatchPreviews | None = None,
+        controls: Controls | None = None,
     ) -> tuple[Array, list[float]]:
         """Take every step.
 
@@ -127,6 +133,7 @@ class Loop:
             image: latents [images, channels, height, width] of an image, where the recurrence takes some.
             mask: [height, width], true where the scheduler's steps count, for a recurrence with an outside.
             extra: [images, batch.extra, height, width], what the UNet takes beside the latents.
+            controls: what fills the UNet's residual inputs; zeros are in them without any.
             previews: shown every few steps, for which the UNet's input and output are read back.
 
         Returns:
@@ -139,6 +146,9 @@ class Loop:
         buffers = self._at(batch, samples)
         for name, values in samples.items():
             buffers.conditioning[name].write(values)
+        if buffers in self._controlled or controls:
+            buffers.clear_residuals()
+            self._controlled.add(buffers)
         # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
         buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
         given = noise if image is None else np.concatenate([image[None], noise])
@@ -148,6 +158,8 @@ class Loop:
         for step in range(recurrence.steps):
             started = time.perf_counter()
             accumulator.prepare(step)
+            if controls:
+                controls.prepare(step, recurrence.steps, buffers)
             buffers.run()
             seconds.append(time.perf_counter() - started)
             on_step(batch.images)

@@ -10,7 +10,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,15 @@ from sdort.errors import ParityError
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.preview import BatchPreviews
+from sdort.generation.residuals import zero_residuals
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
+
+if TYPE_CHECKING:
+    from sdort.generation.running_controls import Controls
 
 
 def embed_guidance(guidance_scale: float, width: int) -> Array:
@@ -49,6 +53,7 @@ def denoise(
     guidance_scale: float | None,
     on_step: Callable[[float], None],
     previews: BatchPreviews | None = None,
+    controls: Controls | None = None,
 ) -> tuple[Array, list[float]]:
     """Take every step.
 
@@ -57,6 +62,7 @@ def denoise(
         generators: one per image, for schedulers that add noise of their own.
         guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
         previews: shown every few steps.
+        controls: what fills the UNet's residual inputs; zeros are in them without any.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -78,7 +84,16 @@ def denoise(
         with steps_of(scheduler):
             sample = steps.sample(number, latents)
         whole = sample if given.extra is None else torch.cat([sample, given.extra], dim=1)
-        predicted = _predict(unet, torch.cat([whole] * len(conditions)).numpy(), timestep.numpy(), conditioning)
+        fed = torch.cat([whole] * len(conditions)).numpy()
+        residuals = zero_residuals(unet.inputs, fed.shape)
+        if controls:
+            shared = {
+                "sample": torch.cat([sample] * len(conditions)).numpy(),
+                "timestep": timestep.numpy(),
+                **conditioning,
+            }
+            residuals |= controls.residuals(number, len(steps.timesteps), unet, shared, len(conditions))
+        predicted = _predict(unet, fed, timestep.numpy(), {**conditioning, **residuals})
         output = torch.from_numpy(predicted)
         if not torch.isfinite(output).all():
             raise ParityError(

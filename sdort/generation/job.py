@@ -11,6 +11,7 @@ from typing import Any, cast
 from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import UsageError
+from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
 from sdort.generation.input_image import read_image, read_mask
@@ -106,6 +107,15 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
     return [plan_job(texts, cast("GenerationOptions", {**settings, **said})) for texts, said in read_lines(Path(file))]
 
 
+def choose_control(choice: str | ControlChoice) -> ControlChoice:
+    """A control as a caller names it.
+
+    Raises:
+        UsageError: it is neither a choice nor of the form ``DIR:IMAGE[:SCALE[:START:END]]``.
+    """
+    return choice if isinstance(choice, ControlChoice) else parse_control_choice(str(choice))
+
+
 def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     """The job of a caller's options.
 
@@ -142,6 +152,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
             settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
     if settings.get("refiner") is not None:
         settings["refiner"] = Path(settings["refiner"])
+    settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)

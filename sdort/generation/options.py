@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
+    from sdort.generation.control_choice import ControlChoice
     from sdort.generation.preview import OnPreview
     from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
@@ -99,6 +100,13 @@ class GenerationOptions(TypedDict, total=False):
     """What SDXL's refiner is told of the image's quality, from 0 to 10; 6 by default."""
     negative_aesthetic_score: float | None
     """The score that goes with the negative prompt; 2.5 by default."""
+    control: Sequence[str | ControlChoice]
+    """ControlNets and T2I-Adapters with their images, as ``DIR:IMAGE``, ``DIR:IMAGE:SCALE`` or
+    ``DIR:IMAGE:SCALE:START:END`` (shares of the steps), or as :class:`sdort.generation.control_choice.ControlChoice`,
+    whose image may also be a picture of Pillow or an array; none by default."""
+    guess_mode: bool
+    """Let ControlNets steer the prompt alone, and their first outputs less than the last: with empty prompts a
+    ControlNet then guesses what its image shows. Off by default."""
     images_at_once: int
     """How many images share a call of the UNet, also of several prompts; four by default."""
     vae_tiling: bool | None

@@ -17,6 +17,7 @@ from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_ad
 from sdort.generation.beginning import Start
 from sdort.generation.bound_unet import Batch, condition_width
 from sdort.generation.canvas import Canvas, make_canvas, remark_on_size
+from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.device_loop import Loop
 from sdort.generation.encode import Encoder, Posterior, pixels_of_images
@@ -31,6 +32,7 @@ from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request, check_inputs, image_size, scheduler_of
+from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
@@ -89,6 +91,7 @@ class TextToImage:
         self.options = sessions["unet"].options
         self.loop = Loop(sessions["unet"])
         self.adapters = RunningAdapters(sessions)
+        self.controls = RunningControls()
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded, in the end."""
@@ -428,19 +431,30 @@ class TextToImage:
         batch = Batch(len(conditions), len(given.noise), latent, extra)
         guidance = [1.0] if scale is None else [1.0 - scale, scale]
         previews = self._previews(request, stage, guidance, source.seeds)
-        if recurrence is None or not self.loop.fits(recurrence, batch):
-            detail("this scheduler's steps go through the host")
+        controls = self._controls(request, stage)
+        # A ControlNet reads the UNet's own input, which has to be the latents alone.
+        if recurrence is None or not self.loop.fits(recurrence, batch) or (controls and controls.nets and extra):
+            detail("the steps go through the host")
             unet, steps = self.sessions["unet"], self._steps(request, stage)
-            latents, seconds = denoise(unet, steps, conditions, given, source.generators, scale, on_step, previews)
+            latents, seconds = denoise(
+                unet, steps, conditions, given, source.generators, scale, on_step, previews, controls
+            )
         else:
             later = [source.draw(latent) for _ in range(recurrence.noises)]
             rows = torch.stack([given.noise, *later]).numpy()
             image, beside = (None if each is None else each.numpy() for each in (given.image, given.extra))
             latents, seconds = self.loop.denoise(
-                recurrence, batch, conditions, rows, guidance, on_step, image, given.mask, beside, previews
+                recurrence, batch, conditions, rows, guidance, on_step, image, given.mask, beside, previews, controls
             )
         self.timings.steps += seconds
         return latents
+
+    def _controls(self, request: Request, stage: Stage) -> Controls | None:
+        """The control images of a request at the size of a stage, and their models; a refiner is not steered."""
+        if self.schedule is not self.folder:
+            return None
+        planned = plan_controls(self.folder, request.control, stage.size)
+        return self.controls.use(planned, stage.size, self.sessions["unet"], guess=request.guess_mode)
 
     def _steps(self, request: Request, stage: Stage) -> PartSteps:
         return PartSteps(self._scheduler(request, stage), stage.part)

@@ -37,6 +37,26 @@ class AdapterRecord:
     """The hash of its file."""
 
 
+@dataclass(frozen=True)
+class ControlRecord:
+    """A ControlNet or T2I-Adapter that steered a generation."""
+
+    name: str
+    """The name of its folder."""
+    model_hash: str
+    """A hash of its model's file and weights."""
+    image: str
+    """The name of the control image's file; empty for a picture in memory."""
+    image_hash: str
+    """A hash of the control image's size and pixels."""
+    scale: float
+    """How strongly it steered; 1 is as it was trained."""
+    start: float
+    """The share of the steps before it began."""
+    end: float
+    """The share of the steps after which it ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecord:
     """Parameters of a generation, and what it ran on."""
@@ -117,6 +137,10 @@ class GenerationRecord:
     """Whether decoding one by one was asked for; None if nothing was said."""
     lora: list[AdapterRecord]
     """Adapters, in the order in which they were given."""
+    control: list[ControlRecord]
+    """ControlNets and T2I-Adapters, in the order in which they were given."""
+    guess_mode: bool
+    """Whether ControlNets steered the prompt alone, their first outputs weakly."""
     model: str
     """The name of the pipeline's folder."""
     model_hash: str

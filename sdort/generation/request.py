@@ -35,10 +35,12 @@ from sdort.errors.number_ranges import (
     check_fields,
 )
 from sdort.errors.plain_text import cut
+from sdort.generation.control_choice import Control
 from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import InputImage
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
+from sdort.generation.residuals import all_residuals
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
@@ -91,6 +93,10 @@ class Request:
     """The reading of weights in prompts: one of :data:`sdort.generation.prompt_syntax.WEIGHTINGS`."""
     lora: tuple[AdapterChoice, ...] = ()
     """Adapters (LoRA and its kin) that change the UNet and the text encoders."""
+    control: tuple[Control, ...] = ()
+    """ControlNets and T2I-Adapters that steer the UNet by images."""
+    guess_mode: bool = False
+    """Let ControlNets steer the prompt alone, their first outputs weakly."""
     init_image: InputImage | None = None
     strength: float | None = None
     """Share of the steps that change the init image; None for :attr:`image_strength`'s default."""
@@ -124,6 +130,8 @@ class Request:
             known = f"There are: {', '.join(SPACINGS)}."
             raise UsageError(f"there is no timestep spacing {cut(repr(self.timestep_spacing))}", hint=known)
         check_weighting(self.prompt_weighting)
+        if self.guess_mode and not self.control:
+            raise UsageError("--guess-mode is for --control", hint="Give a ControlNet and its image, or leave it out.")
         for name in ("prompt", "negative_prompt", "prompt_2", "negative_prompt_2"):
             check_text(name, getattr(self, name))
             read_prompt(getattr(self, name), self.prompt_weighting)
@@ -427,7 +435,8 @@ def check_inputs(unet: Session, family: Family) -> None:
         BadModelError: which input it needs and what the model is for.
     """
     needed = family.inputs
-    extra, missing = sorted(set(unet.inputs) - needed - {"timestep_cond"}), sorted(needed - set(unet.inputs))
+    optional = {"timestep_cond", *all_residuals(unet.inputs)}
+    extra, missing = sorted(set(unet.inputs) - needed - optional), sorted(needed - set(unet.inputs))
     if extra or missing:
         what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"
         raise BadModelError(

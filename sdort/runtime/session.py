@@ -96,6 +96,7 @@ class Session:
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _quiet_settings()
         self._graphs: dict[int, Any] = {}
+        self._numbers = 0
         self.ran_on: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         """The dimensions of all inputs, by name, of every :meth:`run` from host memory that succeeded."""
 
@@ -141,6 +142,11 @@ class Session:
         for name, value in self.weights:
             binding.bind_ortvalue_input(name, value)
         return binding
+
+    def new_graph(self) -> int:
+        """A number for :meth:`run_bound` that no other graph of this session has, where all are taken from here."""
+        self._numbers += 1
+        return self._numbers
 
     def run_bound(self, binding: Any, graph: int = 1) -> None:
         """Run an ``IOBinding`` of ONNX Runtime's.

@@ -1,0 +1,167 @@
+"""What ControlNet costs: a UNet's step without inputs for it, with unused ones, and with one and two ControlNets.
+
+All run in turns in one process, with random weights, so that ratios hold whatever else the machine does:
+
+    python scripts/bench_control.py --provider cuda --fp16 --family sd1 --size 512 --graph
+    python scripts/bench_control.py --provider cpu --family tiny --size 64
+
+Rows: plain (a UNet exported without --control), unused (exported with it, zeros bound), one and two ControlNets. A
+T2I-Adapter runs once an image, and a step then costs what one with unused inputs does. Times are medians of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sdort
+from sdort.generation.bound_unet import Batch, BoundBuffers
+from sdort.generation.control_choice import ControlChoice
+from sdort.generation.control_plan import ControlModel
+from sdort.generation.running_controls import Controls, RunningControls
+from sdort.model.signature import TensorSpec
+from sdort.onnx_io.component_file import read_component
+from sdort.providers import find_provider
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.session import Session, open_session
+
+DOWN_SD, DOWN_XL = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",), ("DownBlock2D",) + ("CrossAttnDownBlock2D",) * 2
+FAMILIES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "block_out_channels": (32, 64, 64, 64),
+        "down_block_types": DOWN_SD,
+        "attention_head_dim": 4,
+        "cross_attention_dim": 32,
+    },
+    "sd1": {
+        "block_out_channels": (320, 640, 1280, 1280),
+        "down_block_types": DOWN_SD,
+        "attention_head_dim": 8,
+        "cross_attention_dim": 768,
+    },
+    "sdxl": {
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": DOWN_XL,
+        "attention_head_dim": [5, 10, 20],
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "transformer_layers_per_block": [1, 2, 10],
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+}
+TOKENS = 77
+ROWS = {"plain": 0, "unused": 0, "one": 1, "two": 2}
+"""Row -> its ControlNets."""
+
+
+def make(family: str, folder: Path) -> None:
+    """Save a UNet and a ControlNet of a family with random weights."""
+    import torch
+    from diffusers import ControlNetModel, UNet2DConditionModel
+
+    torch.manual_seed(0)
+    config = FAMILIES[family]
+    kinds = [kind.replace("Down", "Up") for kind in config["down_block_types"][::-1]]
+    UNet2DConditionModel(**config, up_block_types=kinds, sample_size=64).save_pretrained(folder / "unet" / "unet")
+    index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
+    (folder / "unet" / "model_index.json").write_text(json.dumps(index))
+    net = ControlNetModel(**config)
+    for layer in [*net.controlnet_down_blocks, net.controlnet_mid_block]:
+        torch.nn.init.normal_(layer.weight, std=0.01)
+    net.save_pretrained(folder / "net")
+
+
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Path]:
+    """Export and optimize; row or ``net`` -> the model's file."""
+    static = f"{args.images}x{args.size}x{args.size}" if args.static else None
+    for name, source, control in (("plain", "unet", False), ("unused", "unet", True), ("net", "net", False)):
+        sdort.export(folder / source, folder / f"{name} model", control=control, static=static)
+        sdort.optimize(folder / f"{name} model", folder / name, provider=args.provider, fp16=args.fp16)
+    unet = {row: folder / ("plain" if row == "plain" else "unused") / "unet" / "model.onnx" for row in ROWS}
+    return {**unet, "net": folder / "net" / "controlnet" / "model.onnx"}
+
+
+def step_of(session: Session, controls: Controls | None, args: argparse.Namespace) -> Callable[[], None]:
+    """One step of the UNet and its ControlNets on buffers that are bound once."""
+    batch = Batch(2, args.images, (4, args.size // 8, args.size // 8))
+    shapes = {
+        name: tuple(_number(spec, axis) for axis in range(1, len(spec.shape)))
+        for name, spec in session.inputs.items()
+        if name in ("encoder_hidden_states", "text_embeds", "time_ids")
+    }
+    buffers = BoundBuffers(session, batch, shapes, 1)
+    generator = np.random.default_rng(0)
+    for buffer in (buffers.sample, *buffers.conditioning.values()):
+        buffer.write(generator.standard_normal(buffer.shape))
+
+    def step() -> None:
+        if controls:
+            controls.prepare(0, 1, buffers)
+        buffers.run()
+
+    return step
+
+
+def _number(spec: TensorSpec, axis: int) -> int:
+    size = spec.shape[axis]
+    return size if isinstance(size, int) else TOKENS
+
+
+def measure(paths: dict[str, Path], args: argparse.Namespace) -> dict[str, float]:
+    """Median milliseconds of each row, all rows in turns."""
+    provider, options = find_provider(args.provider), RuntimeOptions(provider=args.provider, graph=args.graph)
+    picture = np.random.default_rng(1).integers(0, 256, (args.size, args.size, 3), np.uint8)
+    file = read_component(paths["net"], "controlnet")
+    steps: dict[str, Callable[[], None]] = {}
+    for row, count in ROWS.items():
+        session = open_session(paths[row], "unet", provider, replace(options))
+        models = [ControlModel(ControlChoice(paths["net"].parent.parent, picture).read(), file)] * count
+        controls = RunningControls().use(models, (args.size, args.size), session, guess=False)
+        steps[row] = step_of(session, controls, args)
+    seconds: dict[str, list[float]] = {row: [] for row in steps}
+    for turn in range(args.repeat + args.warmup):
+        for row, step in steps.items():
+            started = time.perf_counter()
+            step()
+            if turn >= args.warmup:
+                seconds[row].append(time.perf_counter() - started)
+    return {row: 1000 * statistics.median(values) for row, values in seconds.items()}
+
+
+def main() -> None:
+    """Measure and print a table, or with ``--json`` an object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
+    parser.add_argument("--family", default="tiny", choices=sorted(FAMILIES))
+    parser.add_argument("--size", type=int, default=64, help="pixels of a side")
+    parser.add_argument("--images", type=int, default=1, help="images at once; each is two samples")
+    parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--graph", action="store_true", help="record and replay CUDA or HIP graphs")
+    parser.add_argument("--static", action="store_true", help="export for one size")
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        make(args.family, Path(folder))
+        medians = measure(prepare(Path(folder), args), args)
+    if args.json:
+        print(json.dumps(medians))
+        return
+    for row, value in medians.items():
+        print(f"{row:8} {value:9.3f} ms  {value / medians['plain']:6.3f} x plain")
+
+
+if __name__ == "__main__":
+    main()

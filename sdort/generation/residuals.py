@@ -1,0 +1,67 @@
+"""A UNet's inputs for the outputs of ControlNets and T2I-Adapters: their names and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sdort.errors import BadModelError
+from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
+from sdort.model.signature import Array, TensorSpec
+from sdort.rewrite.size_names import size_at
+
+DOWN, MID, INTRABLOCK = (
+    "down_block_additional_residuals",
+    "mid_block_additional_residual",
+    "down_intrablock_additional_residuals",
+)
+"""A UNet's inputs that take a ControlNet's outputs, the last one of which is of the mid block, and those for a
+T2I-Adapter's features; the first and the last kind are numbered."""
+
+
+def residual_inputs(inputs: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Component -> the UNet's inputs that take its outputs, in their order; empty lists without them.
+
+    Args:
+        inputs: the UNet's by name.
+    """
+    groups = {kind: [name for name in inputs if name.startswith(f"{kind}.")] for kind in (DOWN, INTRABLOCK)}
+    mid = [name for name in inputs if name == MID]
+    return {CONTROLNET: [*groups[DOWN], *mid], T2I_ADAPTER: groups[INTRABLOCK]}
+
+
+def all_residuals(inputs: Mapping[str, Any]) -> list[str]:
+    """The names of all of a UNet's inputs for controls."""
+    return [name for names in residual_inputs(inputs).values() for name in names]
+
+
+def shape_at(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
+    """The dims of an input or output where named sizes are known; None where something else is named."""
+    return tuple(dim if isinstance(dim, int) else size_at(dim, sizes) if dim else None for dim in spec.shape)
+
+
+def named_sizes(spec: TensorSpec, shape: Sequence[int]) -> dict[str, int]:
+    """What the names in a declared shape stand for at ``shape``."""
+    return {name: size for name, size in zip(spec.shape, shape, strict=True) if isinstance(name, str)}
+
+
+def zero_residuals(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> dict[str, Array]:
+    """Zeros for all of a UNet's inputs for controls.
+
+    Args:
+        inputs: the UNet's by name.
+        sample: the shape of its input ``sample``.
+
+    Raises:
+        BadModelError: nothing says how large one is.
+    """
+    sizes = named_sizes(inputs["sample"], sample) if "sample" in inputs else {}
+    zeros = {}
+    for name in all_residuals(inputs):
+        shape = [size for size in shape_at(inputs[name], sizes) if size is not None]
+        if len(shape) != len(inputs[name].shape):
+            raise BadModelError(f"nothing says how large its input {name!r} is", component="unet")
+        zeros[name] = np.zeros(shape, inputs[name].dtype)
+    return zeros

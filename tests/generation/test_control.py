@@ -1,0 +1,228 @@
+"""ControlNets and T2I-Adapters in a run, held against diffusers' own pipelines from the same noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import tiny_pipeline
+from support.pipelines import trace_folder
+from support.tiny_control import build_controlnet, build_t2i_adapter, export_part
+
+import sdort
+from sdort.console import quiet_libraries
+from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.generation.control_choice import ControlChoice, parse_control_choice
+from sdort.optimizer.command import optimize
+
+LIKE = 60
+"""Decibels: fp32 sums in another order; a wrong scale, step or half of a batch costs tens of them."""
+PROMPT, NEGATIVE = "a red star", "dull"
+STEPS = 5
+
+
+@dataclass
+class Made:
+    """A pipeline, two ControlNets and a T2I-Adapter, in diffusers and exported, and an image for each."""
+
+    folder: Path
+    pipeline: Any
+    nets: list[Any]
+    adapter: Any
+
+    def out(self, name: str) -> Path:
+        return self.folder / f"{name} exported"
+
+    def image(self, number: int) -> Path:
+        return self.folder / f"image{number}.png"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Made:
+    folder, traces = tmp_path_factory.mktemp("control"), trace_folder(request.config)
+    pipeline = tiny_pipeline.build_diffusers(folder / "pipeline")
+    made = Made(
+        folder,
+        pipeline,
+        [build_controlnet(folder / f"net{number}", seed=number) for number in range(2)],
+        build_t2i_adapter(folder / "adapter"),
+    )
+    for name in ("pipeline", "net0", "net1", "adapter"):
+        export_part(folder / name, made.out(name), traces, **({"control": True} if name == "pipeline" else {}))
+    generator = np.random.default_rng(0)
+    for number in range(2):
+        Image.fromarray(generator.integers(0, 256, (64, 64, 3), np.uint8)).save(made.image(number))
+    return made
+
+
+@pytest.fixture(scope="module")
+def ours(made: Made) -> Any:
+    return sdort.load(made.out("pipeline"), provider="cpu")
+
+
+def _pictures(made: Made, numbers: list[int]) -> list[Image.Image]:
+    return [Image.open(made.image(number)) for number in numbers]
+
+
+def _theirs(made: Made, numbers: list[int], **options: Any) -> Any:
+    """The image of diffusers' StableDiffusionControlNetPipeline, [height, width, 3] in 0 to 255."""
+    import torch
+    from diffusers import StableDiffusionControlNetPipeline
+
+    parts = {name: getattr(made.pipeline, name) for name in ("vae", "text_encoder", "tokenizer", "unet", "scheduler")}
+    nets = [made.nets[number] for number in numbers]
+    pictures = _pictures(made, numbers)
+    one = len(numbers) == 1
+    with quiet_libraries():
+        pipeline = StableDiffusionControlNetPipeline(
+            **parts, controlnet=nets[0] if one else nets, safety_checker=None, feature_extractor=None,
+            requires_safety_checker=False,
+        )  # fmt: skip
+        pipeline.set_progress_bar_config(disable=True)
+        made_image = pipeline(
+            PROMPT, pictures[0] if one else pictures, negative_prompt=NEGATIVE, num_inference_steps=STEPS,
+            generator=torch.Generator().manual_seed(7), output_type="np", **options,
+        )  # fmt: skip
+    return made_image.images[0] * 255
+
+
+def _adapted(made: Made, **options: Any) -> Any:
+    """The image of diffusers' StableDiffusionAdapterPipeline."""
+    import torch
+    from diffusers import StableDiffusionAdapterPipeline
+
+    parts = {name: getattr(made.pipeline, name) for name in ("vae", "text_encoder", "tokenizer", "unet", "scheduler")}
+    with quiet_libraries():
+        pipeline = StableDiffusionAdapterPipeline(
+            **parts, adapter=made.adapter, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        result = pipeline(
+            PROMPT, _pictures(made, [0])[0], negative_prompt=NEGATIVE, num_inference_steps=STEPS, height=64, width=64,
+            generator=torch.Generator().manual_seed(7), output_type="np", **options,
+        )  # fmt: skip
+    return result.images[0] * 255
+
+
+def _generate(pipeline: Any, control: list[Any], **options: Any) -> Any:
+    settings = {"negative_prompt": NEGATIVE, "steps": STEPS, "seed": 7, "control": control, **options}
+    return pipeline.generate(PROMPT, **settings).images[0].pixels
+
+
+def _decibels(ours: Any, theirs: Any) -> float:
+    error = np.square(np.asarray(ours, np.float64) - np.round(theirs)).mean()
+    return float(10 * np.log10(255**2 / max(error, 1e-12)))
+
+
+CASES: dict[str, tuple[list[int], Callable[[Made], list[Any]], dict[str, Any], dict[str, Any]]] = {
+    "one": ([0], lambda m: [f"{m.out('net0')}:{m.image(0)}:0.8"], {"controlnet_conditioning_scale": 0.8}, {}),
+    "a share of the steps": (
+        [0],
+        lambda m: [f"{m.out('net0')}:{m.image(0)}:1:0.3:0.8"],
+        {"control_guidance_start": 0.3, "control_guidance_end": 0.8},
+        {},
+    ),
+    "two": (
+        [0, 1],
+        lambda m: [f"{m.out('net0')}:{m.image(0)}:0.7:0:0.6", ControlChoice(m.out("net1"), m.image(1), 0.5)],
+        {"controlnet_conditioning_scale": [0.7, 0.5], "control_guidance_end": [0.6, 1.0]},
+        {},
+    ),
+    "guess mode": ([0], lambda m: [f"{m.out('net0')}:{m.image(0)}"], {"guess_mode": True}, {"guess_mode": True}),
+    "without guidance": (
+        [0],
+        lambda m: [f"{m.out('net0')}:{m.image(0)}"],
+        {"guidance_scale": 1.0},
+        {"guidance_scale": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_images_are_those_of_diffusers(made: Made, ours: Any, case: str) -> None:
+    numbers, control, theirs, options = CASES[case]
+    expected = _theirs(made, numbers, **{"controlnet_conditioning_scale": 1.0, **theirs})
+    assert _decibels(_generate(ours, control(made), **options), expected) > LIKE
+    assert _decibels(_generate(ours, []), expected) < 40
+
+
+def test_steps_through_the_host_are_the_same(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = CASES["two"][1](made)
+    expected = _generate(ours, control)
+    monkeypatch.setattr(type(ours._models.loop), "fits", lambda *args: False)
+    assert _decibels(_generate(ours, control), expected) > LIKE
+
+
+def test_a_t2i_adapter_steers_as_in_diffusers(made: Made, ours: Any) -> None:
+    choice = ControlChoice(made.out("adapter"), made.image(0), 0.9)
+    expected = _adapted(made, adapter_conditioning_scale=0.9)
+    assert _decibels(_generate(ours, [choice]), expected) > LIKE
+    assert _decibels(_generate(ours, []), expected) < 40
+
+
+def test_optimized_models_steer_alike(made: Made, ours: Any, tmp_path: Path) -> None:
+    for name in ("pipeline", "net0"):
+        optimize(made.out(name), tmp_path / name, provider="cpu")
+    fast = sdort.load(tmp_path / "pipeline", provider="cpu")
+    got = _generate(fast, [f"{tmp_path / 'net0'}:{made.image(0)}"], num_images=2)
+    assert _decibels(got, _generate(ours, [f"{made.out('net0')}:{made.image(0)}"])) > LIKE
+
+
+def test_a_run_without_controls_is_not_changed_by_an_earlier_one(made: Made, ours: Any) -> None:
+    before = _generate(ours, [])
+    _generate(ours, [f"{made.out('net0')}:{made.image(0)}", f"{made.out('adapter')}:{made.image(1)}"])
+    np.testing.assert_array_equal(_generate(ours, []), before)
+
+
+def test_the_record_says_what_steered(made: Made, ours: Any) -> None:
+    choice = f"{made.out('net0')}:{made.image(0)}:0.5:0.2:0.9"
+    [control] = ours.generate(PROMPT, steps=1, seed=1, control=[choice]).control
+    assert (control.name, control.image) == ("net0 exported", "image0.png")
+    assert (control.scale, control.start, control.end) == (0.5, 0.2, 0.9)
+
+
+REFUSED: dict[str, tuple[Callable[[Made], Any], type[SdortError], str]] = {
+    "no image": (lambda m: f"{m.out('net0')}:{m.folder / 'net0' / 'config.json'}", UsageError, "no image"),
+    "not there": (lambda m: f"{m.folder / 'nowhere'}:{m.image(0)}", UsageError, "there is no folder"),
+    "not exported": (lambda m: f"{m.folder / 'net0'}:{m.image(0)}", BadModelError, "holds no ONNX model yet"),
+    "a pipeline": (lambda m: f"{m.out('pipeline')}:{m.image(0)}", BadModelError, "neither a ControlNet nor"),
+    "form": (lambda m: "canny", UsageError, "expected DIR:IMAGE"),
+    "scale": (lambda m: f"{m.out('net0')}:{m.image(0)}:11", UsageError, "control 11"),
+    "share": (lambda m: f"{m.out('net0')}:{m.image(0)}:1:0.5:0.5", UsageError, "begins at 0.5 of the steps"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_steer_is_refused(made: Made, ours: Any, case: str) -> None:
+    control, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        _generate(ours, [control(made)])
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "image", "numbers"),
+    [
+        ("canny:edges.png", "canny", "edges.png", (1, 0, 1)),
+        ("canny:edges.png:0.8", "canny", "edges.png", (0.8, 0, 1)),
+        ("canny:edges.png:.8:0:0.5", "canny", "edges.png", (0.8, 0, 0.5)),
+        (r"C:\models\canny:D:\edges.png:1", r"C:\models\canny", r"D:\edges.png", (1, 0, 1)),
+        ("c:/models/canny:edges.png", "c:/models/canny", "edges.png", (1, 0, 1)),
+    ],
+)
+def test_choices_are_read(text: str, path: str, image: str, numbers: tuple[float, float, float]) -> None:
+    choice = parse_control_choice(text)
+    assert (str(choice.path), str(choice.image)) == (str(Path(path)), str(Path(image)))
+    assert (choice.scale, choice.start, choice.end) == numbers
+
+
+def test_colons_in_names_that_exist_part_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my:net").mkdir()
+    (tmp_path / "edges:2").write_bytes(b"")
+    choice = parse_control_choice("my:net:edges:2")
+    assert (str(choice.path), str(choice.image), choice.scale) == ("my:net", "edges:2", 1)
