@@ -426,14 +426,6 @@ def test_the_library_refuses_the_same_values() -> None:
     assert type(taken.guidance_scale) is float
 
 
-def test_an_inpainting_unet_is_told_apart(copy: Path, tmp_path: Path) -> None:
-    pipeline = tiny_pipeline.build_diffusers(tmp_path / "diffusers", unet={"in_channels": 9})
-    shutil.rmtree(copy / "unet")
-    tiny_pipeline.export_onnx(pipeline, copy, only="unet")
-    with pytest.raises(BadModelError, match="takes 9 channels, not the 4 of latent noise; it is an inpainting model"):
-        load_pipeline(copy, CPU)
-
-
 def test_a_missing_component_is_named(copy: Path, sdort: Callable[..., Result]) -> None:
     shutil.rmtree(copy / "vae_decoder")
     result = sdort(copy)
