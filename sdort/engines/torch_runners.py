@@ -96,6 +96,8 @@ class PipelineRunner:
         request, pipeline = self.request, self.pipeline
         height, width = self.size
         generators = [torch.Generator().manual_seed(request.seed + index) for index in range(request.num_images)]
+        if request.init_image:
+            return self._from_image(request.init_image.picture, generators)
         latent = (height // pipeline.vae_scale_factor, width // pipeline.vae_scale_factor)
         # Sampled in fp32 and rounded: torch's fp16 noise of a seed is other noise.
         shape = (request.num_images, pipeline.unet.config.in_channels, *latent)
@@ -110,6 +112,21 @@ class PipelineRunner:
             width=width,
             num_images_per_prompt=request.num_images,
             latents=noise.to(pipeline.device, pipeline.unet.dtype),
+            generator=generators,
+            output_type="np",
+        ).images
+
+    def _from_image(self, picture: Any, generators: list[Any]) -> Any:
+        """What a refiner makes of the init image, Pillow's; the generators draw its latents, then the noise."""
+        request = self.request
+        return self.pipeline(
+            request.prompt,
+            negative_prompt=request.negative_prompt or None,
+            image=picture,
+            strength=request.image_strength,
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance_scale,
+            num_images_per_prompt=request.num_images,
             generator=generators,
             output_type="np",
         ).images

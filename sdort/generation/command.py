@@ -104,7 +104,10 @@ class Pipeline:
             checked_stages(models.folder, settings)
             replaced = plan_adapters(models.folder, settings.lora).nbytes
             held = self._held + models.adapters.nbytes
-            more = refuse_generation(models.folder, settings, job.images, models.provider, device_id, held, replaced)
+            more = refuse_generation(
+                models.folder, settings, job.images, models.provider, device_id, held, replaced,
+                refiner_open=models.refiner is not None,
+            )  # fmt: skip
             needed = max(needed, more)
         result = self._run_jobs(jobs, paths)
         self._held = max(self._held, needed)
@@ -182,6 +185,7 @@ class Pipeline:
             scheduler_name=request.scheduler,
             model=models.folder.path.resolve().name,
             model_hash=models.folder.model_hash,
+            refiner_hash=models.refined_by.model_hash if request.refiner and models.refined_by else None,
             provider=self.provider,
             requested_provider=options.provider,
             fallback=models.fallback,

@@ -45,15 +45,19 @@ REPLAYED = {
     "hires_upscale": "hires_upscale",
     "hires_strength": "hires_strength",
     "hires_steps": "hires_steps",
+    "guess_mode": "guess_mode",
+    "refiner_start": "refiner_start",
+    "aesthetic_score": "aesthetic_score",
+    "negative_aesthetic_score": "negative_aesthetic_score",
 }
 """Option -> the field of :class:`GenerationRecord` that it is taken from."""
 
-GIVEN_AGAIN = {"lora": "lora", "init_image": "init_image", "mask": "mask"}
+GIVEN_AGAIN = {"lora": "lora", "init_image": "init_image", "mask": "mask", "control": "control", "refiner": "refiner"}
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
 _TEXTS = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "prompt_weighting", "scheduler",
           "timestep_spacing", "hires_upscale"}  # fmt: skip
-_SWITCHES = {"vae_tiling", "vae_slicing", "only_masked"}
+_SWITCHES = {"vae_tiling", "vae_slicing", "only_masked", "guess_mode"}
 
 WITHOUT_EFFECT = {
     "num_images": "an image is one image",
@@ -81,6 +85,9 @@ class DrawnWith:
     """The model's name, where it is told."""
     model_hash: str | None = None
     """sdort's hash of the model; None in images of other programs."""
+    refiner: str | None = None
+    """The refiner's name, where there was one."""
+    refiner_hash: str | None = None
 
     def remark_on_model(self, model_hash: str) -> None:
         """Say if the image was drawn with another model than the one of this hash."""
@@ -92,6 +99,13 @@ class DrawnWith:
         elif not self.model_hash:
             model = f", drawn with the model {one_line(self.model)}" if self.model else ""
             say(f"the image is of another program{model}: the new one will be like it, not the same")
+
+    def remark_on_refiner(self, refiner_hash: str) -> None:
+        """Say if the image had another refiner than the one of this hash, or none."""
+        if self.model_hash is None or self.refiner_hash == refiner_hash:
+            return
+        had = f"by {one_line(self.refiner)} ({one_line(str(self.refiner_hash))})" if self.refiner else "by none"
+        warn(f"the image was refined {had}, not by this refiner ({refiner_hash}), so that the new one will differ")
 
 
 def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
@@ -140,9 +154,9 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     wrong = next((option for option, value in options.items() if not isinstance(value, _kind(option))), None)
     if wrong:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
-    told = {name: record.get(name) for name in ("model", "model_hash")}
-    model, model_hash = (value if isinstance(value, str) else None for value in told.values())
-    return DrawnWith(options, model, model_hash or "unknown")
+    told = [record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash")]
+    model, model_hash, *refiner = (value if isinstance(value, str) else None for value in told)
+    return DrawnWith(options, model, model_hash or "unknown", *refiner)
 
 
 def _kind(option: str) -> Any:

@@ -19,6 +19,7 @@ from sdort.generation.options import GenerationOptions, OnProgress
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import read_lines
+from sdort.generation.refiner import open_refiner
 from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.seeds import read_seeds
 from sdort.generation.usual_sampling import usual_sampling
@@ -49,6 +50,9 @@ class Job:
         """
         if self.drawn:
             self.drawn.remark_on_model(folder.model_hash)
+            refiner = self.requests[0].refiner
+            if refiner:  # without it the image's own is missing, and refused before
+                self.drawn.remark_on_refiner(open_refiner(refiner, folder).model_hash)
         if not self.unsaid:
             return self
         usual = usual_sampling(folder, self.requests[0].scheduler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sdort.errors.plain_text import one_line
 from sdort.generation.result import Generation
 from sdort.generation.step_progress import speed, three_digits
 from sdort.tables import size_text
@@ -18,6 +19,7 @@ def summarize(result: Generation) -> str:
         _seeds([image.seed for image in images]),
         f"{width}x{height}",
         f"{result.steps} steps on {result.provider}",
+        *([f"refined by {one_line(result.refiner)}"] if result.refiner else []),
         *_memory(result),
     ]
     stages = {

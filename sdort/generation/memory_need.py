@@ -14,6 +14,7 @@ from sdort.console import say
 from sdort.errors import MemoryShortageError
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import activation_bytes, keeps_scores
+from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.stages import plan_stages
 from sdort.machine.gpus import free_memory
@@ -121,20 +122,38 @@ def encodes(request: Request) -> bool:
     return request.init_image is not None or request.hires_upscale == "image"
 
 
+def refiner_bytes(
+    refiner: PipelineFolder, size: tuple[int, int], request: Request, images: int, provider: Provider
+) -> int:
+    """An estimate in bytes of a refiner's weights, without a decoder, and of its UNet's activations.
+
+    Args:
+        size: height and width of the images in pixels.
+        images: all images of the run.
+    """
+    samples = min(images, request.images_at_once) * (2 if request.guidance_scale > 1 else 1)
+    components = [name for name in refiner.needed if name != DECODER]
+    return weight_bytes(refiner, components) + case_bytes(refiner, Case("unet", samples, *size), provider)
+
+
 def fits_beside(
-    refiner: PipelineFolder, size: tuple[int, int], request: Request, provider: Provider, options: RuntimeOptions
+    refiner: PipelineFolder,
+    size: tuple[int, int],
+    request: Request,
+    images: int,
+    provider: Provider,
+    options: RuntimeOptions,
 ) -> bool:
     """Whether a refiner fits into memory beside the base, which is loaded; if not, that is told.
 
     Args:
         size: height and width of the images in pixels.
+        images: all images of the run.
     """
     free = free_memory(provider.vendor, options.device_id)
     if free is None:
         return True
-    samples = min(request.num_images, request.images_at_once) * (2 if request.guidance_scale > 1 else 1)
-    components = [name for name in refiner.needed if name != DECODER]
-    needed = weight_bytes(refiner, components) + case_bytes(refiner, Case("unet", samples, *size), provider)
+    needed = refiner_bytes(refiner, size, request, images, provider)
     if needed <= free:
         return True
     say(
@@ -152,6 +171,7 @@ def refuse_generation(
     device_id: int,
     held: int | None = None,
     replaced: int = 0,
+    refiner_open: bool = False,
 ) -> int:
     """Refuse a run that cannot fit; the estimate in bytes of what it takes beside the weights, 0 where nothing tells.
 
@@ -159,6 +179,7 @@ def refuse_generation(
         images: all images of the run.
         held: bytes that sessions which are loaded keep of earlier runs and take again; None before they are loaded.
         replaced: bytes of the weights that adapters put beside the model's own.
+        refiner_open: whether the request's refiner is loaded.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
@@ -174,6 +195,11 @@ def refuse_generation(
     weights = weight_bytes(folder, components) if held is None else 0
     what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)
+    if request.refiner and not refiner_open:
+        # At the least it takes the place of the base's UNet.
+        refiner = open_refiner(request.refiner, folder)
+        more = refiner_bytes(refiner, (height, width), request, images, provider) - weight_bytes(folder, ["unet"])
+        refuse_shortage(weights + replaced + more, free, f"{what} with the refiner {refiner.path.name}")
     return needed
 
 

@@ -30,7 +30,7 @@ from sdort.generation.memory_need import fits_beside
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.refiner import open_refiner
+from sdort.generation.refiner import open_refiner, remark_on_base
 from sdort.generation.request import Request, check_inputs, image_size, scheduler_of
 from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.schedule_part import Part, PartSteps
@@ -99,6 +99,8 @@ class TextToImage:
         """Shows previews of the next images."""
         self.refiner: TextToImage | None = None
         """The pipeline that takes the last steps where a request asks for it, while it is open."""
+        self.refined_by: PipelineFolder | None = None
+        """The folder of the last refiner, open or not."""
         self.schedule = folder
         """Whose scheduler it has: a refiner goes on with that of its base."""
         self.guard: Guard | None = None
@@ -185,10 +187,14 @@ class TextToImage:
         """The batches after the refiner's steps. Where both UNets do not fit into memory, the refiner's takes the
         place of the other one when all batches are through that."""
         request = requests[0]
-        folder = open_refiner(Path(request.refiner or ""), self.folder)
+        folder = self.refined_by = open_refiner(Path(request.refiner or ""), self.folder)
         if self.refiner is not None and self.refiner.folder.path != folder.path:
             self.refiner = None
-        alone = self.refiner is None and not fits_beside(folder, stage.size, request, self.provider, self.options)
+        remark_on_base(self.folder.path, adapters=bool(request.lora), controls=bool(request.control))
+        images = sum(each.num_images for each in requests)
+        alone = self.refiner is None and not fits_beside(
+            folder, stage.size, request, images, self.provider, self.options
+        )
         if alone:
             batches = list(batches)
             self._close_unet()

@@ -123,6 +123,8 @@ class GenerationRecord:
     """Steps of the second pass, of which ``hires_strength`` is taken; None without one."""
     refiner: str | None
     """The name of the folder of the pipeline that took the last steps; None without one."""
+    refiner_hash: str | None
+    """Hash of the refiner's files; None without one."""
     refiner_start: float | None
     """Share of the schedule before it; None without one."""
     aesthetic_score: float | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sdort.console import say
 from sdort.errors import UsageError
 from sdort.pipelines.families import REFINER, SDXL
 from sdort.pipelines.folder import PipelineFolder, open_folder, read_scheduler_config
@@ -57,6 +58,17 @@ def _latents(base: PipelineFolder, refiner: PipelineFolder) -> list[tuple[str, A
         *((what, base.vae.get(key), refiner.vae.get(key)) for what, key in keys.items()),
         ("prediction type", *kinds),
     ]
+
+
+def remark_on_base(base: Path, *, adapters: bool, controls: bool) -> None:
+    """Say what acts on the base alone, whose architecture a refiner does not have."""
+    if adapters:
+        say(
+            f"adapters change {base.name} alone, not its refiner; a refiner can have its own baked in: sdort export "
+            "REFINER OUT --lora FILE"
+        )
+    if controls:
+        say(f"control images steer {base.name} alone, not its refiner: a later --refiner-start leaves them more steps")
 
 
 def handover(scheduler: Any, start: float) -> int:

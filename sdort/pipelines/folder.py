@@ -59,9 +59,12 @@ class PipelineFolder:
     @property
     def generates(self) -> bool:
         """Whether all components and tokenizers for text to image are there; a refiner makes no image of text alone."""
+        return self.is_complete and not self.family.aesthetic
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all components and tokenizers that generating needs are there."""
         tokenizers = [self.path / encoder.tokenizer for encoder in self.family.encoders]
-        if self.family.aesthetic:
-            return False
         return set(self.needed) <= self.models.keys() and all(folder.is_dir() for folder in tokenizers)
 
     @property

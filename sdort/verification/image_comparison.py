@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median_high, median_low
+from typing import Any
 
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
 from sdort.generation.images import Generated
+from sdort.generation.input_image import InputImage
 from sdort.generation.request import Request
 from sdort.machine.input_file import read_input
 from sdort.model.signature import Array
@@ -25,6 +27,8 @@ def no_image() -> Array:
     return np.zeros((0, 0, 3), np.uint8)
 
 
+REFINED = 0.5
+"""Strength with which refiners change an image."""
 _MAX_PROMPTS = 16 << 20
 """Upper bound in bytes of a file of prompts."""
 
@@ -102,15 +106,33 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     return prompts
 
 
-def make_requests(prompts: Sequence[str], seeds: int, steps: int) -> list[Request]:
+def make_requests(
+    prompts: Sequence[str], seeds: int, steps: int, refined: tuple[int, int] | None = None
+) -> list[Request]:
     """One request a prompt, with the seeds 0, 1, ...; one image at a time, so that each can be made again alone.
 
     Brackets are text, as they are to diffusers, which may be the reference.
+
+    Args:
+        refined: height and width in pixels of the image that a refiner works on, which does not begin with text.
     """
+    begin: dict[str, Any] = {"init_image": blots(refined), "strength": REFINED} if refined else {}
     return [
-        Request(prompt, steps=steps, seed=0, num_images=seeds, images_at_once=1, prompt_weighting="none")
+        Request(prompt, steps=steps, seed=0, num_images=seeds, images_at_once=1, prompt_weighting="none", **begin)
         for prompt in prompts
     ]
+
+
+def blots(size: tuple[int, int]) -> InputImage:
+    """An image of large soft blots of random colours, the same for each size.
+
+    Args:
+        size: height and width in pixels.
+    """
+    from PIL import Image
+
+    colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    return InputImage("blots", Image.fromarray(colours).resize(size[::-1], Image.Resampling.BICUBIC))
 
 
 def compare_images(

@@ -152,8 +152,8 @@ def _refuse_shortage(run: _Run) -> None:
     """
     options, folder = run.options, run.folder
     provider, device_id = run.configuration.provider, options.runtime.device_id
-    if folder.generates and (options.images or RECORDED in options.inputs):
-        request = _requests(options)[0]
+    if folder.is_complete and (options.images or RECORDED in options.inputs):
+        request = _requests(run)[0]
         refuse_generation(folder, request, len(options.prompts) * options.seeds, provider, device_id)
 
 
@@ -169,8 +169,15 @@ def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptio
     )
 
 
-def _requests(options: VerifyOptions) -> list[Request]:
-    return make_requests(options.prompts, options.seeds, options.steps)
+def _requests(run: _Run) -> list[Request]:
+    options, folder = run.options, run.folder
+    refined = folder.default_size if folder.family.aesthetic else None
+    return make_requests(options.prompts, options.seeds, options.steps, refined)
+
+
+def _steps(request: Request) -> int:
+    """The steps that an image takes."""
+    return int(request.steps * request.image_strength) if request.init_image else request.steps
 
 
 def _record(run: _Run) -> RecordedRun:
@@ -184,8 +191,8 @@ def _record(run: _Run) -> RecordedRun:
     ]
     if not originals:
         return RecordedRun()
-    requests = _requests(options)
-    total = len(requests) * options.seeds * options.steps
+    requests = _requests(run)
+    total = len(requests) * options.seeds * _steps(requests[0])
     try:
         with progress("generating with the original", total=total) as advance:
             return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.images)
@@ -272,13 +279,13 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
     """Generate with the candidate and compare image by image."""
     dtypes = [run.result.precisions[name].dtype for name in run.folder.needed if name in run.result.precisions]
     coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
-    requests = _requests(run.options)
+    requests = _requests(run)
     references = recorded.images
     if not references:
         return  # recorded as missing already
     if run.original is None and run.checkpoint is not None:
         references = generate_in_torch(run.checkpoint, requests)
-    total = len(requests) * run.options.seeds * run.options.steps
+    total = len(requests) * run.options.seeds * _steps(requests[0])
     try:
         pipeline = open_text_to_image(run.folder, run.configuration)
     except NotLoadedError:

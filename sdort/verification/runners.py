@@ -12,6 +12,7 @@ from sdort.emulation.rounding import emulate
 from sdort.emulation.standard import expand, needs_expansion
 from sdort.errors import BadModelError
 from sdort.generation.pipeline import TextToImage, assemble
+from sdort.model.component_names import ENCODER
 from sdort.model.signature import Array, Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import stored_dtype
@@ -96,10 +97,11 @@ def open_text_to_image(folder: PipelineFolder, configuration: RunConfiguration) 
     Raises:
         BadModelError: it lacks a component that is needed.
     """
-    missing = [name for name in folder.needed if name not in folder.models]
+    needed = [*folder.needed, *([ENCODER] if folder.family.aesthetic else [])]  # a refiner begins with an image
+    missing = [name for name in needed if name not in folder.models]
     if missing:
         raise BadModelError(f"{folder.path} has no {', '.join(missing)}")
-    sessions = {name: open_component(folder.models[name], name, configuration) for name in folder.needed}
+    sessions = {name: open_component(folder.models[name], name, configuration) for name in needed}
     return assemble(folder, sessions, configuration.provider, None)
 
 

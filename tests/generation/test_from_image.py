@@ -19,7 +19,7 @@ from support.tiny_pipeline import Tiny
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, UsageError
 from sdort.generation.command import run
-from sdort.generation.from_image import GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, read_image_options
+from sdort.generation.from_image import GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
 from sdort.generation.images import parameters_text
 from sdort.generation.infotext import read_infotext
 from sdort.generation.job import plan_jobs, plan_paths
@@ -93,6 +93,18 @@ def test_another_model_is_told(tiny: Tiny, tmp_path: Path, capsys: pytest.Captur
 # Every option
 
 
+def test_another_refiner_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(drawn: DrawnWith) -> str:
+        drawn.remark_on_refiner("ff00")
+        return capsys.readouterr().err
+
+    assert told(DrawnWith({}, "base", "00", "xl", "ff00")) == ""
+    assert "was refined by xl (12ab), not by this refiner (ff00)" in " ".join(
+        told(DrawnWith({}, "base", "00", "xl", "12ab")).split()
+    )
+    assert "was refined by none, not by this refiner (ff00)" in " ".join(told(DrawnWith({}, "base", "00")).split())
+
+
 def test_every_option_is_taken_over_or_has_a_reason_not_to_be() -> None:
     listed = [*REPLAYED, *GIVEN_AGAIN, *WITHOUT_EFFECT]
     assert sorted(listed) == sorted({*GenerationOptions.__annotations__, "prompt"})
@@ -106,6 +118,12 @@ def test_files_that_are_not_in_the_image_have_to_be_given(tmp_path: Path) -> Non
         read_image_options(image, {})
     assert caught.value.hint == "Give them with --lora."
     assert read_image_options(image, {"lora": ["y"]}).options == {"prompt": "a"}
+    refined = {"prompt": "a", "model_hash": "00", "refiner": "xl", "refiner_hash": "12ab", "refiner_start": 0.7}
+    image = png(tmp_path / "b.png", sdort=json.dumps(refined))
+    with pytest.raises(UsageError, match=r"files that are not in it: xl") as caught:
+        read_image_options(image, {})
+    assert caught.value.hint == "Give them with --refiner."
+    assert read_image_options(image, {"refiner": "xl"}).options == {"prompt": "a", "refiner_start": 0.7}
 
 
 # A1111's text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,21 @@ import numpy as np
 import pytest
 from PIL import Image
 from support import tiny_refiner
+from support.adapter_files import make_lora
 from support.pipelines import Exported, export_family, locked, trace_folder
 from support.relisted import relist
 
 import sdort
 from sdort.console import quiet_libraries
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, MemoryShortageError, UsageError
 from sdort.exporter.command import export
+from sdort.generation import memory_need
 from sdort.generation import pipeline as pipeline_module
+from sdort.generation.last_lines import summarize
+from sdort.generation.request import Request
 from sdort.generation.schedulers import load_scheduler
+from sdort.pipelines.folder import open_folder
+from sdort.providers import CPU
 from sdort.verification.metrics import psnr
 
 Array = np.ndarray[Any, Any]
@@ -97,14 +104,18 @@ def test_base_and_refiner_are_those_of_diffusers(
         "a red cat", steps=6, seed=3, guidance_scale=guidance, scheduler=scheduler, refiner=refiner,
         refiner_start=0.6, **SIZE, **scores,
     )  # fmt: skip
-    assert (result.refiner, result.refiner_start) == ("refiner", 0.6)
+    named = (result.refiner, result.refiner_start, result.refiner_hash)
+    assert named == ("refiner", 0.6, open_folder(refiner).model_hash)
+    assert "6 steps on cpu, refined by refiner" in summarize(
+        replace(result, images=[replace(result.images[0], path=Path("a.png"))])
+    )
     image = result.images[0].pixels
     assert image.std() > 20
     assert psnr(image, refined_by(theirs, base.out, scheduler, guidance, **scores)) >= ALIKE
 
 
 def test_one_after_the_other_makes_the_same_images(
-    refiner: Path, loaded: sdort.Pipeline, monkeypatch: pytest.MonkeyPatch
+    refiner: Path, loaded: sdort.Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: Any = {"steps": 4, "seed": 3, "num_images": 3, "images_at_once": 2, "refiner": refiner, **SIZE}
     together = loaded.generate("a red cat", **options)
@@ -125,6 +136,10 @@ def test_one_after_the_other_makes_the_same_images(
     for first, second in zip(together.images, apart.images, strict=True):
         np.testing.assert_array_equal(first.pixels, second.pixels)
     assert loaded.generate("a red cat", steps=2, **SIZE).images  # the base opens again
+    monkeypatch.undo()
+    kept = together.images[1].save(tmp_path / "kept.png")
+    again = loaded.generate(from_image=kept, refiner=refiner)
+    np.testing.assert_array_equal(again.images[0].pixels, together.images[1].pixels)
 
 
 def test_the_refiner_alone_works_on_an_image(base: Exported, theirs: Any, refiner: Path) -> None:
@@ -144,7 +159,44 @@ def test_the_refiner_alone_works_on_an_image(base: Exported, theirs: Any, refine
     assert psnr(ours.images[0].pixels, pixels_of(wanted)) >= ALIKE
 
 
+def test_adapters_change_the_base_alone_and_that_is_told(
+    base: Exported, refiner: Path, loaded: sdort.Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = make_lora(base.checkpoint, tmp_path / "a.safetensors", 1)
+    result = loaded.generate("a red cat", steps=2, refiner=refiner, refiner_start=0.5, lora=[str(lora)], **SIZE)
+    assert [one.name for one in result.lora] == ["a.safetensors"]
+    assert "adapters change onnx alone, not its refiner" in " ".join(capsys.readouterr().err.split())
+
+
+def test_verify_compares_what_the_refiner_makes_of_an_image(base: Exported, refiner: Path) -> None:
+    checkpoint = base.checkpoint.parent / "refiner_checkpoint"
+    result = sdort.verify(
+        refiner, checkpoint=checkpoint, provider="cpu", components=["unet"], images=True, prompts=["a red cat"],
+        seeds=1, steps=4,
+    )  # fmt: skip
+    assert result.missing == []
+    assert [image.problem for image in result.images] == [None]
+    assert (result.images[0].psnr or 0) >= ALIKE
+    assert {comparison.inputs for comparison in result.comparisons} == {"random", "recorded"}
+    assert all(comparison.passed for comparison in result.comparisons)
+
+
 # Refusals
+
+
+def test_a_refiner_that_cannot_fit_is_refused(
+    base: Exported, refiner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {base.out: 1 << 30, refiner: 9 << 30}
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: 4 << 30)
+    monkeypatch.setattr(memory_need, "weight_bytes", lambda folder, names: sizes[folder.path])
+    request = Request("a", height=64, width=64)
+    memory_need.refuse_generation(open_folder(base.out), request, 1, CPU, 0)
+    refined = replace(request, refiner=refiner)
+    with pytest.raises(MemoryShortageError, match=r"with the refiner refiner needs about 9\.\d GB .* 4\.3 GB are free"):
+        memory_need.refuse_generation(open_folder(base.out), refined, 1, CPU, 0)
+    sizes[refiner] = 5 << 30  # less than the free memory with the margin
+    memory_need.refuse_generation(open_folder(base.out), refined, 1, CPU, 0)
 
 
 def changed(folder: Path, to: Path, file: str, **entries: Any) -> Path:

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
 KARRAS, EXPONENTIAL, BETA = "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"
 # diffusers' table: https://huggingface.co/docs/diffusers/api/schedulers/overview
 TABLE: list[tuple[str, str, dict[str, Any]]] = [
-    ("DPM++ 2M", "DPMSolverMultistepScheduler", {}),
-    ("DPM++ 2M Karras", "DPMSolverMultistepScheduler", {KARRAS: True}),
+    ("DPM++ 2M", "DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
+    ("DPM++ 2M Karras", "DPMSolverMultistepScheduler", {KARRAS: True, "algorithm_type": "dpmsolver++"}),
     ("DPM++ 2M SDE", "DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
     ("DPM++ 2M SDE Karras", "DPMSolverMultistepScheduler", {KARRAS: True, "algorithm_type": "sde-dpmsolver++"}),
     ("DPM2 Karras", "KDPM2DiscreteScheduler", {KARRAS: True}),

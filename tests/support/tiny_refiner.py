@@ -13,6 +13,7 @@ from support import models, tiny_sdxl
 
 UNET: dict[str, Any] = {
     **tiny_sdxl.UNET,
+    "sample_size": 8,
     "cross_attention_dim": tiny_sdxl.TEXT_2["hidden_size"],
     "projection_class_embeddings_input_dim": tiny_sdxl.TEXT_2["projection_dim"] + 5 * 8,
 }
