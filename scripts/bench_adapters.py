@@ -4,10 +4,10 @@
     python scripts/bench_adapters.py FAST --provider cuda|rocm|migraphx|cpu [--graph] [--batch 2] [--size 64]
         [--rounds 30] [--rank 32] [--json FILE] [--custom-ops FILE]
 
-FAST is a folder of sdort optimize; only its UNet is used. To make one with random weights of the true architecture:
+FAST is a folder of sdort optimize; only its UNet is used. To make one with random weights of the true architecture,
+let scripts/gpu_benchmark.py leave a checkpoint in its working folder, then:
 
-    python scripts/gpu_benchmark.py --work DIR [--family sdxl] ...   (leaves a checkpoint in DIR)
-    sdort export DIR/checkpoint-sd15 model && sdort optimize model FAST --provider cuda --fp16
+    sdort export WORK/checkpoint-sd15 model && sdort optimize model FAST --provider cuda --fp16
 
 Three sessions' steps are timed in turns, so that clocks and neighbours meet all of them: the graph as it is; the graph
 whose weights can be replaced, without an adapter; the same with one, once for attention alone and once for every

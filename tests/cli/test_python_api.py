@@ -23,6 +23,7 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort import console
 from sdort.cli import COMMANDS, cli
+from sdort.exporter.export_options import ExportOptions
 from sdort.generation.options import GenerationOptions, LoadOptions, RunOptions
 from sdort.generation.preview import PreviewOptions
 from sdort.generation.request import Request
@@ -78,7 +79,12 @@ NO_PARAMETER = {
 NO_DEFAULT = {"providers": PROVIDER_NAMES, "steps": Request.steps, "guidance_scale": Request.guidance_scale}
 """Option without a default -> what its parameter is where it is not given."""
 
-OPTIONS: dict[str, tuple[type, ...]] = {"run": (GenerationOptions, LoadOptions), "generate": (GenerationOptions,)}
+OPTIONS: dict[str, tuple[type, ...]] = {
+    "export": (ExportOptions,),
+    "plan_export": (ExportOptions,),
+    "run": (GenerationOptions, LoadOptions),
+    "generate": (GenerationOptions,),
+}
 """Function with ``**options`` -> the dictionaries that list them."""
 
 FUNCTIONS = sorted({name for names in CALLS.values() for name in names} | {"load"})
@@ -155,7 +161,7 @@ def parameters_of(name: str) -> dict[str, Any]:
     own = inspect.signature(function(name)).parameters.values()
     named = {each.name: each.default for each in own if each.kind != each.VAR_KEYWORD}
     # Random seeds, files and callbacks are no part of a request.
-    return named | {option: defaults.get(option) for option in listed} | ({"seed": None} if listed else {})
+    return named | {option: defaults.get(option) for option in listed} | ({"seed": None} if "seed" in listed else {})
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -173,7 +179,8 @@ def test_a_function_is_typed_and_documented(name: str) -> None:
 
 def test_the_options_of_a_generation_are_those_of_a_request() -> None:
     of_request = {field.name for field in (*fields(Request), *fields(PreviewOptions))} - {"prompt"}
-    assert set(GenerationOptions.__annotations__) == of_request | {"output", "overwrite", "on_progress"}
+    of_job = {"prompts", "from_image", "output", "overwrite", "on_progress"}
+    assert set(GenerationOptions.__annotations__) == of_request | of_job
     assert inspect.signature(sdort.Pipeline.generate).parameters["options"].annotation == "Unpack[GenerationOptions]"
     assert inspect.signature(sdort.run).parameters["options"].annotation == "Unpack[RunOptions]"
     assert (
@@ -198,7 +205,7 @@ def test_every_option_of_a_generation_is_documented() -> None:
 
 
 def test_an_option_that_there_is_not_is_refused(tiny: Tiny) -> None:
-    with pytest.raises(TypeError, match="there is no option step; there are negative_prompt, steps"):
+    with pytest.raises(TypeError, match=r"there is no option step; there are prompts, .*, steps, "):
         sdort.run(tiny.onnx, "a", step=3)  # type: ignore[call-arg]
 
 
@@ -290,7 +297,7 @@ def test_an_image_has_its_parameters_and_is_written_where_it_is_told(tiny: Tiny,
         assert '"seed": 4' in again.text["sdort"]  # type: ignore[attr-defined]
     with pytest.raises(sdort.errors.OutputError, match="exists"):
         result.images[1].save(second)
-    same = {"path": None, "prompt": "a house", "negative_prompt": ""}
+    same = {"path": None, "variation_seed": None, "prompt": "a house", "negative_prompt": ""}
     assert sdort.to_json(result)["images"] == [{**same, "seed": 3}, {**same, "seed": 4}]
 
 
