@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sdort.console import say, warn
-from sdort.machine.input_file import open_input
+from sdort.console import say
+from sdort.machine.file_digest import file_digest
 from sdort.model.weights import Weight
-from sdort.onnx_io.hashing import hash_open
 from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_file import Adapter, Unmatched, read_adapter
 from sdort.pipelines.adapters.module_index import ADAPTED
-
-_SHOWN = 3
-"""Tensors that a message names."""
+from sdort.pipelines.adapters.remarks import remark_unmatched
 
 Tensors = Mapping[str, Mapping[str, Weight]]
 """Folder of a checkpoint -> its tensors."""
@@ -35,8 +32,8 @@ class AppliedAdapter:
     """Component -> number of weights that it changes."""
     unmatched: tuple[Unmatched, ...]
     """Its tensors that have no place in the pipeline."""
-    xxh128: str
-    """The file's XXH3 hash of 128 bits, as ``xxh128sum`` prints it."""
+    sha256: str
+    """The hash of the file."""
 
 
 def apply_adapters(choices: Sequence[AdapterChoice], tensors: Tensors) -> tuple[Tensors, list[AppliedAdapter]]:
@@ -67,14 +64,8 @@ def apply_adapters(choices: Sequence[AdapterChoice], tensors: Tensors) -> tuple[
 def _applied(adapter: Adapter, scale: float) -> AppliedAdapter:
     if not scale:
         say(f"{adapter.name}: its scale is 0, so that it changes nothing")
-    if adapter.unmatched:
-        shown = ", ".join(entry.key for entry in adapter.unmatched[:_SHOWN])
-        more = ", ..." if len(adapter.unmatched) > _SHOWN else ""
-        count = "1 tensor has" if len(adapter.unmatched) == 1 else f"{len(adapter.unmatched)} tensors have"
-        warn(f"{adapter.name}: {count} no place in this model: {shown}{more} ({adapter.unmatched[0].reason})")
-    with open_input(adapter.path) as file:
-        digest = hash_open(file.fileno())
+    remark_unmatched(adapter)
     counts = {component: len(deltas) for component, deltas in adapter.deltas.items()}
     weights = " and ".join(f"{count} weights of {component}" for component, count in counts.items())
     say(f"{adapter.name}: {' and '.join(adapter.kinds)} at scale {scale:g}, which changes {weights}")
-    return AppliedAdapter(adapter.name, scale, adapter.kinds, counts, adapter.unmatched, digest)
+    return AppliedAdapter(adapter.name, scale, adapter.kinds, counts, adapter.unmatched, file_digest(adapter.path))

@@ -7,7 +7,10 @@ step costs what it costs without an adapter, whatever the adapter's kind and ran
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +18,6 @@ import numpy as np
 
 from sdort.console import progress, warn
 from sdort.errors import ParityError
-from sdort.errors.plain_text import cut
 from sdort.generation.record import AdapterRecord
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import DECODER, ENCODER
@@ -28,11 +30,13 @@ from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_file import Adapter, read_adapter
 from sdort.pipelines.adapters.delta import Delta
+from sdort.pipelines.adapters.remarks import remark_unmatched
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session, find_replaceable
+from sdort.tables import size_text
 
-_SHOWN = 5
-"""Keys of an adapter that are named where many have no place."""
+WORKERS = min(4, os.cpu_count() or 1)
+"""Weights that are merged at a time: numpy releases the interpreter lock, and four fill the memory's bandwidth."""
 
 Changes = Mapping[str, Sequence[tuple[Delta, float]]]
 """Parameter -> differences, each with its scale."""
@@ -41,6 +45,16 @@ Changes = Mapping[str, Sequence[tuple[Delta, float]]]
 def is_adaptable(component: str) -> bool:
     """Whether adapters change a component: the UNet and the text encoders."""
     return component not in (DECODER, ENCODER)
+
+
+def remark_inputs(session: Session) -> None:
+    """Warn where weights that can change are inputs of every run, as a provider compiles the others into programs."""
+    if session.weights.required:
+        warn(
+            f"{session.provider.name} compiles weights into its programs: {size_text(session.weights.nbytes)} of "
+            f"{session.component}, which adapters can change, go to the device in every step instead. An adapter in "
+            "the model costs nothing:\n    sdort export MODEL OUT --lora FILE"
+        )
 
 
 @dataclass(frozen=True)
@@ -75,14 +89,6 @@ class AdapterPlan:
             for component, weights in self.weights.items()
             for name in self.changed(component)
         )
-
-    def remark_unmatched(self) -> None:
-        """Warn of keys that the pipeline has no place for."""
-        for choice, adapter in zip(self.choices, self.adapters, strict=True):
-            if adapter.unmatched:
-                shown = ", ".join(cut(entry.key) for entry in adapter.unmatched[:_SHOWN])
-                more = f" and {len(adapter.unmatched) - _SHOWN} more" if len(adapter.unmatched) > _SHOWN else ""
-                warn(f"{choice.path}: {len(adapter.unmatched)} keys change nothing here: {shown}{more}")
 
 
 def plan_adapters(folder: PipelineFolder, choices: Sequence[AdapterChoice]) -> AdapterPlan:
@@ -136,7 +142,8 @@ class RunningAdapters:
         asked = [AdapterRecord(choice.path.name, choice.scale, file_digest(choice.path)) for choice in plan.choices]
         if asked == self._current:
             return
-        plan.remark_unmatched()
+        for adapter in plan.adapters:
+            remark_unmatched(adapter)
         self._current = None  # half of it, until all is done
         total = sum(len(plan.changed(name)) for name in self.sessions)
         with progress("adapters", total=total) as advance:
@@ -149,13 +156,31 @@ class RunningAdapters:
 def _switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
     """Write the weights of a session that change, and those that changed before; yields each as it is done."""
     weights = session.weights
-    for name in changed:
-        weights.write(name, _merged(session.component, name, session.replaceable[name], changes))
+    for name, values in _all_merged(session.component, session.replaceable, changed, changes):
+        weights.write(name, values)
         yield name
     if changed or weights.required:
         for name in weights.names.difference(changed):
             weights.write(name, session.replaceable[name].stored.load())
     weights.active = bool(changed) or weights.required
+
+
+def _all_merged(
+    component: str, weights: Mapping[str, ReplaceableWeight], changed: Sequence[str], changes: Changes
+) -> Iterator[tuple[str, Array]]:
+    """The weights that change, in their order, with the differences of adapters; few are in memory at a time."""
+    running: deque[tuple[str, Future[Array]]] = deque()
+    pool = ThreadPoolExecutor(WORKERS, "sdort-adapters")
+    try:
+        for name in changed:
+            if len(running) > WORKERS:
+                first, future = running.popleft()
+                yield first, future.result()
+            running.append((name, pool.submit(_merged, component, name, weights[name], changes)))
+        for first, future in running:
+            yield first, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _merged(component: str, name: str, weight: ReplaceableWeight, changes: Changes) -> Array:

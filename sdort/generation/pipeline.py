@@ -13,7 +13,7 @@ import numpy as np
 
 from sdort.console import detail, progress, say
 from sdort.errors import ParityError
-from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, plan_adapters
+from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, plan_adapters, remark_inputs
 from sdort.generation.beginning import Start
 from sdort.generation.bound_unet import Batch, condition_width
 from sdort.generation.canvas import Canvas, make_canvas, remark_on_size
@@ -309,6 +309,8 @@ class TextToImage:
         reopened = self.guard.reopened(session, options) if self.guard else None
         path, provider = session.path, session.provider
         self.sessions[name] = reopened or open_session(path, name, provider, options)
+        if name == "unet":
+            remark_inputs(self.sessions[name])
 
     def guidance(self, request: Request) -> float | None:
         """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
@@ -546,6 +548,7 @@ def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToIma
             reasons.append(refused)
             advance(1)
             loading = loading[1:] or loading  # the bar is drawn once more at its end
+    remark_inputs(sessions["unet"])
     # What runs the UNet is what runs the pipeline: nearly all of the time is spent there.
     return assemble(folder, sessions, sessions["unet"].provider, "; ".join(filter(None, reasons)) or None)
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from support.adapter_files import bake, make_lora
+from support.adapter_files import bake, make_lora, make_mixed
 from support.pipelines import Exported, export_family, locked, trace_folder
 from support.relisted import relist
 
@@ -58,8 +58,11 @@ class Adapted:
         return outs[0], outs[1]
 
 
-def build(family: str, folder: Path, traces: Path) -> Adapted:
-    plain = export_family(family, folder, traces)
+@pytest.fixture(scope="module")
+def sd1(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """A LoRA, put into the checkpoint by the formula of its paper."""
+    folder, traces = tmp_path_factory.mktemp("sd1"), trace_folder(request.config)
+    plain = export_family("sd1", folder, traces)
     a = make_lora(plain.checkpoint, folder / "a.safetensors", 1)
     b = make_lora(plain.checkpoint, folder / "b.safetensors", 2, "attn")
     with locked(traces):
@@ -68,13 +71,15 @@ def build(family: str, folder: Path, traces: Path) -> Adapted:
 
 
 @pytest.fixture(scope="module")
-def sd1(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
-    return build("sd1", tmp_path_factory.mktemp("sd1"), trace_folder(request.config))
-
-
-@pytest.fixture(scope="module")
 def sdxl(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
-    return build("sdxl", tmp_path_factory.mktemp("sdxl"), trace_folder(request.config))
+    """All kinds of adapters, put into the weights by the exporter."""
+    folder, traces = tmp_path_factory.mktemp("sdxl"), trace_folder(request.config)
+    plain = export_family("sdxl", folder, traces)
+    a = make_mixed(plain.checkpoint, folder / "a.safetensors", 1)
+    b = make_lora(plain.checkpoint, folder / "b.safetensors", 2, "attn")
+    with locked(traces):
+        export(plain.checkpoint, folder / "baked", cache_dir=traces, lora=[f"{a}:{SCALE}"])
+    return Adapted(plain, folder / "baked", a, b)
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +209,11 @@ def test_a_pipeline_that_was_not_opened_for_adapters_takes_one(
 
 
 def test_a_provider_that_compiles_weights_gets_them_as_inputs(
-    sd1: Adapted, fast: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    sd1: Adapted, fast: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sessions, "keeps_constants", lambda provider: True)
     pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    assert capsys.readouterr().err.count("go to the device in every step") == 1
     unet = pipeline._models.sessions["unet"]
     assert set(unet.replaceable) <= {arg.name for arg in unet.ort.get_inputs()}
     assert not {spec.name for spec in unet.ort.get_overridable_initializers()}

@@ -32,13 +32,12 @@ class Adapted(Weight):
         return (self.operand,)
 
     def load(self) -> Array:
-        base = convert(self.operand.load(), np.float32)
-        total = base.copy()
+        base = total = convert(self.operand.load(), np.float32)
         for delta, scale in self.deltas:
-            difference = delta.array(base)
+            difference = delta.array(base)  # nobody else's: it becomes the sum
             if scale != 1:
-                difference = difference * np.float32(scale)
-            total += difference
+                difference *= np.float32(scale)
+            total = np.add(total, difference, out=difference)
         return total
 
 

@@ -1,0 +1,20 @@
+"""What a user is told of an adapter that fits a pipeline."""
+
+from __future__ import annotations
+
+from sdort.console import warn
+from sdort.errors.plain_text import cut, one_line
+from sdort.pipelines.adapters.adapter_file import Adapter
+
+_SHOWN = 3
+"""Tensors that a message names."""
+
+
+def remark_unmatched(adapter: Adapter) -> None:
+    """Warn of an adapter's tensors that have no place in the pipeline."""
+    if not adapter.unmatched:
+        return
+    shown = ", ".join(cut(one_line(entry.key)) for entry in adapter.unmatched[:_SHOWN])
+    more = ", ..." if len(adapter.unmatched) > _SHOWN else ""
+    count = "1 tensor has" if len(adapter.unmatched) == 1 else f"{len(adapter.unmatched)} tensors have"
+    warn(f"{adapter.name}: {count} no place in this model: {shown}{more} ({adapter.unmatched[0].reason})")
