@@ -100,7 +100,8 @@ def plan_adapters(folder: PipelineFolder, choices: Sequence[AdapterChoice]) -> A
     """
     if not choices:
         return AdapterPlan((), (), {})
-    weights = {name: find_replaceable(folder.models[name], name) for name in folder.needed if is_adaptable(name)}
+    names = [name for name in folder.needed if is_adaptable(name) and name in folder.models]
+    weights = {name: find_replaceable(folder.models[name], name) for name in names}
     parameters = {name: dict(_parameters(of_component)) for name, of_component in weights.items()}
     return AdapterPlan(tuple(choices), tuple(read_adapter(choice.path, parameters) for choice in choices), weights)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,9 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
 def remark_on_files(tokenizer: Any, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
     prompts = [read_prompt(text, request.prompt_weighting) for request in requests for text in request.texts]
-    given = {choice.path.stem.lower() for request in requests for choice in request.lora}
+    given = {choice.path.stem.lower(): choice.scale for request in requests for choice in request.lora}
     for network in dict.fromkeys(network for prompt in prompts for network in prompt.networks):
-        _, name, *scale = network.strip("<>").split(":")
-        if name.strip().lower() not in given:
-            file = f"{one_line(name.strip())}.safetensors{f':{one_line(scale[0])}' if scale else ''}"
-            warn(
-                f"the prompt asks for {cut(one_line(network))}, which is not applied: prompts name no files. Give it:\n"
-                f"    --lora {cut(file)}"
-            )
+        _remark_on_network(network, given)
     names = dict.fromkeys(name for prompt in prompts for name in prompt.embeddings)
     known = tokenizer.get_added_vocab() if names else {}
     for name in names:
@@ -85,3 +79,27 @@ def remark_on_files(tokenizer: Any, requests: Sequence[Request]) -> None:
                 f"the prompt asks for the embedding {cut(one_line(name))}, which the model does not have. Put its file "
                 "into the model:\n    sdort export MODEL OUT --embedding FILE.safetensors"
             )
+
+
+def _remark_on_network(network: str, given: Mapping[str, float]) -> None:
+    """Say what becomes of ``<lora:name:0.8>``.
+
+    Args:
+        given: the names of the adapters that there are, in lower case, and their scales.
+    """
+    kind, name, *scales = (part.strip() for part in network.strip("<>").split(":"))
+    asked, scale = f"the prompt asks for {cut(one_line(network))}", one_line(scales[0]) if scales else "1"
+    if kind.startswith("hypernet"):
+        warn(f"{asked}, which is not applied: sdort has no hypernetworks")
+    elif name.lower() not in given:
+        file = f"{one_line(name)}.safetensors{f':{scale}' if scales else ''}"
+        warn(f"{asked}, which is not applied: prompts name no files. Give it:\n    --lora {cut(file)}")
+    elif not _is_number(scale, given[name.lower()]):
+        warn(f"{asked}, whose scale is that of --lora: {given[name.lower()]:g}")
+
+
+def _is_number(text: str, number: float) -> bool:
+    try:
+        return float(text) == number
+    except ValueError:
+        return False

@@ -20,8 +20,10 @@ from sdort.errors import UsageError
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.prompt_chunks import Vocabulary, divide
 from sdort.generation.prompt_syntax import Segment, read_prompt
+from sdort.generation.prompts import remark_on_files
 from sdort.generation.request import Request
 from sdort.generation.text_conditioning import MAX_REPEATED, same_length
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
 
@@ -281,6 +283,17 @@ def test_files_that_a_prompt_asks_for_are_told(tiny: Tiny, capsys: pytest.Captur
     told = " ".join(capsys.readouterr().err.split())
     assert "asks for <lora:mine:0.8>, which is not applied: prompts name no files. Give it: --lora mine" in told
     assert "asks for the embedding bad, which the model does not have" in told
+
+
+def test_scales_that_a_prompt_asks_for_are_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    adapters = (AdapterChoice(Path("Mine.safetensors"), 0.5), AdapterChoice(Path("other.safetensors")))
+    prompt = "a <lora:mine:0.8> <lora:mine:.50> <lora:other> <hypernet:mine:0.5>"
+    remark_on_files(opened(tiny.onnx).tokenizers["text_encoder"], [Request(prompt, lora=adapters)])
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition("the prompt ")[2] for line in told] == [
+        "asks for <lora:mine:0.8>, whose scale is that of --lora: 0.5",
+        "asks for <hypernet:mine:0.5>, which is not applied: sdort has no hypernetworks",
+    ]
 
 
 def test_a_second_prompt_needs_a_second_encoder(tiny: Tiny) -> None:
