@@ -89,7 +89,7 @@ _MODULES = {
         "load",
         "run",
     ),
-    "sdort.generation.options": ("GenerationOptions",),
+    "sdort.generation.typed_options": ("GenerationOptions",),
     "sdort.generation.result": (
         "Generation",
         "Image",

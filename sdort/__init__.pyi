@@ -16,9 +16,9 @@ from sdort.exporter.manifest import ExportReport as ExportReport
 from sdort.generation.command import Pipeline as Pipeline
 from sdort.generation.command import load as load
 from sdort.generation.command import run as run
-from sdort.generation.options import GenerationOptions as GenerationOptions
 from sdort.generation.result import Generation as Generation
 from sdort.generation.result import Image as Image
+from sdort.generation.typed_options import GenerationOptions as GenerationOptions
 from sdort.inspection.command import compare as compare
 from sdort.inspection.command import inspect as inspect
 from sdort.inspection.command import placement as placement

@@ -15,7 +15,7 @@ from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sdort.generation.options import RunOptions
+    from sdort.generation.typed_options import RunOptions
 
 _SECTIONS = {
     **SECTIONS,

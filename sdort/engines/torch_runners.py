@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from sdort.engines.torch_prompts import prompt_arguments
 from sdort.generation.images import Generated, to_image
 from sdort.generation.request import Request
 from sdort.model.component_names import DECODER, ENCODER
-from sdort.model.signature import Array
+from sdort.model.signature import Array, TensorSpec
 
 RunGuard = Callable[[Callable[[], Any]], Any]
 """Runs a call, waits for the device, and turns torch's errors into ours."""
@@ -77,13 +78,25 @@ class ComponentRunner:
 
 
 class PipelineRunner:
-    """A diffusers pipeline with one request to generate."""
+    """A diffusers pipeline with one request to generate.
 
-    def __init__(self, pipeline: Any, request: Request, size: tuple[int, int], guard: RunGuard) -> None:
+    Args:
+        context: ``encoder_hidden_states`` of the UNet that it is compared with, which may read fewer tokens.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        request: Request,
+        size: tuple[int, int],
+        guard: RunGuard,
+        context: TensorSpec | None = None,
+    ) -> None:
         self.pipeline = pipeline
         self.request = request
         self.size = size
         self.guard = guard
+        self.context = context
         self.decoded: Any = None
 
     def __call__(self) -> None:
@@ -103,9 +116,7 @@ class PipelineRunner:
         shape = (request.num_images, pipeline.unet.config.in_channels, *latent)
         noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
         return pipeline(
-            request.prompt,
-            # SDXL's pipeline takes zeros where there is none, as ours does where it is empty.
-            negative_prompt=request.negative_prompt or None,
+            **prompt_arguments(pipeline, request, self.context),
             num_inference_steps=request.steps,
             guidance_scale=request.guidance_scale,
             height=height,

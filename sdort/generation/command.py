@@ -20,15 +20,15 @@ from sdort.generation.images import Generated, save_png
 from sdort.generation.job import Job, plan_jobs, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
-from sdort.generation.options import GenerationOptions, LoadOptions, OnProgress, RunOptions
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
-from sdort.generation.result import Generation, Image, PeakMemory
+from sdort.generation.result import Generation, Image, PeakMemory, joined
 from sdort.generation.running_controls import record_control
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
+from sdort.generation.typed_options import GenerationOptions, LoadOptions, OnProgress, RunOptions
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
@@ -121,7 +121,7 @@ class Pipeline:
             with previewing(self._models, job.previews, own[0] if own else None, self._options):
                 results.append(self._generate(job.requests, own, job.on_progress))
             first += job.images
-        return replace(results[0], images=[image for result in results for image in result.images])
+        return joined(results)
 
     def _generate(
         self, requests: list[Request], paths: list[Path] | None, on_progress: OnProgress | None

@@ -15,13 +15,13 @@ from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
 from sdort.generation.input_image import read_image, read_mask
-from sdort.generation.options import GenerationOptions, OnProgress
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import read_lines
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.seeds import read_seeds
+from sdort.generation.typed_options import GenerationOptions, OnProgress
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.folder import PipelineFolder

@@ -358,7 +358,7 @@ class TextToImage:
         if self.schedule is self.folder:  # a refiner's base has said it
             remark_on_prompts(requests, guided)
             remark_on_files(next(iter(self.tokenizers.values())), requests)
-        reader = PromptReader(self.tokenizers, self.sessions["unet"])
+        reader = PromptReader(self.tokenizers, self.sessions["unet"].inputs.get("encoder_hidden_states"))
         pairs = [
             [self._texts(request, negative=True), self._texts(request)] if guided else [self._texts(request)]
             for request in requests

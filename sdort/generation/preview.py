@@ -54,7 +54,7 @@ OnPreview = Callable[[Preview], None]
 
 @dataclass(frozen=True)
 class PreviewOptions:
-    """Options of previews, by their names in :class:`sdort.generation.options.GenerationOptions`.
+    """Options of previews, by their names in :class:`sdort.generation.typed_options.GenerationOptions`.
 
     Raises:
         UsageError: a value that cannot be.

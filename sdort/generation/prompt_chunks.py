@@ -2,7 +2,7 @@
 
 Chunks are divided as the program does whose weighting is asked for. A1111 begins a new chunk after the last comma, if
 that is at most 20 tokens back (its option "Prompt word wrap length limit", at its default); ComfyUI never divides a
-word of less than 8 tokens.
+word of less than 8 tokens; without weighting chunks are filled, so that the first is what diffusers reads.
 
 https://github.com/AUTOMATIC1111/stable-diffusion-webui, modules/sd_hijack_clip.py
 https://github.com/comfyanonymous/ComfyUI, comfy/sd1_clip.py
@@ -89,21 +89,23 @@ def divide(prompt: Prompt, vocabulary: Vocabulary, weighting: str) -> list[list[
     chunks = []
     for part in prompt.parts:
         tokens = [(token, segment.weight) for segment in part for token in vocabulary.ids(segment.text)]
-        chunks.append(list(_by_commas(tokens, vocabulary)))
+        chunks.append(list(_by_commas(tokens, vocabulary, COMMA_BACKTRACK if weighting == "a1111" else 0)))
     # A BREAK at the end begins nothing.
     while len(chunks) > 1 and chunks[-1] == [[]]:
         chunks.pop()
     return [chunk for part in chunks for chunk in part]
 
 
-def _by_commas(tokens: Sequence[WeightedToken], vocabulary: Vocabulary) -> Iterator[list[WeightedToken]]:
-    """A1111's chunks of one part."""
+def _by_commas(
+    tokens: Sequence[WeightedToken], vocabulary: Vocabulary, backtrack: int
+) -> Iterator[list[WeightedToken]]:
+    """A1111's chunks of one part, which end at a comma that is at most ``backtrack`` tokens from the end."""
     chunk: list[WeightedToken] = []
     comma: int | None = None
     for token in tokens:
         is_comma = token[0] == vocabulary.comma
         if len(chunk) == vocabulary.room:
-            near = comma is not None and len(chunk) - comma <= COMMA_BACKTRACK
+            near = comma is not None and len(chunk) - comma <= backtrack
             cut = comma + 1 if comma is not None and near and not is_comma else len(chunk)
             yield chunk[:cut]
             chunk, comma = chunk[cut:], None

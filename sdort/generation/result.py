@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.console import document
 from sdort.generation.images import output_paths, save_png
-from sdort.generation.record import GenerationRecord
+from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.inspection.profile import Placement
 from sdort.model.signature import Array
 
@@ -89,3 +90,32 @@ class Generation(GenerationRecord):
         for image, path in zip(self.images, paths, strict=True):
             save_png(path, image.pixels, image.record, image.seed)
         return paths
+
+
+def joined(results: Sequence[Generation]) -> Generation:
+    """The generations of one pipeline, one after the other, as one.
+
+    The parameters are those of the first. Seconds are those of all, but for loading and the first step, which there was
+    once; what a pipeline keeps (memory, how it decodes, what it widened, what fell back) is that of the last.
+    """
+    first, last = results[0], results[-1]
+    denoise = sum(each.seconds.denoise for each in results)
+    calls = sum(each.iterations_per_second * each.seconds.denoise for each in results)
+    seconds = StageSeconds(
+        load=first.seconds.load,
+        encode=round(sum(each.seconds.encode for each in results), 4),
+        encode_image=round(sum(each.seconds.encode_image for each in results), 4),
+        denoise=round(denoise, 4),
+        first_step=first.seconds.first_step,
+        decode=round(sum(each.seconds.decode for each in results), 4),
+    )
+    return replace(
+        first,
+        images=[image for each in results for image in each.images],
+        seconds=seconds,
+        iterations_per_second=round(calls / denoise, 4) if denoise else first.iterations_per_second,
+        peak_memory=last.peak_memory,
+        decoded=last.decoded,
+        widened=last.widened,
+        fallback=last.fallback,
+    )

@@ -27,9 +27,8 @@ import numpy as np
 from sdort.console import detail, warn
 from sdort.generation.prompt_chunks import MAX_CHUNKS, Chunk, Vocabulary, WeightedToken, divide
 from sdort.generation.prompt_syntax import read_prompt
-from sdort.model.signature import Array, static_size
+from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.pipelines.families import Conditioning
-from sdort.runtime.session import Session
 
 MAX_REPEATED = 12
 """Chunks up to which prompts are repeated, where the longest has fewer: those of 3 and 4, of 2, 4 and 6; 924 tokens."""
@@ -128,13 +127,12 @@ class PromptReader:
 
     Args:
         tokenizers: of the text encoders, in their order.
-        unet: says how many tokens it takes, where that is fixed.
+        context: the UNet's input ``encoder_hidden_states``, which may say how many tokens it takes; None: any number.
     """
 
-    def __init__(self, tokenizers: Mapping[str, Any], unet: Session) -> None:
+    def __init__(self, tokenizers: Mapping[str, Any], context: TensorSpec | None) -> None:
         self.vocabularies = {component: Vocabulary(tokenizer) for component, tokenizer in tokenizers.items()}
-        spec = unet.inputs.get("encoder_hidden_states")
-        fixed = static_size(spec.shape, 1) if spec and len(spec.shape) == 3 else None
+        fixed = static_size(context.shape, 1) if context and len(context.shape) == 3 else None
         self.tokens = min(vocabulary.length for vocabulary in self.vocabularies.values())
         """Tokens of a chunk."""
         self.fixed: int | None = max(1, fixed // self.tokens) if fixed else None

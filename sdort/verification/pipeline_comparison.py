@@ -284,7 +284,8 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
     if not references:
         return  # recorded as missing already
     if run.original is None and run.checkpoint is not None:
-        references = generate_in_torch(run.checkpoint, requests)
+        context = run.folder.file("unet").signature.inputs.get("encoder_hidden_states")
+        references = generate_in_torch(run.checkpoint, requests, context)
     total = len(requests) * run.options.seeds * _steps(requests[0])
     try:
         pipeline = open_text_to_image(run.folder, run.configuration)

@@ -10,12 +10,18 @@ from sdort.engines.torch import TorchEngine
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
+from sdort.model.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.workload.cases import WHOLE_PIPELINE
 
 
-def generate_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tuple[str, int], Generated]:
+def generate_in_torch(
+    checkpoint: Path, requests: Sequence[Request], context: TensorSpec | None = None
+) -> dict[tuple[str, int], Generated]:
     """Images in fp32 on the CPU, by prompt and seed.
+
+    Args:
+        context: ``encoder_hidden_states`` of the UNet that they are compared with, which may read fewer tokens.
 
     Raises:
         BadModelError: diffusers does not load the checkpoint.
@@ -25,7 +31,8 @@ def generate_in_torch(checkpoint: Path, requests: Sequence[Request]) -> dict[tup
     images = {}
     for request in requests:
         for seed in range(request.seed, request.seed + request.num_images):
-            runner = PipelineRunner(pipeline, replace(request, seed=seed, num_images=1), size, engine.guard)
+            one = replace(request, seed=seed, num_images=1)
+            runner = PipelineRunner(pipeline, one, size, engine.guard, context)
             runner()
             images[request.prompt, seed] = runner.result()[0]
     engine.close()

@@ -24,9 +24,9 @@ import sdort
 from sdort import console
 from sdort.cli import COMMANDS, cli
 from sdort.exporter.export_options import ExportOptions
-from sdort.generation.options import GenerationOptions, LoadOptions, RunOptions
 from sdort.generation.preview import PreviewOptions
 from sdort.generation.request import Request
+from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions
 from sdort.providers import PROVIDER_NAMES
 from sdort.providers.runtime_options import RuntimeOptions
 

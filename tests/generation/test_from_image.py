@@ -23,12 +23,12 @@ from sdort.generation.from_image import GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, D
 from sdort.generation.images import parameters_text
 from sdort.generation.infotext import read_infotext
 from sdort.generation.job import plan_jobs, plan_paths
-from sdort.generation.options import GenerationOptions
 from sdort.generation.output_names import fill_template
 from sdort.generation.png_texts import MAX_TEXT, read_texts
 from sdort.generation.prompts_file import read_lines
 from sdort.generation.record import AdapterRecord, GenerationRecord
 from sdort.generation.seeds import read_seeds
+from sdort.generation.typed_options import GenerationOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -81,6 +81,17 @@ def test_the_command_takes_from_the_image_what_it_is_not_told(tiny: Tiny, tmp_pa
     assert "Denoising strength: 0.5" in " ".join(result.stderr.split())
     assert "the image is of another program, drawn with the model v1-5 6ce0161689" in " ".join(result.stderr.split())
     assert Path(made["images"][0]["path"]).name == "5-a-lighthouse-dusk-1-2-second-line.png"
+
+
+def test_what_is_given_as_none_is_taken_from_the_image(tmp_path: Path) -> None:
+    image = png(tmp_path / "a.png", parameters=A1111)
+    nothing: Any = dict.fromkeys(["negative_prompt", "steps", "guidance_scale", "seed", "scheduler", "width", "height"])
+    [job] = plan_jobs((), {"from_image": image, **nothing})
+    [request] = job.requests
+    assert (request.prompt, request.negative_prompt) == ("a lighthouse, (dusk:1.2)\nsecond line", "people, fog")
+    assert (request.steps, request.guidance_scale, request.seed) == (20, 7.5, 5)
+    assert (request.scheduler, request.width, request.height) == ("DPM++ 2M Karras", 512, 768)
+    assert not job.unsaid
 
 
 def test_another_model_is_told(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +333,19 @@ def test_json_lines_have_options_of_their_own(tmp_path: Path) -> None:
         ("a", "x", 9, 1), ("b", "", 9, 1),
     ]  # fmt: skip
     assert [(one.prompt, one.steps, one.seed) for one in second.requests] == [("c", 2, 4), ("c", 2, 5)]
+
+
+def test_the_seconds_are_those_of_all_lines(tiny: Tiny, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "a", "seed": 1, "steps": steps}) for steps in (1, 3)))
+    result = run(tiny.onnx, prompts=file, provider="cpu", output=tmp_path / "{index}.png")
+    parts = [image.record.seconds for image in result.images]
+    assert len(parts) == 2
+    assert result.seconds.denoise == pytest.approx(sum(part.denoise for part in parts), abs=2e-4)
+    assert result.seconds.encode == pytest.approx(sum(part.encode for part in parts), abs=2e-4)
+    assert result.seconds.decode == pytest.approx(sum(part.decode for part in parts), abs=2e-4)
+    assert (result.seconds.load, result.seconds.first_step) == (parts[0].load, parts[0].first_step)
+    assert result.iterations_per_second * result.seconds.denoise == pytest.approx(1 + 3, rel=0.05)
 
 
 @pytest.mark.parametrize(

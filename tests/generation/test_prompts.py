@@ -137,7 +137,7 @@ def chunks(tiny: Tiny, text: str, weighting: str = "a1111") -> list[str]:
         ("x" * 75 + ",y", "a1111", ["x" * 75, ",y"]),
         ("a BREAK b", "a1111", ["a", "b"]),
         ("a BREAK BREAK b BREAK", "a1111", ["a", "", "b"]),
-        ("x" * 60 + "," + "y" * 20, "none", ["x" * 60 + ",", "y" * 20]),
+        ("x" * 60 + "," + "y" * 20, "none", ["x" * 60 + "," + "y" * 14, "y" * 6]),
         ("x" * 70 + " " + "y" * 7, "comfyui", ["x" * 70, "y" * 7]),
         ("x" * 70 + " " + "y" * 8, "comfyui", ["x" * 70 + "y" * 5, "y" * 3]),
         ("x" * 160, "comfyui", ["x" * 75, "x" * 75, "x" * 10]),

@@ -1,0 +1,89 @@
+"""Prompts for diffusers' pipelines, which read the first 75 tokens of a text and take longer ones as embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sdort.generation.prompt_chunks import divide
+from sdort.generation.prompt_syntax import read_prompt
+from sdort.generation.request import Request
+from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
+from sdort.model.signature import TensorSpec
+from sdort.pipelines.families import Conditioning, Encoder, Family, family_of
+
+
+def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None = None) -> dict[str, Any]:
+    """The arguments of a diffusers pipeline that say the prompts of a request.
+
+    They are texts where the pipeline reads all of them, so that its own reading is what is compared; otherwise
+    embeddings of its own text encoders, of the chunks that sdort makes.
+
+    Args:
+        context: ``encoder_hidden_states`` of the UNet that is compared with; None if it takes any number of tokens.
+    """
+    family = family_of(pipeline.components)
+    reader = PromptReader(
+        {encoder.component: getattr(pipeline, encoder.tokenizer) for encoder in family.encoders}, context
+    )
+    prompt, negative = ((text,) * len(family.encoders) for text in (request.prompt, request.negative_prompt))
+    weighting = request.prompt_weighting
+    if reader.fixed == 1 or (_fits(reader, prompt, weighting) and _fits(reader, negative, weighting)):
+        # SDXL's pipeline takes zeros where there is none, as ours does where it is empty.
+        return {"prompt": request.prompt, "negative_prompt": request.negative_prompt or None}
+    encode = partial(encode_prompts, reader, weighting=weighting, encode=partial(_encode, pipeline, family))
+    conditions = _conditions(family, encode({prompt: "prompt", negative: "negative prompt"}))
+    if not request.negative_prompt and pipeline.config.get("force_zeros_for_empty_prompt"):
+        conditions[negative] = {name: np.zeros_like(value) for name, value in conditions[negative].items()}
+    blank: Texts = ("",) * len(family.encoders)
+    same_length(
+        list(conditions.values()), reader.tokens, reader.fixed, lambda: _conditions(family, encode({blank: ""}))[blank]
+    )
+    return {
+        f"{prefix}{argument}": _tensor(pipeline, conditions[texts][name])
+        for prefix, texts in (("", prompt), ("negative_", negative))
+        for name, argument in _ARGUMENTS.items()
+        if name in conditions[texts]
+    }
+
+
+_ARGUMENTS = {"encoder_hidden_states": "prompt_embeds", "text_embeds": "pooled_prompt_embeds"}
+"""Conditioning input of the UNet -> diffusers' argument."""
+
+
+def _fits(reader: PromptReader, texts: Texts, weighting: str) -> bool:
+    """Whether a prompt is one chunk to every text encoder."""
+    return all(
+        len(divide(read_prompt(text, weighting), vocabulary, weighting)) == 1
+        for text, vocabulary in zip(texts, reader.vocabularies.values(), strict=True)
+    )
+
+
+def _conditions(family: Family, parts: dict[Texts, list[Conditioning]]) -> dict[Texts, Conditioning]:
+    """By texts the embeddings; sizes are the pipeline's affair."""
+    found = {texts: family.condition(part, (0, 0)) for texts, part in parts.items()}
+    return {texts: {name: each[name] for name in _ARGUMENTS if name in each} for texts, each in found.items()}
+
+
+def _encode(pipeline: Any, family: Family, component: str, rows: Sequence[tuple[int, ...]]) -> list[Conditioning]:
+    """The conditioning by each row of token ids, by a text encoder in torch."""
+    import torch
+
+    encoder: Encoder = next(each for each in family.encoders if each.component == component)
+    module = getattr(pipeline, component)
+    with torch.no_grad():
+        found = module(torch.tensor(rows, device=module.device), output_hidden_states=True)
+    named = {name: value for name, value in found.items() if name != "hidden_states"}
+    named |= {f"hidden_states.{index}": value for index, value in enumerate(found.hidden_states)}
+    outputs = encoder.outputs(list(named), module.config.to_dict())
+    arrays = {name: named[output].float().cpu().numpy() for name, output in outputs.items()}
+    return [{name: array[row : row + 1] for name, array in arrays.items()} for row in range(len(rows))]
+
+
+def _tensor(pipeline: Any, value: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(value).to(pipeline.device, pipeline.unet.dtype)
