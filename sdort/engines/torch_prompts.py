@@ -25,7 +25,7 @@ def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None
     Args:
         context: ``encoder_hidden_states`` of the UNet that is compared with; None if it takes any number of tokens.
     """
-    family = family_of(pipeline.components)
+    family = family_of({name for name, part in pipeline.components.items() if part is not None})
     reader = PromptReader(
         {encoder.component: getattr(pipeline, encoder.tokenizer) for encoder in family.encoders}, context
     )

@@ -55,6 +55,16 @@ REPLAYED = {
 GIVEN_AGAIN = {"lora": "lora", "init_image": "init_image", "mask": "mask", "control": "control", "refiner": "refiner"}
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
+_PROGRAMS = {
+    "fooocus_scheme": "Fooocus",
+    "invokeai_metadata": "InvokeAI",
+    "sd-metadata": "InvokeAI",
+    "Dream": "InvokeAI",
+    "workflow": "ComfyUI",
+    "prompt": "ComfyUI",
+}
+"""Keyword of a text -> the program that writes it, in place of A1111's ``parameters`` or as JSON under that name."""
+
 _TEXTS = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "prompt_weighting", "scheduler",
           "timestep_spacing", "hires_upscale"}  # fmt: skip
 _SWITCHES = {"vae_tiling", "vae_slicing", "only_masked", "guess_mode"}
@@ -118,6 +128,12 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
     texts = read_texts(path)
     if "sdort" in texts:
         return _of_record(path, texts["sdort"], given)
+    program = _other_program(texts)
+    if program:
+        raise UsageError(
+            f"{path} was drawn by {program}, whose notes in it sdort does not read",
+            hint="Give its prompt and options yourself, or a PNG that was saved with A1111's parameters.",
+        )
     if "parameters" not in texts:
         raise UsageError(
             f"{path} says nothing of how it was drawn",
@@ -127,6 +143,23 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
     if info.left:
         warn(f"{path} says what sdort does not take over: {cut('; '.join(info.left), 400)}")
     return DrawnWith({name: value for name, value in info.options.items() if name not in given}, info.model)
+
+
+def _other_program(texts: Mapping[str, str]) -> str | None:
+    """The program that drew an image whose texts are not A1111's; None if they are, or there are none."""
+    if "parameters" in texts and not _is_object(texts["parameters"]):
+        return None
+    if "sui_image_params" in texts.get("parameters", ""):
+        return "SwarmUI"
+    known = next((program for keyword, program in _PROGRAMS.items() if keyword in texts), None)
+    return known or ("another program" if "parameters" in texts else None)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(parse_json(text.encode()), dict)
+    except ValueError:
+        return False
 
 
 def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:

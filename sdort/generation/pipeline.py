@@ -37,7 +37,7 @@ from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.model.component_names import DECODER, ENCODER
-from sdort.model.signature import Array
+from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -411,11 +411,18 @@ class TextToImage:
         self, outputs: Mapping[str, Mapping[str, str]], component: str, rows: Sequence[tuple[int, ...]]
     ) -> list[Conditioning]:
         """The conditioning by each row of token ids, by one text encoder, from its ``outputs``."""
-        fed = [{"input_ids": np.asarray([row], np.int64)} for row in rows]
+        # One at a time, unless the encoder was exported for another number; the last call is filled up.
+        at_once = static_size(self.sessions[component].inputs["input_ids"].shape, 0) or 1
+        calls = [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        fed = [np.asarray([*call, *[call[-1]] * (at_once - len(call))], np.int64) for call in calls]
 
         def work() -> list[Conditioning]:
-            results = map(self.sessions[component].run, fed)
-            return [{name: result[output] for name, output in outputs[component].items()} for result in results]
+            results = [self.sessions[component].run({"input_ids": ids}) for ids in fed]
+            return [
+                {name: result[output][row : row + 1] for name, output in outputs[component].items()}
+                for call, result in zip(calls, results, strict=True)
+                for row in range(len(call))
+            ]
 
         return self._guarded(component, work, lambda parts: [value for part in parts for value in part.values()])
 

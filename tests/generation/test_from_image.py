@@ -240,6 +240,28 @@ def test_a_damaged_file_is_told(content: bytes, message: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("texts", "program"),
+    [
+        ({"prompt": '{"3": {"class_type": "KSampler"}}', "workflow": '{"nodes": []}'}, "ComfyUI"),
+        ({"prompt": '{"3": {"inputs": {"seed": NaN}}}'}, "ComfyUI"),
+        ({"parameters": '{"prompt": "a", "steps": 30}', "fooocus_scheme": "fooocus"}, "Fooocus"),
+        ({"invokeai_metadata": '{"positive_prompt": "a"}'}, "InvokeAI"),
+        ({"parameters": '{"sui_image_params": {"prompt": "a"}}'}, "SwarmUI"),
+        ({"parameters": '{"prompt": "a"}'}, "another program"),
+    ],
+)
+def test_an_image_of_another_program_is_told(texts: dict[str, str], program: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"was drawn by {program}, whose notes in it sdort does not read"):
+        read_image_options(png(tmp_path / "a.png", **texts), {})
+
+
+def test_a_prompt_of_brackets_is_a_prompt_whoever_saved_it(tmp_path: Path) -> None:
+    text = "{a, b} cat\nSteps: 2, Seed: 1, Size: 8x8"
+    image = png(tmp_path / "a.png", parameters=text, workflow="{}", fooocus_scheme="a1111")
+    assert read_image_options(image, {}).options["prompt"] == "{a, b} cat"
+
+
+@pytest.mark.parametrize(
     ("texts", "message"),
     [
         ({}, "says nothing of how it was drawn"),

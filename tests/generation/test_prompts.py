@@ -8,14 +8,18 @@ https://github.com/comfyanonymous/ComfyUI, comfy/sd1_clip.py
 from __future__ import annotations
 
 import itertools
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from support.relisted import relist
 from support.tiny_pipeline import Tiny
 
+from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import UsageError
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.prompt_chunks import Vocabulary, divide
@@ -23,6 +27,7 @@ from sdort.generation.prompt_syntax import Segment, read_prompt
 from sdort.generation.prompts import remark_on_files
 from sdort.generation.request import Request
 from sdort.generation.text_conditioning import MAX_REPEATED, same_length
+from sdort.model.signature import TensorSpec
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
@@ -230,6 +235,17 @@ def test_a_long_prompt_makes_the_image_that_diffusers_makes_of_its_embeddings(ti
     assert psnr(image.pixels, (drawn * 255).round().astype(np.uint8)) >= 60
 
 
+def test_diffusers_is_given_the_embeddings_of_long_prompts(tiny: Tiny) -> None:
+    request = Request("o" * 70 + "," + "u" * 60, "fog", steps=2, seed=3, prompt_weighting="none")
+    [image] = opened(tiny.onnx).generate(request)
+    tiny.pipeline.scheduler = type(tiny.pipeline.scheduler).from_pretrained(tiny.diffusers / "scheduler")
+    one_chunk = TensorSpec("encoder_hidden_states", np.dtype("float32"), ("batch", 77, 32))
+    for context, alike in ((None, True), (one_chunk, False)):
+        runner = PipelineRunner(tiny.pipeline, request, SIZE, lambda call: call(), context)
+        runner()
+        assert (psnr(image.pixels, runner.result()[0].pixels) >= 60) == alike
+
+
 def test_a_repeated_prompt_is_the_prompt_to_the_unet(tiny: Tiny) -> None:
     numbers = np.random.default_rng(0)
     sample, context = numbers.normal(size=(1, 4, 16, 16)), numbers.normal(size=(1, 77, 32))
@@ -251,6 +267,21 @@ def test_each_prompt_gets_its_image_beside_longer_ones(tiny: Tiny) -> None:
         assert psnr(image.pixels, alone.pixels) >= 60
     for one, other in itertools.combinations(together, 2):
         assert psnr(one.pixels, other.pixels) < 60
+
+
+def test_an_encoder_of_a_static_batch_reads_any_number_of_chunks(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny.onnx, tmp_path / "static"))
+    path = folder / "text_encoder" / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    path.write_bytes(model.SerializeToString())
+    relist(folder)
+    requests = [Request("a cat BREAK by night", "fog"), Request("a house", "fog", seed=1)]
+    found, wanted = (opened(each)._conditions(requests, SIZE) for each in (folder, tiny.onnx))
+    for one, other in zip(found, wanted, strict=True):
+        for mine, theirs_ in zip(one, other, strict=True):
+            name = "encoder_hidden_states"
+            np.testing.assert_allclose(mine[name], theirs_[name], atol=1e-5)
 
 
 def condition(chunks: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from support.pipelines import Exported, edit_index, export_family, trace_folder
 from support.relisted import relist
 
 from sdort.cli import cli
+from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import BadModelError
 from sdort.generation.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
@@ -78,13 +79,13 @@ def ours(folder: Path, request: Request) -> list[Array]:
     return drawn
 
 
-def drawn_by(pipeline: Any, request: Request) -> list[Array]:
-    """What diffusers draws, as uint8 [height, width, 3]."""
+def drawn_by(pipeline: Any, request: Request, **embeddings: Any) -> list[Array]:
+    """What diffusers draws, as uint8 [height, width, 3]; of ``embeddings``, if there are some, in place of prompts."""
     import torch
 
+    names = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2")
     images = pipeline(
-        request.prompt,
-        negative_prompt=request.negative_prompt or None,
+        **(embeddings or {name: getattr(request, name) or None for name in names}),
         num_inference_steps=request.steps,
         guidance_scale=request.guidance_scale,
         height=request.height,
@@ -104,6 +105,7 @@ REQUESTS = [
     replace(REQUEST, guidance_scale=1.0, height=256, width=256),
     replace(REQUEST, negative_prompt="blurry", height=320, width=192, num_images=2),
     replace(REQUEST, num_images=2, scheduler="ddim", prompt="a lighthouse at dusk"),
+    replace(REQUEST, prompt_2="a blue house", negative_prompt="fog", negative_prompt_2="rain", steps=2),
 ]
 
 
@@ -121,6 +123,53 @@ def compare(folder: Path, theirs: Any, request: Request, decibels: float) -> Non
     for ours_, theirs_ in zip(drawn, wanted, strict=True):
         assert ours_.shape == theirs_.shape == (request.height, request.width, 3)
         assert psnr(ours_, theirs_) >= decibels
+
+
+def embeddings_of(pipeline: Any, texts: tuple[str, str], weights: dict[str, float]) -> tuple[Any, Any]:
+    """The embeddings of one chunk by diffusers' encoders with A1111's weights, and the pooled ones.
+
+    The tokenizers have a token for each letter, so that a word's weight is that of its letters.
+    """
+    import torch
+
+    parts = []
+    for text, suffix in zip(texts, ("", "_2"), strict=True):
+        tokenizer, encoder = getattr(pipeline, f"tokenizer{suffix}"), getattr(pipeline, f"text_encoder{suffix}")
+        ids = tokenizer(text, padding="max_length", max_length=77, return_tensors="pt").input_ids
+        with torch.no_grad():
+            found = encoder(ids, output_hidden_states=True)
+        factors = [weights.get(word, 1.0) for word in text.split() for _ in word]
+        scale = torch.tensor([1.0, *factors, *[1.0] * (76 - len(factors))])[None, :, None]
+        scaled = found.hidden_states[-2] * scale
+        parts.append(scaled * (found.hidden_states[-2].mean() / scaled.mean()))
+    return torch.cat(parts, -1), found[0]
+
+
+def test_long_weighted_prompts_are_their_embeddings(exported: Exported, theirs: Any) -> None:
+    import torch
+
+    from sdort.generation.schedulers import load_scheduler
+
+    theirs.scheduler = load_scheduler(exported.out / "scheduler", None)
+    first, second, other, weights = "a red cat", "by night " * 5 + "fog", "a blue house", {"red": 1.4, "fog": 0.5}
+    written = "a (red:1.4) cat BREAK " + "by night " * 5 + "(fog:0.5)"
+    request = replace(REQUEST, prompt=written, prompt_2=other, negative_prompt="x", steps=2, height=256, width=256)
+    chunks = [embeddings_of(theirs, texts, weights) for texts in ((first, other), (second, ""))]
+    unwanted = embeddings_of(theirs, ("x", "x"), {})
+    [wanted] = drawn_by(
+        theirs, request, prompt_embeds=torch.cat([chunk for chunk, _ in chunks], 1), pooled_prompt_embeds=chunks[0][1],
+        negative_prompt_embeds=torch.cat([unwanted[0]] * 2, 1), negative_pooled_prompt_embeds=unwanted[1],
+    )  # fmt: skip
+    [drawn] = ours(exported.out, request)
+    assert psnr(drawn, wanted) >= ALIKE
+    assert psnr(ours(exported.out, replace(request, prompt_weighting="none"))[0], wanted) < 60
+
+
+def test_diffusers_is_given_the_embeddings_of_long_prompts(exported: Exported, theirs: Any) -> None:
+    request = replace(REQUEST, prompt="cat " * 30, prompt_weighting="none", steps=2, height=256, width=256)
+    runner = PipelineRunner(theirs, request, (256, 256), lambda call: call())
+    runner()
+    assert psnr(ours(exported.out, request)[0], runner.result()[0].pixels) >= ALIKE
 
 
 def test_an_empty_negative_prompt_is_encoded_where_the_index_says_so(
