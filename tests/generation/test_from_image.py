@@ -85,8 +85,9 @@ def test_the_command_takes_from_the_image_what_it_is_not_told(tiny: Tiny, tmp_pa
 
 def test_what_is_given_as_none_is_taken_from_the_image(tmp_path: Path) -> None:
     image = png(tmp_path / "a.png", parameters=A1111)
-    nothing: Any = dict.fromkeys(["negative_prompt", "steps", "guidance_scale", "seed", "scheduler", "width", "height"])
-    [job] = plan_jobs((), {"from_image": image, **nothing})
+    nothing = dict.fromkeys(["negative_prompt", "steps", "guidance_scale", "seed", "scheduler", "width", "height"])
+    options: Any = {"from_image": image, **nothing}
+    [job] = plan_jobs((), options)
     [request] = job.requests
     assert (request.prompt, request.negative_prompt) == ("a lighthouse, (dusk:1.2)\nsecond line", "people, fog")
     assert (request.steps, request.guidance_scale, request.seed) == (20, 7.5, 5)
