@@ -172,12 +172,12 @@ def test_verify_compares_what_the_refiner_makes_of_an_image(base: Exported, refi
     checkpoint = base.checkpoint.parent / "refiner_checkpoint"
     result = sdort.verify(
         refiner, checkpoint=checkpoint, provider="cpu", components=["unet"], images=True, prompts=["a red cat"],
-        seeds=1, steps=4,
+        seeds=1, steps=2, inputs="recorded",
     )  # fmt: skip
     assert result.missing == []
     assert [image.problem for image in result.images] == [None]
     assert (result.images[0].psnr or 0) >= ALIKE
-    assert {comparison.inputs for comparison in result.comparisons} == {"random", "recorded"}
+    assert {comparison.inputs for comparison in result.comparisons} == {"recorded"}
     assert all(comparison.passed for comparison in result.comparisons)
 
 
@@ -215,6 +215,9 @@ def test_what_does_not_go_together_is_refused(base: Exported, refiner: Path, tmp
 
     scaled = changed(refiner, tmp_path / "scaled", "vae_decoder/config.json", scaling_factor=0.5)
     v = changed(refiner, tmp_path / "v", "scheduler/scheduler_config.json", prediction_type="v_prediction")
+    other = Path(shutil.copytree(base.out, tmp_path / "sd1", ignore=shutil.ignore_patterns("text_encoder_2")))
+    relist(other)
+    refuse(base.out, UsageError, "is of Stable Diffusion 1.x and 2.x, and .* of SDXL: their latents", refiner=other)
     refuse(base.out, UsageError, "has another scaling factor than .*: 0.5 and 0.13025", refiner=scaled)
     refuse(base.out, UsageError, "has another prediction type than .*: v_prediction and epsilon", refiner=v)
     refuse(refiner, UsageError, "is SDXL's refiner itself", refiner=refiner, init_image=np.zeros((64, 64, 3), np.uint8))
@@ -226,8 +229,3 @@ def test_what_does_not_go_together_is_refused(base: Exported, refiner: Path, tmp
     refuse(base.out, UsageError, "--refiner-start means nothing without --refiner", refiner_start=0.5)
     refuse(base.out, UsageError, "--aesthetic-score is for SDXL's refiner", aesthetic_score=5)
     refuse(base.out, UsageError, "--refiner goes with one pass", refiner=refiner, hires=2)
-
-
-def test_a_refiner_of_another_family_is_refused(base: Exported, tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is of Stable Diffusion 1.x and 2.x, and .* of SDXL: their latents differ"):
-        sdort.run(base.out, "a", provider="cpu", refiner=tiny.onnx, output=tmp_path / "image.png")
