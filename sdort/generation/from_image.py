@@ -6,8 +6,8 @@ sdort's own images say all of it (the text ``sdort``); those of A1111 and what w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.infotext import read_infotext
+from sdort.generation.input_image import InputImage
 from sdort.generation.png_texts import read_texts
+from sdort.generation.request import GOES_WITH
 from sdort.machine.json_text import parse_json
 
 REPLAYED = {
@@ -98,6 +100,17 @@ class DrawnWith:
     refiner: str | None = None
     """The refiner's name, where there was one."""
     refiner_hash: str | None = None
+    images: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Option that names an image -> the name and the hash of the one that it was drawn with."""
+
+    def remark_on_image(self, option: str, image: InputImage) -> None:
+        """Say if ``image``, which was given for an option, is not the one that the image was drawn with."""
+        name, digest = self.images.get(option, ("", image.digest))
+        if digest != image.digest:
+            warn(
+                f"{_flag(option)} {image} is not the {one_line(name)} that the image was drawn with: its pixels are "
+                "others, so that the new one will differ"
+            )
 
     def remark_on_model(self, model_hash: str) -> None:
         """Say if the image was drawn with another model than the one of this hash."""
@@ -140,9 +153,26 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
             hint="Take a PNG of sdort, or one with A1111's parameters; editors and chat programs remove them.",
         )
     info = read_infotext(texts["parameters"])
-    if info.left:
-        warn(f"{path} says what sdort does not take over: {cut('; '.join(info.left), 400)}")
-    return DrawnWith({name: value for name, value in info.options.items() if name not in given}, info.model)
+    options = {name: value for name, value in info.options.items() if name not in given}
+    # Of an image from another image A1111 says how strongly, never from which: without one the rest means nothing.
+    without = {name: needed for name in options if (needed := _lacks(name, {*options, *given}))}
+    left = [*info.left, *(f"{_flag(name)} {options[name]} (needs {_flag(needed)})" for name, needed in without.items())]
+    if left:
+        warn(f"{path} says what sdort does not take over: {cut('; '.join(left), 400)}")
+    return DrawnWith({name: value for name, value in options.items() if name not in without}, info.model)
+
+
+def _lacks(option: str, there: Collection[str]) -> str | None:
+    """The option without which ``option`` means nothing and that is not ``there``; None if nothing lacks."""
+    while option in GOES_WITH:
+        option = GOES_WITH[option]
+        if option not in there:
+            return option
+    return None
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _other_program(texts: Mapping[str, str]) -> str | None:
@@ -171,12 +201,13 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         ) from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise BadModelError(f"the record in {path} has no prompt", hint="The file is damaged, or somebody edited it.")
-    for option, name in GIVEN_AGAIN.items():
-        if record.get(name) and option not in given:
-            raise UsageError(
-                f"{path} was drawn with files that are not in it: {_named(record[name])}",
-                hint=f"Give them with --{option.replace('_', '-')}.",
-            )
+    missing = [option for option, name in GIVEN_AGAIN.items() if record.get(name) and option not in given]
+    if missing:
+        files = ", ".join(_named(record[GIVEN_AGAIN[option]]) for option in missing)
+        raise UsageError(
+            f"{path} was drawn with files that are not in it: {files}",
+            hint=f"Give them with {' and '.join(map(_flag, missing))}.",
+        )
     options = {
         option: record[name]
         for option, name in REPLAYED.items()
@@ -187,9 +218,19 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     wrong = next((option for option, value in options.items() if not isinstance(value, _kind(option))), None)
     if wrong:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
-    told = [record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash")]
-    model, model_hash, *refiner = (value if isinstance(value, str) else None for value in told)
-    return DrawnWith(options, model, model_hash or "unknown", *refiner)
+    told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
+    model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
+    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record))
+
+
+def _images(record: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The init image and the mask of a record, as :attr:`DrawnWith.images`."""
+    said = {option: (record.get(option), record.get(f"{option}_hash")) for option in ("init_image", "mask")}
+    return {
+        option: (name, digest)
+        for option, (name, digest) in said.items()
+        if isinstance(name, str) and isinstance(digest, str)
+    }
 
 
 def _kind(option: str) -> Any:

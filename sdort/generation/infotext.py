@@ -17,9 +17,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import CLIP_SKIP, ETA, GUIDANCE, HEIGHT, SEED, STEPS, WIDTH, Range
+from sdort.errors.number_ranges import (
+    CLIP_SKIP,
+    ETA,
+    GUIDANCE,
+    HEIGHT,
+    HIRES,
+    HIRES_STEPS,
+    HIRES_STRENGTH,
+    MASK_BLUR,
+    MASK_PADDING,
+    SEED,
+    STEPS,
+    STRENGTH,
+    VARIATION_SEED,
+    VARIATION_STRENGTH,
+    WIDTH,
+    Range,
+)
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.prompt_syntax import WEIGHTINGS
+from sdort.generation.request import UPSCALES
 from sdort.pipelines.scheduler_names import find_scheduler
 
 _PAIR = re.compile(r'\s*([\w][\w \-/]*):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
@@ -33,12 +51,23 @@ _NUMBERS: dict[str, Range[int] | Range[float]] = {
     "Seed": SEED,
     "Clip skip": CLIP_SKIP,
     "Eta": ETA,
+    "Mask blur": MASK_BLUR,
+    "Masked area padding": MASK_PADDING,
+    "Variation seed": VARIATION_SEED,
+    "Variation seed strength": VARIATION_STRENGTH,
+    "Hires upscale": HIRES,
+    "Hires steps": HIRES_STEPS,
 }
 """A1111's name -> the option's range."""
-_SAMPLING = ("Sampler", "Schedule type")
+_OTHERS = ("Sampler", "Schedule type", "Denoising strength", "Hires upscaler", "Inpaint area")
+_STRENGTH = "Denoising strength"
 _TOLD = {"Model", "Model hash", "VAE", "VAE hash", "Version", "Size", "RNG", "Created Date", "Civitai resources",
          "Civitai metadata", "Prompt weighting", "Template", "Negative Template"}  # fmt: skip
 """Names whose values are no options, and change nothing or are told elsewhere."""
+
+
+_UPSCALERS = {"Latent": UPSCALES[0], "Lanczos": UPSCALES[1]}
+"""A1111's upscaler -> the option ``hires_upscale``; others that enlarge the image are like ``image``, and told."""
 
 
 @dataclass
@@ -64,9 +93,10 @@ def read_infotext(text: str) -> Infotext:
     info = Infotext({"prompt": _unquoted("\n".join(lines[:start]).strip()), "negative_prompt": _unquoted(negative)})
     _take_numbers(info, pairs)
     _take_scheduler(info, pairs)
+    _take_task(info, pairs)
     named = [pairs[name] for name in ("Model", "Model hash") if name in pairs]
     info.model = " ".join(map(one_line, named)) or None
-    known = {*_NUMBERS, *_SAMPLING, *_TOLD}
+    known = {*_NUMBERS, *_OTHERS, *_TOLD}
     info.left += [f"{name}: {cut(one_line(value), 40)}" for name, value in pairs.items() if name not in known]
     return info
 
@@ -77,6 +107,8 @@ def _take_numbers(info: Infotext, pairs: Mapping[str, str]) -> None:
     said += [
         (limits, "Size", number) for limits, number in zip((WIDTH, HEIGHT), size.groups() if size else (), strict=False)
     ]
+    if _STRENGTH in pairs:  # of the second pass where there is one
+        said.append((HIRES_STRENGTH if "Hires upscale" in pairs else STRENGTH, _STRENGTH, pairs[_STRENGTH]))
     for limits, name, text in said:
         value = limits.parse(text)
         if limits.problem(value):
@@ -100,6 +132,21 @@ def _take_scheduler(info: Infotext, pairs: Mapping[str, str]) -> None:
             continue
         info.options["scheduler"] = name
         return
+
+
+def _take_task(info: Infotext, pairs: Mapping[str, str]) -> None:
+    """What is no number of inpainting and of the second pass; sdort has two of A1111's upscalers."""
+    area, upscaler = pairs.get("Inpaint area"), pairs.get("Hires upscaler")
+    if area == "Only masked":
+        info.options["only_masked"] = True
+    elif area not in (None, "Whole picture"):
+        info.left.append(f"Inpaint area: {cut(one_line(area), 40)}")
+    if upscaler in _UPSCALERS:
+        info.options["hires_upscale"] = _UPSCALERS[upscaler]
+    elif upscaler is not None:
+        info.left.append(f"Hires upscaler: {cut(one_line(upscaler), 40)}")
+        if "hires" in info.options and not upscaler.startswith("Latent"):
+            info.options["hires_upscale"] = UPSCALES[1]
 
 
 def _unquoted(value: str) -> str:

@@ -153,7 +153,9 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         settings["variation_seed"] = secrets.randbelow(1 << 32)
     for name, read in (("init_image", read_image), ("mask", read_mask)):
         if settings.get(name) is not None:
-            settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
+            image = settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
+            if drawn:
+                drawn.remark_on_image(name, image)
     if settings.get("refiner") is not None:
         settings["refiner"] = Path(settings["refiner"])
     settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))

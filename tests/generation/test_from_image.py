@@ -78,7 +78,7 @@ def test_the_command_takes_from_the_image_what_it_is_not_told(tiny: Tiny, tmp_pa
     assert (made["prompt"], made["negative_prompt"]) == ("a lighthouse, (dusk:1.2)\nsecond line", "people, fog")
     assert [made[name] for name in ("steps", "guidance_scale", "width", "height", "seed")] == [2, 7.5, 32, 64, 5]
     assert made["scheduler"] == "DPMSolverMultistepScheduler"
-    assert "Denoising strength: 0.5" in " ".join(result.stderr.split())
+    assert "--strength 0.5 (needs --init-image)" in " ".join(result.stderr.split())
     assert "the image is of another program, drawn with the model v1-5 6ce0161689" in " ".join(result.stderr.split())
     assert Path(made["images"][0]["path"]).name == "5-a-lighthouse-dusk-1-2-second-line.png"
 
@@ -146,8 +146,9 @@ def test_what_a1111_writes_is_read() -> None:
     assert info.options == {
         "prompt": "a lighthouse, (dusk:1.2)\nsecond line", "negative_prompt": "people, fog", "steps": 20,
         "scheduler": "DPM++ 2M Karras", "guidance_scale": 7.5, "seed": 5, "width": 512, "height": 768, "clip_skip": 2,
+        "strength": 0.5,
     }  # fmt: skip
-    assert info.left == ["Denoising strength: 0.5", "Lora hashes: a: 12, b: 34"]
+    assert info.left == ["Lora hashes: a: 12, b: 34"]
     assert info.model == "v1-5 6ce0161689"
 
 
@@ -167,6 +168,39 @@ def test_odd_parameters_are_read_or_told(text: str, options: dict[str, Any], lef
     info = read_infotext(text)
     assert {"negative_prompt": "", **options} == info.options
     assert info.left == left
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "left"),
+    [
+        ("Denoising strength: 0.4, Mask blur: 8", {"strength": 0.4, "mask_blur": 8}, []),
+        ("Inpaint area: Only masked, Masked area padding: 16", {"only_masked": True, "mask_padding": 16}, []),
+        ("Inpaint area: Whole picture", {}, []),
+        ("Denoising strength: 0.7, Hires upscale: 2, Hires steps: 9, Hires upscaler: Latent",
+         {"hires_strength": 0.7, "hires": 2.0, "hires_steps": 9, "hires_upscale": "latent"}, []),
+        ("Denoising strength: 0.3, Hires upscale: 1.5, Hires upscaler: R-ESRGAN 4x+",
+         {"hires_strength": 0.3, "hires": 1.5, "hires_upscale": "image"}, ["Hires upscaler: R-ESRGAN 4x+"]),
+        ("Hires upscale: 2, Hires upscaler: Latent (nearest)", {"hires": 2.0}, ["Hires upscaler: Latent (nearest)"]),
+        ("Hires resize: 1024x1024, Denoising strength: 2", {}, ["Denoising strength: 2", "Hires resize: 1024x1024"]),
+        ("Variation seed: 3, Variation seed strength: 0.1", {"variation_seed": 3, "variation_strength": 0.1}, []),
+    ],
+)  # fmt: skip
+def test_the_tasks_of_a1111_are_read(said: str, options: dict[str, Any], left: list[str]) -> None:
+    info = read_infotext(f"a\nSteps: 9, Seed: 2, {said}")
+    assert info.options == {"prompt": "a", "negative_prompt": "", "steps": 9, "seed": 2, **options}
+    assert info.left == left
+
+
+def test_what_means_nothing_alone_is_told_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "a\nSteps: 9, Seed: 2, Denoising strength: 0.4, Hires upscale: 99, Mask blur: 8"
+    image = png(tmp_path / "a.png", parameters=text)
+    kept = {"prompt": "a", "negative_prompt": "", "steps": 9, "seed": 2}
+    assert read_image_options(image, {}).options == kept
+    told = " ".join(capsys.readouterr().err.split())
+    assert "Hires upscale: 99; --mask-blur 8 (needs --mask); --hires-strength 0.4 (needs --hires)" in told
+    assert read_image_options(image, {"mask": "m", "init_image": "i", "hires": 2}).options == {
+        **kept, "mask_blur": 8, "hires_strength": 0.4,
+    }  # fmt: skip
 
 
 def test_what_is_written_is_read_back() -> None:

@@ -245,13 +245,13 @@ def test_json_is_the_record_of_the_run(tiny: Tiny, sdort: Callable[..., Result])
     result = sdort(tiny.onnx, "--num-images", "2", "-o", "out.png", "--json", "-q")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    same = {"prompt": PROMPT, "negative_prompt": ""}
+    same = {"variation_seed": None, "prompt": PROMPT, "negative_prompt": ""}
     assert record["images"] == [{"path": "out-1.png", "seed": 7, **same}, {"path": "out-2.png", "seed": 8, **same}]
     assert record["iterations_per_second"] == pytest.approx(2 / record["seconds"]["denoise"], rel=1e-2)
     assert record["peak_memory"]["host"] > 50e6
     assert record["peak_memory"]["device"] is None
     assert sorted(Path().iterdir()) == [Path("out-1.png"), Path("out-2.png")]
-    assert {"load", "encode", "denoise", "first_step", "decode"} == set(record["seconds"])
+    assert {"load", "encode", "encode_image", "denoise", "first_step", "decode"} == set(record["seconds"])
     assert record["versions"]["sdort"]
     for entry in record["images"]:
         with Image.open(entry["path"]) as image:

@@ -195,6 +195,26 @@ def test_an_image_and_a_mask_on_the_command_line(command: Any) -> None:
     assert "Mask blur: 4" in text
 
 
+def test_an_image_from_an_image_is_drawn_again(command: Any) -> None:
+    options = ["--strength", "0.5", "--mask-blur", "2", "--scheduler", "euler-a", "--guidance-scale", "3"]
+    assert command(*MASKED, "mask.png", *options).exit_code == 0
+    again = command(*MASKED, "mask.png", "--from-image", "out.png", "-o", "again.png")
+    assert again.exit_code == 0, again.output
+    assert "differ" not in again.output
+    np.testing.assert_array_equal(Image.open("again.png"), Image.open("out.png"))
+    assert json.loads(Image.open("again.png").info["sdort"])["mask_blur"] == 2
+    told = re.sub(r"\s+", " ", command("--from-image", "out.png", "-o", "b.png").output)
+    assert "drawn with files that are not in it: photo.png, mask.png" in told
+    assert "Give them with --init-image and --mask." in told
+    picture(64).rotate(180).save("photo.png")
+    told = re.sub(r"\s+", " ", command(*MASKED, "mask.png", "--from-image", "out.png", "-o", "b.png").output)
+    assert "--init-image photo.png is not the photo.png that the image was drawn with" in told
+    assert "--mask" not in told
+    assert (np.asarray(Image.open("b.png")) != np.asarray(Image.open("out.png"))).any()
+    Path("mask.png").unlink()
+    assert "cannot read mask.png" in command(*MASKED, "mask.png", "--from-image", "out.png", "-o", "c.png").output
+
+
 def test_a_larger_second_pass_on_the_command_line(command: Any) -> None:
     result = command("--hires", "1.5", "--hires-upscale", "image", "--hires-steps", "3", "--json")
     assert result.exit_code == 0, result.output
