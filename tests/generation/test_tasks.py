@@ -201,8 +201,10 @@ def test_an_image_from_an_image_is_drawn_again(command: Any) -> None:
     again = command(*MASKED, "mask.png", "--from-image", "out.png", "-o", "again.png")
     assert again.exit_code == 0, again.output
     assert "differ" not in again.output
-    np.testing.assert_array_equal(Image.open("again.png"), Image.open("out.png"))
-    assert json.loads(Image.open("again.png").info["sdort"])["mask_blur"] == 2
+    first, second = Path("out.png").read_bytes(), Path("again.png").read_bytes()
+    np.testing.assert_array_equal(read_image("again.png", "").picture, read_image("out.png", "").picture)
+    assert b'"mask_blur": 2' in first
+    assert b'"mask_blur": 2' in second
     told = re.sub(r"\s+", " ", command("--from-image", "out.png", "-o", "b.png").output)
     assert "drawn with files that are not in it: photo.png, mask.png" in told
     assert "Give them with --init-image and --mask." in told
@@ -210,7 +212,7 @@ def test_an_image_from_an_image_is_drawn_again(command: Any) -> None:
     told = re.sub(r"\s+", " ", command(*MASKED, "mask.png", "--from-image", "out.png", "-o", "b.png").output)
     assert "--init-image photo.png is not the photo.png that the image was drawn with" in told
     assert "--mask" not in told
-    assert (np.asarray(Image.open("b.png")) != np.asarray(Image.open("out.png"))).any()
+    assert read_image("b.png", "").digest != read_image("out.png", "").digest
     Path("mask.png").unlink()
     assert "cannot read mask.png" in command(*MASKED, "mask.png", "--from-image", "out.png", "-o", "c.png").output
 
