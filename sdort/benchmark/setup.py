@@ -12,7 +12,7 @@ from sdort.console import progress
 from sdort.engines.default_prompts import default_prompts
 from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
-from sdort.engines.original import checkpoint_of, holds_onnx, open_reference, original_of
+from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import BATCH_SIZE, REPEAT, STEPS, WARMUP, check_fields, check_sizes
@@ -119,11 +119,13 @@ def open_engines(path: Path, options: BenchOptions, provider: Provider) -> Itera
     with ExitStack() as stack:
         engines: list[Engine] = []
         chosen = [(path, kind) for kind in options.engines or (options.engine,)]
+        if options.checkpoint:
+            options = replace(options, checkpoint=stack.enter_context(as_exported(path, options.checkpoint)))
         if options.checkpoint is None and len(chosen) > 1 and any(kind != "onnxruntime" for _, kind in chosen):
             options = replace(options, checkpoint=stack.enter_context(checkpoint_of(path)))  # found or made once
         if options.baseline:
             kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
-            chosen.insert(0, (options.baseline, kind))
+            chosen.insert(0, (stack.enter_context(as_exported(path, options.baseline)), kind))
         for folder, kind in chosen:
             engine = _open_engine(folder, kind, options, provider, stack)
             stack.callback(engine.close)
@@ -180,8 +182,11 @@ def find_reference(path: Path, options: BenchOptions, todo: Sequence[Case], prov
 
 @contextmanager
 def _reference_path(path: Path, options: BenchOptions) -> Iterator[Path | None]:
-    if options.reference or options.baseline:
-        yield options.reference
+    if options.reference:
+        with as_exported(path, options.reference) as reference:
+            yield reference
+    elif options.baseline:
+        yield None
     elif holds_onnx(path):
         with original_of(path) as original:
             yield original

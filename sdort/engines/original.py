@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sdort.demo import DEMO_NAMES, write_demo
+from sdort.engines.adapted_checkpoint import adapted_checkpoint
 from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
-from sdort.engines.torch import TorchEngine
+from sdort.engines.torch import TorchEngine, check_checkpoint
 from sdort.errors import UsageError
 from sdort.pipelines.configs import INDEX, read_manifest
 from sdort.providers import CPU
@@ -28,7 +29,11 @@ def original_of(path: Path) -> Iterator[Path | None]:
     """The pipeline that the one in ``path`` was made from, by its manifest; None when that is not on this machine.
 
     An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
-    that is looked for from the current folder and beside the pipeline; ``demo`` is made again.
+    that is looked for from the current folder and beside the pipeline; ``demo`` is made again. Where adapters or words
+    are in its weights, a copy of the checkpoint with them is made, see :func:`as_exported`.
+
+    Raises:
+        UsageError: the file of one of them is not here.
     """
     manifest = read_manifest(path) if path.is_dir() else {}
     optimized = manifest.get("optimized")
@@ -38,13 +43,40 @@ def original_of(path: Path) -> Iterator[Path | None]:
             demo = folder / source
             demo.mkdir()
             write_demo(source, demo)
-            yield demo
+            with as_exported(path, demo) as adapted:
+                yield adapted
         return
     candidates = [Path(source), path.resolve().parent / source] if source else []
-    yield next(
+    original = next(
         (candidate for candidate in candidates if _is_pipeline(candidate) and candidate.resolve() != path.resolve()),
         None,
     )
+    if original is None:
+        yield None
+        return
+    with as_exported(path, original) as adapted:
+        yield adapted
+
+
+@contextmanager
+def as_exported(path: Path, reference: Path) -> Iterator[Path]:
+    """A reference with the adapters and words that the pipeline in ``path`` was exported with.
+
+    A temporary copy of a diffusers checkpoint; ``reference`` itself where it holds ONNX, or there are none of them.
+
+    Raises:
+        UsageError: the file of one of them is not where the manifest says, nor beside the pipeline or ``reference``.
+        BadModelError: the checkpoint is none, or one of them does not belong to it.
+        OutputError: there is no room for the copy.
+    """
+    manifest = read_manifest(path) if path.is_dir() else {}
+    if holds_onnx(reference) or not (manifest.get("adapters") or manifest.get("words")):
+        yield reference
+        return
+    check_checkpoint(reference)
+    places = [path.resolve().parent, reference.resolve().parent]
+    with adapted_checkpoint(reference, manifest, places) as adapted:
+        yield adapted
 
 
 def _is_pipeline(path: Path) -> bool:

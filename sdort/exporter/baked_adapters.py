@@ -32,6 +32,8 @@ class AppliedAdapter:
     """Component -> number of weights that it changes."""
     unmatched: tuple[Unmatched, ...]
     """Its tensors that have no place in the pipeline."""
+    path: str
+    """The file as the user named it."""
     sha256: str
     """The hash of the file."""
 
@@ -68,4 +70,5 @@ def _applied(adapter: Adapter, scale: float) -> AppliedAdapter:
     counts = {component: len(deltas) for component, deltas in adapter.deltas.items()}
     weights = " and ".join(f"{count} weights of {component}" for component, count in counts.items())
     say(f"{adapter.name}: {' and '.join(adapter.kinds)} at scale {scale:g}, which changes {weights}")
-    return AppliedAdapter(adapter.name, scale, adapter.kinds, counts, adapter.unmatched, file_digest(adapter.path))
+    path = adapter.path
+    return AppliedAdapter(adapter.name, scale, adapter.kinds, counts, adapter.unmatched, str(path), file_digest(path))

@@ -25,7 +25,7 @@ from sdort.exporter.manifest import (
 from sdort.exporter.open_source import open_source
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
 from sdort.exporter.source import Source, check_processors, component_config, entry_of, select_components
-from sdort.exporter.template import Template, fill, make_template
+from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import CONTROLNET, DECODER
@@ -154,7 +154,7 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
         components = [words.component(component) for component in components]
         plan_space(components, tensors, out, request.opset, cache).raise_if_short()
         for component in components:
-            written = _export_component(component, tensors[FOLDERS[component.name]], stage, request.opset, cache)
+            written = _export_component(component, adaptation, stage, request.opset, cache)
             config = words.config(component.name, component_config(source, component.name, cache))
             write_json(stage / component.name / "config.json", config)
             report.components.append(written)
@@ -185,15 +185,19 @@ def _read_tensors(
 
 
 def _export_component(
-    component: ComponentSpec, tensors: Mapping[str, Weight], stage: Path, opset: int, cache: TraceCache
+    component: ComponentSpec, adaptation: Adaptation, stage: Path, opset: int, cache: TraceCache
 ) -> ExportedComponent:
     start = time.perf_counter()
+    tensors = adaptation.tensors[FOLDERS[component.name]]
     path = stage / component.name / "model.onnx"
     template = cache.load(component, opset)
     traced = template is None
     if template is None:
-        template = _trace(component, tensors, opset)
+        template = _trace(component, adaptation, opset)
         cache.store(component, opset, template)
+    parameters = adaptation.words.parameters(component.name, template.parameters)
+    if parameters != template.parameters:
+        template = resized(template, parameters)
     weights = bind(tensors, template.parameters, component.name)
     refuse_constant((leaf for weight in weights.values() for leaf in weight.leaves()), component.name)
     content = fill(template, weights)
@@ -218,14 +222,15 @@ def _export_component(
     )
 
 
-def _trace(component: ComponentSpec, tensors: Mapping[str, Weight], opset: int) -> Template:
+def _trace(component: ComponentSpec, adaptation: Adaptation, opset: int) -> Template:
     with progress(f"tracing {component.name} (once per architecture)"):
         from sdort.exporter import torch_modules as architecture
         from sdort.exporter.trace import trace
 
         module = architecture.build_module(component)
         # Weights that do not fit are noticed here, before the minutes that the trace takes.
-        bind(tensors, architecture.parameters(module), component.name)
+        parameters = adaptation.words.parameters(component.name, architecture.parameters(module))
+        bind(adaptation.tensors[FOLDERS[component.name]], parameters, component.name)
         return make_template(trace(component, module, opset), component.name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 from sdort.errors import UsageError
 from sdort.exporter.baked_adapters import Tensors
 from sdort.exporter.signatures import ComponentSpec
+from sdort.exporter.template import StaticShape
+from sdort.machine.file_digest import file_digest
 from sdort.model.signature import Array
 from sdort.model.weights import Cast, Concatenated, Inline, Weight
 from sdort.pipelines.adapters.embedding_file import Embedding, EmbeddingChoice, read_embedding
@@ -32,6 +34,10 @@ class AddedWord:
     """What prompts say."""
     vectors: int
     """The number of its vectors, and of the tokens that a prompt spends on it."""
+    path: str
+    """The file as the user named it."""
+    sha256: str
+    """The hash of the file."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,32 @@ class NewWords:
         return {folder: self._extended(folder, weights) for folder, weights in tensors.items()}
 
     def component(self, component: ComponentSpec) -> ComponentSpec:
-        """The component, whose vocabulary has the new tokens."""
-        return replace(component, config=self.config(component.name, component.config))
+        """The component that is traced: the vocabulary is the old one, and the end of a text the tokenizer's own."""
+        config = self.config(component.name, component.config)
+        if "vocab_size" in component.config:
+            config["vocab_size"] = component.config["vocab_size"]
+        return replace(component, config=config)
+
+    def parameters(self, name: str, shapes: Mapping[str, StaticShape]) -> Mapping[str, StaticShape]:
+        """The shapes of a component's parameters, whose vocabulary has the new tokens."""
+        if name not in self.extensions:
+            return shapes
+        table = _table_name(shapes)
+        rows, width = shapes[table]
+        return {**shapes, table: (max(rows, self._size(name)), width)}
 
     def config(self, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """A component's config, whose vocabulary has the new tokens."""
         extension = self.extensions.get(name)
         if extension is None:
             return dict(config)
-        size = max(int(config["vocab_size"]), 1 + max(extension.tokens.values()))
+        size = max(int(config["vocab_size"]), self._size(name))
         # The pooled output is the end's, not that of a new token, whose id is higher still.
         end = extension.end if config.get("eos_token_id") == _OLD_EOS else config.get("eos_token_id")
         return {**config, "vocab_size": size, "eos_token_id": end}
+
+    def _size(self, name: str) -> int:
+        return 1 + max(self.extensions[name].tokens.values())
 
     def write(self, folder: Path) -> None:
         """Add the tokens to the tokenizers in a folder."""
@@ -129,7 +149,11 @@ def read_new_words(choices: Sequence[EmbeddingChoice], part: Callable[[str], Pat
         vectors = np.concatenate([embedding.vectors[encoder] for embedding in embeddings])
         tokens = {token: first + number for number, token in enumerate(names)}
         extensions[encoder] = _Extension(tokens, vectors, known.get(_END, _OLD_EOS))
-    return NewWords([AddedWord(each.word, len(each.tokens)) for each in embeddings], extensions)
+    return NewWords([_added(embedding) for embedding in embeddings], extensions)
+
+
+def _added(embedding: Embedding) -> AddedWord:
+    return AddedWord(embedding.word, len(embedding.tokens), str(embedding.path), file_digest(embedding.path))
 
 
 def with_rows(table: Weight, first: int, rows: Array) -> Weight:
@@ -154,5 +178,5 @@ def _new_tokens(embeddings: Sequence[Embedding], known: Mapping[str, int]) -> li
     return names
 
 
-def _table_name(weights: Mapping[str, Weight]) -> str:
-    return next(name for name in weights if name.endswith(_TABLE) and len(weights[name].shape) == 2)
+def _table_name(names: Iterable[str]) -> str:
+    return next(name for name in names if name.endswith(_TABLE))

@@ -17,7 +17,7 @@ import onnx
 from sdort.model.weights import SMALL_BYTES, Absent, Inline, Weight
 from sdort.onnx_io.check_nodes import check_attributes
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
-from sdort.onnx_io.data_file import Blob
+from sdort.onnx_io.data_file import Blob, place_behind
 from sdort.onnx_io.expression_json import decode, encode, numpy_dtype
 from sdort.onnx_io.serialize import Serialized, serialize
 from sdort.onnx_io.weight_origins import Expression, parameters_of
@@ -102,6 +102,31 @@ def make_template(trace: Trace, component: str) -> Template:
     return Template(proto, trace.parameters, content.data_bytes, blobs, small)
 
 
+def resized(template: Template, parameters: Mapping[str, StaticShape]) -> Template:
+    """The template of an architecture that differs in the rows of tables alone, which its graph looks up by number.
+
+    Args:
+        parameters: as of :class:`Trace`.
+    """
+    old, new = (_absent_weights(shapes) for shapes in (template.parameters, parameters))
+    moved, blobs, end = {}, [], 0
+    for blob in template.blobs:
+        before, weight = decode(blob.weight, old), decode(blob.weight, new)
+        offset = place_behind(end, weight.nbytes)
+        moved[str(blob.offset)] = offset, weight, weight.shape != before.shape
+        blobs.append(blob._replace(offset=offset))
+        end = offset + weight.nbytes
+    proto = onnx.ModelProto()
+    proto.CopyFrom(template.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.external_data:
+            entries = {entry.key: entry for entry in tensor.external_data}
+            offset, weight, changed = moved[entries["offset"].value]
+            entries["offset"].value, entries["length"].value = str(offset), str(weight.nbytes)
+            tensor.dims[:] = weight.shape if changed else tensor.dims
+    return Template(proto, parameters, end, tuple(blobs), template.small)
+
+
 def fill(template: Template, weights: Mapping[str, Weight]) -> Serialized:
     """The model with a checkpoint's weights.
 
@@ -153,7 +178,7 @@ def _check(template: Template, component: str) -> None:
         BadModelError, and those of :data:`sdort.onnx_io.expression_json.UNREADABLE`: which part.
     """
     _check_nodes(template.proto, component)
-    absent: dict[str, Weight] = {name: Absent(name, shape, np.float32) for name, shape in template.parameters.items()}
+    absent = _absent_weights(template.parameters)
     regions = _check_regions(template, absent)
     small = {name: decode(entry, absent) for name, entry in template.small.items()}
     for tensor in template.proto.graph.initializer:
@@ -201,3 +226,7 @@ def _check_regions(template: Template, absent: Mapping[str, Weight]) -> dict[int
 
 def _absent(tensor: onnx.TensorProto, parameters: Mapping[str, StaticShape]) -> Weight | None:
     return Absent(tensor.name, parameters[tensor.name], np.float32) if tensor.name in parameters else None
+
+
+def _absent_weights(parameters: Mapping[str, StaticShape]) -> dict[str, Weight]:
+    return {name: Absent(name, shape, np.float32) for name, shape in parameters.items()}

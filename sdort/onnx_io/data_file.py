@@ -82,9 +82,7 @@ class Initializers:
             weight = weight.operand
         key = expression_key(weight)
         if key not in self._regions:
-            # Large tensors start on a page, so that a runtime can map them.
-            alignment = 4096 if weight.nbytes > 2**20 else 64
-            offset = -(-self.end // alignment) * alignment
+            offset = place_behind(self.end, weight.nbytes)
             self._regions[key] = Blob(proto.name, weight, offset)
             self.blobs.append(self._regions[key])
             self.end = offset + weight.nbytes
@@ -105,3 +103,12 @@ def weight_of(tensor: gs.Constant) -> Weight:
         return weight
     dtype = onnx.helper.tensor_dtype_to_np_dtype(exported) if isinstance(exported, int) else np.dtype(exported)
     return weight if dtype == weight.dtype else Cast(weight, dtype)
+
+
+def place_behind(end: int, nbytes: int) -> int:
+    """The offset of a region of ``nbytes`` in a data file whose last one ends at ``end``.
+
+    Large ones start on a page, so that a runtime can map them.
+    """
+    alignment = 4096 if nbytes > 2**20 else 64
+    return -(-end // alignment) * alignment

@@ -315,6 +315,9 @@ PROCESSOR_FILES = {
 }
 """The JSON files of schedulers and tokenizers; others, such as ``tokenizer.json``, have to be objects."""
 
+_BAKED = {"path": NULL | text(4096), "sha256": _NAME_OR_NULL}
+"""The file of an adapter or an embedding in the weights."""
+
 MANIFEST_SCHEMA = record(
     {
         "source": NULL | text(4096),
@@ -324,8 +327,8 @@ MANIFEST_SCHEMA = record(
         "versions": NULL | mapping_to(_NAME, 64),
         "components": NULL | mapping_to(record({}), 64),
         "adapters": NULL
-        | list_of(record({"name": text(4096), "scale": number(-1e6, 1e6)}, ("name", "scale")), 0, 1000),
-        "words": NULL | list_of(record({"word": text(4096)}, ("word",)), 0, 1000),
+        | list_of(record({**_BAKED, "name": text(4096), "scale": number(-1e6, 1e6)}, ("name", "scale")), 0, 1000),
+        "words": NULL | list_of(record({**_BAKED, "word": text(4096)}, ("word",)), 0, 1000),
         "optimized": NULL
         | record(
             {"sdort": _NAME, "from": text(4096), "provider": _NAME, "precision": _NAME, "fp16": ANYTHING}, ("from",)

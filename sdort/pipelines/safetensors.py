@@ -1,4 +1,4 @@
-"""Headers of safetensors files, read and checked; the tensors stay on disk.
+"""Headers of safetensors files, read and checked; the tensors stay on disk. And the writing of such a file.
 
 A checkpoint is a download from a stranger, so everything that the header claims is held against the file's size
 before a tensor is described. Format: https://github.com/huggingface/safetensors#format
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import ml_dtypes
 import numpy as np
 
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, OutputError
 from sdort.machine.input_file import open_input
 from sdort.model.stored_values import StoredValues
 from sdort.pipelines.lfs import refuse_pointer
 from sdort.tables import size_text
 
 if TYPE_CHECKING:
-    from sdort.model.weights import Stored
+    from sdort.model.weights import Stored, Weight
 
 # The limit of the reference implementation.
 _MAX_HEADER = 100_000_000
@@ -100,6 +101,29 @@ def read_tensors(path: Path) -> dict[str, Stored]:
         name: Stored(path, values.offset, values.shape, values.dtype)
         for name, values in describe_tensors(read_header(path)).items()
     }
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Weight]) -> None:
+    """Write a safetensors file of float32 weights, which are computed piece by piece.
+
+    Raises:
+        OutputError: it cannot be written.
+        BadModelError: a weight cannot be read.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, weight in tensors.items():
+        entries[name] = {"dtype": "F32", "shape": weight.shape, "data_offsets": [end, end := end + weight.nbytes]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    try:
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            for weight in tensors.values():
+                for piece in weight.pieces():
+                    file.write(np.ascontiguousarray(piece, np.float32).data)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def describe_tensors(header: Header) -> dict[str, StoredValues]:

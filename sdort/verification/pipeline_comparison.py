@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sdort.console import progress, warn
-from sdort.engines.original import checkpoint_of, holds_onnx, original_of
+from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, original_of
 from sdort.engines.torch import check_checkpoint
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
@@ -108,14 +108,17 @@ def _find_references(
     candidate: Path, options: VerifyOptions, stack: ExitStack
 ) -> tuple[PipelineFolder | None, Path | None, str | None]:
     """The original's ONNX folder, the diffusers checkpoint, and what is to be said about the latter."""
-    against = options.against or stack.enter_context(original_of(candidate))
+    named = options.against
+    against = stack.enter_context(as_exported(candidate, named) if named else original_of(candidate))
     original = _open_checked(against, options, stack)[0] if against and holds_onnx(against) else None
-    checkpoint, note = options.checkpoint, None
-    if checkpoint is None and options.torch:
+    checkpoint, note = None, None
+    if options.checkpoint:
+        checkpoint = stack.enter_context(as_exported(candidate, options.checkpoint))
+    elif options.torch:
         try:
             checkpoint = stack.enter_context(checkpoint_of(against or candidate))
-        except UsageError:
-            note = "not compared with torch: the diffusers checkpoint is not known (--checkpoint DIR names it)"
+        except UsageError as error:
+            note = f"not compared with torch: {error.message} ({error.hint})"
     if checkpoint:
         check_checkpoint(checkpoint)
     if original is None and checkpoint is None:

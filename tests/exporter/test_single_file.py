@@ -22,6 +22,7 @@ from sdort.exporter.component_configs import class_defaults, normalise
 from sdort.model.weights import Stored
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
 from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
+from sdort.pipelines.checkpoints.ldm_names import original_unet_names
 from sdort.pipelines.checkpoints.shape_configs import text_config, tiny_vae_config, unet_config, vae_config
 from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 
@@ -67,6 +68,13 @@ def test_the_key_map_of_unets_agrees_with_diffusers(name: str) -> None:
     found = unet_tensors(described({key.removeprefix("model.diffusion_model."): state[key] for key in state}))
     known = {key: shape for key, shape in shapes(found).items() if "cond_proj" not in key}  # diffusers leaves it out
     assert known == shapes(expected)
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_the_key_map_of_unets_works_in_both_directions(name: str) -> None:
+    state = published_unet(name)
+    for original, parameter in ldm_unet({key: key for key in state}, LAYERS).items():
+        assert original in original_unet_names(parameter, LAYERS)
 
 
 def test_the_key_map_of_vaes_agrees_with_diffusers_and_its_config() -> None:

@@ -14,8 +14,10 @@ import pytest
 import torch
 from peft import LoHaConfig, LoKrConfig, LoraConfig
 from support.adapters import TARGETS, Tensors, arrays, as_kohya, build_unet, low_rank, merged_by_peft, save
+from support.ldm_files import CLIP_BLOCK
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model import pieces
 from sdort.model.signature import Array
 from sdort.model.weights import Inline
 from sdort.pipelines.adapters.adapted_weight import adapted
@@ -45,7 +47,8 @@ CASES: dict[str, tuple[Any, dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_that_peft_merges(tmp_path: Path, case: str) -> None:
+def test_weights_are_those_that_peft_merges(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE", 1000)  # a few rows of these weights
     config, style = CASES[case]
     unet = build_unet()
     base = arrays(unet)
@@ -120,10 +123,19 @@ def encoder() -> dict[str, Array]:
     return arrays(CLIPTextModelWithProjection(config))
 
 
+def open_clip_stem(module: str) -> str:
+    """A module's name in OpenCLIP, which has one matrix for queries, keys and values."""
+    layer = re.fullmatch(r"text_model\.encoder\.layers\.(\d+)\.(.+)", module)
+    if layer and layer[2] in CLIP_BLOCK:
+        module = f"transformer.resblocks.{layer[1]}.{CLIP_BLOCK[layer[2]]}"
+    return f"lora_te2_{module.replace('.', '_')}"
+
+
 TEXT_NAMES: dict[str, tuple[str, Callable[[str], str]]] = {
     "sd-scripts": ("text_encoder", lambda module: f"lora_te_{module.replace('.', '_')}"),
     "sd-scripts, first": ("text_encoder", lambda module: f"lora_te1_{module.replace('.', '_')}"),
     "sd-scripts, second": ("text_encoder_2", lambda module: f"lora_te2_{module.replace('.', '_')}"),
+    "OpenCLIP": ("text_encoder_2", open_clip_stem),
     "diffusers": ("text_encoder_2", lambda module: f"text_encoder_2.{module}"),
     "ComfyUI": ("text_encoder_2", lambda module: f"clip_g.transformer.{module}"),
 }
@@ -193,6 +205,20 @@ def test_alpha_of_diffusers_stands_in_the_metadata(tmp_path: Path, unet: dict[st
     assert delta.array() == pytest.approx(np.full((64, 64), 2 * factor), rel=1e-6)
 
 
+OTHER_KINDS = {
+    # LyCORIS and peft
+    "lora_unet_conv_in.oft_blocks": torch.ones(2, 2, 2),
+    "base_model.model.conv_in.oft_R.weight": torch.ones(2, 2),
+    "lycoris_conv_in.oft_blocks": torch.ones(2, 2, 2, 2),
+    "base_model.model.conv_in.boft_R": torch.ones(2, 2),
+    "lycoris_conv_in.a1.weight": torch.ones(2, 2),
+    "lycoris_conv_in.on_input": torch.ones(1),
+    "base_model.model.conv_in.ia3_l.default": torch.ones(2, 1),
+    "base_model.model.conv_in.vera_lambda_b": torch.ones(2),
+}
+KINDS = ("OFT", "OFT", "BOFT", "BOFT", "GLoRA", "(IA)^3", "(IA)^3", "VeRA")
+
+
 def test_what_has_no_place_is_listed_with_its_reason(tmp_path: Path, unet: dict[str, Array]) -> None:
     tensors = {
         **lora(Q, 64, 64),
@@ -200,8 +226,9 @@ def test_what_has_no_place_is_listed_with_its_reason(tmp_path: Path, unet: dict[
         **lora("unet.mid_block.attentions.0.proj_in", 64, 63),
         **lora("lora_te_text_model_encoder_layers_0_mlp_fc1", 4, 4),
         "unet.conv_in.lora_up.weight": torch.ones(32, 2, 1, 1),
-        "unet.conv_out.oft_blocks": torch.ones(2, 2, 2),
+        "unet.conv_out.strange": torch.ones(2, 2, 2),
         **lora("unet.conv_out", 4, 4),
+        **OTHER_KINDS,
     }
     adapter = read(tmp_path, tensors, {"unet": unet})
     assert set(adapter.deltas["unet"]) == {f"{Q.removeprefix('unet.')}.weight"}
@@ -214,12 +241,16 @@ def test_what_has_no_place_is_listed_with_its_reason(tmp_path: Path, unet: dict[
     )
     assert reasons["lora_te_text_model_encoder_layers_0_mlp_fc1"] == "there is no text_encoder"
     assert reasons["unet.conv_in"] == "a part of the change is missing: there is only up"
+    for key, kind in zip(OTHER_KINDS, KINDS, strict=True):
+        assert reasons[key] == f"it is of {kind}, which sdort does not read"
     assert reasons["unet.conv_out"] == "sdort does not know all parts of this change"
 
 
 REFUSED: dict[str, tuple[Tensors, str]] = {
     "another family": ({**lora(K, 64, 2048), **lora(Q, 64, 64)}, "is for SDXL, and this model is"),
     "flux": (lora("lora_unet_double_blocks_0_img_attn_proj", 8, 8), "looks like one for Flux"),
+    "orthogonal": ({"lora_unet_conv_in.oft_blocks": torch.ones(2, 2, 2)}, "is of OFT, which sdort does not read"),
+    "of peft": ({"base_model.model.conv_in.boft_R": torch.ones(2, 2)}, "is of BOFT, which sdort does not read"),
     "nothing known": ({"a.b": torch.ones(2)}, "sdort does not know"),
     "checkpoint": (
         {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(2, 2, 1, 1)},

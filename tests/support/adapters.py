@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from peft import get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import save_file
+from support.ldm_files import ldm_unet
 
 from sdort.model.signature import Array
-from sdort.pipelines.adapters.original_names import original_unet_names
 
 UNET: dict[str, Any] = {
     "block_out_channels": (32, 64),
@@ -77,7 +77,10 @@ def as_kohya(
         original: name modules as the original code does it.
     """
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in weights))
-    names = original_unet_names(modules) if original else {module: module for module in modules}
+    names = {module: module for module in modules}
+    if original:
+        renamed = ldm_unet({f"{module}.weight": module for module in modules}, UNET["layers_per_block"])
+        names = {module: name.removesuffix(".weight") for name, module in renamed.items()}
     out = {}
     for name, tensor in tensors.items():
         module = max((each for each in modules if name.startswith(f"{each}.")), key=len)

@@ -25,7 +25,7 @@ _RESNET = {
     "conv_shortcut": "skip_connection",
 }
 _ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
-_CLIP_BLOCK = {
+CLIP_BLOCK = {
     "layer_norm1": "ln_1",
     "layer_norm2": "ln_2",
     "mlp.fc1": "mlp.c_fc",
@@ -113,7 +113,7 @@ def open_clip(state: State, more_layers: int = 0) -> State:
         for kind in ("weight", "bias"):
             packed = [state[f"{source}self_attn.{part}_proj.{kind}"] for part in "qkv"]
             found[f"{target}attn.in_proj_{kind}"] = torch.cat(packed)
-            for name, original in _CLIP_BLOCK.items():
+            for name, original in CLIP_BLOCK.items():
                 found[f"{target}{original}.{kind}"] = state[f"{source}{name}.{kind}"].clone()
     if "text_projection.weight" in state:
         found["text_projection"] = state["text_projection.weight"].T.contiguous()

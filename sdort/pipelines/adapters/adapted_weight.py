@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from sdort.model.convert import convert
+from sdort.model.pieces import gather, split
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
 from sdort.pipelines.adapters.delta import Delta
@@ -32,9 +34,26 @@ class Adapted(Weight):
         return (self.operand,)
 
     def load(self) -> Array:
-        base = total = convert(self.operand.load(), np.float32)
-        for delta, scale in self.deltas:
-            difference = delta.array(base)  # nobody else's: it becomes the sum
+        return gather(self.pieces(), self.shape, self.dtype)
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        if not math.prod(self.shape) or not all(delta.by_rows for delta, _ in self.deltas):
+            return split(self._add([delta.rows() for delta, _ in self.deltas], 0, self.operand.load()), row)
+        return self._pieces(math.lcm(row, math.prod(self.shape[1:])))
+
+    def _pieces(self, row: int) -> Iterator[Array]:
+        start, inner = 0, self.shape[1:]
+        rows = [delta.rows() for delta, _ in self.deltas]
+        for piece in self.operand.pieces(row):
+            base = piece.reshape(-1, *inner)
+            yield self._add(rows, start, base).reshape(-1)
+            start += len(base)
+
+    def _add(self, rows: Sequence[Callable[[int, Array], Array]], start: int, values: Array) -> Array:
+        """The rows from ``start`` on, whose old values are given, with all differences."""
+        base = total = convert(values, np.float32)
+        for compute, (_, scale) in zip(rows, self.deltas, strict=True):
+            difference = compute(start, base)  # nobody else's: it becomes the sum
             if scale != 1:
                 difference *= np.float32(scale)
             total = np.add(total, difference, out=difference)

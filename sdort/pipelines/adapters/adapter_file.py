@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.errors import BadModelError
-from sdort.pipelines.adapters.adapter_keys import read_keys
+from sdort.pipelines.adapters.adapter_keys import foreign_kind, read_keys
 from sdort.pipelines.adapters.changes import Change, Parts, by_input, changes_of, magnitude_of
 from sdort.pipelines.adapters.delta import Delta, Factor, Shape
 from sdort.pipelines.adapters.module_index import ModuleIndex, Parameters, Target, component_of
 from sdort.pipelines.adapters.peft_settings import PeftSettings, read_settings
-from sdort.pipelines.adapters.refusals import check_family, nothing_matches, refuse_other_kind
+from sdort.pipelines.adapters.refusals import check_family, nothing_matches, other_adapter, refuse_other_kind
 from sdort.pipelines.safetensors import describe_tensors, read_header
 
 
@@ -67,8 +67,10 @@ def read_adapter(path: Path, parameters: Parameters) -> Adapter:
     reading = _Reading(ModuleIndex(parameters), read_settings(path, header.notes))
     keys = read_keys(factors)
     incomplete = {key.rpartition(".")[0] for key in keys.unknown}
-    for key in keys.unknown:
-        reading.leave_out({"": factors[key]}, "sdort does not know this kind of change")
+    foreign = {key: foreign_kind(key, len(factors[key].shape)) for key in keys.unknown}
+    for key, kind in foreign.items():
+        reason = f"it is of {kind}, which sdort does not read" if kind else "sdort does not know this kind of change"
+        reading.leave_out({"": factors[key]}, reason)
     for module, named in keys.modules.items():
         parts = {part: factors[key] for part, key in named.items()}
         if module in incomplete:
@@ -76,6 +78,8 @@ def read_adapter(path: Path, parameters: Parameters) -> Adapter:
         else:
             reading.add(module, parts)
     check_family(path, reading.widths, parameters)
+    if not reading.kinds and any(foreign.values()):
+        raise other_adapter(path, sorted({kind for kind in foreign.values() if kind}))
     if not reading.kinds:
         raise nothing_matches(path, header.shapes, len(keys.modules), parameters)
     order = {key: number for number, key in enumerate(factors)}

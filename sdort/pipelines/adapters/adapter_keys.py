@@ -22,6 +22,16 @@ _OTHER = re.compile(
     r"(?P<module>.+?)(?:[._]lora)?\.(?P<part>alpha|dora_scale|diff|diff_b|w_norm|b_norm"
     r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"
 )
+_FOREIGN = {
+    "BOFT": re.compile(r"\bboft_"),
+    "OFT": re.compile(r"\boft_"),
+    "GLoRA": re.compile(r"\.([ab][12]|bm)\.weight$"),
+    "(IA)^3": re.compile(r"\bia3_l\b|\.on_input$"),
+    "VeRA": re.compile(r"\bvera_"),
+}
+"""Kinds of adapters that are not read, and what the ends of their keys have."""
+_BOFT_AXES = 4
+"""Axes of the blocks of LyCORIS's BOFT; those of its OFT, of the same name, have three."""
 _LONGEST = 1000
 """Characters of a key: they are searched, and a stranger's may have millions."""
 _PARTS = {"A": "down", "B": "up", "embedding_A": "table_down", "embedding_B": "table_up"}
@@ -48,6 +58,17 @@ def read_keys(keys: Iterable[str]) -> AdapterKeys:
             modules[module][part] = key
     modules.pop("", None)
     return AdapterKeys(dict(modules), unknown)
+
+
+def foreign_kind(key: str, axes: int) -> str | None:
+    """The kind of adapter that a key is of, where sdort knows and does not read it.
+
+    Args:
+        axes: number of the tensor's axes.
+    """
+    last = ".".join(key[-_LONGEST:].split(".")[-3:])  # peft puts the adapter's name behind its own
+    kind = next((kind for kind, end in _FOREIGN.items() if end.search(last)), None)
+    return "BOFT" if kind == "OFT" and axes == _BOFT_AXES else kind
 
 
 def _split(key: str) -> tuple[str, str] | None:

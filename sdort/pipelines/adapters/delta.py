@@ -7,6 +7,7 @@ and all as files have them: LyCORIS https://arxiv.org/abs/2309.14859; DoRA https
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from sdort.model.signature import Array
 from sdort.model.stored_values import StoredValues
 
 Shape = tuple[int, ...]
+_ALL = slice(None)
+Rows = Callable[[slice], Array]
+"""The rows of a matrix, computed from factors that are in memory; the array is the caller's."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class Form(Protocol):
     def fits(self) -> bool:
         """Whether the shapes of the factors belong together."""
 
-    def matrix(self) -> Array:
-        """The matrix in fp32, [outputs, inputs]."""
+    def rows(self) -> Rows:
+        """The matrix in fp32, [outputs, inputs]; its factors are read now."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,8 @@ class LowRank:
         ranks = self.core.shape[:2] if self.core else (self.rank, self.rank)
         return self.rank > 0 and (self.up.row_size, self.down.shape[0]) == ranks
 
-    def matrix(self) -> Array:
-        if self.core:
-            return tucker(self.core.values(), self.up.matrix().T, self.down.matrix())
-        return self.up.matrix() @ self.down.matrix()
+    def rows(self) -> Rows:
+        return _product(self.up.matrix(), self.down.matrix(), self.core)
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,8 @@ class Product:
             return self.rank > 0 and self.core.shape[:2] == (self.a.shape[0], self.rank)
         return self.rank > 0 and self.a.row_size == self.rank
 
-    def matrix(self) -> Array:
-        if self.core:
-            return tucker(self.core.values(), self.a.matrix(), self.b.matrix())
-        return self.a.matrix() @ self.b.matrix()
+    def rows(self) -> Rows:
+        return _product(self.a.matrix().T if self.core else self.a.matrix(), self.b.matrix(), self.core)
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,9 @@ class Hadamard:
         sizes = {(half.outputs, half.inputs) for half in (self.first, self.second)}
         return len(sizes) == 1 and self.first.fits and self.second.fits
 
-    def matrix(self) -> Array:
-        product = self.first.matrix()
-        product *= self.second.matrix()
-        return product
+    def rows(self) -> Rows:
+        first, second = self.first.rows(), self.second.rows()
+        return lambda rows: first(rows) * second(rows)
 
 
 @dataclass(frozen=True)
@@ -195,10 +194,16 @@ class Kronecker:
     def fits(self) -> bool:
         return self.first.fits and self.second.fits
 
-    def matrix(self) -> Array:
+    def rows(self) -> Rows:
         # A convolution's kernel is the inner part of the second one's columns, as it is of the weight's.
-        product: Array = np.kron(self.first.matrix(), self.second.matrix())
-        return product
+        first, second = self.first.rows()(_ALL), self.second.rows()(_ALL)
+
+        def compute(rows: slice) -> Array:
+            outer, inner = np.divmod(np.arange(self.outputs)[rows], self.second.outputs)
+            product: Array = first[outer][:, :, None] * second[inner][:, None, :]
+            return product.reshape(len(outer), -1)
+
+        return compute
 
 
 @dataclass(frozen=True)
@@ -223,8 +228,9 @@ class Whole:
     def fits(self) -> bool:
         return True
 
-    def matrix(self) -> Array:
-        return self.values.matrix()
+    def rows(self) -> Rows:
+        values = self.values.matrix()
+        return lambda rows: values[rows].copy()
 
 
 @dataclass(frozen=True)
@@ -249,8 +255,9 @@ class Table:
     def fits(self) -> bool:
         return self.product.fits
 
-    def matrix(self) -> Array:
-        return np.ascontiguousarray(self.product.matrix().T)
+    def rows(self) -> Rows:
+        up, down = self.product.up.matrix(), self.product.down.matrix()
+        return lambda rows: np.ascontiguousarray((up @ down[:, rows]).T)
 
 
 @dataclass(frozen=True)
@@ -283,32 +290,61 @@ class Delta:
             BadModelError: the adapter's file cannot be read, or has values that are not finite.
             ValueError: there is no base, and it needs one.
         """
-        rows = slice(self.first_row, self.first_row + self.shape[0])
-        matrix = self.form.matrix()[rows]
-        if self.factor != 1:
-            matrix *= np.float32(self.factor)
-        delta: Array = matrix.reshape(self.shape)
-        if self.magnitude is None:
-            return delta
         if base is None:
-            raise ValueError("a DoRA adapter's difference depends on the weight")
-        magnitudes = self.magnitude.values().reshape(-1)
-        magnitudes = magnitudes if self.by_input else magnitudes[rows]
-        return _decomposed(base, delta, magnitudes, int(self.by_input)) - base
+            if self.needs_base:
+                raise ValueError("a DoRA adapter's difference depends on the weight")
+            base = np.empty(self.shape, np.float32)
+        return self.rows()(0, base)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether some rows of it can be computed without the others: DoRA's norms of input channels go over all."""
+        return not self.by_input
+
+    def rows(self) -> Callable[[int, Array], Array]:
+        """The difference by rows of the parameter; its factors are read now.
+
+        Returns:
+            A function of the number of the first row, and of the rows of the weight itself from there on in fp32, to
+            their difference, which is the caller's.
+
+        Raises:
+            BadModelError: as :meth:`array`.
+        """
+        matrix, factor = self.form.rows(), np.float32(self.factor)
+        magnitudes = self.magnitude.values().reshape(-1) if self.magnitude else None
+
+        def compute(start: int, base: Array) -> Array:
+            rows = slice(self.first_row + start, self.first_row + start + len(base))
+            delta = matrix(rows).reshape(base.shape)
+            if factor != 1:
+                delta *= factor
+            if magnitudes is None:
+                return delta
+            norms = magnitudes if self.by_input else magnitudes[rows]
+            return _decomposed(base, delta, norms, int(self.by_input)) - base
+
+        return compute
 
 
-def tucker(core: Array, outer: Array, inner: Array) -> Array:
-    """A convolution's weight of low rank, as a matrix [outputs, inputs * kernel].
+def _product(outer: Array, inner: Array, core: Factor | None) -> Rows:
+    """``outer @ inner``; with a core a convolution's weight of low rank (Tucker), as [outputs, inputs * kernel].
 
     Args:
-        core: [r_out, r_in, *kernel]
-        outer: [r_out, outputs]
+        outer: [outputs, r_out]
         inner: [r_in, inputs]
+        core: [r_out, r_in, *kernel]
     """
-    rank_out, rank_in = core.shape[:2]
-    left = (outer.T @ core.reshape(rank_out, -1)).reshape(outer.shape[1], rank_in, -1)
-    product: Array = np.matmul(inner.T, left)  # [outputs, inputs, kernel]
-    return product.reshape(len(product), -1)
+    if core is None:
+        return lambda rows: outer[rows] @ inner
+    kernels = core.matrix()
+
+    def compute(rows: slice) -> Array:
+        left = (outer[rows] @ kernels).reshape(-1, len(inner), _kernel(core))
+        product: Array = np.matmul(inner.T, left)  # [outputs, inputs, kernel]
+        return product.reshape(len(product), -1)
+
+    return compute
 
 
 def _decomposed(base: Array, delta: Array, magnitudes: Array, axis: int) -> Array:

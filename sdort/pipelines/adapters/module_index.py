@@ -7,10 +7,10 @@ again without a guess; so the names of all modules are spelled in each trainer's
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sdort.pipelines.adapters.original_names import original_clip_names, original_unet_names
+from sdort.pipelines.checkpoints.ldm_names import original_clip_names, original_unet_names
 
 Shape = tuple[int, ...]
 Parameters = Mapping[str, Mapping[str, Shape]]
@@ -104,11 +104,9 @@ def _names(component: str, parameters: Collection[str]) -> dict[str, list[Target
 
 
 def _unet_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
+    layers = sum(re.fullmatch(r"down_blocks\.0\.resnets\.\d+\.conv1", module) is not None for module in modules)
     for module in modules:
-        yield module, [Target("", module)]
-    original = original_unet_names(modules)
-    for names in ({module: module for module in modules}, original):
-        for module, name in names.items():
+        for name in (module, *_stems(original_unet_names(f"{module}.weight", layers))):
             yield name, [Target("", module)]
             if name.endswith(".to_out.0"):  # diffusers' old attention processors
                 yield name.removesuffix(".0"), [Target("", module)]
@@ -120,18 +118,21 @@ def _unet_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
 
 def _text_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
     plain = {module.removeprefix("text_model."): module for module in modules}
-    original = original_clip_names(plain)
     for name, module in plain.items():
         for spelled in (name, f"text_model.{name}", f"transformer.text_model.{name}"):
             yield spelled, [Target("", module)]
             if old := re.fullmatch(r"(.+\.self_attn\.)(?:([qkv])|(out))_proj", spelled):
                 yield f"{old[1]}to_{old[2] or old[3]}", [Target("", module)]
-        if name in original:
-            yield original[name], [Target("", module)]
-            yield f"model.{original[name]}", [Target("", module)]
+        for original in _stems(original_clip_names(f"{name}.weight")):
+            yield original, [Target("", module)]
+            yield f"model.{original}", [Target("", module)]
         if layer := re.fullmatch(r"encoder\.layers\.(\d+)\.self_attn\.q_proj", name):
             fused = [Target("", f"{module[:-6]}{letter}_proj", part, 3) for part, letter in enumerate("qkv")]
             resblock = f"transformer.resblocks.{layer[1]}.attn.in_proj"
             whole = f"{name[:-6]}qkv_proj"
             for spelled in (resblock, f"model.{resblock}", whole, f"text_model.{whole}"):
                 yield spelled, fused
+
+
+def _stems(names: Iterable[str]) -> Iterator[str]:
+    return (name.removesuffix(".weight") for name in names)

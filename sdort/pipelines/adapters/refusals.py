@@ -65,6 +65,14 @@ def check_family(path: Path, widths: Counter[int], parameters: Parameters) -> No
         )
 
 
+def other_adapter(path: Path, kinds: Sequence[str]) -> BadModelError:
+    """The error for an adapter of kinds that are not read."""
+    return BadModelError(
+        f"the adapter {path} is of {' and '.join(kinds)}, which sdort does not read",
+        hint="It reads LoRA, LoHa, LoKr, DoRA and whole differences.",
+    )
+
+
 def nothing_matches(
     path: Path, shapes: Mapping[str, Sequence[int]], modules: int, parameters: Parameters
 ) -> BadModelError:

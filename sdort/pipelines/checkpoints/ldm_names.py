@@ -9,10 +9,15 @@ Sources: ``openaimodel.py``, ``model.py`` of CompVis/stable-diffusion; ``transfo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 
 Rules = tuple[tuple[str, str], ...]
 """Patterns of whole names -> templates, which name the groups of the pattern and what the caller computed of them."""
+
+_GROUPS = {"rest": ".*", "head": r".*\.resnets\.\d+"}
+"""Groups of names that are not numbers."""
+_NUMBER = r"\d+"
 
 _UNET: Rules = (
     (r"time_embed\.0\.(?P<rest>.*)", "time_embedding.linear_1.{rest}"),
@@ -29,7 +34,8 @@ _UNET: Rules = (
     (r"middle_block\.2\.(?P<rest>.*)", "mid_block.resnets.1.{rest}"),
     (r"output_blocks\.(?P<number>\d+)\.0\.(?P<rest>.*)", "up_blocks.{level}.resnets.{layer}.{rest}"),
     # Behind the attention, or in its place where the level has none.
-    (r"output_blocks\.(?P<number>\d+)\.[12]\.conv\.(?P<rest>.*)", "up_blocks.{level}.upsamplers.0.conv.{rest}"),
+    (r"output_blocks\.(?P<number>\d+)\.2\.conv\.(?P<rest>.*)", "up_blocks.{level}.upsamplers.0.conv.{rest}"),
+    (r"output_blocks\.(?P<number>\d+)\.1\.conv\.(?P<rest>.*)", "up_blocks.{level}.upsamplers.0.conv.{rest}"),
     (r"output_blocks\.(?P<number>\d+)\.1\.(?P<rest>.*)", "up_blocks.{level}.attentions.{layer}.{rest}"),
     (r"out\.0\.(?P<rest>.*)", "conv_norm_out.{rest}"),
     (r"out\.2\.(?P<rest>.*)", "conv_out.{rest}"),
@@ -83,6 +89,15 @@ def unet_name(name: str, layers: int) -> str | None:
     return (_rename(renamed, _UNET_RESNET) or renamed) if renamed else None
 
 
+def original_unet_names(name: str, layers: int) -> Iterator[str]:
+    """The names that :func:`unet_name` takes for that of a UNet's parameter in diffusers.
+
+    An upsampler has two: its place depends on whether its level has attentions.
+    """
+    for renamed in list(_restore(name, _UNET_RESNET)) or [name]:
+        yield from _restore(renamed, _UNET, layers)
+
+
 def count_layers(names: Iterable[str]) -> int:
     """The residual blocks of a level of a UNet, by the numbers of its downsamplers."""
     numbers = [int(match[1]) for name in names if (match := re.match(r"input_blocks\.(\d+)\.0\.op\.", name))]
@@ -105,6 +120,11 @@ def open_clip_name(name: str) -> str | None:
     return _rename(name, _OPEN_CLIP)
 
 
+def original_clip_names(name: str) -> Iterator[str]:
+    """The names that :func:`open_clip_name` takes for that of a parameter in ``CLIPTextModel``."""
+    return _restore(name, _OPEN_CLIP)
+
+
 def _rename(name: str, rules: Rules, layers: int = 1, levels: int = 0) -> str | None:
     for pattern, template in rules:
         if match := re.fullmatch(pattern, name):
@@ -114,3 +134,29 @@ def _rename(name: str, rules: Rules, layers: int = 1, levels: int = 0) -> str | 
             numbers = {"number": number, "level": level, "layer": layer, "reverse": levels - 1 - number}
             return template.format(**{**groups, **{key: str(value) for key, value in numbers.items()}})
     return None
+
+
+def _restore(name: str, rules: Rules, layers: int = 1) -> Iterator[str]:
+    """All names that ``rules`` rename to ``name``."""
+    for pattern, template in rules:
+        match = re.fullmatch(_group(template), name)
+        if match is None:
+            continue
+        groups = match.groupdict()
+        # Behind a level's layers stands what it ends with.
+        level, layer = int(groups.get("level", 0)), int(groups.get("layer", layers))
+        number = int(groups.get("number", level * (layers + 1) + layer))
+        yield _template(pattern).format(**{**groups, "number": number, "after": number + 1})
+
+
+@cache
+def _group(template: str) -> str:
+    """The pattern of the names that a template makes."""
+    escaped = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
+    return re.sub(r"\{(\w+)\}", lambda match: f"(?P<{match[1]}>{_GROUPS.get(match[1], _NUMBER)})", escaped)
+
+
+@cache
+def _template(pattern: str) -> str:
+    """The template of the names that a pattern of plain text and groups matches."""
+    return re.sub(r"\(\?P<(\w+)>.*?\)", r"{\1}", pattern).replace("\\.", ".")
