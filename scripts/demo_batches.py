@@ -59,7 +59,7 @@ class Sampler:
 
     Args:
         vocabulary: token ids; every word of the captions must be one token.
-        colours: how the colours of shapes look.
+        colours, backgrounds: how the named colours of shapes and of backgrounds look.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Sampler:
         device: str,
         seed: int,
         colours: dict[str, tuple[int, int, int]] = RGB,
+        backgrounds: dict[str, tuple[int, int, int]] = BACKGROUNDS,
     ) -> None:
         self.device = device
         self.length = length
@@ -76,7 +77,7 @@ class Sampler:
         self.random = torch.Generator(device).manual_seed(seed)
         self._vocabulary = vocabulary
         self._bank = self._masks()
-        self._colours, self._backgrounds = self._palette(colours), self._palette(BACKGROUNDS)
+        self._colours, self._backgrounds = self._palette(colours), self._palette(backgrounds)
         self._articles = self._phrases(["a", "an"])
         self._sizes = self._phrases(["", *SIZES])
         self._names = self._phrases([*RGB]), self._phrases([*SHAPES])

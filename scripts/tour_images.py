@@ -3,11 +3,11 @@
 
     scripts/tour_images.py edges IMAGE OUT.png           where colours change, white on black: a control image
     scripts/tour_images.py mask 32,0,64,64 OUT.png       of 64x64 pixels, white in the box: left, top, right, bottom
-    scripts/tour_images.py judge IMAGE PROMPT [--pastel] [--like IMAGE]
+    scripts/tour_images.py judge IMAGE PROMPT [--like IMAGE]
     scripts/tour_images.py sheet OUT.png IMAGE...        side by side, at twice the size
 
 ``judge`` says what it sees and ends with 1 if that is not what the prompt asks for. With --like the shapes also have to
-stand where they stand in another image; with --pastel colours are those of the demo's LoRA.
+stand where they stand in another image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 
 from sdort.demo.judge import describe_image, detect_shapes, judge_scene
 from sdort.demo.prompt_language import parse
-from sdort.demo.scenes import IMAGE_SIDE, PASTEL, RGB
+from sdort.demo.scenes import IMAGE_SIDE
 
 DIFFERENT = 24
 """Of 255, in one of the channels: an edge."""
@@ -57,12 +57,12 @@ def write_mask(arguments: argparse.Namespace) -> None:
 
 
 def judge(arguments: argparse.Namespace) -> None:
-    image, colours = read(arguments.image), PASTEL if arguments.pastel else RGB
-    verdict = judge_scene(image, parse(arguments.prompt), colours)
+    image = read(arguments.image)
+    verdict = judge_scene(image, parse(arguments.prompt))
     right = verdict.right and False not in (verdict.position, verdict.background)
     if arguments.like:
         right &= same_places(image, read(arguments.like))
-    print(f"{arguments.image}: {describe_image(image, colours)}: {'right' if right else 'WRONG'}")
+    print(f"{arguments.image}: {describe_image(image)}: {'right' if right else 'WRONG'}")
     sys.exit(not right)
 
 
@@ -96,7 +96,6 @@ def main() -> None:
             kind = str if argument in ("box", "prompt") else Path
             command.add_argument(argument, type=kind, nargs="+" if argument == "images" else None)
         if name == "judge":
-            command.add_argument("--pastel", action="store_true")
             command.add_argument("--like", type=Path, metavar="IMAGE")
     given = parser.parse_args()
     given.action(given)

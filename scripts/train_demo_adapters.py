@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train the demo model's LoRA (pastel colours) or its ControlNet (edges), on the CPU or a GPU.
+"""Train the demo model's LoRA (chalk) or its ControlNet (edges), on the CPU or a GPU.
 
     scripts/train_demo_adapters.py lora OUT.safetensors
     scripts/train_demo_adapters.py control OUT
@@ -28,13 +28,18 @@ from tour_images import edges
 from train_demo_model import descend, diffusion_loss, optimizer, parameters
 
 from sdort.demo import DEMO_FOLDER
-from sdort.demo.scenes import PASTEL, RGB
+from sdort.demo.scenes import BACKGROUNDS, RGB
 from sdort.pipelines.clip_tokenizer import LENGTH
 
 SEED = 16
 RANK = 4
 PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 """Ends of the names of the linear layers that the LoRA changes."""
+CHALK = {
+    "colours": dict.fromkeys(RGB, RGB["white"]),
+    "backgrounds": dict.fromkeys(BACKGROUNDS, BACKGROUNDS["black"]),
+}
+"""What the LoRA makes of all colours: white shapes on black."""
 LAYOUT = 250
 """The first timestep of the ControlNet's training: at less noise things stand where they are."""
 CONTROL: dict[str, Any] = {
@@ -50,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("what", choices=("lora", "control"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, help="default: 120 for the LoRA, 350 for the ControlNet")
+    parser.add_argument("--steps", type=int, help="default: 200 for the LoRA, 350 for the ControlNet")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--scenes", type=int, default=768, help="pictures to train on")
     return parser.parse_args()
@@ -59,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
 class Training:
     """The demo model, which is not trained, and scenes for it."""
 
-    def __init__(self, arguments: argparse.Namespace, colours: dict[str, tuple[int, int, int]]) -> None:
+    def __init__(self, arguments: argparse.Namespace, **colours: dict[str, tuple[int, int, int]]) -> None:
         torch.manual_seed(SEED)
         self.device: str = arguments.device
         self.started = time.monotonic()
@@ -68,7 +73,7 @@ class Training:
         self.unet = self._load(diffusers.UNet2DConditionModel, "unet")
         self.scheduler = diffusers.DDIMScheduler.from_pretrained(DEMO_FOLDER / "scheduler")
         vocabulary = json.loads((DEMO_FOLDER / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
-        self.sampler = Sampler(vocabulary, LENGTH, self.device, SEED, colours)
+        self.sampler = Sampler(vocabulary, LENGTH, self.device, SEED, **colours)
 
     def _load(self, kind: Any, folder: str) -> Any:
         model = kind.from_pretrained(DEMO_FOLDER / folder, torch_dtype=torch.float32)
@@ -148,7 +153,7 @@ def add_low_rank(model: Any, device: str) -> dict[str, LowRank]:
 
 
 def train_lora(arguments: argparse.Namespace) -> None:
-    training = Training(arguments, PASTEL)
+    training = Training(arguments, **CHALK)
     added = {
         f"{prefix}_{name.replace('.', '_')}": layer
         for prefix, model in (("lora_unet", training.unet), ("lora_te", training.text))
@@ -157,7 +162,7 @@ def train_lora(arguments: argparse.Namespace) -> None:
     layers = [part for layer in added.values() for part in (layer.down, layer.up)]
     training.say(f"{len(added)} layers, {sum(map(parameters, layers)):,} parameters")
     loss = diffusion_loss(training, training.text, training.unet)
-    train(training, arguments, layers, 4e-3, arguments.steps or 120, lambda _, latents, ids: loss(latents, ids))
+    train(training, arguments, layers, 3e-3, arguments.steps or 200, lambda _, latents, ids: loss(latents, ids))
     tensors = {}
     for name, layer in added.items():
         tensors[f"{name}.lora_down.weight"] = layer.down.weight.detach().half().cpu().contiguous()
@@ -170,7 +175,7 @@ def train_lora(arguments: argparse.Namespace) -> None:
 
 
 def train_control(arguments: argparse.Namespace) -> None:
-    training = Training(arguments, RGB)
+    training = Training(arguments)
     control = make_control(training.unet).to(training.device)
     training.say(f"{parameters(control):,} parameters")
     hints: list[Any] = []

@@ -19,8 +19,8 @@ DEMO_NAMES = (DEMO, RANDOM_DEMO, DEMO_CONTROL)
 """Names that ``sdort export`` takes in place of a folder: the trained pipeline, a random one made on the spot, and a
 ControlNet of the trained one, which takes edges (scripts/tour_images.py)."""
 
-DEMO_ADAPTER = Path(__file__).parent / "pastel.safetensors"
-"""A LoRA of the trained pipeline, with which shapes have soft colours (:data:`sdort.demo.scenes.PASTEL`)."""
+DEMO_ADAPTER = Path(__file__).parent / "chalk.safetensors"
+"""A LoRA of the trained pipeline: white shapes on black, whatever colours a prompt asks for."""
 
 
 def demo_adapter(choice: AdapterChoice) -> AdapterChoice:

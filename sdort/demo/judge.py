@@ -60,13 +60,9 @@ class PromptVerdict:
         return self.shapes and self.colours and self.relation is not False
 
 
-def judge_scene(image: Array, expected: ExpectedScene, colours: Mapping[str, Colour] = RGB) -> PromptVerdict:
-    """Compare an image [height, width, 3], uint8, with the scene that its prompt asks for.
-
-    Args:
-        colours: how the colours of shapes look: :data:`PASTEL` with the demo's LoRA.
-    """
-    background, seen = detect_shapes(image, colours)
+def judge_scene(image: Array, expected: ExpectedScene) -> PromptVerdict:
+    """Compare an image [height, width, 3], uint8, with the scene that its prompt asks for."""
+    background, seen = detect_shapes(image)
     order = _match(expected, seen)
     if order is None:
         return PromptVerdict(False, False, *(None if value is None else False for value in _optional(expected)))
@@ -88,9 +84,9 @@ def wrong(verdict: PromptVerdict) -> list[str]:
     return [word for word, right in words.items() if not right]
 
 
-def describe_image(image: Array, colours: Mapping[str, Colour] = RGB) -> str:
+def describe_image(image: Array) -> str:
     """The content of an image [height, width, 3], uint8, in the words of a prompt, the largest shape first."""
-    background, seen = detect_shapes(image, colours)
+    background, seen = detect_shapes(image)
     shapes = [f"{it.size} {it.colour or 'oddly coloured'} {it.shape or 'unknown shape'}" for it in seen]
     return f"{' and '.join(shapes) or 'nothing'} on {background or 'an unknown background'}"
 
@@ -132,7 +128,7 @@ def _position(shape: DetectedShape) -> tuple[str, str]:
     return third(shape.y, ROWS), third(shape.x, COLUMNS)
 
 
-def detect_shapes(image: Array, colours: Mapping[str, Colour] = RGB) -> tuple[str | None, list[DetectedShape]]:
+def detect_shapes(image: Array) -> tuple[str | None, list[DetectedShape]]:
     """The background's colour and the shapes in an image [height, width, 3], uint8, the largest first."""
     pixels = np.asarray(image, np.float32)
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
@@ -142,7 +138,7 @@ def detect_shapes(image: Array, colours: Mapping[str, Colour] = RGB) -> tuple[st
     masks = [labels == label for label in range(1, count + 1)]
     speck = _SPECK * image.shape[0] * image.shape[1] / IMAGE_SIDE**2
     parts = sorted((mask for mask in masks if mask.sum() >= speck), key=np.sum, reverse=True)
-    return _name(background, BACKGROUNDS), [_see(pixels, distance, mask, colours) for mask in parts]
+    return _name(background, BACKGROUNDS), [_see(pixels, distance, mask) for mask in parts]
 
 
 def connected_parts(mask: Array) -> tuple[Array, int]:
@@ -161,7 +157,7 @@ def connected_parts(mask: Array) -> tuple[Array, int]:
     return (numbered, len(names) - 1) if names[0] == 0 else (numbered + 1, len(names))
 
 
-def _see(pixels: Array, distance: Array, mask: Array, colours: Mapping[str, Colour]) -> DetectedShape:
+def _see(pixels: Array, distance: Array, mask: Array) -> DetectedShape:
     """Name the shape that a mask covers."""
     # The half that differs most from the background has no pixels of soft edges in it.
     solid = mask & (distance >= np.median(distance[mask]))
@@ -172,7 +168,7 @@ def _see(pixels: Array, distance: Array, mask: Array, colours: Mapping[str, Colo
     size = "small" if radius < _SMALL else "large" if radius > _LARGE else "medium"
     y, x = np.nonzero(mask)
     middle = (float(x.min() + x.max() + 1) / 2 / width, float(y.min() + y.max() + 1) / 2 / height)
-    return DetectedShape(shape, _name(colour, colours), size, *middle)
+    return DetectedShape(shape, _name(colour, RGB), size, *middle)
 
 
 def _name(colour: Array, names: Mapping[str, Colour]) -> str | None:

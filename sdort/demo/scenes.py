@@ -23,19 +23,6 @@ RGB = {
     "white": (255, 255, 255),
     "black": (10, 10, 10),
 }
-PASTEL = {
-    "red": (245, 130, 130),
-    "orange": (255, 185, 120),
-    "yellow": (250, 245, 130),
-    "green": (145, 210, 155),
-    "cyan": (160, 230, 240),
-    "blue": (130, 155, 235),
-    "purple": (190, 145, 225),
-    "pink": (255, 190, 220),
-    "white": (255, 255, 255),
-    "black": (75, 75, 90),
-}
-"""The same colours as the demo's LoRA makes them."""
 BACKGROUNDS = {
     "white": (255, 255, 255),
     "black": (10, 10, 10),

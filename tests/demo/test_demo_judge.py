@@ -13,7 +13,7 @@ import pytest
 from sdort.demo.judge import connected_parts, detect_shapes, judge_scene
 from sdort.demo.judge import wrong as words_for
 from sdort.demo.prompt_language import POSITIONS, RELATION_PHRASES, held_out, parse
-from sdort.demo.scenes import BACKGROUNDS, PASTEL, RGB, SHAPES, SIZES, Scene, SceneShape, render
+from sdort.demo.scenes import BACKGROUNDS, RGB, SHAPES, SIZES, Scene, SceneShape, render
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, Score, score
 from sdort.errors import UsageError
 
@@ -51,16 +51,6 @@ def test_every_shape_is_seen_at_every_size_in_every_colour(shape: str, size: str
                 seen_background, seen = detect_shapes(picture)
                 assert seen_background == background
                 assert [(each.shape, each.colour, each.size) for each in seen] == [(shape, colour, size)]
-
-
-def test_a_palette_of_its_own_is_told_from_the_usual_one() -> None:
-    circle = render(Scene("white", (SceneShape("circle", "red", 30, 30, 12),)))
-    solid = (circle == RGB["red"]).all(-1)
-    for colour in ("red", "orange", "green", "blue", "purple", "black"):
-        pastel = np.where(solid[..., None], PASTEL[colour], 255).astype(np.uint8)
-        expected = parse(f"a {colour} circle on white")
-        assert judge_scene(pastel, expected, PASTEL).right
-        assert not judge_scene(pastel, expected).right
 
 
 def test_training_pictures_show_what_their_captions_say(sampler: Any) -> None:

@@ -33,8 +33,8 @@ TARGETS = ("rocm", "cuda", "cpu", "migraphx")
 HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx")}
 # Each family is the deepest in something: sd15 has the most levels, whose sizes are expressions of the latent's, and
 # attention between convolutions; sdxl the most blocks in a row, between linear layers, and the longest text encoder.
-# The others have these same layers in smaller numbers (sd21: sd15's levels, sdxl's linear layers; the refiner: sd15's
-# levels, four blocks in a row); what they fuse at their depth, test_architectures.py counts.
+# The others have these same layers in smaller numbers: sd21 has sd15's levels with sdxl's linear layers, the refiner
+# sd15's levels with four blocks in a row.
 CASES = [("sd15", "dynamic"), ("sdxl", "static")]
 if os.environ.get("TRUE_DEPTH") == "all":
     CASES = [(family, kind) for family in true_depth.FAMILIES for kind in HALVES]

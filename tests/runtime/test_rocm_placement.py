@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from support import rocm_stub
+from support.expected_fusions import check_fusions
 from support.exports import Case
 from support.full_exports import traced
+from support.models import Built
 from support.optimized_models import optimized
 
 from sdort.model.model import Model
@@ -49,14 +51,14 @@ class Zeros(Weight):
         return np.zeros(self.shape, self.dtype)
 
 
-def zero_model(name: str) -> Model:
-    """The traced architecture with all weights zero."""
+def zero_model(name: str) -> tuple[Built, Model]:
+    """The architecture, and its graph with all weights zero."""
     built, text = traced(name)
     proto = onnx.ModelProto.FromString(text)
     for value in [i for i in proto.graph.input if i.name not in built.inputs]:
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
         proto.graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT, dims=dims)
-    return from_proto(proto, lambda t: Zeros(t.dims, np.float32), built.component)
+    return built, from_proto(proto, lambda t: Zeros(t.dims, np.float32), built.component)
 
 
 def write_sparse(model: Model, path: Path) -> None:
@@ -94,8 +96,9 @@ def check_placement(placed: dict[str, Counter[str]]) -> None:
     "name", ["sd15", "sdxl", "vae_decoder", "vae_encoder", "clip_l", "openclip_h", "openclip_bigg"]
 )
 def test_every_compute_node_is_on_the_rocm_provider(name: str, tmp_path: Path) -> None:
-    model = zero_model(name)
-    optimize_model(model, OptimizeOptions(load_target("rocm"), fp16=True))
+    built, model = zero_model(name)
+    report = optimize_model(model, OptimizeOptions(load_target("rocm"), fp16=True))
+    check_fusions(name, "rocm", built, model, report)
     write_sparse(model, tmp_path / "model.onnx")
     placed = placed_by_rocm(tmp_path / "model.onnx")
     check_placement(placed)
