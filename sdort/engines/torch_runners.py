@@ -55,7 +55,13 @@ class ComponentRunner:
     def _run(self) -> Any:
         if self.component == "unet":
             added = {name: self.arguments[name] for name in ("text_embeds", "time_ids") if name in self.arguments}
-            plain = {name: value for name, value in self.arguments.items() if name not in added}
+            plain: dict[str, Any] = {}
+            for name, value in self.arguments.items():
+                group = name.partition(".")[0]
+                if group != name:  # the numbered inputs for controls, which diffusers takes from this list one by one
+                    plain.setdefault(group, []).append(value)
+                elif name not in added:
+                    plain[name] = value
             return self.call(**plain, added_cond_kwargs=added or None, return_dict=False)
         if self.component == DECODER:
             return self.call(self.arguments["sample"], return_dict=False)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import UsageError
-from sdort.generation.residuals import zero_residuals
 from sdort.model.signature import Array, static_size, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
+from sdort.workload.residuals import zero_residuals
 
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Conditioning inputs by name, each with the shape of one sample."""

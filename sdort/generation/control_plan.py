@@ -10,16 +10,13 @@ from typing import Any
 
 from sdort.errors import BadModelError, UsageError
 from sdort.generation.control_choice import Control
-from sdort.generation.residuals import named_sizes, residual_inputs, shape_at
 from sdort.model.component_names import CONTROLNET, CONTROLS
 from sdort.model.signature import TensorSpec
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
-
-IMAGE, SCALES = "controlnet_cond", "conditioning_scale"
-"""A ControlNet's inputs of its own: the image in [0, 1], and a factor for each output."""
+from sdort.workload.residuals import IMAGE, SCALES, named_sizes, residual_inputs, shape_at
 
 Shape = tuple[int, ...]
 

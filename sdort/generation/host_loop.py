@@ -18,12 +18,12 @@ from sdort.errors import ParityError
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.preview import BatchPreviews
-from sdort.generation.residuals import zero_residuals
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
+from sdort.workload.residuals import zero_residuals
 
 if TYPE_CHECKING:
     from sdort.generation.running_controls import Controls

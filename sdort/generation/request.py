@@ -40,7 +40,6 @@ from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import InputImage
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
-from sdort.generation.residuals import all_residuals
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
@@ -50,6 +49,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.session import Session
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
+from sdort.workload.residuals import all_residuals
 
 MAX_PROMPT = 1 << 17
 """Characters of a prompt, as many as Linux takes for one argument; every PNG keeps all of it."""

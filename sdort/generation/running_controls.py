@@ -19,15 +19,15 @@ import numpy as np
 from sdort.console import say
 from sdort.generation.bound_unet import BoundBuffers, Buffer, batch_slices
 from sdort.generation.control_choice import Control
-from sdort.generation.control_plan import IMAGE, SCALES, ControlModel, Shape, find_control
+from sdort.generation.control_plan import ControlModel, Shape, find_control
 from sdort.generation.record import ControlRecord
-from sdort.generation.residuals import residual_inputs
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import Array, timestep_shape
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.content_check import checked
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, open_or_fall_back
+from sdort.workload.residuals import IMAGE, SCALES, residual_inputs
 
 SMALLEST_GUESS = -1.0
 """In guess mode a ControlNet's outputs have factors from 10^-1 at its first output to 1 at its last one

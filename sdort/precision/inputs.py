@@ -13,7 +13,7 @@ from sdort.errors import SdortError
 from sdort.generation.pipeline import assemble
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER
 from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import open_folder
@@ -67,7 +67,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) 
     feeds = recorded.get(component, [])
     if feeds and {item.name for item in declared} <= set(feeds[0]):
         return _some(feeds), "recorded while generating"
-    side = 16 if component in ("unet", DECODER) else 64
+    side = 16 if component in ("unet", CONTROLNET, DECODER) else 64
     sample = Sample(batch=1, height=side, width=side)
     return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"
 

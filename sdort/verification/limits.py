@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import CONTROLS, DECODER, ENCODER
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Tolerance:
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # The same sums in another order: measured at most 6e-6 and 1e-6 on graphs of some hundred layers.
     ("float32", "unet"): Tolerance(1e-4, 1e-5),
+    **{("float32", name): Tolerance(1e-4, 1e-5) for name in CONTROLS},
     ("float32", ENCODER): Tolerance(1e-4, 1e-5),
     ("float32", DECODER): Tolerance(1e-4, 1e-5),
     ("float32", "text_encoder"): Tolerance(1e-4, 1e-5),
@@ -43,6 +44,7 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # size). Twice that is allowed: nothing that is only rounded in fp16 needs more, a forgotten scale, mask or bias
     # costs tens of times as much.
     ("float16", "unet"): Tolerance(2.5e-2, 4e-3),
+    **{("float16", name): Tolerance(2.5e-2, 4e-3) for name in CONTROLS},
     ("float16", ENCODER): Tolerance(2.5e-2, 3e-3),
     ("float16", DECODER): Tolerance(2.5e-2, 3e-3),
     ("float16", "text_encoder"): Tolerance(3e-2, 3e-3),
@@ -52,6 +54,7 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # text encoder; MIGraphX 2.14 itself, on its target ref: 2.4e-1 and 4.7e-2 on that UNet, 1.8e-1 and 1.8e-2 on that
     # text encoder.
     ("bfloat16", "unet"): Tolerance(3e-1, 6e-2),
+    **{("bfloat16", name): Tolerance(3e-1, 6e-2) for name in CONTROLS},
     ("bfloat16", ENCODER): Tolerance(3e-1, 3e-2),
     ("bfloat16", DECODER): Tolerance(3e-1, 3e-2),
     ("bfloat16", "text_encoder"): Tolerance(3e-1, 3e-2),

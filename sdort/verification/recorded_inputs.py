@@ -12,7 +12,7 @@ import numpy as np
 from sdort.generation.images import Generated
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, T2I_ADAPTER
 from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
@@ -49,7 +49,7 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
         size: height and width of the model's own latent.
     """
     inputs = declared_inputs(read_component(path, component).graph, component)
-    scale = factor if component == ENCODER else 1
+    scale = factor if component in (ENCODER, T2I_ADAPTER) else 1
     first = (min(size[0], LARGEST_LATENT_SIDE), min(size[1], LARGEST_LATENT_SIDE))
     sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
     by_shapes: dict[tuple[Any, ...], Inputs] = {}

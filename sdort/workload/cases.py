@@ -9,10 +9,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import ENCODER
+from sdort.model.component_names import ENCODER, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
-from sdort.workload.samples import GUIDANCE_EMBEDDING, Input, Sample, fill_inputs, random_guidance, sample_sizes
+from sdort.workload.residuals import IMAGE, SCALES, is_residual
+from sdort.workload.samples import (
+    GUIDANCE_EMBEDDING,
+    Input,
+    Sample,
+    fill_inputs,
+    follows,
+    random_guidance,
+    sample_sizes,
+)
 
 WHOLE_PIPELINE = "pipeline"
 TOKENS = 77
@@ -67,8 +76,14 @@ class CaseNumbers:
 
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
         # A seed per input: two of one shape must not be equal. Exporters disagree on the names of images alone.
-        key = "sample" if len(shape) == 4 else item.name
+        if is_residual(item.name):
+            return np.zeros(shape, item.dtype)  # a UNet that nothing steers, as torch runs it
+        key = "sample" if len(shape) == 4 and item.name != IMAGE else item.name
         generator = np.random.default_rng([SEED, zlib.crc32(key.encode())])
+        if item.name == SCALES:
+            return np.ones(shape, np.float32)
+        if item.name == IMAGE or self.case.component == T2I_ADAPTER:
+            return generator.uniform(0, 1, shape).astype(np.float32)
         if item.name == "timestep":
             return np.full(shape, 500, item.dtype)
         if item.name == "input_ids":
@@ -97,19 +112,20 @@ def make_feeds(
         UsageError: the model is static and was exported for another batch or size.
         BadModelError: an input that no Stable Diffusion component has.
     """
-    scale = 1 if case.component == ENCODER else factor
+    scale = 1 if case.component in (ENCODER, T2I_ADAPTER) else factor
     sample = Sample(case.batch, case.height // scale, case.width // scale, TOKENS)
-    image = channels or (3 if case.component == ENCODER else 4)
+    image = channels or (3 if case.component in (ENCODER, T2I_ADAPTER) else 4)
     items = [_input(case, spec, inputs, image) for spec in inputs.values()]
     for item, spec in zip(items, inputs.values(), strict=True):
-        _refuse_other_size(case, item, spec, sample)
+        if item.name == "sample" or not follows(item.name):
+            _refuse_other_size(case, item, spec, sample)
     return fill_inputs(items, sample, case.component, CaseNumbers(case))
 
 
 def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], channels: int) -> Input:
     """An input with the dims that every Stable Diffusion has filled in where the model leaves them open."""
     rank = len(spec.shape)
-    named = spec.name in ("input_ids", "timestep", "time_ids", "encoder_hidden_states")
+    named = spec.name in ("input_ids", "timestep", "time_ids", "encoder_hidden_states", SCALES)
     if not (named or rank == 4 or (rank == 2 and spec.dtype.kind == "f")):
         raise BadModelError(f"it is not known what to feed the input {spec.name!r}", component=case.component)
     shape = [size if isinstance(size, int) else None for size in spec.shape]
@@ -118,7 +134,8 @@ def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], chann
     if spec.name == "time_ids":
         shape[1] = shape[1] or SIZE_NUMBERS
     per_sample = spec.name == "timestep" and rank == 1 and timestep_shape(inputs, 2) == (2,)
-    return Input(spec.name, spec.dtype, tuple(shape), per_sample=per_sample)
+    names = tuple(size if isinstance(size, str) else None for size in spec.shape) if follows(spec.name) else ()
+    return Input(spec.name, spec.dtype, tuple(shape), per_sample=per_sample, names=names)
 
 
 def _refuse_other_size(case: Case, item: Input, spec: TensorSpec, sample: Sample) -> None:

@@ -16,9 +16,11 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
-from sdort.model.component_names import ENCODER
+from sdort.model.component_names import ENCODER, T2I_ADAPTER
 from sdort.model.signature import Array
 from sdort.operators import channels_axis
+from sdort.rewrite.size_names import size_at
+from sdort.workload.residuals import IMAGE, SCALES, is_residual
 
 SampleDim = int | None
 
@@ -56,6 +58,13 @@ class Input:
     """For token ids, the rows of the embedding they index."""
     per_sample: bool = False
     """For a timestep, whether it is declared as long as the batch."""
+    names: tuple[str | None, ...] = ()
+    """What each dim is called, of the latents and of inputs whose sizes follow from theirs (:func:`follows`)."""
+
+
+def follows(name: str) -> bool:
+    """Whether an input's sizes follow from the latents', or are the latents'."""
+    return name in ("sample", IMAGE) or is_residual(name)
 
 
 def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
@@ -86,7 +95,8 @@ def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
         rows = first[1].dims[0] if first and first[0].op_type == "Gather" else None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         per_sample = len(shape) == 1 and kind.shape.dim[0].dim_param in batches
-        inputs.append(Input(value.name, dtype, tuple(shape), rows, per_sample))
+        names = tuple(dim.dim_param or None for dim in kind.shape.dim)
+        inputs.append(Input(value.name, dtype, tuple(shape), rows, per_sample, names if follows(value.name) else ()))
     return inputs
 
 
@@ -108,7 +118,8 @@ def _first_weights(
 
 def fixed_batch(inputs: list[Input], sample: Sample) -> int:
     """The batch that the model is fixed to, or the sample's. A timestep may be one number for the whole batch."""
-    leading = [item.shape[0] for item in inputs if item.shape and (len(item.shape) > 1 or item.shape[0] != 1)]
+    batched = [item for item in inputs if item.name != SCALES]
+    leading = [item.shape[0] for item in batched if item.shape and (len(item.shape) > 1 or item.shape[0] != 1)]
     return next((size for size in leading if size), sample.batch)
 
 
@@ -139,6 +150,8 @@ class RandomNumbers:
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
         if item.name == GUIDANCE_EMBEDDING:
             return random_guidance(self.generator, shape).astype(item.dtype)
+        if item.name in (SCALES, IMAGE) or self.component == T2I_ADAPTER:
+            return self.generator.uniform(0, 1, shape).astype(item.dtype)
         if len(shape) < 2:
             return self.generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
         if item.dtype.kind in "iu":
@@ -175,7 +188,15 @@ def fill_inputs(inputs: Iterable[Input], sample: Sample, component: str, numbers
     Raises:
         BadModelError: a dim is open and nothing says how large it is.
     """
-    return {item.name: numbers(item, _shape(item, sample, component)) for item in inputs}
+    inputs = list(inputs)
+    sizes = next((_sizes(item, sample) for item in inputs if item.name == "sample"), {})
+    return {item.name: numbers(item, _shape(item, sample, component, sizes)) for item in inputs}
+
+
+def _sizes(item: Input, sample: Sample) -> dict[str, int]:
+    """What the names of the latents' dims stand for."""
+    sides = sample_sizes(item, sample) or []
+    return {name: side for name, side in zip(item.names, sides, strict=False) if name and side}
 
 
 def sample_sizes(item: Input, sample: Sample) -> list[SampleDim] | None:
@@ -193,8 +214,11 @@ def sample_sizes(item: Input, sample: Sample) -> list[SampleDim] | None:
     return by_rank.get(len(item.shape))
 
 
-def _shape(item: Input, sample: Sample, component: str) -> tuple[int, ...]:
+def _shape(item: Input, sample: Sample, component: str, named: Mapping[str, int]) -> tuple[int, ...]:
     sizes = sample_sizes(item, sample)
+    if sizes is not None and item.names and item.name != "sample":
+        told = [size_at(name, named) if name else None for name in item.names]
+        sizes = [follow or size for follow, size in zip(told, sizes, strict=True)]
     if sizes is None:
         raise BadModelError(f"an input of {len(item.shape)} dims", component=component, node=item.name)
     sizes = [declared or size for declared, size in zip(item.shape, sizes, strict=True)]

@@ -158,6 +158,33 @@ def test_steps_through_the_host_are_the_same(made: Made, ours: Any, monkeypatch:
     assert _decibels(_generate(ours, control), expected) > LIKE
 
 
+def test_an_init_image_is_steered_as_in_diffusers(made: Made, ours: Any) -> None:
+    import torch
+    from diffusers import StableDiffusionControlNetImg2ImgPipeline
+
+    parts = {name: getattr(made.pipeline, name) for name in ("vae", "text_encoder", "tokenizer", "unet", "scheduler")}
+    with quiet_libraries():
+        pipeline = StableDiffusionControlNetImg2ImgPipeline(
+            **parts, controlnet=made.nets[0], safety_checker=None, feature_extractor=None, requires_safety_checker=False
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        control, init = _pictures(made, [0, 1])
+        expected = pipeline(
+            PROMPT, init, control, negative_prompt=NEGATIVE, num_inference_steps=STEPS, strength=0.6,
+            controlnet_conditioning_scale=1.0, control_guidance_end=0.7,
+            generator=torch.Generator().manual_seed(7), output_type="np",
+        ).images[0] * 255  # fmt: skip
+    got = _generate(ours, [f"{made.out('net0')}:{made.image(0)}:1:0:0.7"], init_image=made.image(1), strength=0.6)
+    assert _decibels(got, expected) > LIKE
+
+
+@pytest.mark.parametrize("name", ["pipeline", "net0", "adapter"])
+def test_verify_feeds_all_inputs(made: Made, tmp_path: Path, name: str) -> None:
+    optimize(made.out(name), tmp_path / "fast", provider="cpu", components=["unet"] if name == "pipeline" else ())
+    checked = sdort.verify(tmp_path / "fast", provider="cpu", inputs="random", images=False, torch=False)
+    assert checked.passed
+
+
 def test_a_t2i_adapter_steers_as_in_diffusers(made: Made, ours: Any) -> None:
     choice = ControlChoice(made.out("adapter"), made.image(0), 0.9)
     expected = _adapted(made, adapter_conditioning_scale=0.9)

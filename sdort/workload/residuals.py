@@ -1,4 +1,4 @@
-"""A UNet's inputs for the outputs of ControlNets and T2I-Adapters: their names and sizes."""
+"""A UNet's inputs for the outputs of ControlNets and T2I-Adapters, and a ControlNet's own: their names and sizes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ DOWN, MID, INTRABLOCK = (
 )
 """A UNet's inputs that take a ControlNet's outputs, the last one of which is of the mid block, and those for a
 T2I-Adapter's features; the first and the last kind are numbered."""
+IMAGE, SCALES = "controlnet_cond", "conditioning_scale"
+"""A ControlNet's inputs of its own: the image in [0, 1], and a factor for each output."""
 
 
 def residual_inputs(inputs: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -65,3 +67,8 @@ def zero_residuals(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> d
             raise BadModelError(f"nothing says how large its input {name!r} is", component="unet")
         zeros[name] = np.zeros(shape, inputs[name].dtype)
     return zeros
+
+
+def is_residual(name: str) -> bool:
+    """Whether a UNet's input is for controls."""
+    return name == MID or name.startswith((f"{DOWN}.", f"{INTRABLOCK}."))
