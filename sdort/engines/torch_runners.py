@@ -66,7 +66,10 @@ class ComponentRunner:
         if self.component == DECODER:
             return self.call(self.arguments["sample"], return_dict=False)
         if self.component == ENCODER:
-            return (self.call(self.arguments["sample"], return_dict=False)[0].parameters,)
+            encoded = self.call(self.arguments["sample"], return_dict=True)
+            if "latents" in encoded:  # of a tiny VAE
+                return {"latent_sample": encoded["latents"]}
+            return {"latent_parameters": encoded["latent_dist"].parameters}
         return self.call(**self.arguments, return_dict=True)
 
     def result(self) -> dict[str, Array]:
@@ -77,7 +80,7 @@ class ComponentRunner:
         elif self.component == DECODER:
             named = {"sample": values[0]}
         elif self.component == ENCODER:
-            named = {"latent_parameters": values[0]}
+            named = values
         else:
             named = {name: values[name] for name in _TEXT_OUTPUTS if name in values}
         return {name: value.float().cpu().numpy() for name, value in named.items()}

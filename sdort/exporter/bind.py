@@ -25,6 +25,7 @@ _VAE_ATTENTION = re.compile(r"(.*\battentions\.\d+\.)(query|key|value|proj_attn)
 _VAE_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 _SHOWN = 5
+_HINT = "The file is incomplete, or the weights and the config (config.json) are not of the same model."
 
 
 def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]], component: str) -> dict[str, Weight]:
@@ -72,13 +73,13 @@ def _aliases(name: str) -> Iterator[str]:
 def _mismatch(missing: list[str], foreign: list[str], component: str) -> BadModelError:
     parts = []
     if missing:
-        parts.append(f"lacks {len(missing)} of the parameters that its config.json asks for ({_some(missing)})")
+        parts.append(f"lacks {len(missing)} of the parameters that its config asks for ({_some(missing)})")
     if foreign:
-        parts.append(f"has {len(foreign)} tensors that its config.json has no place for ({_some(foreign)})")
+        parts.append(f"has {len(foreign)} tensors that its config has no place for ({_some(foreign)})")
     return BadModelError(
         f"the checkpoint {' and '.join(parts)}",
         component=component,
-        hint="The weights and the config.json are not of the same model.",
+        hint=_HINT,
     )
 
 
@@ -92,10 +93,10 @@ def _check_shapes(bound: Mapping[str, Weight], parameters: Mapping[str, tuple[in
     if wrong:
         name = min(wrong)
         raise BadModelError(
-            f"{len(wrong)} tensors of the checkpoint have another shape than its config.json asks for: {name!r} is "
+            f"{len(wrong)} tensors of the checkpoint have another shape than its config asks for: {name!r} is "
             f"{list(bound[name].shape)}, not {list(parameters[name])} ({_some(wrong)})",
             component=component,
-            hint="The weights and the config.json are not of the same model.",
+            hint=_HINT,
         )
 
 

@@ -1,4 +1,4 @@
-"""The opening of a source: a diffusers folder, a hub id, the demo pipeline, a single file, or a VAE alone."""
+"""The opening of a source: a diffusers folder, a hub id, the demo pipeline, a single file, a lone VAE or ControlNet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import SdortError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.replacements import Replacements, replace_parts
-from sdort.exporter.single_source import single_file_source, vae_source
+from sdort.exporter.single_source import control_source, single_file_source, vae_source
 from sdort.exporter.source import Source, read_source
 from sdort.exporter.vae_parts import holds_vae
 from sdort.machine.subprocesses import WorkerError, run_worker
@@ -52,9 +52,7 @@ def _open(
     path = in_home(model)
     if model not in DEMO_NAMES and path.is_file():
         return _open_file(path, folder, replaced)
-    if replaced.config or replaced.ema:
-        option = "--config" if replaced.config else "--ema"
-        raise UsageError(f"{option} is for single files, which {model} is not")
+    _refuse_file_options(model, replaced)
     if model in DEMO_NAMES:
         with progress("making the demo pipeline"):
             (folder / "demo").mkdir()
@@ -74,8 +72,18 @@ def _open_file(path: Path, folder: Path, replaced: Replacements) -> Source:
         case Kind.CHECKPOINT | Kind.UNET:
             return single_file_source(path, folder, replaced)
         case Kind.VAE:
+            _refuse_file_options(str(path), replaced)
             return vae_source(path, folder)
+        case Kind.CONTROLNET:
+            _refuse_file_options(str(path), replaced)
+            return control_source(path, folder)
     raise no_diffusers_pipeline(path)
+
+
+def _refuse_file_options(model: str, replaced: Replacements) -> None:
+    if replaced.config or replaced.ema:
+        option = "--config" if replaced.config else "--ema"
+        raise UsageError(f"{option} is for single files with a UNet, which {model} is not")
 
 
 def _download(model: str, variant: str | None, allow_pickle: bool, *, local: bool) -> Path:

@@ -9,10 +9,11 @@ from sdort.console import say, warn
 from sdort.errors import BadModelError
 from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
-from sdort.exporter.source import Source, entry_of, read_source
+from sdort.exporter.source import LONE, Source, entry_of, read_source
 from sdort.exporter.vae_parts import read_vae
 from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
-from sdort.pipelines.checkpoints.pipeline_files import write_pipeline_files
+from sdort.pipelines.checkpoints.control_file import read_control_file
+from sdort.pipelines.checkpoints.pipeline_files import write_config, write_pipeline_files
 from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile, read_single_file, some
 from sdort.pipelines.configs import INDEX, read_config
@@ -60,6 +61,25 @@ def _with_configs(file: SingleFile, configs: Source, replaced: Replacements) -> 
             index[name] = index[name.replace("text_encoder", "tokenizer")] = [None, None]
     _tell_lacks([name for name in file.lacks if not entry_of(index, name)], replaced, file.path.name)
     return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.release.vae)
+
+
+def control_source(path: Path, folder: Path) -> Source:
+    """The source of a file that holds a ControlNet.
+
+    Args:
+        folder: an empty one, for its config.
+
+    Raises:
+        BadModelError: it is broken, or of a kind that sdort does not export.
+    """
+    config, tensors = read_control_file(path)
+    pooled = "; its outputs are means over the image (it is called shuffle)" if config["global_pool_conditions"] else ""
+    say(f"{path.name}: a ControlNet{pooled}")
+    name = config["_class_name"]
+    part = LONE[name]
+    write_config(folder / part, config)
+    index = {"_class_name": name, part: ["diffusers", name]}
+    return Source(path.resolve().name, folder, index, tensors={part: tensors})
 
 
 def vae_source(path: Path, folder: Path) -> Source:

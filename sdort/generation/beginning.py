@@ -61,7 +61,8 @@ class Start:
         if self.mask is None:
             return Beginning(noise, image)
         if self.masked is None:
-            source.draw(latent)  # the pipelines encode the masked image whether the UNet takes it or not
+            if self.folder.draws_latents:  # the pipelines encode the masked image whether the UNet takes it or not
+                source.draw(latent)
             return Beginning(noise, image, self.mask)
         masked = self._drawn(self.masked, source)
         mask = torch.from_numpy(self.mask.astype(np.float32)).expand(len(masked), 1, -1, -1)

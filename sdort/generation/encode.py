@@ -19,24 +19,28 @@ from sdort.runtime.session import Session
 
 @dataclass(frozen=True)
 class Posterior:
-    """The normal distribution of latents that an autoencoder gives for images.
+    """The normal distribution of latents that an autoencoder gives for images, or the latents that a tiny one gives.
 
     https://arxiv.org/abs/1312.6114; the bounds of the logarithm are diffusers' ``DiagonalGaussianDistribution``'s.
     """
 
     parameters: Array
-    """[images, 2 * channels, height, width]: the mean and the logarithm of the variance, float32."""
+    """float32 [images, 2 * channels, height, width]: the mean and the logarithm of the variance; or [images, channels,
+    height, width]: the latents themselves."""
+    channels: int
+    """Channels of the latents."""
 
     @property
     def latent(self) -> tuple[int, ...]:
         """Channels, height and width of one image's latents."""
-        _, channels, *sides = self.parameters.shape
-        return (channels // 2, *sides)
+        return (self.channels, *self.parameters.shape[2:])
 
     def sample(self, source: NoiseSource) -> Any:
         """A draw for each image of a batch, a tensor [images, channels, height, width]; one image serves all."""
         import torch
 
+        if self.parameters.shape[1] == self.channels:
+            return torch.from_numpy(self.parameters).expand(len(source.seeds), -1, -1, -1)
         mean, logarithm = torch.from_numpy(self.parameters).chunk(2, dim=1)
         return mean + torch.exp(0.5 * logarithm.clamp(-30.0, 20.0)) * source.draw(self.latent)
 
@@ -47,13 +51,17 @@ class Encoder(Planner):
     Args:
         config: the autoencoder's.
         factor: pixels a latent along each side.
+        channels: of the latents.
     """
 
     verb = "encoding"
 
-    def __init__(self, session: Session, config: dict[str, Any], factor: int, footprint: Footprint) -> None:
+    def __init__(
+        self, session: Session, config: dict[str, Any], factor: int, footprint: Footprint, channels: int
+    ) -> None:
         super().__init__(session.outputs[0], config, factor, footprint)
         self.session = session
+        self.channels = channels
         self._name = next(iter(session.inputs))
 
     def encode(self, pixels: Array, plan: Plan) -> Posterior:
@@ -64,7 +72,8 @@ class Encoder(Planner):
         Raises:
             MemoryShortageError: even the smallest tile is too large.
         """
-        return Posterior(np.concatenate([self._one(pixels[index : index + 1], plan) for index in range(len(pixels))]))
+        encoded = [self._one(pixels[index : index + 1], plan) for index in range(len(pixels))]
+        return Posterior(np.concatenate(encoded), self.channels)
 
     def _one(self, pixels: Array, plan: Plan) -> Array:
         size = (1, pixels.shape[2] // self.factor, pixels.shape[3] // self.factor)

@@ -252,7 +252,7 @@ class TextToImage:
             session = self.sessions[ENCODER]
             widened = self.guard is not None and ENCODER in self.guard.widened
             footprint = decoder_footprint(folder.file(ENCODER), session.provider, widened)
-            encoder = Encoder(session, folder.vae, folder.vae_factor, footprint)
+            encoder = Encoder(session, folder.vae, folder.vae_factor, footprint, folder.latent_channels)
             height, width = (side // folder.vae_factor for side in pixels.shape[2:])
             return encoder.encode(pixels, choose(encoder, session, (1, height, width), request.vae_tiling, True))
 

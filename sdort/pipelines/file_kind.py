@@ -142,6 +142,10 @@ def _advice(path: Path, found: Architecture) -> str:
     match found.kind:
         case Kind.CHECKPOINT:
             return f"Export it first:\n    sdort export {_quoted(path)} OUT"
+        case Kind.CONTROLNET:
+            return f"Export it, and its model with --control:\n    sdort export {_quoted(path)} CONTROL"
+        case Kind.T2I_ADAPTER:
+            return "sdort exports T2I-Adapters as diffusers folders."
         case Kind.LORA | Kind.LYCORIS:
             return (
                 f"It changes a pipeline. Export the two together:\n    sdort export PIPELINE OUT --lora {_quoted(path)}"

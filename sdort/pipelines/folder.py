@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
-from sdort.model.component_names import DECODER
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import static_size
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
@@ -91,8 +92,9 @@ class PipelineFolder:
     @cached_property
     def vae(self) -> dict[str, Any]:
         """The autoencoder's config, as optimum or diffusers place it, or what it is in that family."""
-        usual = {"scaling_factor": self.family.scaling_factor, "block_out_channels": _VAE_CHANNELS}
+        usual = {"scaling_factor": self.family.scaling_factor}
         config = usual | (self.config(DECODER) or self.config("vae"))
+        config["block_out_channels"] = decoder_widths(config)
         if problem := next(latent_rules(config), None):
             raise BadModelError(f"the autoencoder's config contradicts itself: {problem}", component=DECODER)
         return config
@@ -107,6 +109,12 @@ class PipelineFolder:
         """Channels of the latents that the autoencoder decodes."""
         spec = next(iter(self.file(DECODER).signature.inputs.values()))
         return static_size(spec.shape, 1) or int(self.vae.get("latent_channels", 4))
+
+    @property
+    def draws_latents(self) -> bool:
+        """Whether the encoder gives a distribution, of which an image's latents are drawn; a tiny one gives latents."""
+        output = next(iter(self.file(ENCODER).signature.outputs.values()))
+        return static_size(output.shape, 1) != self.latent_channels
 
     @property
     def sample_channels(self) -> int:
@@ -153,6 +161,11 @@ class PipelineFolder:
         for name, path in sorted(self.models.items()):
             digest.update(f"{name}:{hash_model(path)}".encode())
         return digest.hexdigest()[:16]
+
+
+def decoder_widths(vae: Mapping[str, Any]) -> list[int]:
+    """The channels of an autoencoder's levels by its config; a tiny one's may name them by half alone."""
+    return list(vae.get("block_out_channels") or vae.get("decoder_block_out_channels") or _VAE_CHANNELS)
 
 
 def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:

@@ -62,6 +62,7 @@ _KINDS = (
     (Kind.CONTROLNET, r"(control_model|controlnet_cond_embedding|input_hint_block|zero_convs|lora_controlnet)\b"),
     (Kind.MOTION_MODULE, r".*\bmotion_modules\."),
     (Kind.CHECKPOINT, r"model\.diffusion_model\.(input_blocks|output_blocks)\."),
+    (Kind.CHECKPOINT, r"model_ema\."),
     (Kind.TRANSFORMER, r"(model\.diffusion_model\.)?(joint_blocks|double_blocks|double_layers)\."),
     (Kind.TRANSFORMER, r"(model\.diffusion_model\.)?(patchify_proj|cap_embedder|clip_txt_mapper)\."),
     (Kind.TRANSFORMER, r"(single_)?transformer_blocks\.\d+\."),
@@ -82,9 +83,11 @@ _OTHER_FAMILIES = (
     ("SD 3", r"(.*\bjoint_blocks|.*transformer_blocks\.\d+\.attn\.add_q_proj|.*lora_unet_joint_blocks)"),
     ("Flux", r".*(double_blocks|single_transformer_blocks)"),
     ("AuraFlow", r".*double_layers\."),
-    ("Stable Cascade", r"(down_blocks\.1\.0\.channelwise|clip_txt_mapper)\."),
+    ("Stable Cascade", r"(.*\.)?(down_blocks\.\d\.\d\.channelwise|clip_txt_mapper)\."),
     ("LTX-Video", r".*patchify_proj\."),
     ("Lumina", r".*cap_embedder\."),
+    ("Sana", r".*(attention_y_norm|caption_norm)\."),
+    ("PixArt", r".*(adaln_single|y_embedder)\."),
 )
 
 

@@ -65,7 +65,7 @@ def no_diffusers_pipeline(path: Path) -> BadModelError:
     """The error for a file or folder that is given to be exported and has no ``model_index.json``."""
     if not path.is_dir():
         found = recognise_file(path)
-        return BadModelError(f"{path} is {found.what}, not a diffusers folder", hint=found.advice)
+        return BadModelError(f"{path} is {found.what}, not a model that sdort exports", hint=found.advice)
     if error := _deeper(path, "export"):
         return error
     if next(_graphs(path), None):

@@ -11,19 +11,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
-from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint, convert_ldm_vae_checkpoint
+from diffusers import AutoencoderKL, AutoencoderTiny, ControlNetModel, UNet2DConditionModel
+from diffusers.loaders.single_file_utils import (
+    convert_controlnet_checkpoint,
+    convert_ldm_unet_checkpoint,
+    convert_ldm_vae_checkpoint,
+)
 from support import published_configs as published
 from support.full_size import VAE
-from support.ldm_files import ldm_unet, ldm_vae, open_clip
+from support.ldm_files import ldm_control, ldm_unet, ldm_vae, open_clip
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sdort.exporter.component_configs import class_defaults, normalise
 from sdort.model.weights import Stored
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
-from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
+from sdort.pipelines.checkpoints.layout import (
+    clip_tensors,
+    control_tensors,
+    tiny_vae_tensors,
+    unet_tensors,
+    vae_tensors,
+)
 from sdort.pipelines.checkpoints.ldm_names import original_unet_names
-from sdort.pipelines.checkpoints.shape_configs import text_config, tiny_vae_config, unet_config, vae_config
+from sdort.pipelines.checkpoints.shape_configs import (
+    controlnet_config,
+    text_config,
+    tiny_vae_config,
+    unet_config,
+    vae_config,
+)
 from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 
 UNETS = ("SD 1.5", "SD 1.5 inpainting", "SD 2.1", "SDXL", "SDXL refiner", "LCM SDXL")
@@ -75,6 +91,31 @@ def test_the_key_map_of_unets_works_in_both_directions(name: str) -> None:
     state = published_unet(name)
     for original, parameter in ldm_unet({key: key for key in state}, LAYERS).items():
         assert original in original_unet_names(parameter, LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("SD 1.5", {}), ("SD 2.1", {}), ("SDXL", {}), ("SDXL", {"down_block_types": ("DownBlock2D",) * 3})],
+    ids=["SD 1.5", "SD 2.1", "SDXL", "SDXL small"],
+)
+def test_a_controlnet_is_recognised_in_both_layouts(name: str, changes: dict[str, Any]) -> None:
+    config = {**published.UNETS[name], **changes}
+    if changes:
+        config |= {"transformer_layers_per_block": 1, "mid_block_type": "UNetMidBlock2D"}
+    state = on_meta(ControlNetModel, config)
+    original = ldm_control(state, LAYERS)
+    if not changes:  # diffusers gives the mid block the names of one with attention
+        assert control_tensors(described(original)).keys() >= convert_controlnet_checkpoint(original, config).keys()
+    for names in (state, original):
+        found = control_tensors(described(names))
+        assert shapes(found) == shapes(state)
+        recognised = controlnet_config(shapes(found))
+        assert shapes(on_meta(ControlNetModel, recognised)) == shapes(state)
+    for key in ("down_block_types", "block_out_channels", "cross_attention_dim"):
+        assert list(np.ravel(recognised[key])) == list(np.ravel(config[key])), key
+    if not changes:
+        heads = config["attention_head_dim"]
+        assert recognised["attention_head_dim"] == (list(heads) if isinstance(heads, (list, tuple)) else heads)
 
 
 def test_the_key_map_of_vaes_agrees_with_diffusers_and_its_config() -> None:

@@ -48,7 +48,7 @@ class Means:
 
 
 def encoder(session: Any) -> Encoder:
-    return Encoder(session, CONFIG, FACTOR, Footprint(4))
+    return Encoder(session, CONFIG, FACTOR, Footprint(4), 1)
 
 
 def image(height: int, width: int) -> Array:

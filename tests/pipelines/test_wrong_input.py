@@ -78,7 +78,7 @@ def test_a_lone_file_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "holds model.gguf, a GGUF file" in refusal(export, tmp_path, "out").message
     assert "holds model.gguf, a GGUF file" in refusal(expect_onnx, tmp_path).message
-    assert "is a GGUF file, not a diffusers folder" in refusal(export, tmp_path / "model.gguf", "out").message
+    assert "is a GGUF file, not a model that sdort exports" in refusal(export, tmp_path / "model.gguf", "out").message
     assert "is a GGUF file, not an ONNX model" in refusal(expect_onnx, tmp_path / "model.gguf").message
     (tmp_path / "other.gguf").write_bytes(b"GGUF")
     assert "it has no model_index.json" in refusal(export, tmp_path, "out").message  # which one is meant is not known

@@ -74,6 +74,18 @@ def _unet_modules(state: Mapping[str, Any], layers: int) -> Iterator[tuple[str, 
             number += 1
 
 
+def ldm_control(state: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """A ControlNet's tensors by their names in the original, without a prefix; ``layers`` as for :func:`ldm_unet`."""
+    modules = dict(_unet_modules(state, layers))
+    numbers = {int(name.split(".")[2]) for name in state if name.startswith("controlnet_cond_embedding.blocks.")}
+    hint = ["conv_in", *(f"blocks.{number}" for number in sorted(numbers)), "conv_out"]
+    modules |= {f"controlnet_cond_embedding.{name}": f"input_hint_block.{2 * i}" for i, name in enumerate(hint)}
+    outputs = {int(name.split(".")[1]) for name in state if name.startswith("controlnet_down_blocks.")}
+    modules |= {f"controlnet_down_blocks.{number}": f"zero_convs.{number}.0" for number in outputs}
+    modules["controlnet_mid_block"] = "middle_block_out.0"
+    return {_renamed(name, modules, _RESNET): tensor for name, tensor in state.items()}
+
+
 def ldm_vae(state: State) -> State:
     """A VAE's tensors by their names in the original, without a prefix; its attentions' matrices as convolutions."""
     levels = len({name.split(".")[2] for name in state if name.startswith("decoder.up_blocks.")})

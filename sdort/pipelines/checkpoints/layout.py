@@ -11,7 +11,15 @@ import re
 from collections.abc import Mapping
 
 from sdort.model.weights import Reshaped, Stored, Transposed, Weight
-from sdort.pipelines.checkpoints.ldm_names import count_layers, open_clip_name, tiny_vae_name, unet_name, vae_name
+from sdort.pipelines.checkpoints.ldm_names import (
+    control_name,
+    count_hint_layers,
+    count_layers,
+    open_clip_name,
+    tiny_vae_name,
+    unet_name,
+    vae_name,
+)
 
 Tensors = Mapping[str, Stored]
 """Tensors of one component by the names that its file gives them, without the component's prefix."""
@@ -23,6 +31,14 @@ def unet_tensors(tensors: Tensors) -> dict[str, Weight]:
         return dict(tensors)
     layers = count_layers(tensors)
     return {unet_name(name, layers) or name: tensor for name, tensor in tensors.items()}
+
+
+def control_tensors(tensors: Tensors) -> dict[str, Weight]:
+    """The tensors of a ControlNet; one that no rule knows keeps its name."""
+    if any(name.startswith("controlnet_cond_embedding.") for name in tensors):
+        return dict(tensors)
+    layers, last = count_layers(tensors), count_hint_layers(tensors)
+    return {control_name(name, layers, last) or name: tensor for name, tensor in tensors.items()}
 
 
 def vae_tensors(tensors: Tensors) -> dict[str, Weight]:

@@ -3,7 +3,8 @@
 Each table is a list of rules, of which the first that matches a whole name renames it. Numbers of blocks are counted
 through in the one layout and by level and layer in the other.
 Sources: ``openaimodel.py``, ``model.py`` of CompVis/stable-diffusion; ``transformer.py`` of mlfoundations/open_clip;
-``UNet2DConditionModel`` and ``AutoencoderKL`` of diffusers, ``CLIPTextModel`` of transformers.
+``cldm.py`` of lllyasviel/ControlNet; ``UNet2DConditionModel``, ``ControlNetModel`` and ``AutoencoderKL`` of diffusers,
+``CLIPTextModel`` of transformers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ _UNET: Rules = (
     (r"output_blocks\.(?P<number>\d+)\.1\.(?P<rest>.*)", "up_blocks.{level}.attentions.{layer}.{rest}"),
     (r"out\.0\.(?P<rest>.*)", "conv_norm_out.{rest}"),
     (r"out\.2\.(?P<rest>.*)", "conv_out.{rest}"),
+)
+_CONTROL: Rules = (
+    (r"zero_convs\.(?P<number>\d+)\.0\.(?P<rest>.*)", "controlnet_down_blocks.{number}.{rest}"),
+    (r"middle_block_out\.0\.(?P<rest>.*)", "controlnet_mid_block.{rest}"),
+    # A convolution and an activation in turn.
+    (r"input_hint_block\.0\.(?P<rest>.*)", "controlnet_cond_embedding.conv_in.{rest}"),
+    (r"input_hint_block\.(?P<number>\d+)\.(?P<rest>.*)", "controlnet_cond_embedding.{hint}.{rest}"),
 )
 _UNET_RESNET: Rules = (
     (r"(?P<head>.*\.resnets\.\d+)\.in_layers\.0\.(?P<rest>.*)", "{head}.norm1.{rest}"),
@@ -98,6 +106,24 @@ def original_unet_names(name: str, layers: int) -> Iterator[str]:
         yield from _restore(renamed, _UNET, layers)
 
 
+def control_name(name: str, layers: int, last: int) -> str | None:
+    """The name in diffusers of a ControlNet's parameter, whose LDM name stands behind ``control_model.``.
+
+    Args:
+        layers: as for :func:`unet_name`.
+        last: the number of the last convolution that the image goes through.
+    """
+    if match := re.fullmatch(r"input_hint_block\.(\d+)\..*", name):
+        number = int(match[1])
+        return _rename(name, _CONTROL, hint="conv_out" if number == last else f"blocks.{number // 2 - 1}")
+    return _rename(name, _CONTROL) or unet_name(name, layers)
+
+
+def count_hint_layers(names: Iterable[str]) -> int:
+    """The number of the last convolution of a ControlNet that the image goes through."""
+    return max((int(match[1]) for name in names if (match := re.match(r"input_hint_block\.(\d+)\.", name))), default=0)
+
+
 def count_layers(names: Iterable[str]) -> int:
     """The residual blocks of a level of a UNet, by the numbers of its downsamplers."""
     numbers = [int(match[1]) for name in names if (match := re.match(r"input_blocks\.(\d+)\.0\.op\.", name))]
@@ -125,13 +151,13 @@ def original_clip_names(name: str) -> Iterator[str]:
     return _restore(name, _OPEN_CLIP)
 
 
-def _rename(name: str, rules: Rules, layers: int = 1, levels: int = 0) -> str | None:
+def _rename(name: str, rules: Rules, layers: int = 1, levels: int = 0, hint: str = "") -> str | None:
     for pattern, template in rules:
         if match := re.fullmatch(pattern, name):
             groups = match.groupdict()
             number = int(groups["after"]) - 1 if "after" in groups else int(groups.get("number", 0))
             level, layer = divmod(number, layers + 1)
-            numbers = {"number": number, "level": level, "layer": layer, "reverse": levels - 1 - number}
+            numbers = {"number": number, "level": level, "layer": layer, "reverse": levels - 1 - number, "hint": hint}
             return template.format(**{**groups, **{key: str(value) for key, value in numbers.items()}})
     return None
 

@@ -20,6 +20,8 @@ HEAD = 64
 """Width of a head of attention in SD 2.x, SDXL and CLIP; SD 1.x has 8 heads of any width instead."""
 SD1_HEADS = 8
 
+XL_CONTEXT = 2048
+"""Width of the text embeddings of SDXL."""
 TIME_WIDTH = 256
 """Width of the embedding of each of SDXL's numbers of sizes and crops."""
 
@@ -41,24 +43,56 @@ def unet_config(shapes: Shapes) -> Config:
     Raises:
         BadModelError: the tensors are not those of such a UNet.
     """
-    levels = _count(shapes, r"down_blocks\.(\d+)\.resnets\.")
-    down = [_level(shapes, f"down_blocks.{level}") for level in range(levels)]
-    up = [_level(shapes, f"up_blocks.{level}") for level in range(levels)]
-    widths = [shape_of(shapes, f"down_blocks.{level}.resnets.0.conv1.weight")[0] for level in range(levels)]
-    linear = any(len(shape) == 2 for name, shape in shapes.items() if name.endswith(".proj_in.weight"))
-    config: Config = {
+    down = _down_levels(shapes)
+    up = [_level(shapes, f"up_blocks.{level}") for level in range(len(down))]
+    config = {
         "_class_name": "UNet2DConditionModel",
-        "in_channels": shape_of(shapes, "conv_in.weight")[1],
         "out_channels": shape_of(shapes, "conv_out.weight")[0],
+        "up_block_types": ["CrossAttnUpBlock2D" if any(depths) else "UpBlock2D" for depths in up],
+        "cross_attention_dim": context_width(shapes),
+    }
+    return config | _encoder_half(shapes, down) | _depths(down, up) | _mid_block(shapes) | _conditioning(shapes)
+
+
+def controlnet_config(shapes: Shapes) -> Config:
+    """The config of a ``ControlNetModel``, without ``global_pool_conditions``.
+
+    Raises:
+        BadModelError: the tensors are not those of such a model.
+    """
+    down = _down_levels(shapes)
+    blocks = _count(shapes, r"controlnet_cond_embedding\.blocks\.(\d+)\.") // 2
+    image = "controlnet_cond_embedding"
+    steps = [shape_of(shapes, f"{image}.blocks.{2 * block + 1}.weight")[0] for block in range(blocks)]
+    attends = any(".attn2." in name for name in shapes)
+    config = {
+        "_class_name": "ControlNetModel",
+        # The small ones of SDXL take text embeddings and do not use them.
+        "cross_attention_dim": context_width(shapes) if attends else XL_CONTEXT,
+        "conditioning_channels": shape_of(shapes, f"{image}.conv_in.weight")[1],
+        "conditioning_embedding_out_channels": [shape_of(shapes, f"{image}.conv_in.weight")[0], *steps],
+    }
+    return config | _encoder_half(shapes, down) | _depths(down, []) | _mid_block(shapes) | _conditioning(shapes)
+
+
+def _down_levels(shapes: Shapes) -> list[list[int]]:
+    """The depths of the transformers of each level of the encoder half."""
+    levels = _count(shapes, r"down_blocks\.(\d+)\.resnets\.")
+    return [_level(shapes, f"down_blocks.{level}") for level in range(levels)]
+
+
+def _encoder_half(shapes: Shapes, down: list[list[int]]) -> Config:
+    """What a UNet and its ControlNet share."""
+    widths = [shape_of(shapes, f"down_blocks.{level}.resnets.0.conv1.weight")[0] for level in range(len(down))]
+    linear = any(len(shape) == 2 for name, shape in shapes.items() if name.endswith(".proj_in.weight"))
+    return {
+        "in_channels": shape_of(shapes, "conv_in.weight")[1],
         "block_out_channels": widths,
         "down_block_types": ["CrossAttnDownBlock2D" if any(depths) else "DownBlock2D" for depths in down],
-        "up_block_types": ["CrossAttnUpBlock2D" if any(depths) else "UpBlock2D" for depths in up],
         "layers_per_block": _collapsed([len(depths) for depths in down]),
-        "cross_attention_dim": context_width(shapes),
         "attention_head_dim": [max(width // HEAD, 1) for width in widths] if linear else SD1_HEADS,
         "use_linear_projection": linear,
     }
-    return config | _depths(down, up) | _mid_block(shapes) | _conditioning(shapes)
 
 
 def context_width(shapes: Shapes) -> int:
@@ -86,7 +120,11 @@ def _level(shapes: Shapes, block: str) -> list[int]:
 
 
 def _depths(down: list[list[int]], up: list[list[int]]) -> Config:
-    """Transformers' depths: a number if all are alike, as in SD 1.x and the refiner; else one or more a level."""
+    """Transformers' depths: a number if all are alike, as in SD 1.x and the refiner; else one or more a level.
+
+    Args:
+        up: of the decoder half; empty for a model without one.
+    """
     alike = {depth for depths in (*down, *up) for depth in depths if depth}
     if len(alike) == 1 and all(min(depths) or not max(depths) for depths in (*down, *up)):
         return {"transformer_layers_per_block": alike.pop()}
@@ -94,7 +132,7 @@ def _depths(down: list[list[int]], up: list[list[int]]) -> Config:
     per_level = [_collapsed(depths) or 1 for depths in down]
     reverse = [_collapsed(depths) or 1 for depths in up]
     return {"transformer_layers_per_block": per_level} | (
-        {} if reverse == per_level[::-1] else {"reverse_transformer_layers_per_block": reverse}
+        {} if not up or reverse == per_level[::-1] else {"reverse_transformer_layers_per_block": reverse}
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
-from sdort.pipelines.checkpoints.prediction import Prediction, find_prediction
+from sdort.pipelines.checkpoints.prediction import Prediction, find_prediction, prediction_beside
 from sdort.pipelines.checkpoints.releases import EDM, EDM_VAE, RELEASES, ZERO_SNR, Release, TextPart
 from sdort.pipelines.checkpoints.shape_configs import (
     Config,
@@ -92,12 +92,18 @@ def _read(
     path: Path, tensors: Mapping[str, Stored], notes: Mapping[str, str], ema: bool, prediction_type: str | None
 ) -> SingleFile:
     prefix = LDM_UNET if any(map(_begins(LDM_UNET), tensors)) else ""
+    if not prefix and any(map(_begins(EMA), tensors)):
+        raise BadModelError(
+            f"it has averaged weights ({EMA}) alone, whose names are not those of a UNet",
+            hint="Get the checkpoint with the UNet's own weights, or its emaonly release.",
+        )
     unet = unet_tensors(_averaged(tensors) if ema else _within(tensors, prefix))
     config, variant = unet_config(_shapes(unet)), _variant(tensors)
     release = _release(_shapes(unet))
     if variant not in release.pipelines and variant is not None:
         raise BadModelError(f"it is a {release.name} model ({variant}), which sdort does not export", hint=_EXPORTS)
-    found = find_prediction(release.name, variant, unet, tensors, notes, prediction_type)
+    beside = prediction_beside(path)
+    found = find_prediction(release.name, variant, unet, tensors, notes, prediction_type, beside)
     file = SingleFile(path, release, variant, found, {"unet": unet}, scheduler=_scheduler(release, found, tensors))
     file.has_ema = any(name.startswith(EMA) for name in tensors)
     file.configs["unet"] = {**config, "sample_size": found.sample_size or release.sample_size}
