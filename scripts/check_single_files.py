@@ -3,7 +3,7 @@
     python scripts/check_single_files.py WORK [FAMILY ...]
 
 The models have the published structure, CLIP's own vocabulary and random weights; nothing but the file is given to
-``sdort export``. A row says which files differ; configs are compared by what shapes a graph.
+``sdort export``. A row says which files differ, and whether the images do; configs are compared by what shapes a graph.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from support.ldm_files import ldm_unet, ldm_vae, load_part, old_clip_names, open_clip, save, with_prefix
@@ -23,8 +24,10 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 import sdort
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
+from sdort.pipelines.checkpoints.releases import EULER, PNDM
 from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 from sdort.pipelines.configs import write_json
+from sdort.verification.metrics import psnr
 
 CROSS, PLAIN = "CrossAttnDownBlock2D", "DownBlock2D"
 UP, PLAIN_UP = "CrossAttnUpBlock2D", "UpBlock2D"
@@ -60,6 +63,8 @@ VAE: dict[str, Any] = {
     "down_block_types": ("DownEncoderBlock2D",) * 2,
     "up_block_types": ("UpDecoderBlock2D",) * 2,
 }
+DRAWN = ("sd1", "sd2", "sdxl")
+"""Families that make an image of text alone."""
 CLASSES = {"sdxl": "StableDiffusionXLPipeline", "refiner": "StableDiffusionXLImg2ImgPipeline"}
 
 
@@ -83,6 +88,10 @@ def build(family: str, folder: Path) -> None:
             tokenizer = name.replace("text_encoder", "tokenizer")
             index[tokenizer] = ["transformers", "CLIPTokenizer"]
             write_clip_tokenizer(folder / tokenizer, read_clip_merges())
+    scheduler = EULER if family in CLASSES else PNDM
+    index["scheduler"] = ["diffusers", scheduler["_class_name"]]
+    (folder / "scheduler").mkdir()
+    write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
     write_json(folder / "model_index.json", index)
 
 
@@ -101,6 +110,18 @@ def write_file(family: str, folder: Path, path: Path) -> None:
     save(state, path)
 
 
+def draw(folder: Path) -> str:
+    """Whether both exports draw the same image."""
+    one, two = (
+        sdort.run(folder / name, "a cat in a hat", provider="cpu", steps=2, seed=3, height=64, width=64)
+        .images[0]
+        .pixels
+        for name in ("one", "two")
+    )
+    same = "the same image" if np.array_equal(one, two) else f"other images, {psnr(one, two):.0f} dB"
+    return f"{same} (deviation {one.std():.0f})"
+
+
 def check(family: str, work: Path) -> str:
     """The row of a family."""
     folder = work / family.replace(" ", "-")
@@ -116,9 +137,12 @@ def check(family: str, work: Path) -> str:
     differ = [
         str(file) for file in files if (folder / "one" / file).read_bytes() != (folder / "two" / file).read_bytes()
     ]
+    drawn = draw(folder) if family in DRAWN else "no image"
     traced = [component.name for component in report.components if component.traced]
     verdict = f"differ: {', '.join(differ)}" if differ else f"{len(files)} files are equal"
-    return f"{family:16} {report.pipeline:36} {verdict}; traced anew: {', '.join(traced) or 'none'}; {seconds:.1f} s"
+    return (
+        f"{family:16} {report.pipeline:36} {verdict}; {drawn}; traced: {', '.join(traced) or 'none'}; {seconds:.1f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sdort.errors import UsageError
+from sdort.errors import BadModelError, UsageError
 from sdort.exporter.baked_adapters import Tensors
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import StaticShape
 from sdort.machine.file_digest import file_digest
@@ -75,7 +76,7 @@ class NewWords:
         """The shapes of a component's parameters, whose vocabulary has the new tokens."""
         if name not in self.extensions:
             return shapes
-        table = _table_name(shapes)
+        table = _table_name(shapes, name)
         rows, width = shapes[table]
         return {**shapes, table: (max(rows, self._size(name)), width)}
 
@@ -101,7 +102,7 @@ class NewWords:
         if folder not in self.extensions:
             return weights
         extension = self.extensions[folder]
-        name = _table_name(weights)
+        name = _table_name(weights, folder)
         return {**weights, name: with_rows(weights[name], min(extension.tokens.values()), extension.vectors)}
 
 
@@ -134,13 +135,13 @@ def read_new_words(choices: Sequence[EmbeddingChoice], part: Callable[[str], Pat
         UsageError: a file does not exist; two have the same word; or it is one that the tokenizer has already.
         BadModelError: a file is broken, no embedding, or for other text encoders.
     """
-    encoders = {name: _table_name(tensors[name]) for name in _TOKENIZERS if name in tensors}
-    if choices and not encoders:
+    if not choices:
+        return NewWords()
+    encoders = {name: _table_name(tensors[name], name) for name in _TOKENIZERS if name in tensors}
+    if not encoders:
         raise UsageError("--embedding: no text encoder is exported, whose vocabulary it would extend")
     widths = {name: tensors[name][table].shape[1] for name, table in encoders.items()}
     embeddings = [read_embedding(choice, widths) for choice in choices]
-    if not embeddings:
-        return NewWords()
     extensions = {}
     for encoder in encoders:
         known = read_tokens(part(_TOKENIZERS[encoder]))
@@ -178,5 +179,8 @@ def _new_tokens(embeddings: Sequence[Embedding], known: Mapping[str, int]) -> li
     return names
 
 
-def _table_name(names: Iterable[str]) -> str:
-    return next(name for name in names if name.endswith(_TABLE))
+def _table_name(names: Iterable[str], encoder: str) -> str:
+    table = next((name for name in names if name.endswith(_TABLE)), None)
+    if table is None:
+        raise BadModelError(f"the checkpoint has no {_TABLE}", component=encoder, hint=DOWNLOAD_AGAIN)
+    return table

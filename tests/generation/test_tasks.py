@@ -57,6 +57,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("sd1", "hires", "pndm"),
         ("sd1 inpainting", "inpaint 1", "euler-a"),
         ("sd1 inpainting", "inpaint 0.6", "ddim"),
+        ("sd1 tiny vae", "inpaint 0.6", "euler-a"),
         ("sdxl", "img2img 0.6", "euler"),
         ("sdxl", "inpaint 0.6", "euler-a"),
         ("sdxl", "hires", "dpm++-2m"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from support import tiny_pipeline, tiny_sdxl
+from support import models, tiny_pipeline, tiny_sdxl
 from support.pipelines import locked
 
 from sdort.exporter.command import export
@@ -21,10 +21,28 @@ from sdort.providers.runtime_options import RuntimeOptions
 
 Array = np.ndarray[Any, Any]
 
+
+def with_tiny_vae(folder: Path, **options: Any) -> Any:
+    """The tiny pipeline with an ``AutoencoderTiny`` of as many pixels a latent."""
+    import torch
+    from diffusers import AutoencoderTiny
+
+    pipeline = tiny_pipeline.build_diffusers(folder, **options)
+    torch.manual_seed(3)
+    widths: dict[str, Any] = {f"{half}_block_out_channels": (8,) * 3 for half in ("encoder", "decoder")}
+    vae = AutoencoderTiny(**widths, num_encoder_blocks=(1,) * 3, num_decoder_blocks=(1,) * 3).eval()
+    models.randomize(vae)
+    pipeline.register_modules(vae=vae)
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    pipeline.save_pretrained(str(folder))
+    return pipeline
+
+
 V_PREDICTION = {"prediction_type": "v_prediction"}
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "sd1": (tiny_pipeline.build_diffusers, {}, {}),
     "sd1 inpainting": (tiny_pipeline.build_diffusers, {"in_channels": 9}, {}),
+    "sd1 tiny vae": (with_tiny_vae, {}, {}),
     "sd2 v": (
         tiny_pipeline.build_diffusers,
         {"use_linear_projection": True, "attention_head_dim": [2, 4]},
