@@ -13,13 +13,16 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 from safetensors.torch import load_file, save_file
-from support.ldm_files import averaged, ldm_unet, load_part, open_clip, with_prefix, write_ldm
+from support.ldm_files import averaged, ldm_control, ldm_unet, load_part, open_clip, save, with_prefix, write_ldm
 from support.pipelines import Exported, export_family, locked, run_onnx, trace_folder
+from support.tiny_control import build_controlnet
 
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.command import export, plan_export
 from sdort.exporter.open_source import open_source
 from sdort.exporter.replacements import Replacements
+from sdort.exporter.source import select_components
+from sdort.exporter.trace_cache import TraceCache
 
 UNET = "model.diffusion_model."
 FAMILIES = {"sd1": "sd1", "sd2_inpainting": "sd2", "sdxl": "sdxl"}
@@ -37,6 +40,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
         return made[family]
 
     return get
+
+
+@pytest.fixture
+def traces(request: pytest.FixtureRequest) -> Path:
+    return trace_folder(request.config)
 
 
 def the_file(exported: Exported) -> Path:
@@ -191,6 +199,70 @@ def test_what_sd2_predicts(
     assert scheduler["prediction_type"] == expected
     assert size == {"v_prediction": 96, "epsilon": 64}[expected]
     assert ("--prediction-type" in told(capsys)) == (not notes and not asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "expected"),
+    [
+        ('model:\n  params:\n    parameterization: "v"\n', None, "v_prediction"),
+        ("model:\n  params:\n    beta_schedule: linear\n", None, "epsilon"),
+        ("parameterization: v", "epsilon", "epsilon"),
+    ],
+)
+def test_the_config_beside_a_file_says_what_it_predicts(
+    text: str, asked: str | None, expected: str, tmp_path: Path
+) -> None:
+    save_file(of_sd2(0.08 if expected != "epsilon" else 0.1), tmp_path / "sd2.safetensors")
+    (tmp_path / "sd2.yaml").write_text(text)
+    with open_source(str(tmp_path / "sd2.safetensors"), replaced=Replacements(prediction_type=asked)) as source:
+        scheduler = json.loads((source.part("scheduler") / "scheduler_config.json").read_text())
+    assert scheduler["prediction_type"] == expected
+
+
+def test_averaged_weights_alone_are_no_unet(tmp_path: Path) -> None:
+    names = ("model_ema.diffusion_modelout2weight", "first_stage_model.decoder.conv_in.weight")
+    save_file({name: torch.zeros(4, 4, 3, 3) for name in names}, tmp_path / "ema.safetensors")
+    with pytest.raises(BadModelError, match=r"averaged weights \(model_ema.\) alone"):
+        export(tmp_path / "ema.safetensors", tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", ["original", "without a prefix", "diffusers"])
+def test_a_controlnet_is_read_in_every_layout(layout: str, tmp_path: Path, traces: Path) -> None:
+    sizes = {"block_out_channels": (32, 64), "norm_num_groups": 32}  # as in all published models
+    state = dict(build_controlnet(tmp_path / "folder", **sizes).state_dict())
+    original = ldm_control(state, 1)
+    of_layout = {"original": with_prefix("control_model.", original), "without a prefix": original, "diffusers": state}
+    path = tmp_path / "canny.safetensors"
+    save(of_layout[layout], path)
+    with open_source(str(path)) as source:
+        [component] = select_components(source, (), TraceCache(traces, keeps=False))
+        assert (component.name, component.class_name) == ("controlnet", "ControlNetModel")
+        found = source.read_tensors("controlnet", "controlnet", None, False)
+        assert found.keys() == state.keys()
+        for name, tensor in state.items():
+            assert np.array_equal(found[name].load(), tensor.numpy()), name
+        config = json.loads((source.part("controlnet") / "config.json").read_text())
+    own = json.loads((tmp_path / "folder" / "config.json").read_text())
+    keys = config.keys() & own.keys() - {"attention_head_dim"}  # the tiny one's heads are no published model's
+    assert {key: config[key] for key in keys} == {key: own[key] for key in keys}
+    with pytest.raises(UsageError, match="--ema is for single files with a UNet"):
+        export(path, tmp_path / "out", ema=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("difference", "the difference of a ControlNet"),
+        ("lora_controlnet", "a Control-LoRA"),
+        ("task_embedding", r"several kinds of images \(union\)"),
+        ("control_model.other", "'controlnet_cond_embedding.conv_in.weight' is missing"),
+    ],
+)
+def test_another_kind_of_controlnet_is_refused(name: str, what: str, tmp_path: Path) -> None:
+    tensors = {name: torch.zeros(1), "control_model.time_embed.0.weight": torch.zeros(8, 8)}
+    save_file(tensors, tmp_path / "file.safetensors")
+    with pytest.raises(BadModelError, match=what):
+        export(tmp_path / "file.safetensors", tmp_path / "out")
 
 
 def test_another_scheduler_takes_the_place_of_a_folders(exported: Callable[[str], Exported], tmp_path: Path) -> None:
