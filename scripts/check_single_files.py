@@ -25,7 +25,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 import sdort
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
 from sdort.pipelines.checkpoints.releases import EULER, PNDM
-from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
+from sdort.pipelines.clip_tokenizer import EOS, write_clip_tokenizer
 from sdort.pipelines.configs import write_json
 from sdort.verification.metrics import psnr
 
@@ -87,7 +87,8 @@ def build(family: str, folder: Path) -> None:
         if name.startswith("text"):
             tokenizer = name.replace("text_encoder", "tokenizer")
             index[tokenizer] = ["transformers", "CLIPTokenizer"]
-            write_clip_tokenizer(folder / tokenizer, read_clip_merges())
+            pad = "!" if part.config.hidden_act == "gelu" else EOS  # as published
+            write_clip_tokenizer(folder / tokenizer, read_clip_merges(), pad)
     scheduler = EULER if family in CLASSES else PNDM
     index["scheduler"] = ["diffusers", scheduler["_class_name"]]
     (folder / "scheduler").mkdir()

@@ -228,7 +228,7 @@ def test_averaged_weights_alone_are_no_unet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["original", "without a prefix", "diffusers"])
 def test_a_controlnet_is_read_in_every_layout(layout: str, tmp_path: Path, traces: Path) -> None:
-    sizes = {"block_out_channels": (32, 64), "norm_num_groups": 32}  # as in all published models
+    sizes: dict[str, Any] = {"block_out_channels": (32, 64), "norm_num_groups": 32}  # as in all published models
     state = dict(build_controlnet(tmp_path / "folder", **sizes).state_dict())
     original = ldm_control(state, 1)
     of_layout = {"original": with_prefix("control_model.", original), "without a prefix": original, "diffusers": state}
