@@ -87,9 +87,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Path]:
     static = f"{args.images}x{args.size}x{args.size}" if args.static else None
     for name, source, control in (("plain", "unet", False), ("unused", "unet", True), ("net", "net", False)):
         sdort.export(folder / source, folder / f"{name} model", control=control, static=static)
-        sdort.optimize(folder / f"{name} model", folder / name, provider=args.provider, fp16=args.fp16)
-    unet = {row: folder / ("plain" if row == "plain" else "unused") / "unet" / "model.onnx" for row in ROWS}
-    return {**unet, "net": folder / "net" / "controlnet" / "model.onnx"}
+        sdort.optimize(folder / f"{name} model", folder / f"{name} fast", provider=args.provider, fp16=args.fp16)
+    unet = {row: folder / f"{row if row == 'plain' else 'unused'} fast" / "unet" / "model.onnx" for row in ROWS}
+    return {**unet, "net": folder / "net fast" / "controlnet" / "model.onnx"}
 
 
 def step_of(session: Session, controls: Controls | None, args: argparse.Namespace) -> Callable[[], None]:
