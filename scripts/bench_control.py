@@ -120,7 +120,8 @@ def _number(spec: TensorSpec, axis: int) -> int:
 
 def measure(paths: dict[str, Path], args: argparse.Namespace) -> dict[str, float]:
     """Median milliseconds of each row, all rows in turns."""
-    provider, options = find_provider(args.provider), RuntimeOptions(provider=args.provider, graph=args.graph)
+    provider = find_provider(args.provider)
+    options = RuntimeOptions(provider=args.provider, graph=args.graph, custom_ops=args.custom_ops)
     picture = np.random.default_rng(1).integers(0, 256, (args.size, args.size, 3), np.uint8)
     file = read_component(paths["net"], "controlnet")
     steps: dict[str, Callable[[], None]] = {}
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--fp16", action="store_true")
     parser.add_argument("--graph", action="store_true", help="record and replay CUDA or HIP graphs")
     parser.add_argument("--static", action="store_true", help="export for one size")
+    parser.add_argument("--custom-ops", default="auto", help="as of sdort run")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--json", action="store_true")

@@ -25,7 +25,7 @@ DEMO_ADAPTER = Path(__file__).parent / "chalk.safetensors"
 
 def demo_adapter(choice: AdapterChoice) -> AdapterChoice:
     """The choice with the demo's own LoRA where it names ``demo``, and no file of that name is there."""
-    named = choice.path == Path(DEMO) and not choice.path.exists()
+    named = choice.path == Path(DEMO) and not choice.path.is_file()  # a folder is often called so: the exported demo
     return replace(choice, path=DEMO_ADAPTER) if named else choice
 
 

@@ -122,7 +122,7 @@ def test_a_file_that_is_no_image_is_one_sentence(content: bytes, sentence: str, 
         (Image.new("F", (4, 4)), "has floating-point pixels"),
         (Image.fromarray(np.full((4, 4), 70_000, np.int32)), "has 32 bits a channel"),
     ],
-    ids=str,
+    ids=["missing", "folder", "number", "floats", "two channels", "no pixels", "mode F", "mode I"],
 )
 def test_what_is_no_image_is_refused(
     source: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
