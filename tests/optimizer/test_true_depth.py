@@ -102,8 +102,9 @@ def run_torch(component: str, parts: dict[str, Any], feeds: dict[str, Any]) -> l
     if component == "vae_decoder":
         return [parts["vae"].decode(feeds["latent_sample"]).sample]
     found = parts[component](feeds["input_ids"], output_hidden_states=True)
-    named = {**found, **{f"hidden_states.{i}": state for i, state in enumerate(found.hidden_states)}}
-    return [named]
+    states, norm = found.hidden_states, getattr(parts[component], "text_model", parts[component]).final_layer_norm
+    named = {**found, **{f"hidden_states.{i}": state for i, state in enumerate(states)}}
+    return [named | {f"clip_skip.{skip}": norm(states[-skip]) for skip in range(2, len(states))}]
 
 
 def check_attention(parts: dict[str, Any], component: str, operators: dict[str, int]) -> None:
