@@ -92,7 +92,7 @@ def report(result: Result) -> dict[str, Any]:
     [
         "transformer/model.onnx",
         "text_encoder_3/model.onnx",
-        "image_projection/model.onnx",
+        "projection/model.onnx",
         "image_encoder/model_fp16.onnx",
         "vae/model.onnx",
         "extra.onnx",
@@ -194,25 +194,25 @@ def test_a_folder_that_cannot_be_read_is_told(
 
 
 def test_a_component_is_chosen_by_its_name(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
-    write(source / "image_projection" / "model.onnx")
+    write(source / "projection" / "model.onnx")
     assert call("--component", "text_encoder").exit_code == 0
     assert models(tmp_path / "out") == {"text_encoder/model.onnx"}
-    assert call("--component", "image_projection", "--overwrite").exit_code == 0
-    assert models(tmp_path / "out") == {"image_projection/model.onnx"}
+    assert call("--component", "projection", "--overwrite").exit_code == 0
+    assert models(tmp_path / "out") == {"projection/model.onnx"}
     result = call("--component", "adapter", "--overwrite")
     assert result.exit_code == 2
-    assert "The model has text_encoder, image_projection." in result.stderr
+    assert "The model has text_encoder, projection." in result.stderr
 
 
 def test_all_models_of_a_folder(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
-    for place in ("image_projection/model.onnx", "cut.onnx", "safety_checker/model.onnx", "unet/model.onnx"):
+    for place in ("projection/model.onnx", "cut.onnx", "safety_checker/model.onnx", "unet/model.onnx"):
         write(source / place)
     assert "is no unet" in call().stderr
     found = report(call("--any-graph", "--json"))
-    assert list(found["components"]) == ["text_encoder", "safety_checker", "unet", "cut", "image_projection"]
+    assert list(found["components"]) == ["text_encoder", "safety_checker", "unet", "cut", "projection"]
     assert found["left_out"] == {}
     assert models(tmp_path / "out") == {
-        "text_encoder/model.onnx", "image_projection/model.onnx", "cut.onnx", "safety_checker/model.onnx", "unet/model.onnx"
+        "text_encoder/model.onnx", "projection/model.onnx", "cut.onnx", "safety_checker/model.onnx", "unet/model.onnx"
     }  # fmt: skip
     assert (tmp_path / "out" / "tokenizer" / "vocab.json").is_file()
     manifest = json.loads((tmp_path / "out" / "sdort.json").read_text())
@@ -302,19 +302,19 @@ def test_inspect_shows_any_graph(source: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "cut.onnx")
     (found,) = report(CliRunner().invoke(cli, ["inspect", str(path), "--json"]))["components"]
     assert (found["component"], found["operators"]["Erf"]) == ("cut", 1)
-    write(source / "image_projection" / "model.onnx")
+    write(source / "projection" / "model.onnx")
     listed = report(CliRunner().invoke(cli, ["inspect", str(source), "--json"]))["components"]
-    assert [each["component"] for each in listed] == ["text_encoder", "image_projection"]
+    assert [each["component"] for each in listed] == ["text_encoder", "projection"]
     placed = CliRunner().invoke(cli, ["inspect", str(path), "--placement", "--provider", "cpu", "--json"])
     assert report(placed)["placement"][0]["component"] == "cut"
 
 
 def test_a_pipeline_runs_beside_other_models_and_says_so(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(source / "image_projection" / "model.onnx")
+    write(source / "projection" / "model.onnx")
     write(source / "text_encoder" / "model_fp16.onnx", ENCODER)
     assert list(find_components(source)) == ["text_encoder"]
     said = capsys.readouterr().err
-    assert said.strip().endswith("as no component of a pipeline that sdort knows: image_projection, text_encoder/model_fp16")
+    assert said.strip().endswith("as no component of a pipeline that sdort knows: projection, text_encoder/model_fp16")
 
 
 def test_a_component_of_which_there_are_several_is_none_to_run(source: Path) -> None:
