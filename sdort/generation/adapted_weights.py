@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from sdort.console import progress, warn
-from sdort.errors import ParityError
+from sdort.errors import ParityError, ProviderError
 from sdort.generation.record import AdapterRecord
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import DECODER, ENCODER
@@ -157,6 +157,7 @@ class RunningAdapters:
 def _switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
     """Write the weights of a session that change, and those that changed before; yields each as it is done."""
     weights = session.weights
+    _refuse_fixed(session, changed)
     for name, values in _all_merged(session.component, session.replaceable, changed, changes):
         weights.write(name, values)
         yield name
@@ -164,6 +165,23 @@ def _switched(session: Session, changed: Sequence[str], changes: Changes) -> Ite
         for name in weights.names.difference(changed):
             weights.write(name, session.replaceable[name].stored.load())
     weights.active = bool(changed) or weights.required
+
+
+def _refuse_fixed(session: Session, changed: Sequence[str]) -> None:
+    """Refuse to change weights that the session has as constants: half of an adapter is none.
+
+    Raises:
+        ProviderError: how many there are.
+    """
+    fixed = [name for name in changed if name not in session.replaceable]
+    if fixed:
+        operators = ", ".join(sorted(session.provider.constant_weights))
+        raise ProviderError(
+            f"{session.provider.name} takes the weights of {operators} as constants, and the adapters change "
+            f"{len(fixed)} of them, such as {fixed[0]}",
+            component=session.component,
+            hint="Put the adapters into the model:\n    sdort export MODEL OUT --lora FILE",
+        )
 
 
 def _all_merged(

@@ -6,7 +6,7 @@ nothing is (https://github.com/onnx/onnx/blob/main/docs/IR.md#graphs). Without t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,11 @@ def bad_origin(component: str, name: str, reason: str) -> BadModelError:
 
 def _stored(tensor: TensorProto, place: tuple[Path, int]) -> StoredValues:
     return StoredValues(*place, tensor.dims, helper.tensor_dtype_to_np_dtype(tensor.data_type))
+
+
+def weights_of(model: onnx.ModelProto, operators: Collection[str]) -> set[str]:
+    """The names of what nodes of these operators take beside their first input."""
+    return {name for node in model.graph.node if node.op_type in operators for name in node.input[1:]}
 
 
 def make_overridable(model: onnx.ModelProto, weights: Mapping[str, ReplaceableWeight], *, required: bool) -> None:

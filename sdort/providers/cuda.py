@@ -53,6 +53,8 @@ PROVIDER = Provider(
     custom_kernels="cuda",
     no_bf16="onnxruntime-gpu 1.31 has bf16 kernels of MultiHeadAttention and Gelu, but of GroupNorm, SkipGroupNorm, "
     "NhwcConv, BiasAdd and BiasSplitGelu only fp32 and fp16",
+    # Seen on onnxruntime-gpu 1.31.1: it drops an NhwcConv to the CPU whose weight is an input.
+    constant_weights=frozenset({"NhwcConv"}),
     vendor="nvidia",
     preload=True,
     needs="Check with nvidia-smi that the GPU is visible; install the CUDA and cuDNN libraries that this "

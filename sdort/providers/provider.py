@@ -103,6 +103,8 @@ class Provider:
     """Why it has no graphs, in words for the user."""
     no_bf16: str = "nothing says that it computes in it"
     """Why there is no bf16, in words for the user."""
+    constant_weights: frozenset[str] = frozenset()
+    """Operators whose weights it takes as constants alone."""
     note: str = ""
     """Why ``options`` are set when ``--tuning`` is not, in words for the user."""
     needs: str = "Install what its own documentation says that it needs."

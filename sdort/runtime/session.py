@@ -15,7 +15,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import read_component
-from sdort.onnx_io.overridable import ReplaceableWeight, make_overridable, replaceable_weights
+from sdort.onnx_io.overridable import ReplaceableWeight, make_overridable, replaceable_weights, weights_of
 from sdort.onnx_io.precision_mark import says_bf16
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
@@ -291,6 +291,8 @@ def _start(
     replaceable = find_replaceable(path, component) if options.adapters else {}
     if replaceable:
         graph = graph or read_component(path, component).copy()
+        fixed = weights_of(graph, provider.constant_weights)
+        replaceable = {name: weight for name, weight in replaceable.items() if name not in fixed}
         make_overridable(graph, replaceable, required=keeps_constants(provider))
     # A compiled program holds weights, or takes them: what was kept is of the other kind.
     other = bool(replaceable) and keeps_constants(provider)

@@ -21,12 +21,12 @@ from support.relisted import relist
 
 import sdort
 from sdort.cli import cli
-from sdort.errors import BadModelError, ParityError
+from sdort.errors import BadModelError, ParityError, ProviderError
 from sdort.exporter.command import export
 from sdort.generation import device_loop
 from sdort.generation.adapted_weights import _merged, plan_adapters
 from sdort.generation.guard import Guard
-from sdort.onnx_io.overridable import replaceable_weights
+from sdort.onnx_io.overridable import replaceable_weights, weights_of
 from sdort.onnx_io.weight_origins import ORIGINS_KEY
 from sdort.optimizer.command import optimize
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
@@ -214,6 +214,17 @@ def test_a_provider_that_compiles_weights_gets_them_as_inputs(
     with_a, none = pixels(pipeline, f"{sd1.a}:{SCALE}"), pixels(pipeline)
     np.testing.assert_array_equal(with_a, images["a"])
     np.testing.assert_array_equal(none, images["none"])
+
+
+def test_half_of_an_adapter_is_none(
+    sd1: Adapted, fast: tuple[Path, Path], images: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a provider whose convolutions take constants alone; what they took stays."""
+    monkeypatch.setattr(sessions, "weights_of", lambda model, operators: weights_of(model, {"Conv"}))
+    pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    with pytest.raises(ProviderError, match="as constants, and the adapters change "):
+        pixels(pipeline, f"{sd1.a}:{SCALE}")
+    np.testing.assert_array_equal(pixels(pipeline), images["none"])
 
 
 def test_a_stage_that_is_done_again_in_fp32_keeps_its_adapter(sd1: Adapted, images: dict[str, Any]) -> None:
