@@ -14,8 +14,7 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
-from sdort.pipelines.families import CLIP_SKIP
+from sdort.model.component_names import CLIP_SKIP, CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
 from sdort.rewrite.size_names import size_at
 
 FOLDERS = {

@@ -12,8 +12,7 @@ from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.signatures import INTRABLOCK_INPUTS, ComponentSpec
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
-from sdort.pipelines.families import CLIP_SKIP
+from sdort.model.component_names import CLIP_SKIP, CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""

@@ -1,4 +1,5 @@
-"""Names of a pipeline's components: folder names that sdort, optimum and diffusers' conversion script share."""
+"""Names of a pipeline's components, folder names that sdort, optimum and diffusers' conversion script share, and of
+outputs that are sdort's own."""
 
 from __future__ import annotations
 
@@ -11,3 +12,6 @@ EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER, *CONTROL
 SAFETY_CHECKER = "safety_checker"
 COMPONENTS = (*EXPORTED, SAFETY_CHECKER)
 """Every component that a pipeline may have, in its order."""
+CLIP_SKIP = "clip_skip"
+"""``clip_skip.2`` of a text encoder is the final norm of the output of the last layer but one, and so on; sdort's own
+exports of Stable Diffusion 1.x and 2.x have these outputs."""

@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.console import detail
 from sdort.errors import BadModelError, UsageError, did_you_mean
+from sdort.model.component_names import CLIP_SKIP
 from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
 from sdort.optimizer.architecture import Config, architecture
@@ -23,7 +24,6 @@ from sdort.optimizer.report import ComponentReport
 from sdort.passes.expand import STEP_NAME as EXPAND
 from sdort.pipelines.config_schemas import component_schema
 from sdort.pipelines.configs import read_component_config
-from sdort.pipelines.families import CLIP_SKIP
 from sdort.providers import load_target
 from sdort.providers.target import Target
 

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model.component_names import CLIP_SKIP
 from sdort.model.signature import Array
 
 Conditioning = dict[str, Array]
 """Conditioning inputs of the UNet by name, arrays [1, ...]: all it takes beside latents and timestep."""
 
 LAST, PENULTIMATE = "last_hidden_state", "hidden_states of the last layer but one"
-CLIP_SKIP = "clip_skip"
-"""``clip_skip.2`` of a text encoder is the final norm of the output of the last layer but one, and so on; sdort's own
-exports of Stable Diffusion 1.x and 2.x have these outputs."""
 
 SIZE_NUMBERS = 6
 """In ``time_ids``: height and width before cropping, the crop's top and left, height and width of the image.

@@ -224,7 +224,7 @@ def test_half_of_an_adapter_is_none(
     pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
     with pytest.raises(ProviderError, match="as constants, and the adapters change "):
         pixels(pipeline, f"{sd1.a}:{SCALE}")
-    np.testing.assert_array_equal(pixels(pipeline), images["none"])
+    assert np.abs(pixels(pipeline).astype(int) - images["none"]).max() <= 1  # convolutions are packed ahead here
 
 
 def test_a_stage_that_is_done_again_in_fp32_keeps_its_adapter(sd1: Adapted, images: dict[str, Any]) -> None:
