@@ -101,7 +101,7 @@ def test_variants(tmp_path: Path, inputs: str, outputs: str, expected: str) -> N
         ("float[B, S] ids", "float[B, S, 8] y"),
         ("float[B, 4, H, W] a, float[B, S, D] c", "float[B, 4, H, W] y"),  # no timestep
         ("float[B, 4, H, W] a, int64[1] t", "float[B, 4, H, W] y"),  # no text
-        ("float[B, 4, H, W] a, int64[1] t, float[B, S, D] c", "float[B, 4, H, W] y, float[B, 4, H, W] z"),  # ControlNet
+        ("float[B, 4, H, W] a, int64[1] t, float[B, S, D] c", "float[B, 4, H, W] y, float[B, S, D] z"),
     ],
 )
 def test_other_models_are_refused_with_what_they_are(tmp_path: Path, inputs: str, outputs: str) -> None:

@@ -27,7 +27,7 @@ from sdort.tuning.store import Store
 
 pytestmark = pytest.mark.long
 
-ROUNDS = int(os.environ.get("KILLS", "11"))
+ROUNDS = int(os.environ.get("KILLS", "7"))
 """Kills of each command, spread over all that it does."""
 RUN = ("--height", "64", "--width", "64", "--provider", "cpu", "--seed", "1", "-o", "out/image.png")
 OLD = b"what was there before"

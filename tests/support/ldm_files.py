@@ -149,9 +149,13 @@ def load_part(folder: Path) -> State:
 
 
 def write_ldm(path: Path, checkpoint: Path, family: str, layers: int = 1, **notes: str) -> State:
-    """Write a diffusers folder of SD 1.x (``sd1``), 2.x (``sd2``) or SDXL as one file; returns its tensors."""
+    """Write a diffusers folder of SD 1.x (``sd1``), 2.x (``sd2``) or SDXL as one file; returns its tensors.
+
+    A folder without a VAE gives a file without one.
+    """
     state: State = with_prefix("model.diffusion_model.", ldm_unet(load_part(checkpoint / "unet"), layers))
-    state |= with_prefix("first_stage_model.", ldm_vae(load_part(checkpoint / "vae")))
+    if any((checkpoint / "vae").glob("*.safetensors")):
+        state |= with_prefix("first_stage_model.", ldm_vae(load_part(checkpoint / "vae")))
     text = load_part(checkpoint / "text_encoder")
     if family == "sd1":
         state |= with_prefix("cond_stage_model.transformer.", old_clip_names(text))
