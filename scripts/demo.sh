@@ -16,19 +16,6 @@ mkdir -p "$folder"
 make_environment "$folder/venv" cpu
 PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 
-step() {
-    local word
-    printf '\n==>'
-    for word; do
-        case $word in
-            *' '*) printf ' "%s"' "$word" ;;
-            *) printf ' %s' "$word" ;;
-        esac
-    done
-    printf '\n'
-    "$@"
-}
-
 step sdort export demo "$folder/model" --overwrite
 step sdort optimize "$folder/model" "$folder/fp32" --provider cpu --overwrite
 step sdort optimize "$folder/model" "$folder/fp16" --provider cpu --fp16 --overwrite

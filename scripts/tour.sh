@@ -17,13 +17,6 @@ make_environment "$folder/venv" cpu
 PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 tour=$folder/tour
 
-step() {
-    printf '\n==>'
-    printf ' %q' "$@"
-    printf '\n'
-    "$@"
-}
-
 # draw NAME PROMPT OPTIONS...: NAME.png of the optimized pipeline
 draw() {
     step sdort run "$tour/fast" --provider cpu --prompt "$2" --seed 7 --steps 20 --guidance-scale 5 \
