@@ -41,7 +41,7 @@ Examples:
     "components",
     multiple=True,
     metavar="NAME",
-    show_default="all that text to image runs",
+    show_default="all that sdort run runs",
     help="Only this (repeatable).",
 )
 @click.option("--budget", type=Duration(BUDGET), help="Stop after this time: 90s, 30m, 2h. What is left is listed.")
@@ -72,7 +72,7 @@ def command(
 
     For every size and batch; later runs start at full speed with what it keeps. Tuning is on without --tuning. What is
     finished is not done again, so an interrupted warm-up goes on where it stopped, also after --budget, which is no
-    error: the exit code is 0. The decoder is warmed up in the form that sdort run would take: whole, image by image or
+    error: the exit code is 0. The VAE is warmed up in the form that sdort run would take: whole, image by image or
     in tiles, as memory allows or as --vae-tiling and --vae-slicing say.
     """
     from sdort.console import conclude, emit_json, is_quiet, show, to_json

@@ -17,6 +17,7 @@ from typing import Any
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.machine.disk import WritePlan
+from sdort.model.component_names import ENCODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
@@ -63,7 +64,7 @@ def warm(
         pipeline: a folder of ONNX components, or one ``.onnx`` file.
         sizes: heights and widths of images in pixels; the model's own if empty.
         batch_sizes: how many images are generated at once.
-        components: names of components; all that text to image runs if empty.
+        components: names of components; all that generations run if empty, the VAE's encoder among them.
         budget: seconds after which no item is begun, and the one that runs is given up.
         vae_tiling: decode in tiles; by default where :func:`sdort.run` would, by the memory that is free.
         vae_slicing: decode one image at a time; by default likewise.
@@ -220,7 +221,8 @@ class _Warmer:
         smaller = self.target.smaller(item)
         if smaller:
             forms = dict.fromkeys(str(decode.form) for part in smaller for decode in part.decodes)
-            warn(f"{item}: the decoder ran out of memory; it goes on {' and '.join(forms)}")
+            half = "encoder" if item.case.component == ENCODER else "decoder"
+            warn(f"{item}: the {half} ran out of memory; it goes on {' and '.join(forms)}")
         else:
             outcome.status = FAILED
         return smaller

@@ -19,13 +19,15 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
 from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
 
-UNUSED = (SAFETY_CHECKER, ENCODER)
-"""Components that text to image does not run."""
+UNUSED = (SAFETY_CHECKER,)
+"""Components that no generation runs."""
+_IN_PARTS = (ENCODER, DECODER)
+"""Components that take images one by one or in tiles, as memory allows."""
 
 
 @dataclass(frozen=True)
 class WarmupOptions:
-    """Options of a warm-up. No ``sizes`` is the model's own, no ``components`` all that text to image runs.
+    """Options of a warm-up. No ``sizes`` is the model's own, no ``components`` all that generations run.
 
     Raises:
         UsageError: a number is out of its range.
@@ -51,7 +53,7 @@ class WarmupOptions:
 
 @dataclass(frozen=True)
 class Decode:
-    """Images that the decoder decodes, counted by ``case.batch``, and how."""
+    """Images that the decoder decodes or the encoder encodes, counted by ``case.batch``, and how."""
 
     case: Case
     form: Plan
@@ -69,7 +71,7 @@ class Item:
     feeds: dict[str, Array]
     key: Key
     decodes: list[Decode] = field(default_factory=list)
-    """The images that the decoder decodes with these shapes; empty for other components."""
+    """The images that the decoder or the encoder takes with these shapes; empty for other components."""
 
     def __str__(self) -> str:
         return describe_item(self.case, self.decodes)
@@ -96,17 +98,17 @@ class WarmupTarget:
         return Item(case, path, feeds, key, list(decodes))
 
     def decoding(self, decode: Decode, inputs: InputSpecs) -> Item:
-        """The decoder at the shapes that it runs on at once to decode."""
-        return self.item(self.planner().part_of(decode.case, decode.form), inputs, [decode])
+        """The decoder, or the encoder, at the shapes that it runs on at once."""
+        return self.item(self.planner(decode.case.component).part_of(decode.case, decode.form), inputs, [decode])
 
-    def planner(self) -> Planner:
-        """The planner of the pipeline's decoder."""
-        return planner_of(self.folder, self.provider)
+    def planner(self, component: str) -> Planner:
+        """The planner of the pipeline's decoder or encoder."""
+        return planner_of(self.folder, self.provider, component)
 
     def smaller(self, item: Item) -> list[Item]:
-        """The items that ``sdort run`` goes on with where the decoder runs out of memory in ``item``; empty if none."""
+        """The items that ``sdort run`` goes on with where memory runs out in ``item``; empty if none."""
         inputs = self.folder.file(item.case.component).signature.inputs
-        planner = self.planner()
+        planner = self.planner(item.case.component)
         items: dict[str, Item] = {}
         for decode in item.decodes:
             form = planner.smaller(planner.size(decode.case), decode.form)
@@ -133,12 +135,13 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
     inputs = {name: folder.file(name).signature.inputs for name in options.components or known}
-    free = _free_beside(target, known) if DECODER in inputs else None
+    without = [name for name in known if name != ENCODER]  # a run opens the encoder for an init image alone
     items: dict[str, Item] = {}
     for case in _cases(folder, options, inputs):
         specs = inputs[case.component]
-        if case.component == DECODER:
-            planner = target.planner()
+        if case.component in _IN_PARTS:
+            planner = target.planner(case.component)
+            free = _free_beside(target, without if case.component == DECODER else known)
             form = planner.plan(planner.size(case), options.vae_tiling, options.vae_slicing, free)
             refuse_case(folder, case, target.provider, target.runtime.device_id, form)
             add(items, target.decoding(Decode(case, form), specs))
@@ -149,13 +152,14 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
 
 
 def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, InputSpecs]) -> Iterator[Case]:
-    """The cases that text to image runs the components on."""
+    """The cases that generations run the components on; all images of a run begin with one that is encoded."""
     for height, width in options.sizes or [folder.default_size]:
         if height % folder.vae_factor or width % folder.vae_factor:
             raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
         for images in options.batch_sizes:
             for name, specs in inputs.items():
-                yield from generation_cases(name, specs, images, (height, width), guided=True)
+                count = 1 if name == ENCODER else images
+                yield from generation_cases(name, specs, count, (height, width), guided=True)
 
 
 def _free_beside(target: WarmupTarget, components: Sequence[str]) -> int | None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.tiny_pipeline import Tiny, with_encoder
 
+import sdort
 from sdort.errors import MemoryShortageError
 from sdort.generation.decode import Plan
 from sdort.generation.encode import Encoder
 from sdort.generation.footprint import Footprint
 from sdort.model.signature import TensorSpec
+
+# diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 Array = np.ndarray[Any, Any]
 FACTOR = 4
@@ -85,3 +91,26 @@ def test_running_out_of_memory_goes_on_in_tiles(capsys: pytest.CaptureFixture[st
     assert session.sizes[-1][2:] == (128, 128)
     with pytest.raises(MemoryShortageError):
         encoder(Means("n", "h", "w", most=9)).encode(pixels, Plan(True))
+
+
+# --- in a pipeline ---
+
+
+def test_a_dead_encoder_is_done_again_in_fp32(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = np.full((32, 32, 3), 250, np.uint8)
+    photo[8:24, 8:24] = 3
+    options: dict[str, Any] = {"steps": 4, "strength": 0.25, "seed": 3, "provider": "cpu", "check": False}
+
+    def drawn(dtype: str) -> sdort.Generation:
+        folder = with_encoder(tiny, tmp_path / dtype, dtype)
+        return sdort.run(folder, "a cat", init_image=photo, output=tmp_path / f"{dtype}.png", **options)
+
+    wanted = drawn("float")
+    assert "vae_encoder" not in capsys.readouterr().err
+    made = drawn("float16")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "vae_encoder: it gave NaN or infinite values. It is done again with all of it in fp32" in told
+    assert made.widened == {"vae_encoder": "all of it"}
+    difference = made.images[0].pixels.astype(int) - wanted.images[0].pixels
+    assert np.abs(difference).max() == 0
+    assert wanted.images[0].pixels.std() > 5

@@ -16,13 +16,14 @@ import pytest
 from click.testing import CliRunner, Result
 from support import tiny_pipeline
 from support.moments import KILLED, Strikes
-from support.tiny_pipeline import Tiny
+from support.tiny_pipeline import Tiny, with_encoder
 
 from sdort import console
 from sdort.cli import cli
 from sdort.cli.warm import _run_command
 from sdort.errors import OutputError, ProviderError, UsageError
 from sdort.generation import decode, keep_tuning
+from sdort.generation.input_image import read_image
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
@@ -364,6 +365,21 @@ def test_drawing_feeds_the_shapes_that_are_planned(
         )
 
 
+def test_encoding_feeds_the_shapes_that_are_planned(tiny: Tiny, tmp_path: Path) -> None:
+    """Whatever the number of images, their init image is encoded alone."""
+    pipeline = load_pipeline(with_encoder(tiny, tmp_path / "model"), RuntimeOptions("cpu", check=False))
+    size = 16, 48 * tiny_pipeline.VAE_FACTOR
+    photo = np.arange(16 * size[1] * 3, dtype=np.uint8).reshape(*size, 3)
+    given = read_image(photo, "init_image")
+    request = Request("a", steps=4, strength=0.25, num_images=2, height=16, width=size[1], init_image=given)
+    list(pipeline.generate(request))
+    options = plan.WarmupOptions(RuntimeOptions("cpu"), [size], (2,))
+    planned = plan.plan(plan.WarmupTarget(pipeline.folder, CPU, options.runtime), options)
+    encoded = [item for item in planned if item.case.component == "vae_encoder"]
+    assert {item.key.shapes for item in encoded} == pipeline.sessions["vae_encoder"].ran_on
+    assert [str(item) for item in encoded] == ["vae_encoder, batch 1, 16x192 (1 of 16x192 all at once)"]
+
+
 WHOLE, ONE, TILES = "all at once", "image by image", "in tiles of 64 x 64 latents"
 AMPLE, TIGHT, NOTHING = 1 + 1e-5, 1 - 1e-5, 0.0
 """Free memory as a share of what decoding all at once takes."""
@@ -408,14 +424,16 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
     assert [str(each) for each in item.decodes] == [f"2 of {size[0]}x{size[1]} {form}"]
 
 
-def test_warm_says_which_form_was_warmed_up(tiny: Tiny) -> None:
+@pytest.mark.parametrize("component", ["vae_decoder", "vae_encoder"])
+def test_warm_says_which_form_was_warmed_up(component: str, tiny: Tiny, tmp_path: Path) -> None:
     """Tiles of one shape serve every larger image."""
-    asked = (tiny.onnx, "--component", "vae_decoder", "--size", "256x256,256x288,288x288", "--vae-tiling")
+    folder = with_encoder(tiny, tmp_path / "model")
+    asked = (folder, "--no-check", "--component", component, "--size", "256x256,256x288,288x288", "--vae-tiling")
     forms = [f"1 of {size} {how}" for size, how in (("256x256", WHOLE), ("256x288", TILES), ("288x288", TILES))]
     result = invoke(*asked, "--json")
     (told,) = json.loads(result.stdout)["items"]
     assert (told["batch"], told["height"], told["width"], told["decodes"]) == (1, 256, 256, forms)
-    assert f"vae_decoder, batch 1, 256x256 ({'; '.join(forms)}): first run" in result.stderr
+    assert f"{component}, batch 1, 256x256 ({'; '.join(forms)}): first run" in result.stderr
     shown = invoke(*asked)
     assert [form for form in forms if form not in shown.stdout] == []
     result = invoke(*asked[:-1], "--no-vae-tiling", "--json")
@@ -435,10 +453,10 @@ class Small(Spy):
             raise RuntimeError("Failed to allocate memory for requested buffer of size 9")
 
 
-def with_little_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_little_memory(most: int, monkeypatch: pytest.MonkeyPatch, part: str = "vae_decoder") -> None:
     def small(path: Path, component: str, *args: Any) -> Session:
         session = open_session(path, component, *args)
-        session.ort = Small(session.ort, most) if component == "vae_decoder" else session.ort
+        session.ort = Small(session.ort, most) if component == part else session.ort
         return session
 
     monkeypatch.setattr(warm, "open_session", small)
@@ -464,13 +482,18 @@ def test_a_decoder_that_is_too_large_goes_on_as_run_does(tiny: Tiny, monkeypatch
     assert [each["status"] for each in again] == ["too large", "too large", "kept"]
 
 
-def test_a_decoder_that_is_too_large_in_every_form_has_failed(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    factor = open_folder(tiny.onnx, ()).vae_factor
-    with_little_memory(31 * 32, monkeypatch)
-    result = invoke(tiny.onnx, "--size", f"{64 * factor}x{64 * factor}", "--component", "vae_decoder", "--json")
+@pytest.mark.parametrize(("part", "scale"), [("vae_decoder", 1), ("vae_encoder", tiny_pipeline.VAE_FACTOR)])
+def test_a_part_of_the_vae_that_is_too_large_in_every_form_has_failed(
+    part: str, scale: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = 64 * tiny_pipeline.VAE_FACTOR
+    with_little_memory((31 * scale) * (32 * scale), monkeypatch, part)
+    folder = with_encoder(tiny, tmp_path / "model")
+    result = invoke(folder, "--no-check", "--size", f"{side}x{side}", "--component", part, "--json")
     assert result.exit_code == ProviderError.exit_code
     told = json.loads(result.stdout)
-    assert [(each["height"] // factor, each["status"]) for each in told["items"]] == [(64, "too large"), (32, "failed")]
+    assert [(each["height"], each["status"]) for each in told["items"]] == [(side, "too large"), (side // 2, "failed")]
+    assert f"the {part.removeprefix('vae_')} ran out of memory; it goes on" in result.stderr
     assert "1 of 2 did not run" in told["error"]
 
 
