@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.errors import SdortError
 from sdort.errors.plain_text import library_reason
+from sdort.model.domains import OWN_DOMAIN
 from sdort.model.model import Model
 from sdort.optimizer.report import ComponentReport, count_operators
 from sdort.optimizer.unlowered import unlowered
@@ -117,9 +118,15 @@ def _run_step(run: PipelineRun, step: PipelineStep) -> None:
 # --- steps that are more than one call ---
 
 
+def _fusible(run: PipelineRun) -> Target:
+    """The target as fusions see it: without --sdort-ops none makes an operator of sdort's own."""
+    own = [name for name in run.target.conditions if name.startswith(f"{OWN_DOMAIN}.")]
+    return run.target if run.options.sdort_ops else run.target.without(*own)
+
+
 def _stage(stage: str) -> Callable[[PipelineRun], int]:
     def apply(run: PipelineRun) -> int:
-        support = None if stage in ("restore", "raise") else run.target
+        support = None if stage in ("restore", "raise") else _fusible(run)
         fusions = [f for f in load_fusions().values() if f.stage == stage]
         disabled = [f for f in fusions if f.name in run.options.disable]
         enabled = [f for f in fusions if f not in disabled]

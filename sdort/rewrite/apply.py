@@ -177,6 +177,7 @@ class _Application:
 
     def _rewrite_at(self, variants: Sequence[Variant], root: gs.Node) -> bool:
         fusion, editor = self.fusion, self.editor
+        refused: dict[str, Refusal] = {}  # of several variants that fit, the first one says why not
         for before, after in variants:
             match = find(editor, before, root, Progress(), through_casts=fusion.through_casts)
             if match is None:
@@ -186,7 +187,8 @@ class _Application:
                 refusal = substitute(editor, before, after, match, fusion.derive(match), self.support)
             if refusal is None:
                 return True
-            self.refused.update((node.name, refusal) for node in match.removed)
+            refused = {node.name: refusal for node in match.removed} | refused
+        self.refused.update(refused)
         return False
 
 

@@ -1,4 +1,5 @@
-// com.microsoft::BiasSplitGelu. Inputs: X (N, S, 2H), bias (2H). Output: Y (N, S, H).
+// com.microsoft::BiasSplitGelu, and sdort::BiasSplitGelu: the same where a graph has a width that ONNX Runtime's kernels
+// of that name are not compiled for. Inputs: X (N, S, 2H), bias (2H). Output: Y (N, S, H).
 #include "geometry.h"
 #include "rows/operator.h"
 
@@ -33,6 +34,9 @@ struct BiasSplitGelu {
 };
 
 SDORT_ROW_OPERATOR(BiasSplitGelu, .domain = kMicrosoft, .name = "BiasSplitGelu", .inputs = {{"X"}, {"bias"}}, .outputs = {{"Y"}})
+
+const Registration kAnyWidth = rows::registration<BiasSplitGelu, BiasSplitGelu_f32, BiasSplitGelu_f16>(
+    {.domain = kSdort, .name = "BiasSplitGelu", .inputs = {{"X"}, {"bias"}}, .outputs = {{"Y"}}});
 
 }  // namespace
 }  // namespace sdort
