@@ -9,6 +9,10 @@ let scripts/gpu_benchmark.py leave a checkpoint in its working folder, then:
 
     sdort export WORK/checkpoint-sd15 model && sdort optimize model FAST --provider cuda --fp16
 
+Whether a step takes the weights that were written is checked too: what a session gives that was open when they were
+written is, bit by bit, what one gives that is opened on them after that, and without the adapter what the graph as it
+is gives.
+
 Three sessions' steps are timed in turns, so that clocks and neighbours meet all of them: the graph as it is; the graph
 whose weights can be replaced, without an adapter; the same with one, once for attention alone and once for every
 matrix and convolution. An adapter's values are random; what is timed does not depend on them.
@@ -37,7 +41,8 @@ from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.session import Session, open_session
+from sdort.runtime.replaced_weights import ReplacedWeights
+from sdort.runtime.session import Session, open_graph
 
 WARMUP = 5
 
@@ -79,8 +84,9 @@ def measure(folder: PipelineFolder, options: RuntimeOptions, args: argparse.Name
     )
     large = write_lora(shapes, scratch / "all.safetensors", args)
 
-    def opened(adapters: bool) -> Session:
-        return open_session(folder.models["unet"], "unet", provider, replace(options, adapters=adapters))
+    def opened(adapters: bool, weights: ReplacedWeights | None = None) -> Session:
+        file, own = folder.file("unet"), replace(options, adapters=adapters)
+        return open_graph(file.copy(), file.path, "unet", provider, own, weights=weights)
 
     free = [free_memory(provider.vendor, options.device_id) or 0]
     plain, open_seconds = timed(lambda: opened(False))
@@ -88,7 +94,7 @@ def measure(folder: PipelineFolder, options: RuntimeOptions, args: argparse.Name
     adaptable, open_again_seconds = timed(lambda: opened(True))
     free.append(free_memory(provider.vendor, options.device_id) or 0)
     running = RunningAdapters({"unet": adaptable})
-    steps = {"plain": bound(plain, args, 1), "adaptable": bound(adaptable, args, 1)}
+    steps = {"plain": bound(plain, args), "adaptable": bound(adaptable, args)}
     report: dict[str, Any] = {
         "provider": provider.name,
         "graph": options.graph,
@@ -101,21 +107,24 @@ def measure(folder: PipelineFolder, options: RuntimeOptions, args: argparse.Name
         report["GPU memory of the plain session, MB"] = round((free[0] - free[1]) / 1e6)
         report["GPU memory of the adaptable session, MB"] = round((free[1] - free[2]) / 1e6)
     report |= ratios(interleaved(steps, args.rounds))
-    for number, (name, path) in enumerate({"attention": small, "all": large}.items()):
-        plan = plan_adapters(folder, [AdapterChoice(path, 0.8)])
-        off = plan_adapters(folder, [])
+    for name, path in {"attention": small, "all": large}.items():
+        plan, off = plan_adapters(folder, [AdapterChoice(path, 0.8)]), plan_adapters(folder, [])
         first = timed(lambda plan=plan: running.use(plan))[1]
+        report |= ratios(
+            interleaved({"plain": steps["plain"], f"with an adapter ({name})": steps["adaptable"]}, args.rounds)
+        )
+        drawn, other = output(steps["adaptable"]), output(bound(opened(True, adaptable.weights), args))
         running.use(off)
         again = timed(lambda plan=plan: running.use(plan))[1]
-        # A binding of its own: what was bound before lacks the weights that this adapter is the first to change.
-        with_adapter = {f"with an adapter ({name})": bound(adaptable, args, 2 + number)}
-        report |= ratios(interleaved({**steps, **with_adapter}, args.rounds))
+        running.use(off)
+        own = output(steps["plain"])
         report |= {
             f"first switch ({name}), s": round(first, 3),
             f"later switch ({name}), s": round(again, 3),
-            f"bound beside the model's ({name}), MB": round(running.nbytes / 1e6, 1),
+            f"largest change of the output ({name})": float(np.abs(drawn - own).max()),
+            f"against a session opened on it ({name})": float(np.abs(drawn - other).max()),
+            f"against the plain one after it ({name})": float(np.abs(output(steps["adaptable"]) - own).max()),
         }
-        running.use(off)
     return report
 
 
@@ -136,7 +145,7 @@ def timed(work: Any) -> tuple[Any, float]:
     return work(), time.perf_counter() - started
 
 
-def bound(session: Session, args: argparse.Namespace, number: int) -> BoundBuffers:
+def bound(session: Session, args: argparse.Namespace) -> BoundBuffers:
     """The UNet bound as in a run, with random inputs; warm."""
     inputs = {name: spec for name, spec in session.inputs.items() if name not in ("sample", "timestep")}
     shapes = {
@@ -144,7 +153,7 @@ def bound(session: Session, args: argparse.Namespace, number: int) -> BoundBuffe
     }
     channels = session.inputs["sample"].shape[1]
     latent = (channels if isinstance(channels, int) else 4, args.size, args.size)
-    buffers = BoundBuffers(session, Batch(1, args.batch, latent), shapes, number)
+    buffers = BoundBuffers(session, Batch(1, args.batch, latent), shapes, 1)
     random = np.random.default_rng(0)
     buffers.sample.write(random.standard_normal(buffers.sample.shape))
     buffers.timestep.write(np.full(buffers.timestep.shape, 500))
@@ -159,6 +168,12 @@ def step(buffers: BoundBuffers) -> None:
     """One run, to its end: reading a value of the output waits for it."""
     buffers.run()
     buffers.output.read()
+
+
+def output(buffers: BoundBuffers) -> Any:
+    """What a run gives, in float32."""
+    buffers.run()
+    return buffers.output.read().astype(np.float32)
 
 
 def interleaved(steps: dict[str, BoundBuffers], rounds: int) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from sdort.console import progress, warn
-from sdort.errors import ParityError, ProviderError
+from sdort.errors import ParityError
 from sdort.generation.record import AdapterRecord
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import DECODER, ENCODER
@@ -49,7 +49,7 @@ def is_adaptable(component: str) -> bool:
 
 def remark_inputs(session: Session) -> None:
     """Warn where weights that can change are inputs of every run, as a provider compiles the others into programs."""
-    if session.weights.required:
+    if session.weights.as_inputs:
         warn(
             f"{session.provider.name} compiles weights into its programs: {size_text(session.weights.nbytes)} of "
             f"{session.component}, which adapters can change, go to the device in every step instead. An adapter in "
@@ -80,15 +80,6 @@ class AdapterPlan:
         """The initializers of a component that change."""
         changes = self.changes.get(component, {})
         return [name for name, weight in self.weights.get(component, {}).items() if changes.keys() & weight.parameters]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights that replace others; the model's own stay in memory beside them."""
-        return sum(
-            weights[name].stored.nbytes
-            for component, weights in self.weights.items()
-            for name in self.changed(component)
-        )
 
 
 def plan_adapters(folder: PipelineFolder, choices: Sequence[AdapterChoice]) -> AdapterPlan:
@@ -128,11 +119,6 @@ class RunningAdapters:
         """The adapters that the sessions have now."""
         return list(self._current or ())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that replaced weights take beside the models' own, also while no adapter is in use."""
-        return sum(session.weights.nbytes for session in self.sessions.values())
-
     def use(self, plan: AdapterPlan) -> None:
         """Change the sessions' weights; nothing is loaded, compiled or recorded again.
 
@@ -157,31 +143,11 @@ class RunningAdapters:
 def _switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
     """Write the weights of a session that change, and those that changed before; yields each as it is done."""
     weights = session.weights
-    _refuse_fixed(session, changed)
-    for name, values in _all_merged(session.component, session.replaceable, changed, changes):
+    for name in weights.changed.difference(changed):
+        weights.restore(name)
+    for name, values in _all_merged(session.component, weights.replaceable, changed, changes):
         weights.write(name, values)
         yield name
-    if changed or weights.required:
-        for name in weights.names.difference(changed):
-            weights.write(name, session.replaceable[name].stored.load())
-    weights.active = bool(changed) or weights.required
-
-
-def _refuse_fixed(session: Session, changed: Sequence[str]) -> None:
-    """Refuse to change weights that the session has as constants: half of an adapter is none.
-
-    Raises:
-        ProviderError: how many there are.
-    """
-    fixed = [name for name in changed if name not in session.replaceable]
-    if fixed:
-        operators = ", ".join(sorted(session.provider.constant_weights))
-        raise ProviderError(
-            f"{session.provider.name} takes the weights of {operators} as constants, and the adapters change "
-            f"{len(fixed)} of them, such as {fixed[0]}",
-            component=session.component,
-            hint="Put the adapters into the model:\n    sdort export MODEL OUT --lora FILE",
-        )
 
 
 def _all_merged(

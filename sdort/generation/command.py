@@ -102,10 +102,9 @@ class Pipeline:
         for job in jobs:
             settings = job.requests[0]
             checked_stages(models.folder, settings)
-            replaced = plan_adapters(models.folder, settings.lora).nbytes
-            held = self._held + models.adapters.nbytes
+            plan_adapters(models.folder, settings.lora)
             more = refuse_generation(
-                models.folder, settings, job.images, models.provider, device_id, held, replaced,
+                models.folder, settings, job.images, models.provider, device_id, self._held,
                 refiner_open=models.refiner is not None,
             )  # fmt: skip
             needed = max(needed, more)
@@ -306,8 +305,8 @@ def run(
         provider = choose_provider(runtime)[0]
         for job in jobs:
             checked_stages(folder, job.requests[0])
-            replaced = plan_adapters(folder, job.requests[0].lora).nbytes
-            refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id, replaced=replaced)
+            plan_adapters(folder, job.requests[0].lora)
+            refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
     adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
     loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable))
     result = loaded._run_jobs(jobs, paths)

@@ -101,7 +101,7 @@ class Loop:
     def __init__(self, unet: Session) -> None:
         self.unet = unet
         self._sums: dict[tuple[bool, int | None], Session] = {}
-        self._bound: dict[tuple[Batch, InputShapes, frozenset[str]], BoundBuffers] = {}
+        self._bound: dict[tuple[Batch, InputShapes], BoundBuffers] = {}
         self._graphs = 0
         self._controlled: weakref.WeakSet[BoundBuffers] = weakref.WeakSet()
 
@@ -170,10 +170,7 @@ class Loop:
 
     def _at(self, batch: Batch, samples: Conditioning) -> BoundBuffers:
         shapes = tuple((name, values.shape[1:]) for name, values in samples.items())
-        weights = self.unet.weights
-        # What lacks a weight that was replaced since is of no more use; without any, there is always use for it.
-        self._bound = {key: value for key, value in self._bound.items() if not key[2] or key[2] == weights.names}
-        key = (batch, shapes, weights.bound)
+        key = (batch, shapes)
         if key not in self._bound:
             self._bound[key] = BoundBuffers(self.unet, batch, dict(shapes), self._graphs + 1)
             self._graphs += len(self._bound[key].graphs)

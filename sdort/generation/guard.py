@@ -77,7 +77,6 @@ class Guard:
             before = self.sessions[component]
             session = _open(before, select, before.options)
             if session is not None:
-                session.weights = before.weights  # an adapter's stay
                 self.sessions[component] = session
                 self.widened[component] = what
                 self._chosen[component] = select
@@ -109,7 +108,8 @@ def _open(session: Session, select: Select, options: RuntimeOptions) -> Session 
         proto = widen_file(session.path, select, session.component)
         if proto is None:
             return None
-        return open_graph(proto, session.path, session.component, session.provider, options)
+        weights = session.weights if session.options.adapters else None  # an adapter's stay
+        return open_graph(proto, session.path, session.component, session.provider, options, weights=weights)
     except SdortError as error:
         warn(f"{session.component}: no safer precision could be tried: {error.message}")
         return None

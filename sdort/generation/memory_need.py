@@ -170,7 +170,6 @@ def refuse_generation(
     provider: Provider,
     device_id: int,
     held: int | None = None,
-    replaced: int = 0,
     refiner_open: bool = False,
 ) -> int:
     """Refuse a run that cannot fit; the estimate in bytes of what it takes beside the weights, 0 where nothing tells.
@@ -178,7 +177,6 @@ def refuse_generation(
     Args:
         images: all images of the run.
         held: bytes that sessions which are loaded keep of earlier runs and take again; None before they are loaded.
-        replaced: bytes of the weights that adapters put beside the model's own.
         refiner_open: whether the request's refiner is loaded.
 
     Raises:
@@ -190,7 +188,7 @@ def refuse_generation(
         return 0
     free += held or 0
     height, width = plan_stages(folder, request)[-1].size
-    needed = generation_bytes(folder, request, images, provider, free) + replaced
+    needed = generation_bytes(folder, request, images, provider, free)
     components = (*folder.needed, ENCODER) if encodes(request) else folder.needed
     weights = weight_bytes(folder, components) if held is None else 0
     what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
@@ -199,7 +197,7 @@ def refuse_generation(
         # At the least it takes the place of the base's UNet.
         refiner = open_refiner(request.refiner, folder)
         more = refiner_bytes(refiner, (height, width), request, images, provider) - weight_bytes(folder, ["unet"])
-        refuse_shortage(weights + replaced + more, free, f"{what} with the refiner {refiner.path.name}")
+        refuse_shortage(weights + more, free, f"{what} with the refiner {refiner.path.name}")
     return needed
 
 

@@ -75,6 +75,12 @@ def weights_of(model: onnx.ModelProto, operators: Collection[str]) -> set[str]:
     return {name for node in model.graph.node if node.op_type in operators for name in node.input[1:]}
 
 
+def computed_weights(model: onnx.ModelProto, operators: Collection[str]) -> int:
+    """How many nodes of these operators take a weight that other nodes compute."""
+    made = {name for node in model.graph.node for name in node.output}
+    return sum(node.op_type in operators and node.input[1] in made for node in model.graph.node)
+
+
 def make_overridable(model: onnx.ModelProto, weights: Mapping[str, ReplaceableWeight], *, required: bool) -> None:
     """Make ``weights`` inputs of a model, in place.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def create_session(
     severity: int = FATAL,
     data_folder: Path | None = None,
     optimization: str = ALL,
+    initializers: Mapping[str, Any] | None = None,
 ) -> Any:
     """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
 
@@ -47,6 +48,8 @@ def create_session(
         model: the path of an ``.onnx`` file, or a serialized model.
         data_folder: where the external data of a serialized model lies.
         optimization: :data:`ALL`, :data:`BASIC` or :data:`NONE`.
+        initializers: values that the session has for initializers of the model, where they are: an ``OrtValue`` of
+            the provider's memory that does not own it, by name.
 
     Raises:
         UsageError: the provider cannot be asked for these options.
@@ -72,6 +75,8 @@ def create_session(
         settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, optimization)
     if optimization == NONE:
         settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    for name, value in (initializers or {}).items():
+        settings.add_initializer(name, value)
     with stoppable(partial(_cancel_loading, settings)):
         session, printed = start_session(onnxruntime, model, settings, [*chain, FALLBACK])
     if provider.ep not in session.get_providers():

@@ -1,57 +1,72 @@
-"""Weights of an open session that are not its file's: values in the provider's memory, each at one address for good."""
+"""Weights that change while sessions are open: values in the provider's memory, each at one address for good."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from sdort.model.signature import Array
+from sdort.onnx_io.overridable import ReplaceableWeight
 
 
 class ReplacedWeights:
-    """Values that runs of a session take instead of its model's weights, by initializer.
+    """The values that sessions of a model have for some of its initializers, written in place.
 
-    What was once replaced keeps its memory, so that a recorded graph of the device stays valid, and is written again
-    in place. While nothing is ``active``, runs take the model's own weights.
+    A session that is opened on them reads them where they are, so that a recorded graph of the device stays valid,
+    nothing is bound for a run, and there is one copy of each.
 
     Args:
+        replaceable: the initializers, by name; they begin with their own values.
         upload: puts an array into the provider's memory, as an ``OrtValue``.
-        required: the model has no weights of its own: there is always something active.
+        as_inputs: the model has no such initializers: every run takes the values as inputs.
+
+    Raises:
+        BadModelError: their own values cannot be read.
+        ProviderError: they do not fit into the provider's memory.
     """
 
-    def __init__(self, upload: Callable[[Array], Any], *, required: bool = False) -> None:
-        self.required = required
-        self.active = required
-        self._upload = upload
-        self._values: dict[str, Any] = {}
-        self._bytes = 0
+    def __init__(
+        self,
+        replaceable: Mapping[str, ReplaceableWeight] | None = None,
+        upload: Callable[[Array], Any] | None = None,
+        *,
+        as_inputs: bool = False,
+    ) -> None:
+        self.replaceable = dict(replaceable or {})
+        self.as_inputs = as_inputs and bool(self.replaceable)
+        self._changed: set[str] = set()
+        self._values = (
+            {name: upload(weight.stored.load()) for name, weight in self.replaceable.items()} if upload else {}
+        )
 
     @property
-    def names(self) -> frozenset[str]:
-        """Everything that has memory here."""
-        return frozenset(self._values)
+    def initializers(self) -> Mapping[str, Any]:
+        """What a session is opened on, as ``OrtValue`` by name."""
+        return {} if self.as_inputs else self._values
 
     @property
-    def bound(self) -> frozenset[str]:
-        """What runs take from here: all, or nothing."""
-        return self.names if self.active else frozenset()
+    def inputs(self) -> Mapping[str, Any]:
+        """What every run takes, as ``OrtValue`` by name."""
+        return self._values if self.as_inputs else {}
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Those that may have other values than the model's file."""
+        return frozenset(self._changed)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all values, in the provider's memory."""
-        return self._bytes
+        return sum(weight.stored.nbytes for weight in self.replaceable.values())
 
     def write(self, name: str, values: Array) -> None:
         """Let ``name`` have other values, of the initializer's shape and dtype."""
-        if name in self._values:
-            self._values[name].update_inplace(np.ascontiguousarray(values))
-        else:
-            # On the CPU the array is the memory itself, so it has to be nobody else's.
-            self._values[name] = self._upload(np.array(values, order="C"))
-            self._bytes += values.nbytes
+        self._changed.add(name)
+        self._values[name].update_inplace(np.ascontiguousarray(values))
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """What runs take: initializer and ``OrtValue``."""
-        return iter(self._values.items() if self.active else ())
+    def restore(self, name: str) -> None:
+        """Let ``name`` have the values of the model's file."""
+        self.write(name, self.replaceable[name].stored.load())
+        self._changed.remove(name)

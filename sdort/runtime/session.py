@@ -15,7 +15,13 @@ from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import read_component
-from sdort.onnx_io.overridable import ReplaceableWeight, make_overridable, replaceable_weights, weights_of
+from sdort.onnx_io.overridable import (
+    ReplaceableWeight,
+    computed_weights,
+    make_overridable,
+    replaceable_weights,
+    weights_of,
+)
 from sdort.onnx_io.precision_mark import says_bf16
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
@@ -71,7 +77,7 @@ class Session:
     """An open model. ``provider`` is what really runs it, after any fallback.
 
     Args:
-        replaceable: the initializers that ``weights`` may replace.
+        weights: the weights that it was opened on and that may change.
     """
 
     def __init__(
@@ -81,17 +87,16 @@ class Session:
         component: str,
         provider: Provider,
         options: RuntimeOptions,
-        replaceable: Mapping[str, ReplaceableWeight] | None = None,
+        weights: ReplacedWeights | None = None,
     ) -> None:
         self.ort = ort
         self.path = path
         self.component = component
         self.provider = provider
         self.options = options
-        self.replaceable = replaceable or {}
-        self.weights = ReplacedWeights(self.upload, required=bool(replaceable) and keeps_constants(provider))
-        """Values that runs take instead of the model's weights: an adapter's."""
-        self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs() if arg.name not in self.replaceable}
+        self.weights = weights or ReplacedWeights()
+        """The weights that an adapter may change."""
+        self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs() if arg.name not in self.weights.inputs}
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _quiet_settings()
@@ -110,7 +115,7 @@ class Session:
     @property
     def memory(self) -> tuple[str, int]:
         """Device name and index, as ONNX Runtime's ``OrtValue`` and ``IOBinding`` take them."""
-        return (self.provider.device, self.options.device_id) if self.provider.device else ("cpu", 0)
+        return memory_of(self.provider, self.options)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model.
@@ -126,20 +131,21 @@ class Session:
             BadModelError: a required input is missing, or a shape does not fit.
         """
         values = self.cast(feeds)
-        if not self.weights.bound and all(isinstance(value, np.ndarray) for value in values.values()):
+        if not self.weights.inputs and all(isinstance(value, np.ndarray) for value in values.values()):
             results = self.guard(lambda: self.ort.run(None, values, self._quiet))
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
             return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
-        uploaded = {name: self._on_device(value) for name, value in values.items()} | dict(self.weights)
+        uploaded = {name: self._on_device(value) for name, value in values.items()}
+        uploaded |= self.weights.inputs
         kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
         if all(isinstance(value, np.ndarray) for value in values.values()):
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
         return {spec.name: self.download(value) for spec, value in zip(self.outputs, kept, strict=True)}
 
     def io_binding(self) -> Any:
-        """An ``IOBinding`` of ONNX Runtime's with the weights that are replaced now; the rest is its owner's."""
+        """An ``IOBinding`` of ONNX Runtime's with the weights that are inputs; the rest is its owner's."""
         binding = self.ort.io_binding()
-        for name, value in self.weights:
+        for name, value in self.weights.inputs.items():
             binding.bind_ortvalue_input(name, value)
         return binding
 
@@ -175,8 +181,7 @@ class Session:
 
     def upload(self, value: Array) -> Any:
         """``value`` as an ``OrtValue`` in the provider's memory; on the CPU it shares the array's memory."""
-        make = import_onnxruntime().OrtValue.ortvalue_from_numpy
-        return self.guard(lambda: make(np.asarray(value, order="C"), *self.memory))
+        return self.guard(lambda: _uploaded(value, self.memory))
 
     def download(self, value: Any) -> Array:
         """An ``OrtValue`` as an array in host memory; on the CPU it shares the value's memory."""
@@ -258,6 +263,7 @@ def open_graph(
     provider: Provider,
     options: RuntimeOptions,
     optimization: str = ALL,
+    weights: ReplacedWeights | None = None,
 ) -> Session:
     """Open a graph in memory as :func:`open_session` opens the file that it was made from.
 
@@ -265,11 +271,12 @@ def open_graph(
         model: the graph, in which external data is named as in the file.
         path: the file; the weights lie in its folder.
         optimization: which of ONNX Runtime's own optimizations there are (:mod:`sdort.runtime.opener`).
+        weights: with ``options.adapters``, another session's of the same file, to be shared.
 
     Raises:
         BadModelError, ProviderError: as :func:`open_session`; what part of it runs on the CPU is not looked at.
     """
-    return _start(model, path, component, provider, options, FATAL, optimization)
+    return _start(model, path, component, provider, options, FATAL, optimization, weights)
 
 
 def _open(path: Path, component: str, provider: Provider, options: RuntimeOptions, severity: int) -> Session:
@@ -285,22 +292,26 @@ def _start(
     options: RuntimeOptions,
     severity: int,
     optimization: str = ALL,
+    weights: ReplacedWeights | None = None,
 ) -> Session:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
-    replaceable = find_replaceable(path, component) if options.adapters else {}
-    if replaceable:
-        graph = graph or read_component(path, component).copy()
-        fixed = weights_of(graph, provider.constant_weights)
-        replaceable = {name: weight for name, weight in replaceable.items() if name not in fixed}
-        make_overridable(graph, replaceable, required=keeps_constants(provider))
+    if options.adapters:
+        weights = weights or _own_weights(path, component, provider, options)
+        graph = _with_replaceable(graph or read_component(path, component).copy(), weights, component, provider)
     # A compiled program holds weights, or takes them: what was kept is of the other kind.
-    other = bool(replaceable) and keeps_constants(provider)
+    other = weights is not None and weights.as_inputs
     tuned = SessionTuning(options) if other else prepare_tuning(path, component, provider, options)
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
         ort = create_session(
-            model, provider, tuned.options, severity=severity, data_folder=folder, optimization=optimization
+            model,
+            provider,
+            tuned.options,
+            severity=severity,
+            data_folder=folder,
+            optimization=optimization,
+            initializers=weights.initializers if weights else None,
         )
     except SdortError:
         raise
@@ -308,11 +319,61 @@ def _start(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     tuned.apply(ort)
-    session = Session(ort, path, component, provider, options, replaceable)
-    if session.weights.required:
-        for name, weight in replaceable.items():
-            session.weights.write(name, weight.stored.load())
-    return session
+    return Session(ort, path, component, provider, options, weights)
+
+
+def _own_weights(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> ReplacedWeights:
+    """The weights of a file that adapters can change, in the provider's memory."""
+
+    def upload(values: Array) -> Any:
+        try:
+            return _borrowed(_uploaded(values, memory_of(provider, options)))
+        except Exception as error:  # its classes share no base but Exception
+            raise run_error(error, component, provider) from error
+
+    return ReplacedWeights(find_replaceable(path, component), upload, as_inputs=keeps_constants(provider))
+
+
+def _with_replaceable(
+    graph: onnx.ModelProto, weights: ReplacedWeights, component: str, provider: Provider
+) -> onnx.ModelProto:
+    """``graph``, changed in place, so that nothing is computed from weights that change before a run.
+
+    What operators read that take weights as constants alone stays constant: they read it in place.
+    """
+    constant = weights_of(graph, provider.constant_weights)
+    changing = {name: weight for name, weight in weights.replaceable.items() if name not in constant}
+    make_overridable(graph, changing, required=weights.as_inputs)
+    computed = computed_weights(graph, provider.constant_weights)
+    if computed:
+        operators = ", ".join(sorted(provider.constant_weights))
+        warn(
+            f"{component}: {computed} {operators} run on the CPU, as {provider.name} takes their weights as constants "
+            "alone, and adapters may change what these are computed from"
+        )
+    return graph
+
+
+def memory_of(provider: Provider, options: RuntimeOptions) -> tuple[str, int]:
+    """Device name and index, as ONNX Runtime's ``OrtValue`` and ``IOBinding`` take them."""
+    return (provider.device, options.device_id) if provider.device else ("cpu", 0)
+
+
+def _uploaded(value: Array, memory: tuple[str, int]) -> Any:
+    """An array as an ``OrtValue``; on the CPU it shares the array's memory."""
+    return import_onnxruntime().OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), *memory)
+
+
+def _borrowed(value: Any) -> Any:
+    """An ``OrtValue`` on the memory of ``value``, which lives as long: a session takes none that owns its memory.
+
+    By DLPack, of which every build has the part that is below the Python class
+    (microsoft/onnxruntime, onnxruntime/python/onnxruntime_pybind_ortvalue.cc).
+    """
+    own = value._get_c_value()
+    if own.device_name().lower() == "cpu":
+        return value  # memory of the array
+    return type(value)(type(own).from_dlpack(own.to_dlpack(), False))
 
 
 def keeps_constants(provider: Provider) -> bool:

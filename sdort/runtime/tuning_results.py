@@ -33,7 +33,7 @@ def keep_shapes(session: Session, shapes: InputDims) -> None:
     """Keep what was tuned on inputs of ``shapes``; nothing without ``--tuning``."""
     if not session.options.tuning or not session.provider.on_gpu:
         return
-    if session.weights.required:
+    if session.weights.as_inputs:
         detail(f"{session.component}: programs that take weights as inputs are not kept")
         return
     try:
