@@ -18,7 +18,7 @@ from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
 from sdort.pipelines.configs import INDEX, read_config
-from sdort.pipelines.folder import decoder_widths, pixels_of
+from sdort.pipelines.folder import pixels_of, vae_factor
 from sdort.pipelines.wrong_input import no_diffusers_pipeline, not_there
 from sdort.providers.provider import Provider
 from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
@@ -131,7 +131,7 @@ class TorchEngine:
     @property
     def factor(self) -> int:
         """Pixels a latent."""
-        return 1 << (len(decoder_widths(self.config("vae"))) - 1)
+        return vae_factor(self.config("vae"))
 
     def default_size(self) -> tuple[int, int]:
         return pixels_of(self.config("unet")["sample_size"], self.factor)

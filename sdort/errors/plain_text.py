@@ -7,6 +7,7 @@ width, and a person follows advice. Messages, tables, reports and pages pass the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Unicode's categories Cc but newline and tab, Cs, Zl, Zp, and of Cf all that are not seen themselves.
 _UNSEEN = re.compile(
@@ -45,6 +46,12 @@ def one_line(text: str) -> str:
 def cut(text: str, most: int = 60) -> str:
     """The beginning of a text that has more than ``most`` characters, with three dots."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first few of many names, in order, for a sentence; each on one line and not too long."""
+    shown = sorted(names)
+    return ", ".join([*(cut(one_line(name), 100) for name in shown[:most]), *["..."] * (len(shown) > most)])
 
 
 def encodable(text: str) -> str:

@@ -9,7 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import some
 from sdort.model.weights import Cast, Weight
+from sdort.tables import counted
 
 _FLOATS = {np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 
@@ -24,7 +26,6 @@ _IGNORED = (
 _VAE_ATTENTION = re.compile(r"(.*\battentions\.\d+\.)(query|key|value|proj_attn)(\.\w+)")
 _VAE_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
-_SHOWN = 5
 _HINT = "The file is incomplete, or the weights and the config (config.json) are not of the same model."
 
 
@@ -73,9 +74,9 @@ def _aliases(name: str) -> Iterator[str]:
 def _mismatch(missing: list[str], foreign: list[str], component: str) -> BadModelError:
     parts = []
     if missing:
-        parts.append(f"lacks {len(missing)} of the parameters that its config asks for ({_some(missing)})")
+        parts.append(f"lacks {len(missing)} of the parameters that its config asks for ({some(missing)})")
     if foreign:
-        parts.append(f"has {len(foreign)} tensors that its config has no place for ({_some(foreign)})")
+        parts.append(f"has {counted(len(foreign), 'tensor')} that its config has no place for ({some(foreign)})")
     return BadModelError(
         f"the checkpoint {' and '.join(parts)}",
         component=component,
@@ -83,18 +84,13 @@ def _mismatch(missing: list[str], foreign: list[str], component: str) -> BadMode
     )
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(sorted(names)[:_SHOWN])
-    return f"{shown}, ..." if len(names) > _SHOWN else shown
-
-
 def _check_shapes(bound: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]], component: str) -> None:
     wrong = [name for name, weight in bound.items() if weight.shape != tuple(parameters[name])]
     if wrong:
         name = min(wrong)
         raise BadModelError(
-            f"{len(wrong)} tensors of the checkpoint have another shape than its config asks for: {name!r} is "
-            f"{list(bound[name].shape)}, not {list(parameters[name])} ({_some(wrong)})",
+            f"the checkpoint has {counted(len(wrong), 'tensor')} of another shape than its config asks for: "
+            f"{name!r} is {list(bound[name].shape)}, not {list(parameters[name])} ({some(wrong)})",
             component=component,
             hint=_HINT,
         )

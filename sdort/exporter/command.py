@@ -23,7 +23,7 @@ from sdort.exporter.manifest import (
     write_manifest,
 )
 from sdort.exporter.open_source import open_source
-from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size, vae_scale
+from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size
 from sdort.exporter.source import Source, check_processors, component_config, entry_of, select_components
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
@@ -33,6 +33,7 @@ from sdort.model.weights import Weight
 from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
+from sdort.pipelines.folder import vae_factor
 from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
 from sdort.staging import check_output, real, staged_directory
@@ -237,7 +238,7 @@ def _trace(component: ComponentSpec, adaptation: Adaptation, opset: int) -> Temp
 def _at_static_size(
     source: Source, components: list[ComponentSpec], size: StaticSize, cache: TraceCache
 ) -> list[ComponentSpec]:
-    factor = vae_scale(component_config(source, DECODER, cache)) if entry_of(source.index, "vae") else 8
+    factor = vae_factor(component_config(source, DECODER, cache)) if entry_of(source.index, "vae") else 8
     if size.height % factor or size.width % factor:
         raise UsageError(f"--static {size}: height and width must be multiples of {factor}")
     length = _sequence_length(source, cache)

@@ -15,6 +15,7 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
 from sdort.model.component_names import CLIP_SKIP, CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
+from sdort.pipelines.folder import vae_factor
 from sdort.rewrite.size_names import size_at
 
 FOLDERS = {
@@ -111,11 +112,6 @@ def describe_component(
             hint="The config is incomplete or damaged; copy or download the checkpoint again.",
         ) from error
     return ComponentSpec(name, class_name, config, inputs, outputs)
-
-
-def vae_scale(config: Mapping[str, Any]) -> int:
-    """The side of the square of pixels that one latent stands for."""
-    return int(2 ** (len(config.get("block_out_channels") or config["decoder_block_out_channels"]) - 1))
 
 
 def _vae(name: str, class_name: str, config: Mapping[str, Any]) -> GraphSignature:
@@ -302,7 +298,7 @@ def _added_conditions(config: Mapping[str, Any], text_embeds: int | None) -> lis
 
 
 def _vae_encoder(config: Mapping[str, Any]) -> GraphSignature:
-    factor = vae_scale(config)
+    factor = vae_factor(config)
     latent = (f"sample_height / {factor}", f"sample_width / {factor}")
     sample = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
     # The mean and the log-variance of every latent, side by side.
@@ -311,7 +307,7 @@ def _vae_encoder(config: Mapping[str, Any]) -> GraphSignature:
 
 
 def _vae_decoder(config: Mapping[str, Any]) -> GraphSignature:
-    factor = vae_scale(config)
+    factor = vae_factor(config)
     latent = ("batch_size", _size(config, "latent_channels"), "latent_height", "latent_width")
     pixels = (f"latent_height * {factor}", f"latent_width * {factor}")
     sample = ("batch_size", _size(config, "out_channels"), *pixels)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sdort.console import say, warn
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import some
 from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
 from sdort.exporter.source import LONE, Source, entry_of, read_source
@@ -15,9 +16,10 @@ from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
 from sdort.pipelines.checkpoints.control_file import read_control_file
 from sdort.pipelines.checkpoints.pipeline_files import write_config, write_pipeline_files
 from sdort.pipelines.checkpoints.releases import RELEASES
-from sdort.pipelines.checkpoints.single_file import SingleFile, read_single_file, some
+from sdort.pipelines.checkpoints.single_file import SingleFile, read_single_file
 from sdort.pipelines.configs import INDEX, read_config
 from sdort.pipelines.weight_names import SD1
+from sdort.tables import counted
 
 
 def single_file_source(path: Path, folder: Path, replaced: Replacements) -> Source:
@@ -115,8 +117,7 @@ def _describe(file: SingleFile, replaced: Replacements) -> str:
     if file.has_ema:
         parts.append(f"its averaged weights (EMA) are {'read' if replaced.ema else 'not read (--ema reads them)'}")
     if file.unread:
-        number = f"{len(file.unread)} tensors belong" if len(file.unread) > 1 else "1 tensor belongs"
-        parts.append(f"{number} to no component and stay out ({some(file.unread)})")
+        parts.append(f"left out, as of no component: {counted(len(file.unread), 'tensor')} ({some(file.unread)})")
     return "; ".join(parts)
 
 

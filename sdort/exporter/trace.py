@@ -20,10 +20,11 @@ from sdort.errors import BadModelError, SdortError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
-from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, evaluate_dim, vae_scale
+from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, evaluate_dim
 from sdort.exporter.template import Trace
 from sdort.machine.version import __version__
 from sdort.model.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
+from sdort.pipelines.folder import vae_factor
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""
@@ -109,7 +110,7 @@ def _example_sizes(component: ComponentSpec) -> Mapping[str, int]:
         return _EXAMPLE | {f"sample_{side}": _EXAMPLE[side] * factor for side in ("height", "width")}
     if component.name != ENCODER:
         return _EXAMPLE
-    larger = max(vae_scale(component.config) // 8, 1)
+    larger = max(vae_factor(component.config) // 8, 1)
     return {name: size * larger if name.startswith("sample_") else size for name, size in _EXAMPLE.items()}
 
 

@@ -102,7 +102,7 @@ class PipelineFolder:
     @property
     def vae_factor(self) -> int:
         """Pixels a latent along each side."""
-        return 1 << (len(self.vae["block_out_channels"]) - 1)
+        return vae_factor(self.vae)
 
     @property
     def latent_channels(self) -> int:
@@ -166,6 +166,11 @@ class PipelineFolder:
 def decoder_widths(vae: Mapping[str, Any]) -> list[int]:
     """The channels of an autoencoder's levels by its config; a tiny one's may name them by half alone."""
     return list(vae.get("block_out_channels") or vae.get("decoder_block_out_channels") or _VAE_CHANNELS)
+
+
+def vae_factor(vae: Mapping[str, Any]) -> int:
+    """Pixels a latent along each side, by an autoencoder's config: each level but the first halves an image."""
+    return 1 << (len(decoder_widths(vae)) - 1)
 
 
 def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:

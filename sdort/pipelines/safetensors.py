@@ -197,8 +197,8 @@ def _check_end(path: Path, entries: dict[str, Any], has: int) -> None:
     promised = max(ends, default=0)
     if promised > has:
         raise BadModelError(
-            f"{path} is not a valid safetensors file: its header promises {size_text(promised)} of tensors and it "
-            f"has {size_text(has)}, so its last ones lie outside",
+            f"{path} is not a valid safetensors file: {size_text(promised - has)} of the {size_text(promised)} of "
+            "tensors that its header promises are missing at its end",
             hint="It is still being downloaded, or the download stopped. Download it again.",
         )
 

@@ -138,8 +138,11 @@ def test_every_joined_group_norm_reads_both_parts(exported: Exported, tmp_path: 
 
 def test_without_the_option_there_is_none(exported: Exported) -> None:
     model = load_model(exported(Case("sd1", "ts14")), "unet")
-    optimize_model(model, OptimizeOptions(load_target("rocm")))
+    report = optimize_model(model, OptimizeOptions(load_target("rocm")))
     assert not any(node.domain == "sdort" for node in model.graph.nodes)
+    widths = [reason for reason in report.declined if "BiasSplitGelu" in reason]
+    assert widths
+    assert all("(--sdort-ops fuses every width), this one is" in reason for reason in widths)
 
 
 def test_a_written_model_can_be_read_shown_and_optimized_again(exported: Exported, tmp_path: Path) -> None:

@@ -173,9 +173,7 @@ def test_an_unfinished_download_says_how_much_is_there(tmp_path: Path) -> None:
     tensors = size - 8 - struct.unpack("<Q", path.read_bytes()[:8])[0]  # behind the header and its length
     with open(path, "r+b") as file:
         file.truncate(size - 400_000)
-    with pytest.raises(
-        BadModelError, match=f"promises {tensors / 1e3:.1f} kB of tensors and it has {(tensors - 400_000) / 1e3:.1f} kB"
-    ) as caught:
+    with pytest.raises(BadModelError, match=f"400.0 kB of the {tensors / 1e3:.1f} kB of tensors .* missing") as caught:
         recognise_file(path)
     assert "still being downloaded" in str(caught.value.hint)
 

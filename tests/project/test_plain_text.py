@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from sdort.errors.plain_text import encodable, library_reason, one_line, printable, without_unsafe_advice
+from sdort.errors.plain_text import encodable, library_reason, one_line, printable, some, without_unsafe_advice
 
 SEEN = "ARABIC|SYRIAC|KAITHI|EGYPTIAN"
 """Beginnings of the names of Unicode's format characters that are seen: signs below or around digits and letters."""
@@ -68,3 +68,9 @@ def test_a_librarys_warning_loses_its_advice_only() -> None:
     assert warned.startswith("a.py:1: FutureWarning: It is old.\n\nTrying to load")
     assert "False" not in warned
     assert without_unsafe_advice("python -m pip install 'sdort[export]'") == "python -m pip install 'sdort[export]'"
+
+
+def test_a_few_names_of_a_stranger_stay_on_their_line() -> None:
+    assert some(["b\n\x1b[31m", "a"]) == "a, b\\n\\x1b[31m"
+    assert some(map(str, range(9))) == "0, 1, 2, 3, 4, ..."
+    assert some(["x" * 1000]) == "x" * 97 + "..."

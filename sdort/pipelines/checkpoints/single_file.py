@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import some
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
 from sdort.pipelines.checkpoints.prediction import Prediction, find_prediction, prediction_beside
@@ -40,7 +41,6 @@ _UNREAD = re.compile(
     r"|posterior_.*|logvar|lvlb_weights|scale_factor|global_step|denoiser\..*|model_ema\..*"
     r"|v_pred|ztsnr|edm_(mean|std)|.*\.(position_ids|logit_scale)|(.*\.)?loss\..*)"
 )
-_SHOWN = 5
 
 
 @dataclass
@@ -219,12 +219,6 @@ def _both_halves(path: Path, tensors: Mapping[str, Stored]) -> Mapping[str, Stor
             hint="Put both into one folder: taesd_encoder.safetensors and taesd_decoder.safetensors.",
         )
     return {f"{half}.{name}": tensor for half, file in halves.items() for name, tensor in read_tensors(file).items()}
-
-
-def some(names: Iterable[str]) -> str:
-    """The first few of many names, for a sentence."""
-    shown = sorted(names)
-    return f"{', '.join(shown[:_SHOWN])}, ..." if len(shown) > _SHOWN else ", ".join(shown)
 
 
 def _within(tensors: Mapping[str, Stored], prefix: str) -> dict[str, Stored]:
