@@ -34,6 +34,7 @@ Examples:
   sdort export ./inpainting model --component unet --static 1x512x512
   sdort export ./stable-diffusion-v1-5 model --control
   sdort export ./sd-controlnet-canny canny
+  sdort export sd15.safetensors model --ip-adapter ip-adapter_sd15.safetensors
 """
 
 
@@ -70,6 +71,20 @@ _PATH = click.Path(path_type=Path)
     "--control",
     is_flag=True,
     help="Give the UNet inputs for ControlNets and T2I-Adapters, as sdort run --control wants them.",
+)
+@click.option(
+    "--ip-adapter",
+    multiple=True,
+    metavar="FILE",
+    type=_PATH,
+    help="Let the UNet take images by this IP-Adapter (plain or plus), as sdort run --ip-adapter-image wants it. "
+    "Repeatable.",
+)
+@click.option(
+    "--image-encoder",
+    metavar="DIR|FILE",
+    type=_PATH,
+    help="CLIP's image encoder for --ip-adapter; by default the one that lies beside it.",
 )
 @click.option("--variant", help="Read the weights of this variant, such as fp16.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")

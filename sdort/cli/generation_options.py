@@ -263,6 +263,16 @@ _CONTROL: tuple[Option, ...] = (
     ),
 )
 
+_IP_ADAPTER: tuple[Option, ...] = (
+    click.option(
+        "--ip-adapter-image",
+        multiple=True,
+        metavar="IMAGE[:SCALE]",
+        help="Image that the pipeline's IP-Adapter takes beside the prompt. Repeatable, one for each adapter; the "
+        "pipeline is exported with --ip-adapter. [scale: 1]",
+    ),
+)
+
 _GROUPS: dict[str, tuple[Option, ...]] = {
     "What is generated": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
@@ -271,6 +281,7 @@ _GROUPS: dict[str, tuple[Option, ...]] = {
     "Larger images": _LARGER,
     "Adapters": _ADAPTERS,
     "Control images": _CONTROL,
+    "IP-Adapter": _IP_ADAPTER,
     "Previews": _PREVIEWS,
     "Refiner": _REFINER,
 }

@@ -28,7 +28,7 @@ from sdort.exporter.source import Source, check_processors, component_config, en
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
-from sdort.model.component_names import CONTROLNET, DECODER
+from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER
 from sdort.model.weights import Weight
 from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
@@ -117,18 +117,24 @@ def _opened(model: str, request: ExportRequest, downloads: bool = True) -> Abstr
         allow_pickle=request.allow_pickle,
         downloads=downloads,
         replaced=request.replaced,
+        ip_adapters=request.ip_adapters,
     )
 
 
 def _reads(model: str, request: ExportRequest) -> list[Path]:
     """The folders that are read; a folder that is called demo is not the demo."""
-    return request.replaced.reads + ([Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else [])
+    return (
+        request.replaced.reads
+        + request.ip_adapters.reads
+        + ([Path(model)] if Path(model).is_dir() and model not in DEMO_NAMES else [])
+    )
 
 
 def _components(source: Source, request: ExportRequest, cache: TraceCache) -> list[ComponentSpec]:
     components = select_components(source, request.components, cache, control=request.control)
-    if request.control and all(component.name != "unet" for component in components):
-        raise UsageError("--control is for a UNet, which is not among what is exported", hint="Leave it out.")
+    for option, given in (("--control", request.control), ("--ip-adapter", request.ip_adapters.adapters)):
+        if given and all(component.name != "unet" for component in components):
+            raise UsageError(f"{option} is for a UNet, which is not among what is exported", hint="Leave it out.")
     check_processors(source)
     return _at_static_size(source, components, request.static, cache) if request.static else components
 
@@ -152,6 +158,7 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
         adaptation = _adapted(source, components, request)
         tensors, words = adaptation.tensors, adaptation.words
         report.adapters, report.words = adaptation.adapters, list(words.words)
+        report.ip_adapters = list(source.ip_adapters)
         components = [words.component(component) for component in components]
         plan_space(components, tensors, out, request.opset, cache).raise_if_short()
         for component in components:
@@ -254,7 +261,9 @@ def _at_static_size(
     }
     # Classifier-free guidance runs every latent with and without the prompt, in one batch.
     guided = sizes | {"batch_size": 2 * size.batch}
-    return [at_size(component, guided if component.name in ("unet", CONTROLNET) else sizes) for component in components]
+    one = sizes | {"batch_size": 1}
+    per_component = {"unet": guided, CONTROLNET: guided, IMAGE_ENCODER: one}
+    return [at_size(component, per_component.get(component.name, sizes)) for component in components]
 
 
 def _sequence_length(source: Source, cache: TraceCache) -> int:

@@ -27,7 +27,9 @@ _NO_EFFECT = {
     "T2IAdapter": set(),
 }
 _NO_EFFECT["AutoencoderTiny"] = _NO_EFFECT["AutoencoderKL"] | {"latent_magnitude", "latent_shift"}
-_NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = {
+_NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EFFECT[
+    "CLIPVisionModelWithProjection"
+] = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
@@ -66,7 +68,11 @@ def class_defaults(class_name: str) -> dict[str, Any]:
     if class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
         from transformers import CLIPTextConfig
 
-        defaults = {key: value for key, value in CLIPTextConfig().to_dict().items() if not key.startswith("_")}
+        defaults = _public(CLIPTextConfig())
+    elif class_name == "CLIPVisionModelWithProjection":
+        from transformers import CLIPVisionConfig
+
+        defaults = {**_public(CLIPVisionConfig()), "projections": []}
     else:
         import inspect
 
@@ -79,3 +85,7 @@ def class_defaults(class_name: str) -> dict[str, Any]:
     # Tuples become lists, as they are in a config.json.
     parsed: dict[str, Any] = json.loads(json.dumps(defaults))
     return parsed
+
+
+def _public(config: Any) -> dict[str, Any]:
+    return {key: value for key, value in config.to_dict().items() if not key.startswith("_")}

@@ -11,6 +11,7 @@ from typing import TypedDict
 from sdort.demo import demo_adapter
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
+from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
 from sdort.exporter.replacements import Replacements
 from sdort.machine.cache_folder import traces_folder
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
@@ -61,6 +62,11 @@ class ExportOptions(TypedDict, total=False):
     width and sequence length are dynamic."""
     control: bool
     """Give the UNet inputs for the outputs of ControlNets and T2I-Adapters."""
+    ip_adapter: Sequence[str | Path]
+    """IP-Adapters (plain or plus) whose images the UNet is to take: their files, in the order of the images."""
+    image_encoder: str | Path | None
+    """The CLIP image encoder of ``ip_adapter``: its folder or file; by default one that fits, of the checkpoint or
+    beside the adapter."""
     variant: str | None
     """Read the weights of this variant of a diffusers folder, such as ``fp16``."""
     allow_pickle: bool
@@ -98,6 +104,7 @@ class ExportRequest:
     cache_dir: Path
     adapters: Sequence[AdapterChoice] = ()
     embeddings: Sequence[EmbeddingChoice] = ()
+    ip_adapters: IpAdapterFiles = NO_IP_ADAPTERS
 
 
 def check_options(options: ExportOptions) -> ExportRequest:
@@ -107,7 +114,7 @@ def check_options(options: ExportOptions) -> ExportRequest:
         UsageError: a value is none that the option can have.
     """
     static, cache_dir = options.get("static"), options.get("cache_dir")
-    config, vae = options.get("config"), options.get("vae")
+    config, vae, encoder = options.get("config"), options.get("vae"), options.get("image_encoder")
     return ExportRequest(
         options.get("components", ()),
         OPSET.check(options.get("opset", DEFAULT_OPSET)),
@@ -128,4 +135,5 @@ def check_options(options: ExportOptions) -> ExportRequest:
             for each in options.get("lora", ())
         ],
         [parse_embedding_choice(each) if isinstance(each, str) else each for each in options.get("embedding", ())],
+        IpAdapterFiles(tuple(map(Path, options.get("ip_adapter", ()))), Path(encoder) if encoder else None),
     )

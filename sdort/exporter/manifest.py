@@ -13,7 +13,7 @@ from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.new_words import AddedWord
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, GraphTensor
-from sdort.exporter.source import PROCESSORS, Source
+from sdort.exporter.source import PROCESSORS, AppliedIpAdapter, Source
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.pipelines.configs import INDEX, write_json
@@ -70,6 +70,8 @@ class ExportReport:
     """The adapters in the weights, in the order of the request."""
     words: list[AddedWord] = field(default_factory=list)
     """The words of textual inversion that prompts may have."""
+    ip_adapters: list[AppliedIpAdapter] = field(default_factory=list)
+    """The IP-Adapters whose images the UNet takes, in the order of their images."""
     seconds: float = 0.0
     """Seconds of the whole export."""
 
@@ -97,6 +99,7 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
             {key: value for key, value in asdict(adapter).items() if key != "unmatched"} for adapter in report.adapters
         ],
         "words": [asdict(word) for word in report.words],
+        "ip_adapters": [asdict(adapter) for adapter in report.ip_adapters],
     }
     hashes = {
         folder / component.name / file: digest

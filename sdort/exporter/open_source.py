@@ -10,6 +10,7 @@ from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import SdortError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles, add_ip_adapters
 from sdort.exporter.replacements import Replacements, replace_parts
 from sdort.exporter.single_source import control_source, single_file_source, vae_source
 from sdort.exporter.source import Source, read_source
@@ -29,21 +30,24 @@ def open_source(
     allow_pickle: bool = False,
     downloads: bool = True,
     replaced: Replacements = Replacements(),  # noqa: B008  # it is frozen
+    ip_adapters: IpAdapterFiles = NO_IP_ADAPTERS,
 ) -> Iterator[Source]:
     """Find ``model`` on disk, after making or downloading it if need be.
 
     Args:
         downloads: False takes a hub id only if it was downloaded before.
         replaced: what stands in the place of parts of it.
+        ip_adapters: what its UNet is to take images by.
 
     Raises:
         UsageError: there is no such thing, or it has not the part that is to be replaced.
-        BadModelError: it is no checkpoint that sdort exports.
+        BadModelError: it is no checkpoint that sdort exports, or an IP-Adapter does not fit it.
         SdortError: a hub id cannot be downloaded.
     """
     with temporary_folder("checkpoint") as folder:
         source = _open(model, folder, variant, allow_pickle, downloads, replaced)
-        yield replace_parts(source, replaced, folder)
+        source = replace_parts(source, replaced, folder)
+        yield add_ip_adapters(source, ip_adapters, folder, variant, allow_pickle)
 
 
 def _open(

@@ -8,13 +8,24 @@ Heun, LMS) step through fractional timesteps. optimum and diffusers cast to what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
-from sdort.model.component_names import CLIP_SKIP, CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
+from sdort.model.component_names import (
+    CLIP_SKIP,
+    CONTROLNET,
+    DECODER,
+    ENCODER,
+    IMAGE_ENCODER,
+    IMAGE_SCALE,
+    IMAGE_TOKENS,
+    NEGATIVE_IMAGE_TOKENS,
+    T2I_ADAPTER,
+)
+from sdort.pipelines.adapters.ip_adapter_file import PLAIN
 from sdort.pipelines.folder import vae_factor
 from sdort.rewrite.size_names import size_at
 
@@ -26,6 +37,7 @@ FOLDERS = {
     DECODER: "vae",
     CONTROLNET: "controlnet",
     T2I_ADAPTER: "adapter",
+    IMAGE_ENCODER: IMAGE_ENCODER,
 }
 """ComponentSpec -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
@@ -37,6 +49,7 @@ LIBRARIES = {
     "AutoencoderTiny": "diffusers",
     "ControlNetModel": "diffusers",
     "T2IAdapter": "diffusers",
+    "CLIPVisionModelWithProjection": "transformers",
 }
 """The architectures that can be exported, and where their code is."""
 
@@ -80,6 +93,7 @@ def describe_component(
     hidden_states: bool = False,
     text_embeds: int | None = None,
     control: bool = False,
+    image_tokens: Sequence[int] = (),
 ) -> ComponentSpec:
     """The component ``name`` with the dynamic signature that follows from its config.
 
@@ -90,17 +104,20 @@ def describe_component(
         hidden_states: text encoders also return every layer's output, which SDXL conditions on.
         text_embeds: width of SDXL's pooled text embedding, if it is known.
         control: UNets also take the outputs of a ControlNet and of a T2I-Adapter.
+        image_tokens: UNets also attend to so many tokens of each IP-Adapter's image.
 
     Raises:
         BadModelError: the config is incomplete, or asks for inputs that Stable Diffusion pipelines do not feed.
     """
     try:
         if name == "unet":
-            inputs, outputs = _unet(config, text_embeds, control=control)
+            inputs, outputs = _unet(config, text_embeds, control, image_tokens)
         elif name == CONTROLNET:
             inputs, outputs = _controlnet(config)
         elif name == T2I_ADAPTER:
             inputs, outputs = _t2i_adapter(config)
+        elif name == IMAGE_ENCODER:
+            inputs, outputs = _image_encoder(config)
         elif FOLDERS[name] == "vae":
             inputs, outputs = _vae(name, class_name, config)
         else:
@@ -160,12 +177,28 @@ def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: boo
     return inputs, tuple(outputs)
 
 
-def _unet(config: Mapping[str, Any], text_embeds: int | None, *, control: bool) -> GraphSignature:
+def _image_encoder(config: Mapping[str, Any]) -> GraphSignature:
+    side = _size(config, "image_size")
+    outputs = []
+    for number, projection in enumerate(config["projections"]):
+        dims = ("batch_size", _size(projection, "tokens"), _size(projection, "width"))
+        names = [IMAGE_TOKENS, *([NEGATIVE_IMAGE_TOKENS] if projection["kind"] == PLAIN else [])]
+        outputs += [GraphTensor(f"{name}.{number}", "float32", dims) for name in names]
+    pixels = ("batch_size", _size(config, "num_channels"), side, side)
+    return (GraphTensor("pixel_values", "float32", pixels),), tuple(outputs)
+
+
+def _unet(
+    config: Mapping[str, Any], text_embeds: int | None, control: bool, image_tokens: Sequence[int]
+) -> GraphSignature:
     inputs = _denoiser_inputs(config, text_embeds, "unet")
     if config.get("time_cond_proj_dim") is not None:
         inputs.append(GraphTensor("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
     if control:
         inputs += [*_residuals(config, *CONTROL_INPUTS), *_intrablock_residuals(config)]
+    for number, tokens in enumerate(image_tokens):
+        inputs.append(GraphTensor(f"{IMAGE_TOKENS}.{number}", "float32", ("batch_size", tokens, _context(config))))
+        inputs.append(GraphTensor(f"{IMAGE_SCALE}.{number}", "float32", ("batch_size", 1)))
     return tuple(inputs), (
         GraphTensor("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
     )

@@ -15,7 +15,7 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, nor
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import CONTROLS
+from sdort.model.component_names import CONTROLS, IMAGE_ENCODER
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
@@ -27,6 +27,22 @@ LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
 
 # Folders of a pipeline that are copied as they are.
 PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
+
+
+@dataclass(frozen=True)
+class AppliedIpAdapter:
+    """An IP-Adapter whose images the UNet of an export takes."""
+
+    name: str
+    """The file's name without its ending."""
+    kind: str
+    """``plain`` or ``plus``."""
+    tokens: int
+    """The number of tokens that it makes of an image."""
+    path: str
+    """The file as the user named it."""
+    sha256: str
+    """The hash of the file."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,8 @@ class Source:
     """Component or processor -> its folder, where that is not in ``folder``."""
     tensors: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
     """Component -> its weights, where they do not lie in its folder as diffusers saves them."""
+    ip_adapters: tuple[AppliedIpAdapter, ...] = ()
+    """IP-Adapters whose weights are among those of the UNet and of the image encoder."""
     vae: Mapping[str, Any] = field(default_factory=dict)
     """What scales the latents of the family's VAE, where no config says."""
 
@@ -121,7 +139,12 @@ def select_components(
         UsageError: a name is no component of the pipeline.
         BadModelError: a component's config is broken, or of an architecture that sdort does not export.
     """
-    classes = {name: _class_name(source, name) for name, folder in FOLDERS.items() if entry_of(source.index, folder)}
+    classes = {
+        name: _class_name(source, name)
+        for name, folder in FOLDERS.items()
+        # Without an IP-Adapter nothing takes what a pipeline's image encoder makes.
+        if entry_of(source.index, folder) and (name != IMAGE_ENCODER or source.ip_adapters)
+    }
     unknown = sorted(set(names) - classes.keys())
     if unknown:
         raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
@@ -137,6 +160,7 @@ def select_components(
             hidden_states=str(source.index.get("_class_name")).startswith("StableDiffusionXL"),
             text_embeds=second.get("projection_dim"),
             control=control,
+            image_tokens=[adapter.tokens for adapter in source.ip_adapters],
         )
         for name, class_name in classes.items()
         if not names or name in names
@@ -186,6 +210,7 @@ def entry_of(index: Mapping[str, Any], folder: str) -> list[Any] | None:
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     "unet": ("UNet2DConditionModel",),
     "vae": VAES,
+    IMAGE_ENCODER: ("CLIPVisionModelWithProjection",),
     **{folder: (class_name,) for class_name, folder in LONE.items()},
 }
 """Part of a pipeline -> its classes that are exported; all others are text encoders."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import diffusers
@@ -12,7 +13,17 @@ from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.signatures import INTRABLOCK_INPUTS, ComponentSpec
-from sdort.model.component_names import CLIP_SKIP, CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
+from sdort.model.component_names import (
+    CLIP_SKIP,
+    CONTROLNET,
+    DECODER,
+    ENCODER,
+    IMAGE_ENCODER,
+    IMAGE_SCALE,
+    IMAGE_TOKENS,
+    T2I_ADAPTER,
+)
+from sdort.pipelines.adapters.ip_adapter_file import HEAD, PLAIN
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""
@@ -47,7 +58,68 @@ class _UNet(torch.nn.Module):  # type: ignore[misc]
         # diffusers takes what it has used from the front of this one.
         if INTRABLOCK_INPUTS in inputs:
             inputs[INTRABLOCK_INPUTS] = list(inputs[INTRABLOCK_INPUTS])
+        if IMAGE_TOKENS in inputs:
+            pairs = zip(inputs.pop(IMAGE_TOKENS), inputs.pop(IMAGE_SCALE), strict=True)
+            # Values have no bias: those of scaled tokens are scaled values, so that one product is enough for all
+            # attentions.
+            images = [(tokens, tokens * scale.unsqueeze(-1)) for tokens, scale in pairs]
+            inputs.setdefault("added_cond_kwargs", {})["image_embeds"] = images
         return self.model(**inputs, return_dict=False)[0]
+
+
+class _ImageAttention(torch.nn.Module):  # type: ignore[misc]
+    """Cross-attention to text plus that to the tokens of each IP-Adapter's image, as an attention processor.
+
+    https://arxiv.org/abs/2308.06721, equation 5; diffusers' ``IPAdapterAttnProcessor2_0``.
+    """
+
+    def __init__(self, attention: Any, count: int) -> None:
+        super().__init__()
+        sizes = attention.to_k.in_features, attention.to_k.out_features
+        for name in ("to_k_ip", "to_v_ip"):
+            linears = [torch.nn.Linear(*sizes, bias=False) for _ in range(count)]
+            setattr(self, name, torch.nn.ModuleList(linears))
+
+    def __call__(
+        self, attention: Any, hidden_states: Any, encoder_hidden_states: Any, attention_mask: Any = None
+    ) -> Any:
+        text, images = encoder_hidden_states
+        query = attention.to_q(hidden_states)
+        total = _attend(attention.heads, query, attention.to_k(text), attention.to_v(text), attention_mask)
+        for (tokens, scaled), to_k, to_v in zip(images, self.to_k_ip, self.to_v_ip, strict=True):
+            total = total + _attend(attention.heads, query, to_k(tokens), to_v(scaled))
+        return attention.to_out[0](total)
+
+
+def _attend(heads: int, *states: Any) -> Any:
+    """Attention of queries, keys and values [batch, sequence, heads * size], and perhaps a mask."""
+    mask = states[3] if len(states) > 3 else None
+    parts = [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in states[:3]]
+    attended = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask)
+    return attended.transpose(1, 2).flatten(2)
+
+
+class _ImageEncoder(torch.nn.Module):  # type: ignore[misc]
+    """CLIP's vision model and the projections of IP-Adapters to the tokens that a UNet takes.
+
+    As in diffusers: plain adapters take the image's embedding, and without an image zeros in its place; the others the
+    states before the last layer.
+    """
+
+    def __init__(self, model: Any, kinds: list[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.kinds = kinds
+
+    def forward(self, pixel_values: Any) -> tuple[Any, ...]:
+        result = self.model["encoder"](pixel_values, output_hidden_states=True)
+        outputs = []
+        for kind, projection in zip(self.kinds, self.model["projections"], strict=True):
+            taken = result.image_embeds if kind == PLAIN else result.hidden_states[-2]
+            outputs.append(projection(taken))
+            if kind == PLAIN:
+                outputs.append(projection(torch.zeros_like(taken)))
+        return tuple(outputs)
 
 
 class _ControlNet(torch.nn.Module):  # type: ignore[misc]
@@ -138,6 +210,8 @@ def build_module(component: ComponentSpec) -> Any:
         return _ControlNet(model, [spec.name for spec in component.inputs], pooled)
     if component.name == T2I_ADAPTER:
         return _T2IAdapter(model)
+    if component.name == IMAGE_ENCODER:
+        return _ImageEncoder(model, [projection["kind"] for projection in component.config["projections"]])
     if component.name in (ENCODER, DECODER):
         return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
@@ -164,9 +238,54 @@ def _construct(component: ComponentSpec) -> Any:
         # sdpa is what the exporter turns into one Attention; the eager path becomes a dozen operators.
         config = transformers.CLIPTextConfig(**component.config, attn_implementation="sdpa")
         return getattr(transformers, component.class_name)(config)
+    if component.name == IMAGE_ENCODER:
+        return _image_encoder(component.config)
     # The wrapper takes the means, after the scales.
     unpooled = {"global_pool_conditions": False} if component.name == CONTROLNET else {}
-    return getattr(diffusers, component.class_name)(**{**component.config, **unpooled})
+    model = getattr(diffusers, component.class_name)(**{**component.config, **unpooled})
+    images = sum(spec.name.startswith(f"{IMAGE_TOKENS}.") for spec in component.inputs)
+    if images:
+        _attend_to_images(model, images)
+    return model
+
+
+def _attend_to_images(unet: Any, count: int) -> None:
+    """Let a UNet's cross-attentions take the tokens of ``count`` images."""
+    processors = {
+        name: _ImageAttention(unet.get_submodule(name.removesuffix(".processor")), count)
+        if name.endswith(".attn2.processor")
+        else processor
+        for name, processor in unet.attn_processors.items()
+    }
+    unet.set_attn_processor(processors)
+    # Where diffusers projects images; here the image encoder has done it.
+    unet.encoder_hid_proj = torch.nn.Identity()
+    unet.register_to_config(encoder_hid_dim_type="ip_image_proj")
+
+
+def _image_encoder(config: Mapping[str, Any]) -> Any:
+    settings = {key: value for key, value in config.items() if key != "projections"}
+    vision = transformers.CLIPVisionConfig(**settings, attn_implementation="sdpa")
+    encoder = transformers.CLIPVisionModelWithProjection(vision)
+    projections = torch.nn.ModuleList([_projection(projection) for projection in config["projections"]])
+    return torch.nn.ModuleDict({"encoder": encoder, "projections": projections})
+
+
+def _projection(config: Mapping[str, Any]) -> Any:
+    from diffusers.models.embeddings import ImageProjection, IPAdapterPlusImageProjection
+
+    if config["kind"] == PLAIN:
+        return ImageProjection(config["embeds"], config["width"], config["tokens"])
+    return IPAdapterPlusImageProjection(
+        config["embeds"],
+        config["width"],
+        config["hidden"],
+        depth=config["depth"],
+        dim_head=HEAD,
+        heads=config["heads"],
+        num_queries=config["tokens"],
+        ffn_ratio=config["inner"] / config["hidden"],
+    )
 
 
 def _restore_buffers(component: ComponentSpec, model: Any) -> None:

@@ -20,7 +20,7 @@ from sdort.console import progress, warn
 from sdort.errors import ParityError
 from sdort.generation.record import AdapterRecord
 from sdort.machine.file_digest import file_digest
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import Array
 from sdort.model.weights import Inline, Weight
 from sdort.onnx_io.expression_inverse import parameter_values
@@ -44,7 +44,7 @@ Changes = Mapping[str, Sequence[tuple[Delta, float]]]
 
 def is_adaptable(component: str) -> bool:
     """Whether adapters change a component: the UNet and the text encoders."""
-    return component not in (DECODER, ENCODER)
+    return component not in (DECODER, ENCODER, IMAGE_ENCODER)
 
 
 def remark_inputs(session: Session) -> None:

@@ -17,6 +17,7 @@ from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.images import Generated, save_png
+from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, record_ip_adapter_image
 from sdort.generation.job import Job, plan_jobs, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
@@ -180,6 +181,7 @@ class Pipeline:
                 "scheduler": scheduler,
                 "lora": models.adapters.record,
                 "control": [record_control(control) for control in request.control],
+                "ip_adapter_image": [record_ip_adapter_image(image) for image in request.ip_adapter_image],
             },
             scheduler_name=request.scheduler,
             model=models.folder.path.resolve().name,
@@ -323,10 +325,12 @@ def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
 
     Raises:
         UsageError: the size, the number of steps, a strength, the mask or a prompt is one that the pipeline cannot do.
-        BadModelError: a file of the pipeline is broken, its UNet is for another task, or a control does not fit it.
+        BadModelError: a file of the pipeline is broken, its UNet is for another task, or a control does not fit it
+            or an image has no IP-Adapter.
     """
     stages = plan_stages(folder, request)
     check_prompts(folder, request)
+    check_ip_adapter_images(folder, request.ip_adapter_image)
     if request.mask:
         make_canvas(request, stages[0].size, folder.vae_factor)
     for stage in stages:

@@ -54,7 +54,14 @@ REPLAYED = {
 }
 """Option -> the field of :class:`GenerationRecord` that it is taken from."""
 
-GIVEN_AGAIN = {"lora": "lora", "init_image": "init_image", "mask": "mask", "control": "control", "refiner": "refiner"}
+GIVEN_AGAIN = {
+    "lora": "lora",
+    "init_image": "init_image",
+    "mask": "mask",
+    "control": "control",
+    "ip_adapter_image": "ip_adapter_image",
+    "refiner": "refiner",
+}
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
 _PROGRAMS = {

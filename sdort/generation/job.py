@@ -15,6 +15,7 @@ from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
 from sdort.generation.input_image import read_image, read_mask
+from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import read_lines
@@ -120,6 +121,15 @@ def choose_control(choice: str | ControlChoice) -> ControlChoice:
     return choice if isinstance(choice, ControlChoice) else parse_control_choice(str(choice))
 
 
+def choose_ip_adapter_image(choice: str | IpAdapterChoice) -> IpAdapterChoice:
+    """An image for an IP-Adapter as a caller names it.
+
+    Raises:
+        UsageError: it is neither a choice nor ``IMAGE`` or ``IMAGE:SCALE``.
+    """
+    return choice if isinstance(choice, IpAdapterChoice) else parse_ip_adapter_choice(str(choice))
+
+
 def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     """The job of a caller's options.
 
@@ -159,6 +169,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     if settings.get("refiner") is not None:
         settings["refiner"] = Path(settings["refiner"])
     settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))
+    images = settings.get("ip_adapter_image", ())
+    settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)

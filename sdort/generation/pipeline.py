@@ -26,6 +26,7 @@ from sdort.generation.guard import Guard, dead
 from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
+from sdort.generation.ip_adapter_tokens import IpAdapterTokens
 from sdort.generation.memory_need import fits_beside
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
@@ -36,7 +37,7 @@ from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning
@@ -92,6 +93,7 @@ class TextToImage:
         self.loop = Loop(sessions["unet"])
         self.adapters = RunningAdapters(sessions)
         self.controls = RunningControls()
+        self.ip_adapter_tokens = IpAdapterTokens()
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded, in the end."""
@@ -190,7 +192,9 @@ class TextToImage:
         folder = self.refined_by = open_refiner(Path(request.refiner or ""), self.folder)
         if self.refiner is not None and self.refiner.folder.path != folder.path:
             self.refiner = None
-        remark_on_base(self.folder.path, adapters=bool(request.lora), controls=bool(request.control))
+        remark_on_base(
+            self.folder.path, adapters=bool(request.lora), controls=bool(request.control or request.ip_adapter_image)
+        )
         images = sum(each.num_images for each in requests)
         alone = self.refiner is None and not fits_beside(
             folder, stage.size, request, images, self.provider, self.options
@@ -245,11 +249,9 @@ class TextToImage:
     def _posterior(self, pixels: Array, request: Request) -> Posterior:
         """The distribution of images' latents, float32 [images, 3, height, width] in [-1, 1]."""
         folder = self.folder
-        if ENCODER not in self.sessions:
-            self.sessions[ENCODER] = self._open(self.folder, ENCODER)
 
         def work() -> Posterior:
-            session = self.sessions[ENCODER]
+            session = self._opened(ENCODER)
             widened = self.guard is not None and ENCODER in self.guard.widened
             footprint = decoder_footprint(folder.file(ENCODER), session.provider, widened)
             encoder = Encoder(session, folder.vae, folder.vae_factor, footprint, folder.latent_channels)
@@ -257,6 +259,12 @@ class TextToImage:
             return encoder.encode(pixels, choose(encoder, session, (1, height, width), request.vae_tiling, True))
 
         return self._guarded(ENCODER, work, lambda posterior: [posterior.parameters])
+
+    def _opened(self, component: str) -> Session:
+        """The session of a component that only some requests need."""
+        if component not in self.sessions:
+            self.sessions[component] = self._open(self.folder, component)
+        return self.sessions[component]
 
     def _open(self, folder: PipelineFolder, component: str) -> Session:
         """A component that only some requests need, opened as the others are."""
@@ -383,7 +391,29 @@ class TextToImage:
             lambda: condition(encode({blank: "prompt"})[blank], size),
         )
         scored, scores = self.folder.family.scored, requests[0].scores[0 if guided else 1 :]
-        return [[scored(conditions[texts], score) for texts, score in zip(pair, scores, strict=True)] for pair in pairs]
+        images = self._image_conditions(requests[0], guided)
+        return [
+            [scored(conditions[texts], score) | image for texts, score, image in zip(pair, scores, images, strict=True)]
+            for pair in pairs
+        ]
+
+    def _image_conditions(self, request: Request, guided: bool) -> list[Conditioning]:
+        """The conditioning by the images of IP-Adapters, which a refiner does not take."""
+        images = request.ip_adapter_image if self.schedule is self.folder else ()
+        inputs, side = self.sessions["unet"].inputs, 0
+        if images:
+            spec = next(iter(self._opened(IMAGE_ENCODER).inputs.values()))
+            side = static_size(spec.shape, 2) or 0
+        return self.ip_adapter_tokens.conditions(inputs, images, self._image_tokens, side, guided)
+
+    def _image_tokens(self, pixels: Array) -> Mapping[str, Array]:
+        """The image encoder's outputs."""
+
+        def work() -> Mapping[str, Array]:
+            session = self._opened(IMAGE_ENCODER)
+            return session.run({next(iter(session.inputs)): pixels})
+
+        return self._guarded(IMAGE_ENCODER, work, lambda outputs: outputs.values())
 
     def _conditioning_outputs(self, clip_skip: int) -> dict[str, dict[str, str]]:
         """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there.

@@ -57,6 +57,18 @@ class ControlRecord:
     """The share of the steps after which it ended."""
 
 
+@dataclass(frozen=True)
+class IpAdapterRecord:
+    """An image that an IP-Adapter took."""
+
+    name: str
+    """The name of the image's file, ``the image`` for a picture in memory."""
+    image_hash: str
+    """A hash of the image's size and pixels."""
+    scale: float
+    """How much it counted; 1 is as the adapter was trained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecord:
     """Parameters of a generation, and what it ran on."""
@@ -143,6 +155,8 @@ class GenerationRecord:
     """ControlNets and T2I-Adapters, in the order in which they were given."""
     guess_mode: bool
     """Whether ControlNets steered the prompt alone, their first outputs weakly."""
+    ip_adapter_image: list[IpAdapterRecord]
+    """The images of IP-Adapters, in the order of these."""
     model: str
     """The name of the pipeline's folder."""
     model_hash: str

@@ -68,7 +68,10 @@ def remark_on_base(base: Path, *, adapters: bool, controls: bool) -> None:
             "REFINER OUT --lora FILE"
         )
     if controls:
-        say(f"control images steer {base.name} alone, not its refiner: a later --refiner-start leaves them more steps")
+        say(
+            f"control images and those of IP-Adapters steer {base.name} alone, not its refiner: a later "
+            "--refiner-start leaves them more steps"
+        )
 
 
 def handover(scheduler: Any, start: float) -> int:

@@ -39,6 +39,7 @@ from sdort.generation.control_choice import Control
 from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import InputImage
+from sdort.generation.ip_adapter_choice import IpAdapterImage
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
@@ -49,6 +50,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.session import Session
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
+from sdort.workload.image_inputs import image_inputs
 from sdort.workload.residuals import all_residuals
 
 MAX_PROMPT = 1 << 17
@@ -95,6 +97,8 @@ class Request:
     """Adapters (LoRA and its kin) that change the UNet and the text encoders."""
     control: tuple[Control, ...] = ()
     """ControlNets and T2I-Adapters that steer the UNet by images."""
+    ip_adapter_image: tuple[IpAdapterImage, ...] = ()
+    """An image for each IP-Adapter of the pipeline; none for all of them."""
     guess_mode: bool = False
     """Let ControlNets steer the prompt alone, their first outputs weakly."""
     init_image: InputImage | None = None
@@ -435,7 +439,7 @@ def check_inputs(unet: Session, family: Family) -> None:
         BadModelError: which input it needs and what the model is for.
     """
     needed = family.inputs
-    optional = {"timestep_cond", *all_residuals(unet.inputs)}
+    optional = {"timestep_cond", *all_residuals(unet.inputs), *image_inputs(unet.inputs)}
     extra, missing = sorted(set(unet.inputs) - needed - optional), sorted(needed - set(unet.inputs))
     if extra or missing:
         what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"

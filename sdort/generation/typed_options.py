@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from sdort.generation.control_choice import ControlChoice
+    from sdort.generation.ip_adapter_choice import IpAdapterChoice
     from sdort.generation.preview import OnPreview
     from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
@@ -104,6 +105,10 @@ class GenerationOptions(TypedDict, total=False):
     """ControlNets and T2I-Adapters with their images, as ``DIR:IMAGE``, ``DIR:IMAGE:SCALE`` or
     ``DIR:IMAGE:SCALE:START:END`` (shares of the steps), or as :class:`sdort.generation.control_choice.ControlChoice`,
     whose image may also be a picture of Pillow or an array; none by default."""
+    ip_adapter_image: Sequence[str | IpAdapterChoice]
+    """An image for each IP-Adapter of the pipeline, in the order of their export, as ``IMAGE`` or ``IMAGE:SCALE``, or
+    as :class:`sdort.generation.ip_adapter_choice.IpAdapterChoice`, whose image may also be a picture of Pillow or an
+    array; none by default."""
     guess_mode: bool
     """Let ControlNets steer the prompt alone, and their first outputs less than the last: with empty prompts a
     ControlNet then guesses what its image shows. Off by default."""

@@ -7,7 +7,9 @@ ENCODER, DECODER = "vae_encoder", "vae_decoder"
 CONTROLNET, T2I_ADAPTER = "controlnet", "t2i_adapter"
 CONTROLS = (CONTROLNET, T2I_ADAPTER)
 """Components that steer a UNet by an image; each lies in a folder of its own, apart from the pipeline."""
-EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER, *CONTROLS)
+IMAGE_ENCODER = "image_encoder"
+"""Makes the image tokens of IP-Adapters: CLIP's vision model, and the adapters' projections."""
+EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER)
 """Components that ``sdort export`` writes, in its order."""
 SAFETY_CHECKER = "safety_checker"
 COMPONENTS = (*EXPORTED, SAFETY_CHECKER)
@@ -15,3 +17,9 @@ COMPONENTS = (*EXPORTED, SAFETY_CHECKER)
 CLIP_SKIP = "clip_skip"
 """``clip_skip.2`` of a text encoder is the final norm of the output of the last layer but one, and so on; sdort's own
 exports of Stable Diffusion 1.x and 2.x have these outputs."""
+IMAGE_TOKENS, IMAGE_SCALE = "image_tokens", "image_scale"
+"""``image_tokens.0`` is what a UNet's cross-attentions take of the first IP-Adapter's image, float [B, tokens, width],
+and an output of the image encoder; ``image_scale.0`` is how much it counts, float [B, 1]."""
+NEGATIVE_IMAGE_TOKENS = "negative_image_tokens"
+"""``negative_image_tokens.0`` are the first IP-Adapter's tokens of no image, where zeros in place of the image's
+embedding make them; without that output they are those of an image of zeros."""

@@ -14,7 +14,15 @@ from onnx import TensorProto
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import COMPONENTS, CONTROLNET, DECODER, ENCODER, SAFETY_CHECKER, T2I_ADAPTER
+from sdort.model.component_names import (
+    COMPONENTS,
+    CONTROLNET,
+    DECODER,
+    ENCODER,
+    IMAGE_ENCODER,
+    SAFETY_CHECKER,
+    T2I_ADAPTER,
+)
 from sdort.model.operator import Category
 from sdort.onnx_io.check_tensors import type_name
 from sdort.onnx_io.component_file import read_component
@@ -31,7 +39,8 @@ _ENLARGING = {"Resize", "Upsample", "ConvTranspose", "DepthToSpace"}
 _EXPECTED = (
     "Expected one of: a UNet (4-D sample, timestep, 3-D encoder_hidden_states -> 4-D), a text encoder (2-D token "
     "ids -> 3-D), a VAE decoder (4-D latent -> 3 channels), a VAE encoder (3 channels -> 4-D latent), a ControlNet (a "
-    "UNet's inputs and an image -> several 4-D) or a T2I-Adapter (an image -> several 4-D). "
+    "UNet's inputs and an image -> several 4-D), a T2I-Adapter (an image -> several 4-D) or an image encoder (an "
+    "image -> 3-D). "
     "sdort optimize --any-graph takes any other graph, as it is."
 )
 NAMED = 5
@@ -254,6 +263,8 @@ def recognise(proto: onnx.ModelProto, path: Path | None = None) -> str | None:
         return "unet" if len(outputs) == 1 else CONTROLNET
     if _is_text_encoder(inputs, outputs):
         return "text_encoder_2" if "text_encoder_2" in hints or _rank(outputs[0]) == 2 else "text_encoder"
+    if len(inputs) == 1 and _is_image(inputs[0]) and all(_rank(info) == 3 for info in outputs):
+        return IMAGE_ENCODER
     if len(inputs) == 1 and all(map(_is_image, [*inputs, *outputs])):
         return _which_vae(proto.graph, inputs[0], outputs[0], hints) if len(outputs) == 1 else T2I_ADAPTER
     return None

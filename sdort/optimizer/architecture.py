@@ -1,7 +1,8 @@
 """The parts of a component, counted from its diffusers or transformers config alone.
 
 Source of the rules: ``UNet2DConditionModel``, ``ControlNetModel``, ``T2IAdapter``, ``AutoencoderKL``,
-``AutoencoderTiny`` (diffusers) and ``CLIPTextModel`` (transformers).
+``AutoencoderTiny``, ``ImageProjection``, ``IPAdapterPlusImageProjection`` (diffusers), ``CLIPTextModel`` and
+``CLIPVisionModelWithProjection`` (transformers).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from sdort.errors import BadModelError
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, T2I_ADAPTER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, T2I_ADAPTER
+from sdort.pipelines.adapters.ip_adapter_file import PLAIN
 
 Config = Mapping[str, Any]
 
@@ -56,6 +58,7 @@ def architecture(config: Config, component: str) -> Counter[str]:
         "text_encoder_2": _text_encoder,
         CONTROLNET: _controlnet,
         T2I_ADAPTER: _t2i_adapter,
+        IMAGE_ENCODER: _image_encoder,
     }
     if component not in builders:
         raise BadModelError(f"no expected operators are known for a {component!r}", component=component)
@@ -193,6 +196,27 @@ def _text_encoder(config: Config) -> Counter[str]:
     total = Counter(attention_self=layers, attention_causal=layers, layer_norm=2 * layers + 1)
     # Each block's two residual sums feed a norm; the last one final_layer_norm.
     return total + Counter({"skip_layer_norm": 2 * layers, TEXT_ACTIVATIONS[activation]: layers})
+
+
+def _image_encoder(config: Config) -> Counter[str]:
+    """CLIP's vision model, as far as the projections of IP-Adapters take it, and these projections."""
+    projections, layers = config["projections"], int(config["num_hidden_layers"])
+    whole = [projection for projection in projections if projection["kind"] == PLAIN]
+    activation = config.get("hidden_act", "quick_gelu")
+    if activation not in TEXT_ACTIVATIONS:
+        raise _unknown(IMAGE_ENCODER, "hidden_act", activation)
+    layers -= not whole  # the others take the states before the last layer
+    total = Counter({"conv": 1, "attention_self": layers, TEXT_ACTIVATIONS[activation]: layers})
+    # One before the layers, and behind them that of the pooled state; a sum feeds each norm of a layer but the first.
+    total += Counter(layer_norm=2 * layers + 1 + bool(whole), skip_layer_norm=2 * layers - 1)
+    for projection in projections:
+        total += _resampler(int(projection["depth"])) if projection not in whole else Counter(layer_norm=2)
+    return total
+
+
+def _resampler(depth: int) -> Counter[str]:
+    """Each layer has norms of the image's states, of its own, and before its feed-forward network."""
+    return Counter(attention_cross=depth, gelu=depth, layer_norm=3 * depth + 1, skip_layer_norm=2 * depth - 1)
 
 
 def _resnets(config: Config, before: int, channels: int, count: int) -> Counter[str]:

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.console import detail
 from sdort.errors import BadModelError, UsageError, did_you_mean
-from sdort.model.component_names import CLIP_SKIP
+from sdort.model.component_names import CLIP_SKIP, IMAGE_TOKENS
 from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
 from sdort.optimizer.architecture import Config, architecture
@@ -111,17 +111,21 @@ def fused_forms(target: Target) -> dict[str, ExpectedForm]:
     return forms
 
 
-def expected_operators(config: Config, component: str, target: str, clip_skips: int = 0) -> list[Expectation]:
+def expected_operators(
+    config: Config, component: str, target: str, clip_skips: int = 0, images: int = 0
+) -> list[Expectation]:
     """The operators that ``component`` must hold, optimized for ``target`` or before that (:data:`RAISED_GRAPH`).
 
     Args:
         clip_skips: outputs of a text encoder for clip skip, each with a norm of its own.
+        images: IP-Adapters of a UNet, each with an attention beside those to the text.
 
     Raises:
         BadModelError: the config names a block or setting whose structure is not known.
     """
     counts = architecture(config, component)
     counts["layer_norm"] += clip_skips
+    counts["attention_cross"] *= 1 + images
     return [
         Expectation(name, form.operators, sum(counts[key] for key in form.keys), form.at_least, form.attributes)
         for name, form in (RAISED if target == RAISED_GRAPH else fused_forms(load_target(target))).items()
@@ -145,9 +149,10 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
         return []
     settings = read_component_config(config, model.component)
     clip_skips = sum(output.name.startswith(f"{CLIP_SKIP}.") for output in model.graph.outputs)
+    images = sum(source.name.startswith(f"{IMAGE_TOKENS}.") for source in model.graph.inputs)
     try:
-        raised = expected_operators(settings, model.component, RAISED_GRAPH, clip_skips)
-        fused = expected_operators(settings, model.component, provider, clip_skips)
+        raised = expected_operators(settings, model.component, RAISED_GRAPH, clip_skips, images)
+        fused = expected_operators(settings, model.component, provider, clip_skips, images)
     except BadModelError as error:
         detail(f"{model.component}: no counts can be derived from {config}: {error}")
         return []

@@ -197,6 +197,37 @@ TEXT_ENCODER = record(
     }
 )
 
+_PROJECTION = record(
+    {
+        "kind": _NAME,
+        **dict.fromkeys(("width", "embeds", "hidden", "inner"), _WIDTH),
+        "tokens": whole(1, 4096),
+        "depth": _COUNT,
+        "heads": whole(1, 1024),
+    },
+    ("kind", "tokens", "width", "embeds"),
+)
+
+IMAGE_ENCODER = record(
+    {
+        **dict.fromkeys(("hidden_size", "num_attention_heads"), _WIDTH),
+        "projection_dim": _WIDTH_OR_NULL,
+        "intermediate_size": whole(1, 1 << 20),
+        "num_hidden_layers": whole(2, 256),
+        "num_channels": whole(1, 64),
+        **dict.fromkeys(("image_size", "patch_size"), whole(1, 4096)),
+        "hidden_act": _NAME,
+        **dict.fromkeys(("layer_norm_eps", "attention_dropout", "dropout"), _SHARE),
+        **dict.fromkeys(("initializer_factor", "initializer_range"), _SHIFT),
+        "projections": NULL | list_of(_PROJECTION, 0, 64),
+        "vision_config": NULL | record({}),
+        **dict.fromkeys(("torch_dtype", "dtype", "model_type", "transformers_version"), _NAME_OR_NULL),
+        "architectures": NULL | list_of(_NAME, 0, 16),
+        "_name_or_path": text(4096),
+    }
+)
+"""CLIP's vision model (``CLIPVisionConfig`` of transformers); ``projections`` are the IP-Adapters' of an export."""
+
 _TIMESTEPS = 100_000  # the tables of a scheduler have as many rows; published: up to 2,000
 _BETA = positive(0.9999)  # at 0 and 1 the signal's or the noise's share is 0, which is divided by
 
@@ -329,6 +360,7 @@ MANIFEST_SCHEMA = record(
         "adapters": NULL
         | list_of(record({**_BAKED, "name": text(4096), "scale": number(-1e6, 1e6)}, ("name", "scale")), 0, 1000),
         "words": NULL | list_of(record({**_BAKED, "word": text(4096)}, ("word",)), 0, 1000),
+        "ip_adapters": NULL | list_of(record({**_BAKED, "name": text(4096)}, ("name",)), 0, 1000),
         "optimized": NULL
         | record(
             {"sdort": _NAME, "from": text(4096), "provider": _NAME, "precision": _NAME, "fp16": ANYTHING}, ("from",)
@@ -347,6 +379,7 @@ _COMPONENTS: Mapping[str, Kind] = {
     "text_encoder_2": TEXT_ENCODER,
     "controlnet": CONTROLNET,
     "t2i_adapter": T2I_ADAPTER,
+    "image_encoder": IMAGE_ENCODER,
 }
 
 
@@ -481,6 +514,15 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "conditioning_embedding_out_channels",
     ),
     "T2IAdapter": ("channels", "num_res_blocks", "downscale_factor", "adapter_type"),
+    "CLIPVisionModelWithProjection": (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "image_size",
+        "patch_size",
+        "projection_dim",
+    ),
     **dict.fromkeys(
         ("CLIPTextModel", "CLIPTextModelWithProjection"),
         ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "vocab_size"),

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import ENCODER, T2I_ADAPTER
+from sdort.model.component_names import ENCODER, IMAGE_ENCODER, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
+from sdort.workload.image_inputs import image_inputs, is_image_scale
 from sdort.workload.residuals import IMAGE, SCALES, is_residual
 from sdort.workload.samples import (
     GUIDANCE_EMBEDDING,
@@ -54,13 +55,19 @@ def further_cases(case: Case, images: int) -> list[Case]:
 def cases(
     components: Sequence[str], batches: Sequence[int], sizes: Sequence[tuple[int, int]], prompt: str = ""
 ) -> list[Case]:
-    """Every combination once; text encoders do not depend on the size and are measured at the first one only."""
+    """Every combination once; encoders of texts and of images for IP-Adapters do not depend on the size: at the first
+    one only."""
     return [
         Case(component, batch, height, width, prompt=prompt if component == WHOLE_PIPELINE else "")
         for component in components
         for batch in batches
-        for height, width in (sizes[:1] if component.startswith("text_encoder") else sizes)
+        for height, width in (sizes[:1] if _has_own_size(component) else sizes)
     ]
+
+
+def _has_own_size(component: str) -> bool:
+    """Whether a component runs at one size, whatever the size that is generated."""
+    return component.startswith("text_encoder") or component == IMAGE_ENCODER
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class CaseNumbers:
 
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
         # A seed per input: two of one shape must not be equal. Exporters disagree on the names of images alone.
-        if is_residual(item.name):
+        if is_residual(item.name) or is_image_scale(item.name):
             return np.zeros(shape, item.dtype)  # a UNet that nothing steers, as torch runs it
         key = "sample" if len(shape) == 4 and item.name != IMAGE else item.name
         generator = np.random.default_rng([SEED, zlib.crc32(key.encode())])
@@ -112,9 +119,13 @@ def make_feeds(
         UsageError: the model is static and was exported for another batch or size.
         BadModelError: an input that no Stable Diffusion component has.
     """
-    scale = 1 if case.component in (ENCODER, T2I_ADAPTER) else factor
+    pictures = case.component in (ENCODER, T2I_ADAPTER, IMAGE_ENCODER)
+    scale = 1 if pictures else factor
     sample = Sample(case.batch, case.height // scale, case.width // scale, TOKENS)
-    image = channels or (3 if case.component in (ENCODER, T2I_ADAPTER) else 4)
+    if case.component == IMAGE_ENCODER:
+        fixed = next(iter(inputs.values())).shape
+        sample = replace(sample, height=static_size(fixed, 2) or 224, width=static_size(fixed, 3) or 224)
+    image = channels or (3 if pictures else 4)
     items = [_input(case, spec, inputs, image) for spec in inputs.values()]
     for item, spec in zip(items, inputs.values(), strict=True):
         if item.name == "sample" or not follows(item.name):
@@ -125,7 +136,8 @@ def make_feeds(
 def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], channels: int) -> Input:
     """An input with the dims that every Stable Diffusion has filled in where the model leaves them open."""
     rank = len(spec.shape)
-    named = spec.name in ("input_ids", "timestep", "time_ids", "encoder_hidden_states", SCALES)
+    known = ("input_ids", "timestep", "time_ids", "encoder_hidden_states", SCALES, *image_inputs(inputs))
+    named = spec.name in known
     if not (named or rank == 4 or (rank == 2 and spec.dtype.kind == "f")):
         raise BadModelError(f"it is not known what to feed the input {spec.name!r}", component=case.component)
     shape = [size if isinstance(size, int) else None for size in spec.shape]
@@ -173,8 +185,8 @@ def generation_cases(
         guided: whether there is classifier-free guidance: a UNet then takes two samples an image.
     """
     static = next((static_size(spec.shape, 0) for spec in inputs.values() if len(spec.shape) > 1), None)
-    if component.startswith("text_encoder"):
-        # One prompt after the other.
+    if _has_own_size(component):
+        # One prompt, or one image, after the other.
         return [Case(component, static or 1, *size)]
     parts = {min(at_once, images - first) for first in range(0, images, at_once)}
     samples = 2 if component == "unet" and guided and GUIDANCE_EMBEDDING not in inputs else 1

@@ -20,6 +20,7 @@ from sdort.model.component_names import ENCODER, T2I_ADAPTER
 from sdort.model.signature import Array
 from sdort.operators import channels_axis
 from sdort.rewrite.size_names import size_at
+from sdort.workload.image_inputs import is_image_scale
 from sdort.workload.residuals import IMAGE, SCALES, is_residual
 
 SampleDim = int | None
@@ -150,7 +151,7 @@ class RandomNumbers:
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
         if item.name == GUIDANCE_EMBEDDING:
             return random_guidance(self.generator, shape).astype(item.dtype)
-        if item.name in (SCALES, IMAGE) or self.component == T2I_ADAPTER:
+        if item.name in (SCALES, IMAGE) or is_image_scale(item.name) or self.component == T2I_ADAPTER:
             return self.generator.uniform(0, 1, shape).astype(item.dtype)
         if len(shape) < 2:
             return self.generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
