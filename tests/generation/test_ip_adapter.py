@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from PIL import Image
 from support import tiny_pipeline
 from support.pipelines import trace_folder
 from support.tiny_control import export_part
-from support.tiny_ip_adapter import ENCODER, build_image_encoder, build_ip_adapter, published_state
+from support.tiny_ip_adapter import DEPTH, ENCODER, build_image_encoder, build_ip_adapter, published_state
 
 import sdort
 from sdort.console import quiet_libraries
 from sdort.errors import SdortError
 from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
-from sdort.generation.ip_adapter_tokens import clip_pixels
+from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, clip_pixels
+from sdort.optimizer.command import optimize
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, token or negative image costs tens of them."""
@@ -120,3 +122,86 @@ def test_an_init_image_and_the_host_loop(made: Made, ours: Any, monkeypatch: pyt
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
     monkeypatch.setattr(type(ours._models.loop), "fits", lambda *args: False)
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
+
+
+def test_pixels_are_those_of_transformers(made: Made) -> None:
+    from transformers import CLIPImageProcessorPil
+
+    processor = CLIPImageProcessorPil(size=20, crop_size=20)
+    for size in ((90, 61), (20, 33), (7, 8)):
+        picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8))
+        expected = processor(picture, return_tensors="np").pixel_values
+        assert np.array_equal(clip_pixels(InputImage("", picture), 20), expected)
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(made: Made, ours: Any, tmp_path: Path) -> None:
+    text, thin = tmp_path / "text.png", tmp_path / "thin.png"
+    text.write_text("no image")
+    Image.new("RGB", (9000, 30)).save(thin)
+    one, two = str(made.image(0)), str(made.image(1))
+    refused: dict[tuple[str, ...], str] = {
+        (one,): "gives 1 image, and the pipeline has 2 IP-Adapters",
+        (one, str(text)): "is no image that can be read",
+        (one, str(tmp_path / "missing.png")): "missing.png",
+        (one, f"{two}:11"): "-10 to 10",
+        (one, str(thin)): "too long and thin",
+        (one, ""): "expected IMAGE or IMAGE:SCALE",
+    }
+    for images, message in refused.items():
+        with pytest.raises(SdortError, match=message):
+            ours.generate(PROMPT, steps=1, ip_adapter_image=images)
+
+
+def test_a_pipeline_without_an_adapter_says_how_to_export_one(made: Made, tmp_path: Path) -> None:
+    folder = SimpleNamespace(
+        path=tmp_path, models={}, file=lambda name: SimpleNamespace(signature=SimpleNamespace(inputs={"sample": 0}))
+    )
+    images = [parse_ip_adapter_choice(str(made.image(0))).read()]
+    with pytest.raises(SdortError, match="takes no images by an IP-Adapter") as refused:
+        check_ip_adapter_images(folder, images)  # type: ignore[arg-type]
+    assert "--ip-adapter FILE" in str(refused.value.hint)
+
+
+def test_a_scale_stands_behind_the_last_colon(tmp_path: Path) -> None:
+    named = tmp_path / "a:0.5"
+    named.touch()
+    assert parse_ip_adapter_choice(str(named)) == IpAdapterChoice(named, 1.0)
+    assert parse_ip_adapter_choice(f"{named}:0.25") == IpAdapterChoice(named, 0.25)
+    assert parse_ip_adapter_choice("C:\\x.png:.5") == IpAdapterChoice(Path("C:\\x.png"), 0.5)
+
+
+def test_images_stand_in_the_record_and_have_to_be_given_again(made: Made, ours: Any, tmp_path: Path) -> None:
+    path = tmp_path / "drawn.png"
+    images = [str(made.image(0)), f"{made.image(1)}:0.4"]
+    made_image = ours.generate(PROMPT, steps=2, seed=3, ip_adapter_image=images, output=path).images[0]
+    assert [(each.name, each.scale) for each in made_image.record.ip_adapter_image] == [
+        ("image0.png", 1.0),
+        ("image1.png", 0.4),
+    ]
+    with pytest.raises(SdortError, match=r"image0\.png:1, image1\.png:0\.4") as refused:
+        ours.generate(from_image=path)
+    assert "--ip-adapter-image" in str(refused.value.hint)
+    again = ours.generate(from_image=path, ip_adapter_image=images).images[0]
+    assert np.array_equal(again.pixels, made_image.pixels)
+
+
+@pytest.mark.parametrize("provider", ["cuda", "rocm"])
+def test_all_attentions_fuse(made: Made, tmp_path: Path, provider: str) -> None:
+    parts = ["unet", "image_encoder"]
+    report = optimize(made.out, tmp_path / "fast", provider=provider, fp16=True, components=parts)
+    operators = {name: component.operators for name, component in report.components.items()}
+    # Each block attends to itself, to the text and to two images; the encoder has its layers, and the resampler's.
+    assert operators["unet"]["com.microsoft.MultiHeadAttention"] == 4 * len(_transformers(made))
+    assert operators["image_encoder"]["com.microsoft.MultiHeadAttention"] == ENCODER["num_hidden_layers"] + DEPTH
+
+
+def _transformers(made: Made) -> list[str]:
+    return [name for name in made.pipeline.unet.attn_processors if name.endswith("attn1.processor")]
+
+
+def test_an_optimized_pipeline_takes_images_alike(made: Made, ours: Any, tmp_path: Path) -> None:
+    optimize(made.out, tmp_path / "fast", provider="cpu")
+    fast = sdort.load(tmp_path / "fast", provider="cpu")
+    assert _decibels(_generate(made, fast, (0.5, 1.2)), _generate(made, ours, (0.5, 1.2))) > LIKE
+    checked = sdort.verify(tmp_path / "fast", provider="cpu", inputs="random", images=False, torch=False)
+    assert checked.passed
