@@ -12,7 +12,7 @@ from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_file import Adapter, Unmatched, read_adapter
 from sdort.pipelines.adapters.module_index import ADAPTED
-from sdort.pipelines.adapters.remarks import remark_unmatched
+from sdort.pipelines.adapters.remarks import remark
 
 Tensors = Mapping[str, Mapping[str, Weight]]
 """Folder of a checkpoint -> its tensors."""
@@ -66,7 +66,7 @@ def apply_adapters(choices: Sequence[AdapterChoice], tensors: Tensors) -> tuple[
 def _applied(adapter: Adapter, scale: float) -> AppliedAdapter:
     if not scale:
         say(f"{adapter.name}: its scale is 0, so that it changes nothing")
-    remark_unmatched(adapter)
+    remark(adapter)
     counts = {component: len(deltas) for component, deltas in adapter.deltas.items()}
     weights = " and ".join(f"{count} weights of {component}" for component, count in counts.items())
     say(f"{adapter.name}: {' and '.join(adapter.kinds)} at scale {scale:g}, which changes {weights}")

@@ -30,7 +30,7 @@ from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_file import Adapter, read_adapter
 from sdort.pipelines.adapters.delta import Delta
-from sdort.pipelines.adapters.remarks import remark_unmatched
+from sdort.pipelines.adapters.remarks import remark
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session, find_replaceable
 from sdort.tables import size_text
@@ -130,7 +130,7 @@ class RunningAdapters:
         if asked == self._current:
             return
         for adapter in plan.adapters:
-            remark_unmatched(adapter)
+            remark(adapter)
         self._current = None  # half of it, until all is done
         total = sum(len(plan.changed(name)) for name in self.sessions)
         with progress("adapters", total=total) as advance:

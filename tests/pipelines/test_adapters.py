@@ -23,6 +23,7 @@ from sdort.model.weights import Inline
 from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.adapters.adapter_file import Adapter, read_adapter
+from sdort.pipelines.adapters.remarks import remark
 
 TOLERANCE = 1e-6
 """Of the largest weight: peft and sdort compute in fp32, and round the product and the sum once each."""
@@ -227,6 +228,7 @@ def test_what_has_no_place_is_listed_with_its_reason(tmp_path: Path, unet: dict[
         **lora("lora_te_text_model_encoder_layers_0_mlp_fc1", 4, 4),
         "unet.conv_in.lora_up.weight": torch.ones(32, 2, 1, 1),
         "unet.conv_out.strange": torch.ones(2, 2, 2),
+        "bundle_emb.word.clip_l": torch.ones(2, 8),
         **lora("unet.conv_out", 4, 4),
         **OTHER_KINDS,
     }
@@ -241,9 +243,24 @@ def test_what_has_no_place_is_listed_with_its_reason(tmp_path: Path, unet: dict[
     )
     assert reasons["lora_te_text_model_encoder_layers_0_mlp_fc1"] == "there is no text_encoder"
     assert reasons["unet.conv_in"] == "a part of the change is missing: there is only up"
+    assert reasons["bundle_emb.word.clip_l"].startswith("it is a word's embedding")
     for key, kind in zip(OTHER_KINDS, KINDS, strict=True):
         assert reasons[key] == f"it is of {kind}, which sdort does not read"
     assert reasons["unet.conv_out"] == "sdort does not know all parts of this change"
+
+
+@pytest.mark.parametrize("alpha", [torch.tensor(6), torch.tensor([6.0]), torch.tensor(6.0, dtype=torch.bfloat16)])
+def test_alpha_is_one_number_of_any_type(tmp_path: Path, unet: dict[str, Array], alpha: torch.Tensor) -> None:
+    """Trainers that keep the type of a setting store whole numbers."""
+    (delta,) = read(tmp_path, {**lora(Q, 64, 64), f"{Q}.alpha": alpha}, {"unet": unet}).deltas["unet"].values()
+    assert np.array_equal(delta.array(), np.full((64, 64), 6.0, np.float32))  # 2 ones by 2, times 6 / 2
+
+
+def test_an_alpha_of_zero_is_told(tmp_path: Path, unet: dict[str, Array], capsys: pytest.CaptureFixture[str]) -> None:
+    remark(read(tmp_path, {**lora(Q, 64, 64), f"{Q}.alpha": torch.tensor(0.0)}, {"unet": unet}))
+    assert "its alpha is 0, so that it changes nothing" in capsys.readouterr().err
+    remark(read(tmp_path, lora(Q, 64, 64), {"unet": unet}))
+    assert capsys.readouterr().err == ""
 
 
 REFUSED: dict[str, tuple[Tensors, str]] = {
@@ -251,6 +268,10 @@ REFUSED: dict[str, tuple[Tensors, str]] = {
     "flux": (lora("lora_unet_double_blocks_0_img_attn_proj", 8, 8), "looks like one for Flux"),
     "orthogonal": ({"lora_unet_conv_in.oft_blocks": torch.ones(2, 2, 2)}, "is of OFT, which sdort does not read"),
     "of peft": ({"base_model.model.conv_in.boft_R": torch.ones(2, 2)}, "is of BOFT, which sdort does not read"),
+    "parts of other ranks": (
+        {f"{Q}.lora_up.weight": torch.ones(64, 3), f"{Q}.lora_down.weight": torch.ones(2, 64)},
+        "of its 1 module none fits: the shapes of its parts do not belong together",
+    ),
     "nothing known": ({"a.b": torch.ones(2)}, "sdort does not know"),
     "checkpoint": (
         {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(2, 2, 1, 1)},
@@ -282,6 +303,9 @@ def test_a_choice_is_a_file_and_a_scale(tmp_path: Path) -> None:
     assert parse_adapter_choice("a/b.safetensors") == AdapterChoice(Path("a/b.safetensors"), 1.0)
     assert parse_adapter_choice("b.safetensors:-.25") == AdapterChoice(Path("b.safetensors"), -0.25)
     assert parse_adapter_choice(str(named)) == AdapterChoice(named, 1.0)
+    for text in ("b.safetensors:strong", "b.safetensors:0.8:lbw=1,0", "b.safetensors:lbw=1:0.8", "b.safetensors:nan"):
+        with pytest.raises(UsageError, match="is no scale"):
+            parse_adapter_choice(text)
     for text in ("", ":0.5", "a:1e9"):
         with pytest.raises(UsageError):
             parse_adapter_choice(text)

@@ -34,5 +34,16 @@ def parse_adapter_choice(text: str) -> AdapterChoice:
     if not text or text.startswith(":"):
         raise UsageError(f"--lora {cut(text)!r}: expected FILE or FILE:SCALE, such as style.safetensors:0.8")
     if scaled is None or Path(text).is_file():
-        return AdapterChoice(Path(text))
-    return AdapterChoice(Path(scaled["path"]), ADAPTER_SCALE.check(float(scaled["scale"])))
+        return AdapterChoice(_path(text))
+    return AdapterChoice(_path(scaled["path"]), ADAPTER_SCALE.check(float(scaled["scale"])))
+
+
+def _path(text: str) -> Path:
+    """The path, unless it is a file's name with something behind a colon that is no scale."""
+    file, colon, rest = text.partition(".safetensors:")
+    if colon and not Path(text).exists():
+        raise UsageError(
+            f"--lora {cut(text, 200)!r}: {cut(rest)!r} is no scale",
+            hint=f"Give one number for all of it, as {file}.safetensors:0.8; weights of single blocks are not taken.",
+        )
+    return Path(text)

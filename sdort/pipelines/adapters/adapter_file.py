@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.errors import BadModelError
-from sdort.pipelines.adapters.adapter_keys import foreign_kind, read_keys
+from sdort.pipelines.adapters.adapter_keys import foreign_kind, read_keys, why_unknown
 from sdort.pipelines.adapters.changes import Change, Parts, by_input, changes_of, magnitude_of
 from sdort.pipelines.adapters.delta import Delta, Factor, Shape
 from sdort.pipelines.adapters.module_index import ModuleIndex, Parameters, Target, component_of
 from sdort.pipelines.adapters.peft_settings import PeftSettings, read_settings
-from sdort.pipelines.adapters.refusals import check_family, nothing_matches, other_adapter, refuse_other_kind
+from sdort.pipelines.adapters.refusals import NO_MODULE, check_family, nothing_matches, other_adapter, refuse_other_kind
 from sdort.pipelines.safetensors import describe_tensors, read_header
 
 
@@ -68,9 +68,8 @@ def read_adapter(path: Path, parameters: Parameters) -> Adapter:
     keys = read_keys(factors)
     incomplete = {key.rpartition(".")[0] for key in keys.unknown}
     foreign = {key: foreign_kind(key, len(factors[key].shape)) for key in keys.unknown}
-    for key, kind in foreign.items():
-        reason = f"it is of {kind}, which sdort does not read" if kind else "sdort does not know this kind of change"
-        reading.leave_out({"": factors[key]}, reason)
+    for key in keys.unknown:
+        reading.leave_out({"": factors[key]}, why_unknown(key, len(factors[key].shape)))
     for module, named in keys.modules.items():
         parts = {part: factors[key] for part, key in named.items()}
         if module in incomplete:
@@ -81,7 +80,8 @@ def read_adapter(path: Path, parameters: Parameters) -> Adapter:
     if not reading.kinds and any(foreign.values()):
         raise other_adapter(path, sorted({kind for kind in foreign.values() if kind}))
     if not reading.kinds:
-        raise nothing_matches(path, header.shapes, len(keys.modules), parameters)
+        reasons = Counter(entry.reason for entry in reading.unmatched)
+        raise nothing_matches(path, header.shapes, len(keys.modules), parameters, reasons)
     order = {key: number for number, key in enumerate(factors)}
     unmatched = sorted(reading.unmatched, key=lambda entry: order[entry.key])
     return Adapter(path, tuple(sorted(reading.kinds)), reading.deltas, tuple(unmatched))
@@ -175,7 +175,7 @@ class _Reading:
         if component and component not in self.index.parameters:
             return f"there is no {component}"
         if not meanings:
-            return f"{component or 'the pipeline'} has no such module"
+            return f"{component or 'the pipeline'} {NO_MODULE}"
         target, change = meanings[0][0], changes[0]
         shape = self.index.parameters[target.component].get(f"{target.module}.{change.leaf}")
         place = f"{target.component}'s {target.module}"

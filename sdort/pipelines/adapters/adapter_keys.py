@@ -34,6 +34,8 @@ _BOFT_AXES = 4
 """Axes of the blocks of LyCORIS's BOFT; those of its OFT, of the same name, have three."""
 _LONGEST = 1000
 """Characters of a key: they are searched, and a stranger's may have millions."""
+_BUNDLED = "bundle_emb."
+"""OneTrainer's and AUTOMATIC1111's embeddings in the file of a LoRA (``networks.py`` of stable-diffusion-webui)."""
 _PARTS = {"A": "down", "B": "up", "embedding_A": "table_down", "embedding_B": "table_up"}
 
 
@@ -69,6 +71,15 @@ def foreign_kind(key: str, axes: int) -> str | None:
     last = ".".join(key[-_LONGEST:].split(".")[-3:])  # peft puts the adapter's name behind its own
     kind = next((kind for kind, end in _FOREIGN.items() if end.search(last)), None)
     return "BOFT" if kind == "OFT" and axes == _BOFT_AXES else kind
+
+
+def why_unknown(key: str, axes: int) -> str:
+    """The reason why a key of no known convention changes nothing; ``axes`` as for :func:`foreign_kind`."""
+    if kind := foreign_kind(key, axes):
+        return f"it is of {kind}, which sdort does not read"
+    if key.startswith(_BUNDLED):
+        return "it is a word's embedding, which the file has beside the adapter; --embedding takes one of its own file"
+    return "sdort does not know this kind of change"
 
 
 def _split(key: str) -> tuple[str, str] | None:

@@ -108,7 +108,8 @@ def changes_of(parts: Parts) -> list[Change] | str:
 
 def _problem(parts: Parts, chosen: list[_Recipe]) -> str | None:
     for part, factor in parts.items():
-        if not np.issubdtype(factor.stored.dtype, np.floating) and str(factor.stored.dtype) != "bfloat16":
+        whole = part == "alpha" and np.issubdtype(factor.stored.dtype, np.integer)  # as trainers make it of a setting
+        if not whole and not np.issubdtype(factor.stored.dtype, np.floating) and str(factor.stored.dtype) != "bfloat16":
             return f"its values are {factor.stored.dtype}, not floating-point numbers"
         if len(factor.shape) < (1 if part in _VECTORS else 2) and part != "alpha":
             return f"the shape {list(factor.shape)} is none of a {part}"

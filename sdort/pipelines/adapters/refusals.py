@@ -12,9 +12,12 @@ from sdort.errors.plain_text import cut
 from sdort.pipelines.adapters.module_index import UNET, Parameters
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, Kind, recognise_tensors
+from sdort.tables import counted
 
 _ALIKE = 0.75
 _CONTEXT = ".attn2.to_k.weight"
+NO_MODULE = "has no such module"
+"""The end of the reason why a change of a module that the pipeline has not is left out."""
 
 
 def refuse_other_kind(path: Path) -> None:
@@ -74,15 +77,26 @@ def other_adapter(path: Path, kinds: Sequence[str]) -> BadModelError:
 
 
 def nothing_matches(
-    path: Path, shapes: Mapping[str, Sequence[int]], modules: int, parameters: Parameters
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    modules: int,
+    parameters: Parameters,
+    reasons: Counter[str],
 ) -> BadModelError:
-    """The error for a file of which nothing has a place in the pipeline."""
+    """The error for a file of which nothing has a place in the pipeline; ``reasons`` say why, each how often."""
     if not modules:
         found = recognise_file(path)
         return BadModelError(f"{path} is {found.what}, not a LoRA", hint=found.advice)
     family = recognise_tensors(shapes).family
     first = cut(min(shapes, default="nothing"), 80)
     like = f"it looks like one for {family}" if family else f"it holds {len(shapes)} tensors, such as {first}"
+    known = [reason for reason, _ in reasons.most_common() if not reason.endswith(NO_MODULE)]
+    if known:
+        count = counted(modules, "module")
+        return BadModelError(
+            f"the adapter {path} changes nothing of this model: of its {count} none fits: {known[0]}",
+            hint="Get another version of the file: this one is incomplete, or for another model.",
+        )
     what = f"none of its {modules} modules is one of {', '.join(parameters)}"
     return BadModelError(
         f"the adapter {path} changes nothing of this model: {what}; {like}",

@@ -10,8 +10,11 @@ _SHOWN = 3
 """Tensors that a message names."""
 
 
-def remark_unmatched(adapter: Adapter) -> None:
-    """Warn of an adapter's tensors that have no place in the pipeline."""
+def remark(adapter: Adapter) -> None:
+    """Warn of an adapter that is without effect, and of its tensors that have no place in the pipeline."""
+    deltas = [delta for deltas in adapter.deltas.values() for delta in deltas.values()]
+    if all(delta.factor == 0 and not delta.needs_base for delta in deltas):
+        warn(f"{adapter.name}: its alpha is 0, so that it changes nothing")
     if not adapter.unmatched:
         return
     shown = ", ".join(cut(one_line(entry.key)) for entry in adapter.unmatched[:_SHOWN])
