@@ -91,7 +91,8 @@ def _opened(source: ImageSource, option: str) -> tuple[str, Image.Image]:
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return "", _eight_bits(source, option)
+        with _told(option):
+            return "", _eight_bits(source, option)
     if isinstance(source, np.ndarray):
         return "", _from_array(source, option)
     if not isinstance(source, str | Path):
@@ -122,17 +123,30 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _decoded(content: bytes, option: str, name: str) -> Image.Image:
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged metadata; of too many pixels is judged here
-        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        try:
+            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        except UnidentifiedImageError as error:
+            raise ValueError(_other_format(content)) from error
         _check_pixels(picture, f"{option} {name}")
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":  # a phone's photograph, with a preview
             say(f"{option} {name}: the first of its {frames} pictures is taken")
         picture.load()
         return _eight_bits(ImageOps.exif_transpose(picture), f"{option} {name}")
+
+
+def _other_format(content: bytes) -> str:
+    """What a file is that has none of :data:`FORMATS`."""
+    if not content:
+        return "the file is empty"
+    if content[4:8] == b"ftyp":  # ISO 14496-12: the file's type and its brand
+        brand = content[8:12].decode("ascii", "replace")
+        return {"avif": "it is AVIF", "avis": "it is AVIF"}.get(brand, f"it is HEIC or a video ({brand})")
+    return "it has none of the formats that are read"
 
 
 def _check_pixels(picture: Image.Image, what: str) -> None:

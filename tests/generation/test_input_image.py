@@ -95,19 +95,26 @@ def truncated() -> bytes:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "is no image that can be read: "),
-        (b"", "is no image that can be read: "),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "is no image that can be read: it has none of the formats that are read"),
+        (b"", "is no image that can be read: the file is empty"),
+        (b"\0\0\0\x18ftypheic" + bytes(99), r"is no image that can be read: it is HEIC or a video \(heic\)"),
+        (b"\0\0\0\x18ftypavif" + bytes(99), "is no image that can be read: it is AVIF"),
         (truncated(), "is no image that can be read: "),
         (png_of(10_000, 10_000), "has 10000x10000 pixels, at most 67,108,864 are taken"),
         (png_of(50_000, 50_000), r"is no image that can be read: Image size \(2500000000 pixels\) exceeds limit"),
         (png_of(16, 16), "is no image that can be read: "),
     ],
-    ids=["eps", "empty", "truncated", "large", "bomb", "no pixels"],
+    ids=["eps", "empty", "heic", "avif", "truncated", "large", "bomb", "no pixels"],
 )
 def test_a_file_that_is_no_image_is_one_sentence(content: bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(UsageError, match="--init-image .*a.png " + sentence):
         read_image(tmp_path / "a.png", "--init-image")
+
+
+def test_a_picture_of_a_mode_without_a_conversion_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="init_image is no image that can be read: conversion from La"):
+        read_image(Image.new("La", (8, 8)), "init_image")
 
 
 @pytest.mark.parametrize(
