@@ -18,7 +18,7 @@ from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.stages import plan_stages
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
@@ -189,7 +189,9 @@ def refuse_generation(
     free += held or 0
     height, width = plan_stages(folder, request)[-1].size
     needed = generation_bytes(folder, request, images, provider, free)
-    components = (*folder.needed, ENCODER) if encodes(request) else folder.needed
+    components = [*folder.needed]
+    components += [ENCODER] if encodes(request) else []
+    components += [IMAGE_ENCODER] if request.ip_adapter_image else []
     weights = weight_bytes(folder, components) if held is None else 0
     what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)

@@ -150,6 +150,9 @@ def _advice(path: Path, found: Architecture) -> str:
             return (
                 f"It changes a pipeline. Export the two together:\n    sdort export PIPELINE OUT --lora {_quoted(path)}"
             )
+        case Kind.IP_ADAPTER:
+            command = f"sdort export PIPELINE OUT --ip-adapter {_quoted(path)}"
+            return f"It lets a pipeline take images. Export the two together:\n    {command}"
         case Kind.VAE:
             return f"It takes the place of a model's own:\n    sdort export MODEL OUT --vae {_quoted(path)}"
         case Kind.UNET:

@@ -11,7 +11,7 @@ from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_s
 from sdort.generation.decode import Plan, Planner, planner_of
 from sdort.generation.memory_need import refuse_case, weight_bytes
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array
 from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
@@ -135,7 +135,7 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
     inputs = {name: folder.file(name).signature.inputs for name in options.components or known}
-    without = [name for name in known if name != ENCODER]  # a run opens the encoder for an init image alone
+    without = [name for name in known if name not in (ENCODER, IMAGE_ENCODER)]  # a run opens these for an image alone
     items: dict[str, Item] = {}
     for case in _cases(folder, options, inputs):
         specs = inputs[case.component]

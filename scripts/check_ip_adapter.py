@@ -1,0 +1,174 @@
+"""IP-Adapters of each kind and family against diffusers' own pipelines: the same noise and images, fp32 on the CPU.
+
+    python scripts/check_ip_adapter.py [--work DIR]
+
+Random models of the true architecture, as exported and optimized for the CPU, in fp32 and in fp16. Prints decibels; in
+fp32 60 and more is the same image but for the order of sums, and fp16 has 11 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import sdort
+from sdort.console import quiet_libraries
+from sdort.generation.control_choice import ControlChoice
+from sdort.generation.ip_adapter_choice import IpAdapterChoice
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMITS = {"exported": 60.0, "fast": 60.0, "half": 40.0}
+"""Lowest decibels of the exported and the optimized pipelines, in fp32 and in fp16."""
+STEPS, SEED, SIDE = 4, 7, 64
+GUIDANCE, STRENGTH = 5.0, 0.6
+PROMPT, NEGATIVE = "a red star", "dull"
+
+
+def build(family: str, folder: Path) -> dict[str, Any]:
+    """The parts of a diffusers pipeline and a ControlNet, with random weights, saved to folders of ``folder``."""
+    from diffusers import ControlNetModel
+    from support import models, tiny_pipeline, tiny_sdxl
+    from support.tiny_ip_adapter import build_image_encoder, build_ip_adapter
+
+    tiny = tiny_sdxl if family == "sdxl" else tiny_pipeline
+    made = tiny.build_diffusers(folder / "model")
+    parts = {name: part for name, part in made.components.items() if part is not None}
+    config = {key: value for key, value in tiny.UNET.items() if key not in ("sample_size", "up_block_types")}
+    halvings = (16, 32, 32, 32, 32, 32) if family == "sdxl" else (4, 8, 8)
+    allowed = set(ControlNetModel.__init__.__annotations__)
+    config = {key: value for key, value in config.items() if key in allowed}
+    parts["controlnet"] = ControlNetModel(**config, conditioning_embedding_out_channels=halvings)
+    models.randomize(parts["controlnet"].eval())
+    parts["controlnet"].save_pretrained(str(folder / "control"))
+    parts["image_encoder"] = build_image_encoder(folder / "image_encoder")
+    for kind in ("plain", "plus"):
+        build_ip_adapter(folder / f"{kind}.safetensors", parts["unet"], kind, parts["image_encoder"])
+    return parts
+
+
+def picture(number: int, side: int) -> Image.Image:
+    """A random image."""
+    values = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+    return Image.fromarray(values)
+
+
+TASKS = {"text": "", "img2img": "Img2Img", "inpaint": "Inpaint", "ControlNet": "ControlNet"}
+"""Task -> the part of diffusers' class name that says it."""
+
+
+def theirs(family: str, task: str, kind: str, parts: dict[str, Any], folder: Path, scale: float, side: int) -> Any:
+    """The image of diffusers' pipeline, [height, width, 3] in 0 to 255."""
+    import diffusers
+    import torch
+    from support.tiny_ip_adapter import ENCODER, published_state
+    from transformers import CLIPImageProcessorPil
+
+    size = ENCODER["image_size"]
+    name = f"StableDiffusion{'XL' if family == 'sdxl' else ''}{TASKS[task]}Pipeline"
+    used = {key: part for key, part in parts.items() if key != "controlnet" or task == "ControlNet"}
+    more: dict[str, Any] = {"add_watermarker": False} if family == "sdxl" else {"safety_checker": None}
+    more |= {} if family == "sdxl" else {"requires_safety_checker": False}
+    inputs: dict[str, Any] = {"height": side, "width": side}
+    if task == "ControlNet":
+        inputs["image"] = picture(1, side)
+    if task in ("img2img", "inpaint"):
+        inputs = {"image": picture(1, side), "strength": STRENGTH}
+    if task == "inpaint":
+        inputs |= {"mask_image": mask(side), "height": side, "width": side}
+    # Of what it is given the pipeline changes the UNet.
+    with quiet_libraries():
+        used["unet"] = diffusers.UNet2DConditionModel.from_pretrained(folder / "model" / "unet")
+        made = getattr(diffusers, name)(
+            **used, **more, feature_extractor=CLIPImageProcessorPil(size=size, crop_size=size)
+        )
+        made.set_progress_bar_config(disable=True)
+        made.load_ip_adapter(published_state(folder / f"{kind}.safetensors"), subfolder="", weight_name="")
+        made.set_ip_adapter_scale(scale)
+        result = made(
+            PROMPT, negative_prompt=NEGATIVE, num_inference_steps=STEPS, guidance_scale=GUIDANCE,
+            ip_adapter_image=picture(0, 50), generator=torch.Generator().manual_seed(SEED), output_type="np", **inputs,
+        )  # fmt: skip
+    return result.images[0] * 255
+
+
+def mask(side: int) -> Image.Image:
+    """A mask whose left half is white."""
+    values = np.zeros((side, side), np.uint8)
+    values[:, : side // 2] = 255
+    return Image.fromarray(values)
+
+
+def ours(pipeline: Any, task: str, control: Path, scale: float, side: int) -> Any:
+    """The image of sdort, [height, width, 3] in 0 to 255."""
+    options: dict[str, Any] = {}
+    if task == "ControlNet":
+        options["control"] = [ControlChoice(control, picture(1, side))]
+    if task in ("img2img", "inpaint"):
+        options |= {"init_image": picture(1, side), "strength": STRENGTH}
+    if task == "inpaint":
+        options |= {"mask": mask(side), "mask_blur": 0}
+    made = pipeline.generate(
+        PROMPT, negative_prompt=NEGATIVE, steps=STEPS, guidance_scale=GUIDANCE, seed=SEED, height=side, width=side,
+        ip_adapter_image=[IpAdapterChoice(picture(0, 50), scale)], **options,
+    )  # fmt: skip
+    return made.images[0].pixels
+
+
+def check(family: str, folder: Path, cache: Path) -> Iterator[tuple[str, str, str, dict[str, float]]]:
+    """Family, kind and task, and the decibels of each form of the pipeline."""
+    parts = build(family, folder)
+    side = SIDE * (4 if family == "sdxl" else 1)
+    sdort.export(folder / "control", folder / "control.exported", cache_dir=cache)
+    forms: dict[str, dict[str, Any]] = {"fast": {}, "half": {"fp16": True}}
+    for form, options in forms.items():
+        sdort.optimize(folder / "control.exported", folder / f"control.{form}", provider="cpu", **options)
+    for kind in ("plain", "plus"):
+        exported = folder / f"{kind}.exported"
+        files = [folder / f"{kind}.safetensors"]
+        sdort.export(folder / "model", exported, cache_dir=cache, control=True, ip_adapter=files)
+        for form, options in forms.items():
+            sdort.optimize(exported, folder / f"{kind}.{form}", provider="cpu", **options)
+        loaded = {form: sdort.load(folder / f"{kind}.{form}", provider="cpu") for form in LIMITS}
+        for task in TASKS:
+            expected = theirs(family, task, kind, parts, folder, 0.8, side)
+            found = {
+                form: decibels(ours(pipeline, task, folder / f"control.{form}", 0.8, side), expected)
+                for form, pipeline in loaded.items()
+            }
+            yield family, kind, task, found
+
+
+def decibels(got: Any, expected: Any) -> float:
+    """The peak signal-to-noise ratio of two images."""
+    error = np.square(np.asarray(got, np.float64) - np.round(expected)).mean()
+    return float(10 * np.log10(255**2 / max(float(error), 1e-12)))
+
+
+def main() -> None:
+    """Check both families and print a table; the exit code is 1 if one is below its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="keep traces here; by default they are thrown away")
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests"))
+    failed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        work = args.work or Path(scratch)
+        for family in ("sd1", "sdxl"):
+            folder = Path(scratch) / family
+            folder.mkdir()
+            for name, kind, task, found in check(family, folder, work / "traces"):
+                numbers = "   ".join(f"{form} {value:6.1f} dB" for form, value in found.items())
+                print(f"{name:5} {kind:6} {task:10} {numbers}", flush=True)
+                failed = failed or any(value < LIMITS[form] for form, value in found.items())
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
