@@ -25,11 +25,14 @@ from gpu_benchmark import make_pipeline, optimized
 
 import sdort
 from sdort.errors import SdortError
+from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import Batch
 from sdort.generation.decode import Decoder, Plan, size_of
 from sdort.generation.device_loop import Loop
 from sdort.generation.host_loop import denoise
 from sdort.generation.recurrence import find_recurrence
+from sdort.generation.schedule_part import WHOLE, PartSteps
+from sdort.generation.step_conditions import StepConditions
 from sdort.inspection.profile import placement_table, remarks
 from sdort.machine.gpus import free_memory
 from sdort.providers import find_provider
@@ -98,7 +101,7 @@ class Generation:
         self.args = args
         self.batch = Batch(2, 1, (4, height, width))
         texts = [rng.normal(size=(1, 77, 768)).astype(np.float32) for _ in range(2)]
-        self.conditions = [{"encoder_hidden_states": text} for text in texts]
+        self.conditions = StepConditions.fixed([{"encoder_hidden_states": text} for text in texts], args.steps)
         self.noise = rng.normal(size=(1, 1, 4, height, width)).astype(np.float32)
 
     def through_device(self, session: Session, loop: Loop | None = None) -> tuple[Array, list[float]]:
@@ -111,7 +114,8 @@ class Generation:
         import torch
 
         noise = torch.from_numpy(self.noise[0])
-        return denoise(session, scheduler(self.args), self.conditions, noise, [], 7.5, lambda _: None)
+        steps = PartSteps(scheduler(self.args), WHOLE)
+        return denoise(session, steps, self.conditions, Beginning(noise), [], [-6.5, 7.5], lambda _: None)
 
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class _OnnxPipeline:
     def __call__(self) -> None:
         self.images = list(self.pipeline.generate(self.request))
         timings, images = self.pipeline.timings, self.request.images_at_once
-        samples = images if self.pipeline.guidance(self.request) is None else 2 * images
+        samples = images * len(self.pipeline.guidance(self.request))
         self.stages.append(ImageStages(timings.encode * 1e3, sum(timings.steps) * 1e3, timings.decode * 1e3, samples))
 
     def result(self) -> list[Generated]:

@@ -52,7 +52,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that the UNet runs on at once: ``copies`` prompts (the negative one first) times ``images``."""
+    """Samples that the UNet runs on at once: ``copies`` prompts (with several, the negative one first) times
+    ``images``."""
 
     copies: int
     images: int
@@ -90,7 +91,7 @@ class BoundBuffers:
     """The UNet's inputs and output for one batch, bound once.
 
     Args:
-        shapes: the shape of one sample of each conditioning input, which stays the same from step to step.
+        shapes: the shape of one sample of each conditioning input.
         number: the number of the first graph that may be recorded here; each part of the batch has one of its own.
     """
 
@@ -123,6 +124,11 @@ class BoundBuffers:
         rest = (part.stop - part.start, *self.output.shape[1:])
         binding.bind_output(self.session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
         return binding
+
+    def write_conditioning(self, samples: Conditioning) -> None:
+        """Let all samples be conditioned by these arrays [samples, ...] from the next run on."""
+        for name, values in samples.items():
+            self.conditioning[name].write(values)
 
     def clear_residuals(self) -> None:
         """Take away what controls of an earlier run left in the UNet's residual inputs."""

@@ -115,38 +115,40 @@ class Pipeline:
 
     def _run_jobs(self, jobs: Sequence[Job], paths: list[Path] | None) -> Generation:
         """The images of jobs, one after the other."""
-        results, first = [], 0
-        for job in jobs:
-            own = paths[first : first + job.images] if paths else None
-            with previewing(self._models, job.previews, own[0] if own else None, self._options):
-                results.append(self._generate(job.requests, own, job.on_progress))
-            first += job.images
+        results: list[Generation] = []
+        written: list[Path] = []
+        left = list(paths or [])
+        try:
+            for job in jobs:
+                own, left = left[: job.images], left[job.images :]
+                with previewing(self._models, job.previews, own[0] if own else None, self._options):
+                    results.append(self._generate(job.requests, own, job.on_progress, written))
+        except BaseException:
+            for path in written:
+                say(f"wrote {path}")
+            raise
         return joined(results)
 
     def _generate(
-        self, requests: list[Request], paths: list[Path] | None, on_progress: OnProgress | None
+        self, requests: list[Request], paths: list[Path], on_progress: OnProgress | None, written: list[Path]
     ) -> Generation:
+        """The images of requests, whose files are ``paths``, if there are some; they are added to ``written``."""
         models = self._models
         stages = checked_stages(models.folder, requests[0])  # refused before anything runs
         owners = [request for request in requests for _ in range(request.num_images)]
         images: list[Image] = []
         bad: list[tuple[Request, Generated]] = []
-        try:
-            with _shown_progress(owners, stages, on_progress) as watch:
-                # Each is written as soon as it is done: what ends the rest does not take it away.
-                for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
-                    watch.image_done()
-                    if image.problem is not None:
-                        bad.append((owners[index], image))
-                        continue
-                    images.append(self._kept(owners[index], image, paths[index] if paths else None))
-            keep_generated(models, requests)
-            _refuse_bad(bad, len(requests))
-        except BaseException:
-            for written in images:
-                if written.path:
-                    say(f"wrote {written.path}")
-            raise
+        with _shown_progress(owners, stages, on_progress) as watch:
+            # Each is written as soon as it is done: what ends the rest does not take it away.
+            for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
+                watch.image_done()
+                if image.problem is not None:
+                    bad.append((owners[index], image))
+                    continue
+                images.append(self._kept(owners[index], image, paths[index] if paths else None))
+                written += paths[index : index + 1]
+        keep_generated(models, requests)
+        _refuse_bad(bad, len(requests))
         return Generation(
             **_values(self._record(requests[0])),
             images=images,
@@ -378,9 +380,9 @@ def _with_placement(
 def _case(folder: PipelineFolder, component: str, request: Request, result: Generation, provider: Provider) -> Case:
     """The last case of a component that the generation ran."""
     inputs = folder.file(component).signature.inputs
-    guided, at_once = request.guidance_scale > 1, request.images_at_once
+    copies, at_once = len(request.guidance()), request.images_at_once
     size = result.height, result.width
-    case = generation_cases(component, inputs, request.num_images, size, guided=guided, at_once=at_once)[-1]
+    case = generation_cases(component, inputs, request.num_images, size, copies=copies, at_once=at_once)[-1]
     if component != DECODER:
         return case
     # ``decoded`` tells of the last ones that were decoded together.

@@ -4,7 +4,8 @@ Everything that a step needs lies in the provider's memory from the start: the c
 timesteps, and a matrix of rows, the first noise, every output of the UNet, the noise added on the way. One small model
 between two runs of the UNet puts its last output into the rows and sums them up to its next input, weighted as
 :mod:`sdort.generation.recurrence` says; guidance is part of the weights. The UNet's own inputs and output stay at their
-addresses, so that a graph of the device can replay it. It takes no torch on the device, and is the same code on every
+addresses, so that a graph of the device can replay it. Where a prompt changes on the way, its next conditioning is
+written over the last one before that step. The loop takes no torch on the device, and is the same code on every
 provider.
 """
 
@@ -24,6 +25,7 @@ from sdort.errors import ParityError
 from sdort.generation.bound_unet import Batch, BoundBuffers, Buffer, InputShapes, repeated
 from sdort.generation.preview import BatchPreviews
 from sdort.generation.recurrence import Recurrence
+from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.opener import create_session
@@ -114,7 +116,7 @@ class Loop:
         self,
         recurrence: Recurrence,
         batch: Batch,
-        conditions: Sequence[Conditioning],
+        conditions: StepConditions,
         noise: Array,
         guidance: Sequence[float],
         on_step: Callable[[float], None],
@@ -127,7 +129,7 @@ class Loop:
         """Take every step.
 
         Args:
-            conditions: one for each copy.
+            conditions: of every call.
             noise: [1 + recurrence.noises, images, channels, height, width]: the first noise and all later.
             guidance: the weight of each copy's output; they sum up to one.
             image: latents [images, channels, height, width] of an image, where the recurrence takes some.
@@ -142,10 +144,7 @@ class Loop:
         Raises:
             ParityError: the UNet returned NaN or infinity.
         """
-        samples = repeated(conditions, batch.images)
-        buffers = self._at(batch, samples)
-        for name, values in samples.items():
-            buffers.conditioning[name].write(values)
+        buffers = self._at(batch, repeated(conditions.at(0), batch.images))
         if buffers in self._controlled or controls:
             buffers.clear_residuals()
             self._controlled.add(buffers)
@@ -158,6 +157,8 @@ class Loop:
         for step in range(recurrence.steps):
             started = time.perf_counter()
             accumulator.prepare(step)
+            if conditions.changes(step):
+                buffers.write_conditioning(repeated(conditions.at(step), batch.images))
             if controls:
                 controls.prepare(step, recurrence.steps, buffers)
             buffers.run()

@@ -20,6 +20,7 @@ from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.preview import BatchPreviews
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
+from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
@@ -47,10 +48,10 @@ def embed_guidance(guidance_scale: float, width: int) -> Array:
 def denoise(
     unet: Session,
     steps: PartSteps,
-    conditions: Sequence[Conditioning],
+    conditions: StepConditions,
     given: Beginning,
     generators: list[Any],
-    guidance_scale: float | None,
+    guidance: Sequence[float],
     on_step: Callable[[float], None],
     previews: BatchPreviews | None = None,
     controls: Controls | None = None,
@@ -58,9 +59,9 @@ def denoise(
     """Take every step.
 
     Args:
-        conditions: one for each prompt: the negative one first, when there is guidance.
+        conditions: of every call.
         generators: one per image, for schedulers that add noise of their own.
-        guidance_scale: for classifier-free guidance; None when the UNet runs on the prompt alone.
+        guidance: the weight of each copy's output; they sum up to one.
         previews: shown every few steps.
         controls: what fills the UNet's residual inputs; zeros are in them without any.
 
@@ -75,24 +76,26 @@ def denoise(
     scheduler, noise, image = steps.scheduler, given.noise, given.image
     mask = None if given.mask is None else torch.from_numpy(given.mask)
     drawn = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    conditioning = repeated(conditions, len(noise))
+    conditioning: Conditioning = {}
     with steps_of(scheduler):
         latents = steps.begin(noise, image)
     seconds = []
     for number, timestep in enumerate(steps.timesteps):
         started = time.perf_counter()
+        if conditions.changes(number):
+            conditioning = repeated(conditions.at(number), len(noise))
         with steps_of(scheduler):
             sample = steps.sample(number, latents)
         whole = sample if given.extra is None else torch.cat([sample, given.extra], dim=1)
-        fed = torch.cat([whole] * len(conditions)).numpy()
+        fed = torch.cat([whole] * len(guidance)).numpy()
         residuals = zero_residuals(unet.inputs, fed.shape)
         if controls:
             shared = {
-                "sample": torch.cat([sample] * len(conditions)).numpy(),
+                "sample": torch.cat([sample] * len(guidance)).numpy(),
                 "timestep": timestep.numpy(),
                 **conditioning,
             }
-            residuals |= controls.residuals(number, len(steps.timesteps), unet, shared, len(conditions))
+            residuals |= controls.residuals(number, len(steps.timesteps), unet, shared, len(guidance))
         predicted = _predict(unet, fed, timestep.numpy(), {**conditioning, **residuals})
         output = torch.from_numpy(predicted)
         if not torch.isfinite(output).all():
@@ -101,9 +104,10 @@ def denoise(
                 component="unet",
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
-        if guidance_scale is not None:
-            without, with_prompt = output.chunk(2)
-            output = without + guidance_scale * (with_prompt - without)
+        output, *prompted = output.chunk(len(guidance))
+        without = output
+        for weight, predicted_by in zip(guidance[1:], prompted, strict=True):
+            output = output + weight * (predicted_by - without)
         with steps_of(scheduler):
             latents = steps.step(number, output, latents, **drawn)
             if mask is not None:

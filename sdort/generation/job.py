@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -104,12 +105,19 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
     settings: dict[str, Any] = dict(options)
     file = settings.pop("prompts", None)
     if file is None:
-        return [plan_job(prompt, cast("GenerationOptions", settings))]
+        return _alike(plan_job(prompt, cast("GenerationOptions", settings)))
     if prompt or settings.get("from_image"):
         raise UsageError("--prompts gives the prompts: leave out --prompt and --from-image")
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbelow(1 << 32)
-    return [plan_job(texts, cast("GenerationOptions", {**settings, **said})) for texts, said in read_lines(Path(file))]
+    jobs = [plan_job(texts, cast("GenerationOptions", {**settings, **said})) for texts, said in read_lines(Path(file))]
+    return [part for job in jobs for part in _alike(job)]
+
+
+def _alike(job: Job) -> list[Job]:
+    """A job in parts whose prompts have the same weights between ``AND``: these share calls of the UNet."""
+    groups = itertools.groupby(job.requests, lambda request: request.guidance())
+    return [replace(job, requests=list(requests)) for _, requests in groups]
 
 
 def choose_control(choice: str | ControlChoice) -> ControlChoice:

@@ -18,7 +18,7 @@ def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
     """Keep what was tuned while images were generated; a cache that cannot be written costs a warning."""
     request = requests[0]
     images = sum(request.num_images for request in requests)
-    guided = request.guidance_scale > 1
+    copies = len(request.guidance())
     for component, session in pipeline.sessions.items():
         if component != "unet":  # the decoder's depend on the memory that was free
             for shapes in sorted(session.ran_on):
@@ -26,6 +26,6 @@ def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
             continue
         for stage in plan_stages(pipeline.folder, request):
             for case in generation_cases(
-                component, session.inputs, images, stage.size, guided=guided, at_once=request.images_at_once
+                component, session.inputs, images, stage.size, copies=copies, at_once=request.images_at_once
             ):
                 keep_case(session, case, pipeline.folder.vae_factor)

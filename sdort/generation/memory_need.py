@@ -102,7 +102,7 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
     """
     together = min(images, request.images_at_once)
     planner = planner_of(folder, provider)
-    samples = together * (2 if request.guidance_scale > 1 else 1)
+    samples = together * len(request.guidance())
     sizes = [stage.size for stage in plan_stages(folder, request)]
     largest = 0
     for size in sizes:
@@ -131,7 +131,7 @@ def refiner_bytes(
         size: height and width of the images in pixels.
         images: all images of the run.
     """
-    samples = min(images, request.images_at_once) * (2 if request.guidance_scale > 1 else 1)
+    samples = min(images, request.images_at_once) * len(request.guidance())
     components = [name for name in refiner.needed if name != DECODER]
     return weight_bytes(refiner, components) + case_bytes(refiner, Case("unet", samples, *size), provider)
 

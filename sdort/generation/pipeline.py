@@ -29,6 +29,7 @@ from sdort.generation.images import Generated, to_image
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens
 from sdort.generation.memory_need import fits_beside
 from sdort.generation.preview import BatchPreviews, Previewer
+from sdort.generation.prompt_copies import CopyTexts, copy_schedules, texts_by_call
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
@@ -36,6 +37,7 @@ from sdort.generation.request import Request, check_inputs, image_size, schedule
 from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
+from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import Array, static_size
@@ -142,10 +144,10 @@ class TextToImage:
         self.use_adapters(plan_adapters(self.folder, request.lora))
         self.timings = Timings()
         started = time.perf_counter()
-        conditions = self._conditions(requests, size)
+        own = [stage for stage in stages if not stage.refines]
+        conditions = self._conditions(requests, own)
         self.timings.encode = time.perf_counter() - started
         start = Start(self.folder) if canvas is None else self._start(request, canvas, stages[0].part)
-        own = [stage for stage in stages if not stage.refines]
         batches = self._passes(requests, own, conditions, start, on_step)
         if own != stages:
             batches = self._refined(requests, stages[-1], batches, on_step)
@@ -157,24 +159,23 @@ class TextToImage:
         self,
         requests: Sequence[Request],
         stages: Sequence[Stage],
-        conditions: list[list[Conditioning]],
+        conditions: list[list[list[Copies]]],
         start: Start,
         on_step: Callable[[float], None],
     ) -> Iterator[DenoisedBatch]:
-        """The batches of all images after the stages."""
+        """The batches of all images after the stages, whose ``conditions`` are of each stage and request."""
         request = requests[0]
         images = [(number, seed) for number, each in enumerate(requests) for seed in each.seeds]
         recurrences = [self._recurrence(request, stage) for stage in stages]
         for first in range(0, len(images), request.images_at_once):
             batch = images[first : first + request.images_at_once]
             numbers, seeds = [number for number, _ in batch], [seed for _, seed in batch]
-            stacked = _stacked([conditions[number] for number in numbers])
             source = NoiseSource(seeds, request.variation_strength or 0.0)
             begin, latents = start, np.zeros(0, np.float32)
-            for stage, recurrence in zip(stages, recurrences, strict=True):
+            for stage, recurrence, own in zip(stages, recurrences, conditions, strict=True):
                 if latents.size:
                     begin = self._larger(latents, request, stage, seeds)
-                    stacked = [self.folder.family.at_size(condition, stage.size) for condition in stacked]
+                stacked = StepConditions([own[number] for number in numbers])
                 denoise_batch = partial(self._denoise_batch, request, stage, recurrence, stacked, begin, source)
                 latents = self._denoised(denoise_batch, source, on_step)
             yield DenoisedBatch(numbers, seeds, source, latents)
@@ -205,11 +206,11 @@ class TextToImage:
         refiner = self.refiner = self.refiner or self._opened_refiner(folder)
         refiner.timings, refiner.previewer = self.timings, self.previewer
         started = time.perf_counter()
-        conditions = refiner._conditions(requests, stage.size)
+        [conditions] = refiner._conditions(requests, [stage])
         self.timings.encode += time.perf_counter() - started
         recurrence = refiner._recurrence(request, stage)
         for batch in batches:
-            stacked = _stacked([conditions[number] for number in batch.numbers])
+            stacked = StepConditions([conditions[number] for number in batch.numbers])
             begin = Start(folder, latents=batch.latents)
             denoise_batch = partial(refiner._denoise_batch, request, stage, recurrence, stacked, begin, batch.source)
             yield replace(batch, latents=refiner._denoised(denoise_batch, batch.source, on_step))
@@ -320,10 +321,9 @@ class TextToImage:
         if name == "unet":
             remark_inputs(self.sessions[name])
 
-    def guidance(self, request: Request) -> float | None:
-        """The scale of classifier-free guidance, None without it: at 1 and below, or when the UNet embeds the scale."""
-        embedded = "timestep_cond" in self.sessions["unet"].inputs
-        return None if embedded or request.guidance_scale <= 1 else request.guidance_scale
+    def guidance(self, request: Request) -> list[float]:
+        """The weights of an image's samples, as :meth:`Request.guidance`."""
+        return request.guidance("timestep_cond" in self.sessions["unet"].inputs)
 
     def _guarded(self, component: str, work: Callable[[], T], arrays: Callable[[T], Iterable[Array]]) -> T:
         """The result of ``work``, in a safer precision if one of its ``arrays`` is dead."""
@@ -356,33 +356,45 @@ class TextToImage:
         latents = self._guarded("unet", again, list)
         return np.stack(latents)
 
-    def _conditions(self, requests: Sequence[Request], size: tuple[int, int]) -> list[list[Conditioning]]:
-        """For each request the conditioning of its prompt, after that of the negative one if there is guidance.
-
-        Raises:
-            UsageError: a prompt for a text encoder that the pipeline does not have.
-        """
-        guided = self.guidance(requests[0]) is not None
+    def _conditions(self, requests: Sequence[Request], stages: Sequence[Stage]) -> list[list[list[Copies]]]:
+        """For each stage and each request the conditioning of every call: of the negative prompt, if that is needed,
+        then of the prompt's parts. All texts that prompts change between are encoded here."""
+        guided = len(self.guidance(requests[0])) > 1
         if self.schedule is self.folder:  # a refiner's base has said it
             remark_on_prompts(requests, guided)
             remark_on_files(next(iter(self.tokenizers.values())), requests)
-        reader = PromptReader(self.tokenizers, self.sessions["unet"].inputs.get("encoder_hidden_states"))
-        pairs = [
-            [self._texts(request, negative=True), self._texts(request)] if guided else [self._texts(request)]
-            for request in requests
+        zeros, encoders = self.folder.empty_is_zero, list(self.tokenizers)
+        copies = [copy_schedules(each, encoders, guided=guided, empty_is_zero=zeros) for each in requests]
+        called = [[texts_by_call(each, stage.clock, stage.calls) for each in copies] for stage in stages]
+        kinds: dict[Texts | None, str] = {}
+        for call in [call for stage in called for calls in stage for call in calls]:
+            for number, texts in enumerate(call):
+                kinds.setdefault(texts, "negative prompt" if guided and number == 0 else "prompt")
+        encoded = self._encoded(requests[0], kinds, stages[0].size)
+        images = self._image_conditions(requests[0], guided)
+        beside = list(zip(requests[0].scores, (images[0], images[-1]), strict=True))
+        return [
+            self._of_stage(encoded, calls, stage.size, beside, guided)
+            for stage, calls in zip(stages, called, strict=True)
         ]
-        kinds = {
-            texts: ("prompt", "negative prompt")[index] for pair in pairs for index, texts in enumerate(pair[::-1])
-        }
-        read = {texts: kind for texts, kind in kinds.items() if texts is not None}
-        run = partial(self._encode, self._conditioning_outputs(requests[0].clip_skip))
-        encode = partial(encode_prompts, reader, weighting=requests[0].prompt_weighting, encode=run)
-        parts: dict[Texts | None, list[Conditioning]] = dict(encode(read).items())
-        parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in parts[next(iter(read))]]
+
+    def _encoded(
+        self, request: Request, kinds: Mapping[Texts | None, str], size: tuple[int, int]
+    ) -> dict[Texts | None, Conditioning]:
+        """The conditioning by texts, all of one length; ``kinds`` says what each is, for messages."""
+        reader = PromptReader(self.tokenizers, self.sessions["unet"].inputs.get("encoder_hidden_states"))
+        run = partial(self._encode, self._conditioning_outputs(request.clip_skip))
+        encode = partial(encode_prompts, reader, weighting=request.prompt_weighting, encode=run)
+        parts: dict[Texts | None, list[Conditioning]] = dict(
+            encode({texts: kind for texts, kind in kinds.items() if texts is not None}).items()
+        )
+        if None in kinds:
+            of_any = next(iter(parts.values()))
+            parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in of_any]
         width = condition_width(self.sessions["unet"])
-        scale = {} if width is None else {"timestep_cond": embed_guidance(requests[0].guidance_scale, width)}
+        scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
         condition = self.folder.family.condition
-        conditions = {texts: condition(part, size) | scale for texts, part in parts.items() if texts in kinds}
+        conditions = {texts: condition(part, size) | scale for texts, part in parts.items()}
         blank = ("",) * len(self.tokenizers)
         same_length(
             list(conditions.values()),
@@ -390,11 +402,32 @@ class TextToImage:
             reader.fixed,
             lambda: condition(encode({blank: "prompt"})[blank], size),
         )
-        scored, scores = self.folder.family.scored, requests[0].scores[0 if guided else 1 :]
-        images = self._image_conditions(requests[0], guided)
+        return conditions
+
+    def _of_stage(
+        self,
+        encoded: Mapping[Texts | None, Conditioning],
+        called: Sequence[Sequence[CopyTexts]],
+        size: tuple[int, int],
+        beside: Sequence[tuple[float, Conditioning]],
+        guided: bool,
+    ) -> list[list[Copies]]:
+        """For each request the conditioning of every call of a stage; equal texts have the same objects.
+
+        Args:
+            beside: the aesthetic score, and the conditioning by images, of the negative prompt and of the prompt.
+        """
+        family = self.folder.family
+        of_negative, of_prompt = (
+            {texts: family.scored(family.at_size(each, size), score) | image for texts, each in encoded.items()}
+            for score, image in beside
+        )
         return [
-            [scored(conditions[texts], score) | image for texts, score, image in zip(pair, scores, images, strict=True)]
-            for pair in pairs
+            [
+                [(of_negative if guided and number == 0 else of_prompt)[texts] for number, texts in enumerate(each)]
+                for each in calls
+            ]
+            for calls in called
         ]
 
     def _image_conditions(self, request: Request, guided: bool) -> list[Conditioning]:
@@ -427,16 +460,6 @@ class TextToImage:
             found[encoder.component] = encoder.outputs(names, self.folder.config(encoder.component), clip_skip)
         return found
 
-    def _texts(self, request: Request, *, negative: bool = False) -> Texts | None:
-        """The prompt for each text encoder; None for a negative one that conditions as zeros."""
-        first, second = (
-            (request.negative_prompt, request.negative_prompt_2) if negative else (request.prompt, request.prompt_2)
-        )
-        if negative and self.folder.empty_is_zero and not first and not second:
-            return None
-        texts = {"text_encoder": first, "text_encoder_2": second or first}
-        return tuple(texts[component] for component in self.tokenizers)
-
     def _encode(
         self, outputs: Mapping[str, Mapping[str, str]], component: str, rows: Sequence[tuple[int, ...]]
     ) -> list[Conditioning]:
@@ -461,7 +484,7 @@ class TextToImage:
         request: Request,
         stage: Stage,
         recurrence: Recurrence | None,
-        conditions: list[Conditioning],
+        conditions: StepConditions,
         start: Start,
         source: NoiseSource,
         on_step: Callable[[float], None],
@@ -469,12 +492,11 @@ class TextToImage:
         """Denoised latents [images, channels, height / factor, width / factor], fp32."""
         import torch
 
-        factor, scale = self.folder.vae_factor, self.guidance(request)
+        factor, guidance = self.folder.vae_factor, self.guidance(request)
         latent = (self.folder.latent_channels, stage.size[0] // factor, stage.size[1] // factor)
         given = start.begin(source, latent, stage.part)
         extra = 0 if given.extra is None else given.extra.shape[1]
-        batch = Batch(len(conditions), len(given.noise), latent, extra)
-        guidance = [1.0] if scale is None else [1.0 - scale, scale]
+        batch = Batch(conditions.copies, len(given.noise), latent, extra)
         previews = self._previews(request, stage, guidance, source.seeds)
         controls = self._controls(request, stage)
         # A ControlNet reads the UNet's own input, which has to be the latents alone.
@@ -482,7 +504,7 @@ class TextToImage:
             detail("the steps go through the host")
             unet, steps = self.sessions["unet"], self._steps(request, stage)
             latents, seconds = denoise(
-                unet, steps, conditions, given, source.generators, scale, on_step, previews, controls
+                unet, steps, conditions, given, source.generators, guidance, on_step, previews, controls
             )
         else:
             later = [source.draw(latent) for _ in range(recurrence.noises)]
@@ -547,14 +569,6 @@ class TextToImage:
             used = decoder.session = self.sessions[DECODER]
             image = to_image(next(decoder.decode(latents, decoder.plan_now)), image.seed)
         return image
-
-
-def _stacked(images: Sequence[Sequence[Conditioning]]) -> list[Conditioning]:
-    """The conditioning of several images, each copy's arrays [images, ...], from that of each, [1, ...]."""
-    return [
-        {name: np.concatenate([condition[name] for condition in copies]) for name in copies[0]}
-        for copies in zip(*images, strict=True)
-    ]
 
 
 def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:

@@ -1,4 +1,4 @@
-r"""The language of prompts: weights, line breaks of chunks, and what of A1111's language sdort does not speak.
+r"""The language of prompts: weights, where chunks begin, and names of files.
 
 Two readings, by the programs that people know:
 
@@ -26,7 +26,7 @@ WEIGHTINGS = ("a1111", "comfyui", "none")
 _ROUND, _SQUARE = 1.1, 1 / 1.1
 _DEEPEST = 64
 """Brackets within each other: 1.1^64 is 446."""
-_HEAVIEST = 100.0
+HEAVIEST = 100.0
 """Largest weight of a word, and smallest with a minus: usual are 0.5 to 1.5, and fp16 ends at 65504."""
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -35,8 +35,6 @@ _A1111 = re.compile(
     re.DOTALL,
 )
 _BREAK = re.compile(r"\s*\bBREAK\b\s*")
-_WHEN = re.compile(rf":\s*{_NUMBER}\s*\Z")
-_AND = re.compile(r"\bAND\b")
 _NETWORK = re.compile(r"<(lora|lyco|lycoris|locon|hypernet|hypernetwork):([^<>]+)>")
 _COMFYUI_ESCAPED = re.compile(r"\\([()])")
 _EMBEDDING = re.compile(r"embedding:([^\s,()\[\]:]+)")
@@ -56,15 +54,21 @@ class Prompt:
 
     parts: tuple[tuple[Segment, ...], ...]
     """Segments, divided where a new chunk begins whatever is left of the last one."""
-    networks: tuple[str, ...] = ()
-    """What the prompt asks for in angle brackets, such as ``<lora:name:0.8>``."""
-    embeddings: tuple[str, ...] = ()
-    """Textual inversion embeddings that it names as ComfyUI does, ``embedding:name``; their names are in the text."""
 
     @property
     def weighted(self) -> bool:
         """Whether any text has a weight of its own."""
         return any(segment.weight != 1.0 for part in self.parts for segment in part)
+
+
+@dataclass(frozen=True)
+class NamedFiles:
+    """Files that a prompt asks for."""
+
+    networks: tuple[str, ...]
+    """In angle brackets, such as ``<lora:name:0.8>``."""
+    embeddings: tuple[str, ...]
+    """Textual inversion embeddings that it names as ComfyUI does, ``embedding:name``; their names are in the text."""
 
 
 def check_weighting(name: object) -> None:
@@ -84,26 +88,37 @@ def read_prompt(text: str, weighting: str) -> Prompt:
     """A prompt, read by one of :data:`WEIGHTINGS`.
 
     Raises:
-        UsageError: it asks for what sdort cannot do, a weight is too large, or brackets are nested too deep.
+        UsageError: a weight is too large, or brackets are nested too deep.
     """
     check_weighting(weighting)
-    networks = tuple(found[0] for found in _NETWORK.finditer(text))
     if weighting == "none":
-        return Prompt(((Segment(text),),), networks)
-    embeddings = tuple(found[1] for found in _EMBEDDING.finditer(text))
-    text = _EMBEDDING.sub(r"\1", text)
-    parts = _read_a1111(_NETWORK.sub("", text)) if weighting == "a1111" else [list(_read_comfyui(text, 1.0, 0))]
+        return Prompt(((Segment(text),),))
+    if weighting == "a1111":
+        parts = _read_a1111(plain_names(text))
+    else:
+        parts = [list(_read_comfyui(_EMBEDDING.sub(r"\1", text), 1.0, 0))]
     for part in parts:
         for segment in part:
             _check_weight(segment)
-    return Prompt(tuple(tuple(_merged(part)) for part in parts), networks, embeddings)
+    return Prompt(tuple(tuple(_merged(part)) for part in parts))
+
+
+def named_files(text: str, weighting: str) -> NamedFiles:
+    """The files that a prompt asks for."""
+    embeddings = () if weighting == "none" else tuple(found[1] for found in _EMBEDDING.finditer(text))
+    return NamedFiles(tuple(found[0] for found in _NETWORK.finditer(text)), embeddings)
+
+
+def plain_names(text: str) -> str:
+    """A text of A1111's without the networks that it asks for, whose embeddings are words."""
+    return _EMBEDDING.sub(r"\1", _NETWORK.sub("", text))
 
 
 def _check_weight(segment: Segment) -> None:
-    if not abs(segment.weight) <= _HEAVIEST:
+    if not abs(segment.weight) <= HEAVIEST:
         raise UsageError(
             f"the prompt gives {cut(one_line(segment.text.strip()), 40)!r} the weight {segment.weight:.3g}; "
-            f"weights are from -{_HEAVIEST:g} to {_HEAVIEST:g}",
+            f"weights are from -{HEAVIEST:g} to {HEAVIEST:g}",
             hint=r"Usual are 0.5 to 1.5. A bracket that is text is written \( or \).",
         )
 
@@ -128,47 +143,32 @@ class _Piece:
     is_break: bool = False
 
 
-@dataclass
-class _Bracket:
-    """An open bracket: where its pieces begin, and where its text does."""
-
-    first: int
-    start: int
-    alternates: bool = False
-
-
 def _read_a1111(text: str) -> list[list[Segment]]:
-    if _AND.search(text):
-        raise _unknown("AND", "which puts several prompts together", "Write and in small letters, or one prompt.")
     pieces: list[_Piece] = []
-    opened: dict[str, list[_Bracket]] = {"(": [], "[": []}
+    opened: dict[str, list[int]] = {"(": [], "[": []}  # the first piece in each open bracket
     for found in _A1111.finditer(text):
         kind, value = found.lastgroup, found[0]
         if kind == "escaped":
             pieces.append(_Piece(found["escaped"]))
         elif kind == "open":
-            opened[value].append(_Bracket(len(pieces), found.end()))
-            _check_depth(sum(map(len, opened.values())))
+            opened[value].append(len(pieces))
+            check_depth(sum(map(len, opened.values())))
         elif kind == "weight" and opened["("]:
             _multiply(pieces, opened["("].pop(), float(found["weight"]))
         elif value == ")" and opened["("]:
             _multiply(pieces, opened["("].pop(), _ROUND)
         elif value == "]" and opened["["]:
-            bracket = opened["["].pop()
-            _refuse_schedule(bracket, text[bracket.start : found.start()])
-            _multiply(pieces, bracket, _SQUARE)
+            _multiply(pieces, opened["["].pop(), _SQUARE)
         else:
-            if "|" in value and opened["["]:
-                opened["["][-1].alternates = True
             pieces += _broken(value)
     for factor, kind in ((_ROUND, "("), (_SQUARE, "[")):
-        for bracket in opened[kind]:
-            _multiply(pieces, bracket, factor)
+        for first in opened[kind]:
+            _multiply(pieces, first, factor)
     return _divided(pieces)
 
 
-def _multiply(pieces: list[_Piece], bracket: _Bracket, factor: float) -> None:
-    for piece in pieces[bracket.first :]:
+def _multiply(pieces: list[_Piece], first: int, factor: float) -> None:
+    for piece in pieces[first:]:
         piece.weight *= factor
 
 
@@ -189,7 +189,12 @@ def _divided(pieces: list[_Piece]) -> list[list[Segment]]:
     return parts
 
 
-def _check_depth(depth: int) -> None:
+def check_depth(depth: int) -> None:
+    """Refuse brackets that are nested too deep.
+
+    Raises:
+        UsageError: they are.
+    """
     if depth > _DEEPEST:
         raise UsageError(
             f"the prompt has more than {_DEEPEST} brackets within each other",
@@ -197,24 +202,9 @@ def _check_depth(depth: int) -> None:
         )
 
 
-def _refuse_schedule(bracket: _Bracket, inside: str) -> None:
-    shown = cut(one_line(inside), 60)
-    if bracket.alternates:
-        raise _unknown(f"[{shown}]", "which changes the prompt at every step", "Take one of them.")
-    if _WHEN.search(inside):
-        raise _unknown(f"[{shown}]", "which changes the prompt at a step", "Take one of them.")
-
-
-def _unknown(what: str, meaning: str, instead: str) -> UsageError:
-    return UsageError(
-        f"the prompt has A1111's {what}, {meaning}: sdort cannot do that",
-        hint=f"{instead} --prompt-weighting none takes the prompt as plain text.",
-    )
-
-
 def _read_comfyui(text: str, weight: float, depth: int) -> Iterator[Segment]:
     """Segments of ComfyUI's language: text and groups in round brackets, each read again."""
-    _check_depth(depth)
+    check_depth(depth)
     for inside, is_group in _groups(text):
         if not is_group:
             yield Segment(_COMFYUI_ESCAPED.sub(r"\1", inside), weight)

@@ -10,7 +10,7 @@ from sdort.console import say, warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import cut, library_reason, one_line
 from sdort.generation.prompt_chunks import Vocabulary
-from sdort.generation.prompt_syntax import read_prompt
+from sdort.generation.prompt_syntax import named_files
 from sdort.generation.request import Request
 from sdort.pipelines.configs import check_processor
 from sdort.pipelines.tokenizer_files import TABLES, check_tokenizer
@@ -67,11 +67,11 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
 
 def remark_on_files(tokenizer: Any, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
-    prompts = [read_prompt(text, request.prompt_weighting) for request in requests for text in request.texts]
+    files = [named_files(text, request.prompt_weighting) for request in requests for text in request.texts]
     given = {choice.path.stem.lower(): choice.scale for request in requests for choice in request.lora}
-    for network in dict.fromkeys(network for prompt in prompts for network in prompt.networks):
+    for network in dict.fromkeys(network for each in files for network in each.networks):
         _remark_on_network(network, given)
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.embeddings)
+    names = dict.fromkeys(name for each in files for name in each.embeddings)
     known = tokenizer.get_added_vocab() if names else {}
     for name in names:
         if name not in known:

@@ -40,7 +40,8 @@ from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterImage
-from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting, read_prompt
+from sdort.generation.prompt_schedule import check_prompt, read_parts
+from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting
 from sdort.generation.schedulers import load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
@@ -138,7 +139,32 @@ class Request:
             raise UsageError("--guess-mode is for --control", hint="Give a ControlNet and its image, or leave it out.")
         for name in ("prompt", "negative_prompt", "prompt_2", "negative_prompt_2"):
             check_text(name, getattr(self, name))
-            read_prompt(getattr(self, name), self.prompt_weighting)
+            check_prompt(getattr(self, name), self.prompt_weighting, self.steps, divided="negative" not in name)
+        if len(read_parts(self.prompt_2, self.prompt_weighting)) > 1:
+            raise UsageError(
+                "--prompt-2 has parts with AND between them: AND divides --prompt, whose parts all get --prompt-2",
+                hint="Write and in small letters.",
+            )
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        """The parts of the prompt, which ``AND`` divides, and their weights."""
+        return read_parts(self.prompt, self.prompt_weighting)
+
+    def guidance(self, embedded: bool = False) -> list[float]:
+        """The weights of an image's samples in the UNet's output, which sum up to one: of the negative prompt, then of
+        each part of the prompt; of the prompt alone without guidance, which is at a scale of 1 and below. Several parts
+        need the negative prompt even then: it is what they differ from.
+
+        Args:
+            embedded: whether the UNet takes the scale as an input.
+        """
+        weights = [weight for _, weight in self.parts]
+        scale = 1.0 if embedded else max(self.guidance_scale, 1.0)
+        if scale == 1.0 and len(weights) == 1:
+            return [1.0]
+        shares = [scale * weight for weight in weights]
+        return [1.0 - sum(shares), *shares]
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -247,7 +273,10 @@ def check_tasks(request: Request) -> None:
     """
     for name, needed in GOES_WITH.items():
         if _is_given(request, name) and not _is_given(request, needed):
-            raise UsageError(f"{_option(name)} means nothing without {_option(needed)}", hint="Give both, or neither.")
+            raise UsageError(
+                f"{_option(name)} means nothing without {_option(needed)}",
+                hint=f"Give {_option(needed)} too, or leave {_option(name)} out.",
+            )
     if request.hires and request.init_image:
         raise UsageError(
             "--hires goes with text alone, not with --init-image",

@@ -131,7 +131,7 @@ class Controls:
 
 def _first(net: ActiveControl, samples: int, copies: int) -> int:
     """The first sample that a ControlNet runs on."""
-    return samples - samples // copies if net.conditional_only else 0
+    return samples // copies if net.conditional_only and copies > 1 else 0
 
 
 def _run(net: ActiveControl, feeds: Mapping[str, Array], first: int) -> list[Array]:

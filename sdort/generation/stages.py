@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.generation.image_sizes import scaled_size
+from sdort.generation.prompt_schedule import Clock
 from sdort.generation.refiner import handover, open_refiner
 from sdort.generation.request import Request, check_task, image_size, scheduler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
@@ -26,6 +27,8 @@ class Stage:
     """Steps that are taken."""
     calls: int
     """Calls of the UNet for a batch: with some schedulers two a step."""
+    clock: Clock
+    """How prompts that change on the way count its calls."""
     part: Part = WHOLE
     """The part of the schedule, in calls of the UNet."""
     refines: bool = False
@@ -54,7 +57,9 @@ def plan_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
     larger = scaled_size(size, request.hires, folder.vae_factor)
     image_size(folder, request, larger)
     strength = ("hires_strength", request.second_strength)
-    return [first, _stage(folder, request, larger, request.hires_steps or request.steps, strength, Begin.IMAGE)]
+    second = _stage(folder, request, larger, request.hires_steps or request.steps, strength, Begin.IMAGE)
+    # As A1111, whose second pass takes all of its steps.
+    return [first, replace(second, clock=Clock(second.calls, earlier=first.clock.steps))]
 
 
 def _refined(folder: PipelineFolder, request: Request, whole: Stage) -> list[Stage]:
@@ -77,7 +82,8 @@ def _refined(folder: PipelineFolder, request: Request, whole: Stage) -> list[Sta
     steps = -(-(last - middle) // int(getattr(scheduler, "order", 1)))
     base = replace(whole, steps=whole.steps - steps, calls=middle - first, part=replace(whole.part, last=middle))
     part = Part(middle, begin=Begin.LATENTS)
-    return [base, Stage(whole.size, whole.schedule, steps, last - middle, part, refines=True)]
+    clock = replace(whole.clock, begun=base.calls)
+    return [base, Stage(whole.size, whole.schedule, steps, last - middle, clock, part, refines=True)]
 
 
 def total_steps(stages: Sequence[Stage]) -> int:
@@ -104,8 +110,9 @@ def _stage(
     As in diffusers' ``get_timesteps``: of the steps times the strength the whole part.
     """
     scheduler = scheduler_of(folder, request, schedule)
+    clock = Clock(schedule * int(getattr(scheduler, "order", 1)))
     if strength is None:
-        return Stage(size, schedule, schedule, len(scheduler.timesteps))
+        return Stage(size, schedule, schedule, len(scheduler.timesteps), clock)
     name, share = strength
     steps = min(int(schedule * share), schedule)
     if steps < 1:
@@ -116,4 +123,4 @@ def _stage(
         )
     first = (schedule - steps) * scheduler.order
     part = Part(first, begin=begin, masked=masked)
-    return Stage(size, schedule, steps, len(scheduler.timesteps) - first, part)
+    return Stage(size, schedule, steps, len(scheduler.timesteps) - first, clock, part)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import UsageError
 from sdort.generation.images import Generated
 from sdort.generation.input_image import InputImage
+from sdort.generation.prompts_file import read_lines
 from sdort.generation.request import Request
-from sdort.machine.input_file import read_input
 from sdort.model.signature import Array
 from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
@@ -29,8 +29,6 @@ def no_image() -> Array:
 
 REFINED = 0.5
 """Strength with which refiners change an image."""
-_MAX_PROMPTS = 16 << 20
-"""Upper bound in bytes of a file of prompts."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +88,19 @@ class ImageSummary:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """One prompt a line; empty lines and those that begin with # are left out.
+    """The prompts of a file, each once, as :func:`sdort.generation.prompts_file.read_lines` reads it.
 
     Raises:
-        UsageError: the file cannot be read or has no prompt.
+        BadModelError, UsageError: the file cannot be read, has no prompt, or lines with options of their own.
     """
-    try:
-        lines = [line.strip() for line in read_input(path, limit=_MAX_PROMPTS).decode().splitlines()]
-    except (BadModelError, UnicodeDecodeError) as error:
-        reason = error.message if isinstance(error, BadModelError) else f"{path} is no text in UTF-8"
-        raise UsageError(f"cannot take prompts from {path}: {reason}", hint="Give a text file.") from None
-    prompts = tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
-    if not prompts:
-        raise UsageError(f"{path} has no prompt", hint="Write one a line.")
-    return prompts
+    groups = read_lines(path)
+    named = sorted({name for _, options in groups for name in options})
+    if named:
+        raise UsageError(
+            f"{path} has lines with options of their own: {', '.join(named)}",
+            hint="Images are compared with the same seeds, steps and guidance for all prompts: leave prompts alone.",
+        )
+    return tuple(dict.fromkeys(prompt for prompts, _ in groups for prompt in prompts))
 
 
 def make_requests(

@@ -159,7 +159,7 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
         for images in options.batch_sizes:
             for name, specs in inputs.items():
                 count = 1 if name == ENCODER else images
-                yield from generation_cases(name, specs, count, (height, width), guided=True)
+                yield from generation_cases(name, specs, count, (height, width), copies=2)
 
 
 def _free_beside(target: WarmupTarget, components: Sequence[str]) -> int | None:

@@ -175,21 +175,22 @@ def generation_cases(
     images: int,
     size: tuple[int, int],
     *,
-    guided: bool,
+    copies: int,
     at_once: int = IMAGES_AT_ONCE,
 ) -> list[Case]:
     """The cases that a component runs on while ``images`` are generated.
 
     Args:
         size: height and width in pixels.
-        guided: whether there is classifier-free guidance: a UNet then takes two samples an image.
+        copies: samples of an image that a UNet takes: two with classifier-free guidance.
     """
     static = next((static_size(spec.shape, 0) for spec in inputs.values() if len(spec.shape) > 1), None)
     if _has_own_size(component):
         # One prompt, or one image, after the other.
         return [Case(component, static or 1, *size)]
     parts = {min(at_once, images - first) for first in range(0, images, at_once)}
-    samples = 2 if component == "unet" and guided and GUIDANCE_EMBEDDING not in inputs else 1
+    embedded = copies == 2 and GUIDANCE_EMBEDDING in inputs  # one prompt, without the negative one
+    samples = copies if component == "unet" and not embedded else 1
     batches = {static or samples * part for part in parts}
     return [Case(component, batch, *size) for batch in sorted(batches)]
 

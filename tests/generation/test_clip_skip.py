@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conditioning import first_conditions
 from support.pipelines import Exported, export_family, trace_folder
 from support.tiny_pipeline import Tiny
 
@@ -35,7 +36,7 @@ def in_fp16(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def conditioned(folder: Path, clip_skip: int) -> Any:
     pipeline = load_pipeline(folder, RuntimeOptions("cpu"))
-    ((condition,),) = pipeline._conditions([Request(PROMPT, guidance_scale=1.0, clip_skip=clip_skip)], (64, 64))
+    ((condition,),) = first_conditions(pipeline, [Request(PROMPT, guidance_scale=1.0, clip_skip=clip_skip)])
     return condition["encoder_hidden_states"][0]
 
 

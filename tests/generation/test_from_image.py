@@ -17,13 +17,14 @@ from support.infotext import record
 from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
-from sdort.errors import BadModelError, OutputError, UsageError
+from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
 from sdort.generation.command import run
 from sdort.generation.from_image import GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
 from sdort.generation.images import parameters_text
 from sdort.generation.infotext import read_infotext
 from sdort.generation.job import plan_jobs, plan_paths
 from sdort.generation.output_names import fill_template
+from sdort.generation.pipeline import TextToImage
 from sdort.generation.png_texts import MAX_TEXT, read_texts
 from sdort.generation.prompts_file import read_lines
 from sdort.generation.record import AdapterRecord, GenerationRecord
@@ -403,6 +404,24 @@ def test_the_seconds_are_those_of_all_lines(tiny: Tiny, tmp_path: Path) -> None:
     assert result.seconds.decode == pytest.approx(sum(part.decode for part in parts), abs=2e-4)
     assert (result.seconds.load, result.seconds.first_step) == (parts[0].load, parts[0].first_step)
     assert result.iterations_per_second * result.seconds.denoise == pytest.approx(1 + 3, rel=0.05)
+
+
+def test_files_of_earlier_lines_are_named_when_a_later_one_fails(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "a", "seed": 1, "steps": steps}) for steps in (1, 2)))
+    real = TextToImage.generate_all
+
+    def failing(self: TextToImage, requests: Any, *args: Any) -> Any:
+        if requests[0].steps == 2:
+            raise ProviderError("the GPU is gone")
+        return real(self, requests, *args)
+
+    monkeypatch.setattr(TextToImage, "generate_all", failing)
+    with pytest.raises(ProviderError, match="the GPU is gone"):
+        run(tiny.onnx, prompts=file, guidance_scale=1.0, provider="cpu", output=tmp_path / "{index}.png")
+    assert " ".join(capsys.readouterr().err.split()).endswith(f"wrote {tmp_path / '1.png'}")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.schedule_part import Begin, Part
+from sdort.generation.step_conditions import StepConditions
 from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -183,6 +184,10 @@ def draw(copies: int, images: int, noises: int = 0) -> dict[str, Any]:
     }
 
 
+def fixed(given: dict[str, Any]) -> dict[str, Any]:
+    return given | {"conditions": StepConditions.fixed(given["conditions"], STEPS)}
+
+
 def expected(recurrence: Recurrence, conditions: list[dict[str, Array]], noise: Array, guidance: list[float]) -> Array:
     outputs: list[Array] = []
     for step in range(STEPS):
@@ -217,7 +222,7 @@ def test_the_loop_is_its_formula(copies: int, images: int, noises: int, model: d
     wanted = expected(given["recurrence"], given["conditions"], given["noise"], given["guidance"])
     tolerance = 2e-2 if model.get("io") else 1e-5
     for _ in range(2):  # the second time in the buffers of the first
-        latents, seconds = loop.denoise(**given, on_step=advanced.append)
+        latents, seconds = loop.denoise(**fixed(given), on_step=advanced.append)
         assert latents.shape == (images, *LATENT)
         np.testing.assert_allclose(latents, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
         assert len(seconds) == STEPS
@@ -246,7 +251,7 @@ def test_outside_of_a_mask_the_latents_are_the_image_under_noise(
             each = [sample + told[TEXT].mean() + recurrence.timesteps[step] for told in given["conditions"]]
             outputs.append(sum(weight * one for weight, one in zip(given["guidance"], each, strict=True)))
     loop = Loop(unet(tmp_path, io=io))
-    latents, _ = loop.denoise(recurrence, **given, on_step=lambda _: None, image=image, mask=mask)
+    latents, _ = loop.denoise(recurrence, **fixed(given), on_step=lambda _: None, image=image, mask=mask)
     tolerance = 1e-5 if io == "float" else 2e-2
     np.testing.assert_allclose(latents, sample, rtol=0, atol=tolerance * np.abs(sample).max())
 
@@ -277,13 +282,13 @@ def test_channels_beside_the_latents_are_those_of_each_image(copies: int, n: str
     wanted = np.tensordot(recurrence.result, [noise[0], *outputs], 1)
     given["batch"] = Batch(copies, 2, LATENT, 2)
     loop = Loop(open_session(path, "unet", CPU, RuntimeOptions("cpu")))
-    latents, _ = loop.denoise(**given, on_step=lambda _: None, extra=extra)
+    latents, _ = loop.denoise(**fixed(given), on_step=lambda _: None, extra=extra)
     np.testing.assert_allclose(latents, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_a_static_batch_has_to_divide_the_samples(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exported for 2 samples at once, which does not divide 3"):
-        Loop(unet(tmp_path, n="2")).denoise(**draw(1, 3), on_step=lambda _: None)
+        Loop(unet(tmp_path, n="2")).denoise(**fixed(draw(1, 3)), on_step=lambda _: None)
 
 
 def test_nan_is_found_at_its_step_and_does_not_stay(tmp_path: Path) -> None:
@@ -294,9 +299,9 @@ def test_nan_is_found_at_its_step_and_does_not_stay(tmp_path: Path) -> None:
         "recurrence": Recurrence(np.array([8, np.nan, 2]), given["recurrence"].inputs, given["recurrence"].result),
     }
     with pytest.raises(ParityError, match="NaN or infinite values at step 2 of 3") as caught:
-        loop.denoise(**bad, on_step=lambda _: None)
+        loop.denoise(**fixed(bad), on_step=lambda _: None)
     assert caught.value.component == "unet"
-    assert np.isfinite(loop.denoise(**given, on_step=lambda _: None)[0]).all()
+    assert np.isfinite(loop.denoise(**fixed(given), on_step=lambda _: None)[0]).all()
 
 
 @pytest.mark.parametrize("asked", [{}, {"use_tf32": "1"}, {"arena_extend_strategy": "kSameAsRequested"}])
@@ -343,6 +348,7 @@ from sdort.runtime.opener import create_session
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.recurrence import Recurrence
+from sdort.generation.step_conditions import StepConditions
 from sdort.runtime.session import Session
 
 options = RuntimeOptions("rocm", custom_ops="off", graph=sys.argv[3] == "graph")
@@ -361,7 +367,7 @@ loop = Loop(session)
 for side in map(int, sys.argv[4:]):
     loop.denoise(
         recurrence, Batch(2, 1, (4, side, side)),
-        [{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2,
+        StepConditions.fixed([{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2, 99),
         rng.normal(size=(1, 1, 4, side, side)).astype("f"), [-1.0, 2.0], mark,
     )
 """

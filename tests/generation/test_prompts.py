@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from support.conditioning import first_conditions
 from support.relisted import relist
 from support.tiny_pipeline import Tiny
 
@@ -97,16 +98,6 @@ def test_weights_are_read_as_comfyui_reads_them(text: str, segments: list[tuple[
 def test_no_weighting_takes_everything_as_text() -> None:
     text = r"(a:2) [b|c] BREAK \( AND <lora:x:1>"
     assert read_prompt(text, "none").parts == ((Segment(text),),)
-
-
-@pytest.mark.parametrize("text", ["[a|b]", "x [a:b:0.5]", "[a::10]", "[:a:0.5]", "[a:3]", "[(a|b)]", "a AND b"])
-def test_what_changes_the_prompt_by_steps_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="the prompt has A1111's"):
-        Request(text)
-    with pytest.raises(UsageError, match="the prompt has A1111's"):
-        Request("a", negative_prompt=text)
-    Request(text, prompt_weighting="none")
-    Request(text, prompt_weighting="comfyui")
 
 
 def test_weights_and_depth_have_bounds() -> None:
@@ -200,10 +191,11 @@ def test_weighted_embeddings_are_those_of_the_formula(tiny: Tiny, weighting: str
     second = [(("on a mat," * 3).removeprefix(begun), 1.0), ("by a", nested), ("house", 0.6)]
     expected = [theirs(tiny, chunk, weighting) for chunk in (first, second)]
     request = Request(LONG, guidance_scale=1.0, prompt_weighting=weighting)
-    ((condition,),) = opened(tiny.onnx)._conditions([request], SIZE)
+    ((condition,),) = first_conditions(opened(tiny.onnx), [request])
     assert condition["encoder_hidden_states"].shape == (1, 154, 32)
     assert decibels(condition["encoder_hidden_states"][0], np.concatenate(expected)) >= 100
-    plain = opened(tiny.onnx)._conditions([Request(LONG, guidance_scale=1.0, prompt_weighting="none")], SIZE)[0][0]
+    unweighted = Request(LONG, guidance_scale=1.0, prompt_weighting="none")
+    plain = first_conditions(opened(tiny.onnx), [unweighted])[0][0]
     assert decibels(plain["encoder_hidden_states"][0][:77], expected[0]) < 30, "weights change nothing"
 
 
@@ -214,7 +206,7 @@ def test_a_plain_prompt_is_what_the_encoder_gives_bit_for_bit(tiny: Tiny) -> Non
         expected = pipeline.sessions["text_encoder"].run({"input_ids": np.asarray([ids])})["last_hidden_state"]
         for weighting in ("a1111", "comfyui", "none"):
             request = Request(text, guidance_scale=1.0, prompt_weighting=weighting)
-            ((condition,),) = pipeline._conditions([request], SIZE)
+            ((condition,),) = first_conditions(pipeline, [request])
             np.testing.assert_array_equal(condition["encoder_hidden_states"], expected)
 
 
@@ -277,7 +269,7 @@ def test_an_encoder_of_a_static_batch_reads_any_number_of_chunks(tiny: Tiny, tmp
     path.write_bytes(model.SerializeToString())
     relist(folder)
     requests = [Request("a cat BREAK by night", "fog"), Request("a house", "fog", seed=1)]
-    found, wanted = (opened(each)._conditions(requests, SIZE) for each in (folder, tiny.onnx))
+    found, wanted = (first_conditions(opened(each), requests) for each in (folder, tiny.onnx))
     for one, other in zip(found, wanted, strict=True):
         for mine, theirs_ in zip(one, other, strict=True):
             name = "encoder_hidden_states"
@@ -310,7 +302,7 @@ def test_prompts_are_brought_to_one_length(
 
 
 def test_files_that_a_prompt_asks_for_are_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    opened(tiny.onnx)._conditions([Request("a <lora:mine:0.8>", "embedding:bad, fog")], SIZE)
+    first_conditions(opened(tiny.onnx), [Request("a <lora:mine:0.8>", "embedding:bad, fog")])
     told = " ".join(capsys.readouterr().err.split())
     assert "asks for <lora:mine:0.8>, which is not applied: prompts name no files. Give it: --lora mine" in told
     assert "asks for the embedding bad, which the model does not have" in told

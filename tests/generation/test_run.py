@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 from support import tiny_pipeline
+from support.conditioning import first_conditions
 from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
@@ -483,7 +484,7 @@ def test_what_of_a_prompt_has_no_effect_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     request = Request(prompt, negative_prompt, guidance_scale=guidance_scale)
-    opened(tiny.onnx)._conditions([request, request], (64, 64))
+    first_conditions(opened(tiny.onnx), [request, request])
     told = capsys.readouterr().err
     assert (told.count("\n"), message in told) == (1 if message else 0, True), told
 

@@ -26,6 +26,7 @@ from sdort.generation.device_loop import Loop
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.recurrence import Recurrence
+from sdort.generation.step_conditions import StepConditions
 
 # What reads the file before ONNX Runtime does is not installed here, and knows no GPU.
 sdort.runtime.session.check_file = lambda path, component: None
@@ -47,7 +48,7 @@ def denoise():
     now("loop")
     table = rng.normal(size=(5, 5))
     steps = iter(range(1, 5))
-    conditions = [{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2
+    conditions = StepConditions.fixed([{"encoder_hidden_states": rng.normal(size=(1, 5, 6)).astype("f")}] * 2, 4)
     noise = rng.normal(size=(1, 1, 4, 8, 8)).astype("f")
     recurrence, batch = Recurrence(numpy.arange(4), table[:-1], table[-1]), Batch(2, 1, (4, 8, 8))
     loop.denoise(recurrence, batch, conditions, noise, [-1.0, 2.0], lambda _: now(f"step {next(steps)}"))

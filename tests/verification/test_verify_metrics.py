@@ -217,6 +217,12 @@ def test_prompts_from_a_file(tmp_path: object) -> None:
     path.write_text("# nothing\n")
     with pytest.raises(UsageError, match="has no prompt"):
         read_prompts(path)
+    lines = path.with_suffix(".jsonl")
+    lines.write_text('{"prompt": "a cat"}\n{"prompt": "a dog"}')
+    assert read_prompts(lines) == ("a cat", "a dog")
+    lines.write_text('{"prompt": "a cat"}\n{"prompt": "a dog", "seed": 1}')
+    with pytest.raises(UsageError, match="lines with options of their own: seed"):
+        read_prompts(lines)
     requests = make_requests(("a cat", "a dog"), seeds=3, steps=5)
     assert [(r.prompt, r.steps, r.num_images, r.images_at_once) for r in requests] == [
         ("a cat", 5, 3, 1),

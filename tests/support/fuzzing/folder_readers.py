@@ -24,6 +24,7 @@ from sdort.errors import MOST_CHARACTERS, SdortError
 from sdort.errors.plain_text import encodable
 from sdort.generation.images import save_png
 from sdort.generation.job import plan_jobs
+from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule
 from sdort.generation.prompt_syntax import WEIGHTINGS, read_prompt
 from sdort.onnx_io.hashing import hash_file
 from sdort.ops.table import read_table
@@ -67,6 +68,7 @@ PROMPTS = [
     b"\0a (red:1.3) [cat] BREAK \\(x\\) <lora:a:1> embedding:b, ((c))",
     b"\1((a:1.2) b) \\( (:2)",
     b"\2plain [a|b]",
+    b"\0[a:(b:1.2):0.5] [c|[d::2]|] AND e:0.5",
 ]
 
 
@@ -75,6 +77,10 @@ def prompt(_: Path, data: bytes) -> None:
     text = data[1:].decode("utf-8", "replace")
     weighting = WEIGHTINGS[data[0] % len(WEIGHTINGS)] if data else WEIGHTINGS[0]
     read = read_prompt(text, weighting)
+    texts = read_schedule(text, weighting).texts(Clock(3), 4)
+    assert len(texts) == 4
+    assert all(len(each) <= len(text) for each in texts)
+    assert 1 <= len(read_parts(text, weighting)) <= 16
     kept = "".join(segment.text for part in read.parts for segment in part)
     assert all(abs(segment.weight) <= 100 for part in read.parts for segment in part)
     assert len(kept) <= len(text)

@@ -1,0 +1,50 @@
+"""The texts that a UNet's samples of one image are conditioned by, at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sdort.generation.prompt_schedule import Clock, Schedule, read_schedule
+from sdort.generation.request import Request
+from sdort.generation.text_conditioning import Texts
+
+CopySchedules = Sequence["tuple[Schedule, ...] | None"]
+"""For each sample the prompt's text for each text encoder; None conditions as zeros."""
+CopyTexts = tuple["Texts | None", ...]
+"""The texts of one call."""
+
+
+def copy_schedules(
+    request: Request, encoders: Sequence[str], *, guided: bool, empty_is_zero: bool
+) -> list[tuple[Schedule, ...] | None]:
+    """The prompts of an image's samples: the negative one where it is needed, then each part of the prompt.
+
+    Args:
+        encoders: components, in their order.
+        empty_is_zero: whether an empty negative prompt conditions as zeros.
+    """
+
+    def schedules(first: str, second: str) -> tuple[Schedule, ...]:
+        texts = {"text_encoder": first, "text_encoder_2": second or first}
+        return tuple(read_schedule(texts[name], request.prompt_weighting) for name in encoders)
+
+    prompts: list[tuple[Schedule, ...] | None] = [schedules(part, request.prompt_2) for part, _ in request.parts]
+    if not guided:
+        return prompts
+    negative = request.negative_prompt, request.negative_prompt_2
+    return [None if empty_is_zero and not any(negative) else schedules(*negative), *prompts]
+
+
+def texts_by_call(copies: CopySchedules, clock: Clock, calls: int) -> list[CopyTexts]:
+    """The texts of every call of a pass.
+
+    Raises:
+        UsageError: a prompt changes between too many texts.
+    """
+    columns = [
+        [None] * calls
+        if schedules is None
+        else list(zip(*(each.texts(clock, calls) for each in schedules), strict=True))
+        for schedules in copies
+    ]
+    return list(zip(*columns, strict=True))
