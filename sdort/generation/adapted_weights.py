@@ -102,6 +102,16 @@ def _parameters(weights: Mapping[str, ReplaceableWeight]) -> Iterator[tuple[str,
         yield from weight.parameters.items()
 
 
+def record_adapter(choice: AdapterChoice) -> AdapterRecord:
+    """The record of an adapter.
+
+    Raises:
+        BadModelError: its file cannot be read.
+    """
+    digests = file_digest(choice.path), file_digest(choice.path, tensors=True)
+    return AdapterRecord(choice.path.name, choice.scale, *digests)
+
+
 class RunningAdapters:
     """The adapters that the sessions of a pipeline have.
 
@@ -126,7 +136,7 @@ class RunningAdapters:
             BadModelError: an adapter's file cannot be read.
             ParityError: a weight gets values that its dtype cannot hold.
         """
-        asked = [AdapterRecord(choice.path.name, choice.scale, file_digest(choice.path)) for choice in plan.choices]
+        asked = [record_adapter(choice) for choice in plan.choices]
         if asked == self._current:
             return
         for adapter in plan.adapters:

@@ -1,4 +1,4 @@
-"""The options that an image was drawn with, from the PNG that holds them.
+"""The options that an image was drawn with, from the file that holds them.
 
 sdort's own images say all of it (the text ``sdort``); those of A1111 and what writes as it does say what A1111's
 ``parameters`` holds. What is given beside the image overrides what it says.
@@ -6,7 +6,7 @@ sdort's own images say all of it (the text ``sdort``); those of A1111 and what w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, one_line
-from sdort.generation.infotext import read_infotext
+from sdort.generation.comfyui_graph import read_graph
+from sdort.generation.image_texts import read_texts
+from sdort.generation.infotext import Infotext, read_infotext
 from sdort.generation.input_image import InputImage
-from sdort.generation.png_texts import read_texts
+from sdort.generation.record import AdapterRecord, ControlRecord
 from sdort.generation.request import GOES_WITH
 from sdort.machine.json_text import parse_json
 
@@ -109,6 +111,10 @@ class DrawnWith:
     refiner_hash: str | None = None
     images: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Option that names an image -> the name and the hash of the one that it was drawn with."""
+    lora: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """The adapters that it was drawn with, as its record has them."""
+    control: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """The controls, as its record has them."""
 
     def remark_on_image(self, option: str, image: InputImage) -> None:
         """Say if ``image``, which was given for an option, is not the one that the image was drawn with."""
@@ -118,6 +124,39 @@ class DrawnWith:
                 f"{_flag(option)} {image} is not the {one_line(name)} that the image was drawn with: its pixels are "
                 "others, so that the new one will differ"
             )
+
+    def remark_on_adapters(self, given: Sequence[AdapterRecord]) -> None:
+        """Say which of the adapters that were given are not those that the image was drawn with."""
+        parts = {"sha256": "its file", "scale": "its scale"}
+        self._remark_on_files("--lora", self.lora, [vars(each) for each in given], parts)
+
+    def remark_on_controls(self, given: Sequence[ControlRecord]) -> None:
+        """Say which of the controls that were given are not those that the image was drawn with."""
+        parts = {"model_hash": "its model", "image_hash": "its image", "scale": "its scale", "start": "its start",
+                 "end": "its end"}  # fmt: skip
+        self._remark_on_files("--control", self.control, [vars(each) for each in given], parts)
+
+    def _remark_on_files(
+        self,
+        option: str,
+        said: Sequence[Mapping[str, Any]],
+        given: Sequence[Mapping[str, Any]],
+        parts: Mapping[str, str],
+    ) -> None:
+        if self.model_hash is None:  # another program's image says nothing of files
+            return
+        if len(said) != len(given):
+            warn(f"the image was drawn with {len(said)} {option}, not {len(given)}, so that the new one will differ")
+            return
+        for before, now in zip(said, given, strict=True):
+            # An older sdort wrote less; what it does not say is not compared.
+            others = [words for name, words in parts.items() if name in before and before[name] != now[name]]
+            if others:
+                warn(
+                    f"{option} {one_line(str(now['name']))} is not as the {one_line(str(before.get('name')))} that the "
+                    f"image was drawn with: {' and '.join(others)} differ{'s' * (len(others) == 1)}, so that the new "
+                    "one will differ"
+                )
 
     def remark_on_model(self, model_hash: str) -> None:
         """Say if the image was drawn with another model than the one of this hash."""
@@ -139,27 +178,39 @@ class DrawnWith:
 
 
 def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
-    """The options in a PNG, without those that are ``given``.
+    """The options in an image's file, without those that are ``given``.
 
     Raises:
-        BadModelError: it is no PNG, or damaged.
+        BadModelError: it is no PNG, JPEG or WebP, or damaged.
         UsageError: it has no parameters, or was drawn with files that are not given.
     """
     texts = read_texts(path)
     if "sdort" in texts:
         return _of_record(path, texts["sdort"], given)
     program = _other_program(texts)
+    if program == "ComfyUI" and "prompt" in texts:
+        try:
+            return _taken_over(path, read_graph(texts["prompt"]), given)
+        except ValueError as error:
+            raise UsageError(
+                f"{path} was drawn by ComfyUI, with a graph that sdort does not read: {error}",
+                hint="Give its prompt and options yourself, or an image that was saved with A1111's parameters.",
+            ) from error
     if program:
         raise UsageError(
             f"{path} was drawn by {program}, whose notes in it sdort does not read",
-            hint="Give its prompt and options yourself, or a PNG that was saved with A1111's parameters.",
+            hint="Give its prompt and options yourself, or an image that was saved with A1111's parameters.",
         )
     if "parameters" not in texts:
         raise UsageError(
             f"{path} says nothing of how it was drawn",
-            hint="Take a PNG of sdort, or one with A1111's parameters; editors and chat programs remove them.",
+            hint="Take an image of sdort, or one with A1111's parameters; editors and chat programs remove them.",
         )
-    info = read_infotext(texts["parameters"])
+    return _taken_over(path, read_infotext(texts["parameters"]), given)
+
+
+def _taken_over(path: Path, info: Infotext, given: Mapping[str, Any]) -> DrawnWith:
+    """What another program's image says and sdort takes over; the rest is told."""
     options = {name: value for name, value in info.options.items() if name not in given}
     # Of an image from another image A1111 says how strongly, never from which: without one the rest means nothing.
     without = {name: needed for name in options if (needed := _lacks(name, {*options, *given}))}
@@ -227,7 +278,13 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
-    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record))
+    lora, control = (_records(record.get(name)) for name in ("lora", "control"))
+    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), lora, control)
+
+
+def _records(listed: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list; nothing else of it."""
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
 def _images(record: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -85,7 +85,7 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "Clip skip": None if record.clip_skip == 1 else record.clip_skip,
         "Eta": record.eta,
         "Prompt weighting": None if record.prompt_weighting == WEIGHTINGS[0] else record.prompt_weighting,
-        "Lora hashes": ", ".join(f"{Path(one.name).stem}: {one.sha256[:12]}" for one in record.lora) or None,
+        "Lora hashes": ", ".join(f"{Path(one.name).stem}: {one.tensors_sha256[:12]}" for one in record.lora) or None,
         "Version": f"sdort {record.versions['sdort']}",
     }
     values = {name: str(value) for name, value in fields.items() if value is not None}
@@ -99,8 +99,11 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
 
 
 def task_parameters(record: GenerationRecord) -> dict[str, object]:
-    """Parameters of img2img, inpainting, variations and the second pass, by AUTOMATIC1111's names."""
+    """Parameters of a refiner, img2img, inpainting, variations and the second pass, by AUTOMATIC1111's names."""
     named: dict[str, object] = {}
+    if record.refiner:
+        hashed = f" [{record.refiner_hash[:10]}]" if record.refiner_hash else ""
+        named |= {"Refiner": f"{record.refiner}{hashed}", "Refiner switch at": record.refiner_start}
     if record.hires:
         upscaler = "Lanczos" if record.hires_upscale == "image" else "Latent"
         named |= {"Denoising strength": record.hires_strength, "Hires upscale": record.hires}

@@ -5,6 +5,7 @@
     Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 5, Size: 512x768, Clip skip: 2
 
 The prompt may have several lines; the last line has names and values, quoted as JSON where they hold commas or colons.
+Forge, SD.Next, Fooocus and Civitai write the same with names of their own, and with JSON as it stands.
 https://github.com/AUTOMATIC1111/stable-diffusion-webui, modules/infotext_utils.py
 """
 
@@ -27,6 +28,7 @@ from sdort.errors.number_ranges import (
     HIRES_STRENGTH,
     MASK_BLUR,
     MASK_PADDING,
+    REFINER_START,
     SEED,
     STEPS,
     STRENGTH,
@@ -40,7 +42,9 @@ from sdort.generation.prompt_syntax import WEIGHTINGS
 from sdort.generation.request import UPSCALES
 from sdort.pipelines.scheduler_names import find_scheduler
 
-_PAIR = re.compile(r'\s*([\w][\w \-/]*):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+_NAME = re.compile(r"\s*(\w[\w \-/.+]*):\s*")
+_STRING = re.compile(r'("(?:\\.|[^"\\])*")\s*(?:,|\Z)')
+_PARAMETERS = re.compile(r"\s*Steps: ?[0-9]+,")
 _NEGATIVE = "Negative prompt:"
 _FEWEST = 3
 """Pairs of the last line; with fewer it is part of a prompt."""
@@ -57,15 +61,30 @@ _NUMBERS: dict[str, Range[int] | Range[float]] = {
     "Variation seed strength": VARIATION_STRENGTH,
     "Hires upscale": HIRES,
     "Hires steps": HIRES_STEPS,
+    "Refiner switch at": REFINER_START,
 }
 """A1111's name -> the option's range."""
-_OTHERS = ("Sampler", "Schedule type", "Denoising strength", "Hires upscaler", "Inpaint area")
+_OTHERS = (
+    "Size",
+    "Prompt weighting",
+    "Sampler",
+    "Schedule type",
+    "Denoising strength",
+    "Hires upscaler",
+    "Inpaint area",
+)
 _STRENGTH = "Denoising strength"
-_TOLD = {"Model", "Model hash", "VAE", "VAE hash", "Version", "Size", "RNG", "Created Date", "Civitai resources",
-         "Civitai metadata", "Prompt weighting", "Template", "Negative Template"}  # fmt: skip
+_TOLD = {"Model", "Model hash", "VAE", "VAE hash", "Version", "RNG", "Created Date", "Civitai resources",
+         "Civitai metadata", "Hashes", "Template", "Negative Template", "App", "Backend", "Pipeline", "Operations",
+         "User", "Batch size", "Batch pos"}  # fmt: skip
 """Names whose values are no options, and change nothing or are told elsewhere."""
 
-
+_CASES = {name.lower(): name for name in (*_NUMBERS, *_OTHERS, *_TOLD)}
+_USUAL_SPACING = dict.fromkeys(
+    ("DPM++ 2M", "DPM++ SDE", "DPM++ 2M SDE", "DPM++ 2M SDE Heun", "DPM2", "DPM2 a"), "Karras"
+)
+"""A1111's sampler -> the schedule type that it means by ``Automatic``; the noise schedule's own for others."""
+_USUAL_SPACING["DPM++ 3M SDE"] = "Exponential"
 _UPSCALERS = {"Latent": UPSCALES[0], "Lanczos": UPSCALES[1]}
 """A1111's upscaler -> the option ``hires_upscale``; others that enlarge the image are like ``image``, and told."""
 
@@ -84,10 +103,7 @@ class Infotext:
 
 def read_infotext(text: str) -> Infotext:
     """The options in a ``parameters`` text."""
-    *lines, last = text.strip().split("\n")
-    pairs = {name.strip(): _unquoted(value.strip()) for name, value in _PAIR.findall(last)}
-    if len(pairs) < _FEWEST:
-        lines, pairs = [*lines, last], {}
+    lines, pairs, behind = _divided(text.strip().split("\n"))
     start = next((number for number, line in enumerate(lines) if line.strip().startswith(_NEGATIVE)), len(lines))
     negative = "\n".join(lines[start:]).strip().removeprefix(_NEGATIVE).strip()
     info = Infotext({"prompt": _unquoted("\n".join(lines[:start]).strip()), "negative_prompt": _unquoted(negative)})
@@ -96,14 +112,70 @@ def read_infotext(text: str) -> Infotext:
     _take_task(info, pairs)
     named = [pairs[name] for name in ("Model", "Model hash") if name in pairs]
     info.model = " ".join(map(one_line, named)) or None
-    known = {*_NUMBERS, *_OTHERS, *_TOLD}
-    info.left += [f"{name}: {cut(one_line(value), 40)}" for name, value in pairs.items() if name not in known]
+    info.left += [*_unknown(pairs), *(cut(one_line(line), 40) for line in behind)]
     return info
+
+
+def _divided(lines: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """The lines of the prompts; the parameters, of the last line or of one that some program put more behind; that."""
+    places = [len(lines) - 1, *(number for number, line in enumerate(lines) if _PARAMETERS.match(line))]
+    for place in dict.fromkeys(places):
+        pairs = _pairs(lines[place])
+        if len(pairs) >= _FEWEST:
+            return lines[:place], pairs, lines[place + 1 :]
+    return lines, {}, []
+
+
+def _pairs(line: str) -> dict[str, str]:
+    """The parameters of a line, by A1111's names whatever their letters' case."""
+    pairs: dict[str, str] = {}
+    place = 0
+    while place < len(line):
+        name = _NAME.match(line, place)
+        if name:
+            value, place = _value(line, name.end())
+            pairs[_CASES.get(name[1].strip().lower(), name[1].strip())] = value
+        else:
+            place = (line.find(",", place) + 1) or len(line)
+    return pairs
+
+
+def _value(line: str, place: int) -> tuple[str, int]:
+    """The value at a place of a line, and where the next name begins."""
+    quoted = _STRING.match(line, place)
+    if quoted:
+        return _unquoted(quoted[1]), quoted.end()
+    end = place
+    if line[place : place + 1] in ("{", "["):
+        try:
+            end = json.JSONDecoder().raw_decode(line, place)[1]
+        except (ValueError, RecursionError):
+            end = place  # text that begins with a bracket
+    comma = line.find(",", end)
+    end = len(line) if comma < 0 else comma
+    return line[place:end].strip(), end + 1
+
+
+def _unknown(pairs: Mapping[str, str]) -> list[str]:
+    """The parameters that sdort does not take over; many of one extension as one."""
+    unknown = {name: value for name, value in pairs.items() if name not in {*_NUMBERS, *_OTHERS, *_TOLD}}
+    groups: dict[str, list[str]] = {}
+    for name in unknown:
+        groups.setdefault(name.split()[0], []).append(name)
+    told = []
+    for word, names in groups.items():
+        value = cut(one_line(unknown[names[0]]), 40)
+        told += (
+            [f"{word} ({len(names)} settings)"]
+            if len(names) > _FEWEST
+            else [f"{names[0]}: {value}", *(f"{name}: {cut(one_line(unknown[name]), 40)}" for name in names[1:])]
+        )
+    return told
 
 
 def _take_numbers(info: Infotext, pairs: Mapping[str, str]) -> None:
     said = [(limits, name, pairs[name]) for name, limits in _NUMBERS.items() if name in pairs]
-    size = re.fullmatch(r"([0-9]+)x([0-9]+)", pairs.get("Size", ""))
+    size = re.fullmatch(r"([0-9]+)\s*[x*]\s*([0-9]+)", pairs.get("Size", ""))
     said += [
         (limits, "Size", number) for limits, number in zip((WIDTH, HEIGHT), size.groups() if size else (), strict=False)
     ]
@@ -120,10 +192,12 @@ def _take_numbers(info: Infotext, pairs: Mapping[str, str]) -> None:
 
 
 def _take_scheduler(info: Infotext, pairs: Mapping[str, str]) -> None:
-    if "Sampler" not in pairs:
+    sampler, spacing = pairs.get("Sampler", "Default"), pairs.get("Schedule type")
+    if sampler == "Default":  # SD.Next's name for the model's own
         return
-    spacing = pairs.get("Schedule type", "Automatic")
-    names = [f"{pairs['Sampler']} {spacing}", pairs["Sampler"]] if spacing != "Automatic" else [pairs["Sampler"]]
+    if spacing == "Automatic":
+        spacing = _USUAL_SPACING.get(sampler)
+    names = [f"{sampler} {spacing}", sampler] if spacing else [sampler]
     for name in names:
         try:
             find_scheduler(name)

@@ -12,6 +12,7 @@ from typing import Any, cast
 from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import UsageError
+from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
@@ -22,6 +23,7 @@ from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import read_lines
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import PROMPTS, Request, each_prompt
+from sdort.generation.running_controls import record_control
 from sdort.generation.seeds import read_seeds
 from sdort.generation.typed_options import GenerationOptions, OnProgress
 from sdort.generation.usual_sampling import usual_sampling
@@ -167,6 +169,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     seeds = read_seeds(secrets.randbelow(1 << 32) if settings.get("seed") is None else settings["seed"])
     settings["seed"] = seeds[0]
     settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
+    if drawn and (drawn.lora or settings["lora"]):
+        drawn.remark_on_adapters([record_adapter(choice) for choice in settings["lora"]])
     if settings.get("variation_strength") is not None and settings.get("variation_seed") is None:
         settings["variation_seed"] = secrets.randbelow(1 << 32)
     for name, read in (("init_image", read_image), ("mask", read_mask)):
@@ -177,6 +181,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     if settings.get("refiner") is not None:
         settings["refiner"] = Path(settings["refiner"])
     settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))
+    if drawn and (drawn.control or settings["control"]):
+        drawn.remark_on_controls([record_control(control) for control in settings["control"]])
     images = settings.get("ip_adapter_image", ())
     settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)
     request = Request(prompt="", **settings)

@@ -35,6 +35,8 @@ class AdapterRecord:
     """How strongly it was applied; 1 is as it was trained."""
     sha256: str
     """The hash of its file."""
+    tensors_sha256: str
+    """The hash of its file without the header, by which A1111 and model sites know it."""
 
 
 @dataclass(frozen=True)

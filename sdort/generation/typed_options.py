@@ -27,7 +27,8 @@ class GenerationOptions(TypedDict, total=False):
     prompts: str | Path | None
     """A file of prompts, in place of ``prompt``: one a line, or ``.jsonl`` with options of each line."""
     from_image: str | Path | None
-    """A PNG of sdort's or A1111's, to take the prompt and all options from that are not given."""
+    """An image of sdort's, A1111's or ComfyUI's (PNG, JPEG or WebP), to take the prompt and all options from that are
+    not given."""
     negative_prompt: str | Sequence[str]
     """What the images are not to show: one for all prompts, or one for each."""
     prompt_2: str | Sequence[str]

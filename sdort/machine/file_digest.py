@@ -12,21 +12,27 @@ from sdort.machine.input_file import open_input
 _PIECE = 1 << 20
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, *, tensors: bool = False) -> str:
     """The SHA-256 of a file in hexadecimal, computed once while the file stays the same on disk.
+
+    Args:
+        tensors: of what stands behind a safetensors header alone, which editors of its metadata leave as it is:
+            A1111's hash of a LoRA and Civitai's "AutoV3" are the first twelve digits.
 
     Raises:
         BadModelError: it cannot be read.
     """
     with open_input(path) as file:
         status = os.fstat(file.fileno())
-    return _digest(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+    return _digest(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns), tensors)
 
 
 @lru_cache(maxsize=64)
-def _digest(path: Path, identity: tuple[int, ...]) -> str:
+def _digest(path: Path, identity: tuple[int, ...], tensors: bool) -> str:
     digest = hashlib.sha256()
     with open_input(path) as file:
+        if tensors:  # the header's length in bytes comes first
+            file.seek(8 + int.from_bytes(file.read(8), "little"))
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from dataclasses import fields
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image, PngImagePlugin
+from safetensors.numpy import save_file
 from support.infotext import read_infotext as read_as_a1111
 from support.infotext import record
 from support.tiny_pipeline import Tiny
@@ -20,16 +22,17 @@ from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
 from sdort.generation.command import run
 from sdort.generation.from_image import GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
+from sdort.generation.image_texts import MAX_TEXT, read_texts
 from sdort.generation.images import parameters_text
 from sdort.generation.infotext import read_infotext
 from sdort.generation.job import plan_jobs, plan_paths
 from sdort.generation.output_names import fill_template
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.png_texts import MAX_TEXT, read_texts
 from sdort.generation.prompts_file import read_lines
-from sdort.generation.record import AdapterRecord, GenerationRecord
+from sdort.generation.record import AdapterRecord, ControlRecord, GenerationRecord
 from sdort.generation.seeds import read_seeds
 from sdort.generation.typed_options import GenerationOptions
+from sdort.machine.file_digest import file_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -116,6 +119,45 @@ def test_another_refiner_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         told(DrawnWith({}, "base", "00", "xl", "12ab")).split()
     )
     assert "was refined by none, not by this refiner (ff00)" in " ".join(told(DrawnWith({}, "base", "00")).split())
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "message"),
+    [
+        ([("x", 0.5, "ab")], [("y", 0.5, "ab")], ""),
+        ([("x", 0.5, "ab")], [("x", 0.5, "cd")], "--lora x is not as the x that the image was drawn with: its file"),
+        ([("x", 0.5, "ab")], [("x", 0.6, "ab")], "its scale differs, so that"),
+        ([("x", 0.5, "ab")], [("x", 0.6, "cd")], "its file and its scale differ, so that"),
+        ([("x", 0.5, "ab"), ("z", 1, "ef")], [("x", 0.5, "ab")], "was drawn with 2 --lora, not 1, so that"),
+        ([], [("x", 0.5, "ab")], "was drawn with 0 --lora, not 1, so that"),
+    ],
+)
+def test_other_adapters_than_those_of_the_image_are_told(
+    said: list[Any], given: list[Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [{"name": name, "scale": scale, "sha256": digest} for name, scale, digest in said]
+    adapters = [AdapterRecord(name, scale, digest, "") for name, scale, digest in given]
+    DrawnWith({}, "fast", "00", lora=records).remark_on_adapters(adapters)
+    told = " ".join(capsys.readouterr().err.split())
+    assert message in told
+    assert bool(told) == bool(message)
+    DrawnWith({}, lora=records).remark_on_adapters(adapters)
+    assert capsys.readouterr().err == "", "another program's image says nothing of files"
+
+
+def test_other_controls_than_those_of_the_image_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    now = ControlRecord("canny", "aa", "edges.png", "bb", 1.0, 0.0, 1.0)
+    for change, message in (
+        ({}, ""),
+        ({"image": "other name.png"}, ""),
+        ({"model_hash": "cc"}, "its model differs"),
+        ({"image_hash": "cc"}, "its image differs"),
+        ({"scale": 0.5, "start": 0.1, "end": 0.9}, "its scale and its start and its end differ"),
+    ):
+        DrawnWith({}, "fast", "00", control=[vars(now) | change]).remark_on_controls([now])
+        told = " ".join(capsys.readouterr().err.split())
+        assert message in told
+        assert bool(told) == bool(message)
 
 
 def test_every_option_is_taken_over_or_has_a_reason_not_to_be() -> None:
@@ -205,19 +247,34 @@ def test_what_means_nothing_alone_is_told_and_left(tmp_path: Path, capsys: pytes
 
 
 def test_what_is_written_is_read_back() -> None:
-    lora = [AdapterRecord("fine, art.safetensors", 0.8, "0123456789abcdef")]
+    lora = [AdapterRecord("fine, art.safetensors", 0.8, "fedcba9876543210", "0123456789abcdef")]
     made = record(
         prompt="a, b", negative_prompt="c", scheduler="DPMSolverMultistepScheduler", clip_skip=2, lora=lora,
-        scheduler_name="dpm++-2m-karras", prompt_weighting="comfyui", eta=0.5,
+        scheduler_name="dpm++-2m-karras", prompt_weighting="comfyui", eta=0.5, refiner="xl",
+        refiner_hash="7440042bbdc8", refiner_start=0.7,
     )  # fmt: skip
     text = parameters_text(made, 7)
     told = read_as_a1111(text)
     assert (told["Sampler"], told["Schedule type"], told["Clip skip"]) == ("DPM++ 2M", "Karras", "2")
     assert told["Lora hashes"] == "fine, art: 0123456789ab"
+    assert (told["Refiner"], told["Refiner switch at"]) == ("xl [7440042bbd]", "0.7")
     assert read_infotext(text).options == {
         "prompt": "a, b", "negative_prompt": "c", "steps": 20, "scheduler": "DPM++ 2M Karras", "guidance_scale": 7.5,
         "seed": 7, "width": 32, "height": 64, "clip_skip": 2, "eta": 0.5, "prompt_weighting": "comfyui",
+        "refiner_start": 0.7,
     }  # fmt: skip
+
+
+def test_the_hash_of_an_adapters_tensors_leaves_its_header_out(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(6, dtype=np.float32)}
+    digests = []
+    for number in range(2):
+        path = tmp_path / f"{number}.safetensors"
+        save_file(tensors, path, metadata={"title": "x" * number})
+        digests.append(file_digest(path, tensors=True))
+        assert file_digest(path) != digests[0]
+    # A1111's modules/hashes.py, addnet_hash_safetensors
+    assert digests == [hashlib.sha256(tensors["a"].tobytes()).hexdigest()] * 2
 
 
 @pytest.mark.parametrize(
@@ -259,7 +316,7 @@ def test_texts_of_every_kind_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"GIF89a", "is no PNG file"),
+        (b"GIF89a", "is no PNG, JPEG or WebP file"),
         (SIGNATURE + (1000).to_bytes(4, "big") + b"tEXtabcd", "ends within a chunk"),
         (SIGNATURE + chunk(b"tEXt", b"a\0b")[:-4] + bytes(4), "has a damaged text"),
         (SIGNATURE + chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(MAX_TEXT + 1))), "more than 2,097,152 bytes"),
@@ -278,8 +335,7 @@ def test_a_damaged_file_is_told(content: bytes, message: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("texts", "program"),
     [
-        ({"prompt": '{"3": {"class_type": "KSampler"}}', "workflow": '{"nodes": []}'}, "ComfyUI"),
-        ({"prompt": '{"3": {"inputs": {"seed": NaN}}}'}, "ComfyUI"),
+        ({"workflow": '{"nodes": []}'}, "ComfyUI"),
         ({"parameters": '{"prompt": "a", "steps": 30}', "fooocus_scheme": "fooocus"}, "Fooocus"),
         ({"invokeai_metadata": '{"positive_prompt": "a"}'}, "InvokeAI"),
         ({"parameters": '{"sui_image_params": {"prompt": "a"}}'}, "SwarmUI"),
@@ -289,6 +345,12 @@ def test_a_damaged_file_is_told(content: bytes, message: str, tmp_path: Path) ->
 def test_an_image_of_another_program_is_told(texts: dict[str, str], program: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"was drawn by {program}, whose notes in it sdort does not read"):
         read_image_options(png(tmp_path / "a.png", **texts), {})
+
+
+def test_a_graph_of_comfyui_that_is_not_plain_is_told(tmp_path: Path) -> None:
+    image = png(tmp_path / "a.png", prompt='{"3": {"class_type": "X", "inputs": {}}}', workflow='{"nodes": []}')
+    with pytest.raises(UsageError, match="a graph that sdort does not read: its samplers are none"):
+        read_image_options(image, {})
 
 
 def test_a_prompt_of_brackets_is_a_prompt_whoever_saved_it(tmp_path: Path) -> None:
