@@ -5,8 +5,9 @@ All run in turns in one process, with random weights, so that ratios hold whatev
     python scripts/bench_control.py --provider cuda --fp16 --family sd1 --size 512 --graph
     python scripts/bench_control.py --provider cpu --family tiny --size 64
 
-Rows: plain (a UNet exported without --control), unused (exported with it, zeros bound), one and two ControlNets. A
-T2I-Adapter runs once an image, and a step then costs what one with unused inputs does. Times are medians of a step.
+Rows: plain (a UNet exported without --control), unused (exported with it and opened as a run that nothing steers opens
+it), zeros (opened with its inputs, zeros bound), one and two ControlNets. A T2I-Adapter runs once an image, and a step
+then costs what one with zeros does. Times are medians of a step.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 TOKENS = 77
-ROWS = {"plain": 0, "unused": 0, "one": 1, "two": 2}
+ROWS = {"plain": 0, "unused": 0, "zeros": 0, "one": 1, "two": 2}
 """Row -> its ControlNets."""
+WITHOUT_INPUTS = ("plain", "unused")
+"""Rows whose UNet is opened without inputs for control images."""
 
 
 def make(family: str, folder: Path) -> None:
@@ -126,7 +129,8 @@ def measure(paths: dict[str, Path], args: argparse.Namespace) -> dict[str, float
     file = read_component(paths["net"], "controlnet")
     steps: dict[str, Callable[[], None]] = {}
     for row, count in ROWS.items():
-        session = open_session(paths[row], "unet", provider, replace(options))
+        with_inputs = replace(options, control_inputs=row not in WITHOUT_INPUTS)
+        session = open_session(paths[row], "unet", provider, with_inputs)
         models = [ControlModel(ControlChoice(paths["net"].parent.parent, picture).read(), file)] * count
         controls = RunningControls().use(models, (args.size, args.size), session, guess=False)
         steps[row] = step_of(session, controls, args)

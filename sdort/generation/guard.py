@@ -20,7 +20,7 @@ from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.session import Session, open_graph
+from sdort.runtime.session import Session, SessionPlace, open_again
 
 SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "text_encoder": (("all of it", all_nodes),),
@@ -75,7 +75,7 @@ class Guard:
         while self._left[component]:
             what, select = self._left[component].pop(0)
             before = self.sessions[component]
-            session = _open(before, select, before.options)
+            session = _open(before.place, select, before.options)
             if session is not None:
                 self.sessions[component] = session
                 self.widened[component] = what
@@ -87,10 +87,10 @@ class Guard:
                 return True
         return False
 
-    def reopened(self, session: Session, options: RuntimeOptions) -> Session | None:
+    def reopened(self, place: SessionPlace, options: RuntimeOptions) -> Session | None:
         """A session with other options, and with the same nodes in fp32; None where none are, or it does not load."""
-        select = self._chosen.get(session.component)
-        return _open(session, select, options) if select else None
+        select = self._chosen.get(place.component)
+        return _open(place, select, options) if select else None
 
 
 def dead(values: Array) -> str | None:
@@ -100,16 +100,15 @@ def dead(values: Array) -> str | None:
     return "it gave the same value everywhere" if values.min() == values.max() else None
 
 
-def _open(session: Session, select: Select, options: RuntimeOptions) -> Session | None:
+def _open(place: SessionPlace, select: Select, options: RuntimeOptions) -> Session | None:
     """A session on the same weights with part of the graph in fp32; None if that part is no fp16, or does not load."""
     # Its shapes and addresses are others than those that a graph of the device was recorded for.
     options = replace(options, graph=False)
     try:
-        proto = widen_file(session.path, select, session.component)
+        proto = widen_file(place.path, select, place.component)
         if proto is None:
             return None
-        weights = session.weights if session.options.adapters else None  # an adapter's stay
-        return open_graph(proto, session.path, session.component, session.provider, options, weights=weights)
+        return open_again(place, options, proto)
     except SdortError as error:
-        warn(f"{session.component}: no safer precision could be tried: {error.message}")
+        warn(f"{place.component}: no safer precision could be tried: {error.message}")
         return None

@@ -163,6 +163,12 @@ def fits_beside(
     return False
 
 
+def has_room(folder: PipelineFolder, components: Collection[str], provider: Provider, options: RuntimeOptions) -> bool:
+    """Whether the weights of components fit into the free memory once more."""
+    free = free_memory(provider.vendor, options.device_id)
+    return free is None or weight_bytes(folder, components) <= free
+
+
 def refuse_generation(
     folder: PipelineFolder,
     request: Request,

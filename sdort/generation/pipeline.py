@@ -27,7 +27,7 @@ from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens
-from sdort.generation.memory_need import fits_beside
+from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompt_copies import CopyTexts, copy_schedules, texts_by_call
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
@@ -47,7 +47,8 @@ from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
-from sdort.runtime.session import Session, open_or_fall_back, open_session
+from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
+from sdort.workload.residuals import all_residuals
 
 T = TypeVar("T")
 
@@ -96,6 +97,9 @@ class TextToImage:
         self.adapters = RunningAdapters(sessions)
         self.controls = RunningControls()
         self.ip_adapter_tokens = IpAdapterTokens()
+        self._set_aside: tuple[Loop, str | None] | None = None
+        """The loop of the UNet with, or without, inputs for control images, the one that is not in use, and what was in
+        fp32 when it was."""
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded, in the end."""
@@ -137,7 +141,7 @@ class TextToImage:
         """
         request = requests[0]
         stages = plan_stages(self.folder, request)
-        self._reopen_unet()
+        self._use_unet(steered=bool(request.control))
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
@@ -229,11 +233,45 @@ class TextToImage:
     def _close_unet(self) -> None:
         """Give the memory of the UNet back; the next images open it again."""
         del self.sessions["unet"], self.loop
+        self._set_aside = None
 
-    def _reopen_unet(self) -> None:
+    def _use_unet(self, *, steered: bool) -> None:
+        """Have the UNet with its inputs for control images, or the one whose graph has nothing of them.
+
+        Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
+        UNet with these inputs goes on for requests that nothing steers, and zeros are in them.
+        """
+        controlled = steered and bool(all_residuals(self.folder.file("unet").signature.inputs))
         if "unet" not in self.sessions:
-            self.sessions["unet"] = self._open(self.folder, "unet")
+            self.sessions["unet"] = self._open(self.folder, "unet", controlled)
             self.loop = Loop(self.sessions["unet"])
+        options = self.sessions["unet"].options
+        if options.control_inputs == controlled:
+            return
+        options = replace(options, control_inputs=controlled)
+        widened = self.guard.widened.get("unet") if self.guard else None
+        if self._set_aside and (self._set_aside[0].unet.options, self._set_aside[1]) == (options, widened):
+            loop, self._set_aside = self._set_aside[0], (self.loop, widened)
+        elif controlled:
+            loop = Loop(self._with_control_inputs(options, widened))
+        else:
+            return
+        self.sessions["unet"], self.loop = loop.unet, loop
+
+    def _with_control_inputs(self, options: RuntimeOptions, widened: str | None) -> Session:
+        """The UNet with inputs for control images, beside the one that is open or in its place."""
+        place, both = self.sessions["unet"].place, has_room(self.folder, ["unet"], self.provider, self.options)
+        where = "beside the one without" if both else "in the place of the one without: memory has no room for both"
+        detail(f"unet is loaded with its inputs for control images, {where}")
+        self._set_aside = (self.loop, widened) if both else None
+        if not both:
+            del self.sessions["unet"], self.loop
+        return self._opened_again(place, options)
+
+    def _opened_again(self, place: SessionPlace, options: RuntimeOptions) -> Session:
+        """A session that was open with other options; what was in fp32 still is."""
+        reopened = self.guard.reopened(place, options) if self.guard else None
+        return reopened or open_again(place, options)
 
     def _start(self, request: Request, canvas: Canvas, part: Part) -> Start:
         """The init image encoded, and what its mask leaves, for a UNet that takes that."""
@@ -267,12 +305,13 @@ class TextToImage:
             self.sessions[component] = self._open(self.folder, component)
         return self.sessions[component]
 
-    def _open(self, folder: PipelineFolder, component: str) -> Session:
+    def _open(self, folder: PipelineFolder, component: str, controlled: bool = False) -> Session:
         """A component that only some requests need, opened as the others are."""
         path = folder.models[component]
         with checked(folder.path, self.options.check) as content:
             content.reads([path])
-            options = self.options if component == "unet" else replace(self.options, graph=False)
+            graph = self.options.graph and component == "unet"
+            options = replace(self.options, graph=graph, control_inputs=controlled)
             session, refused = open_or_fall_back(path, component, self.provider, options)
         self.fallback = "; ".join(filter(None, [self.fallback, refused])) or None
         return session
@@ -314,10 +353,7 @@ class TextToImage:
     def _open_for_adapters(self, name: str) -> None:
         say(f"{name} is loaded again so that its weights can change; sdort.load(..., adapters=True) does it at once")
         session = self.sessions[name]
-        options = replace(session.options, adapters=True)
-        reopened = self.guard.reopened(session, options) if self.guard else None
-        path, provider = session.path, session.provider
-        self.sessions[name] = reopened or open_session(path, name, provider, options)
+        self.sessions[name] = self._opened_again(session.place, replace(session.options, adapters=True))
         if name == "unet":
             remark_inputs(self.sessions[name])
 

@@ -157,21 +157,24 @@ class BoundNets:
     def __init__(self, nets: Sequence[ActiveControl], buffers: BoundBuffers) -> None:
         self.names = residual_inputs(buffers.session.inputs)[CONTROLNET]
         self.unet = [buffers.residuals[name] for name in self.names]
-        self.nets = [_BoundNet(net, buffers, self._targets(buffers, len(nets) > 1)) for net in nets]
-        self._sum = (
-            None if len(nets) < 2 else _bound_sum(buffers.session, [net.targets for net in self.nets], self.unet)
-        )
+        direct = len(nets) == 1 and _dtypes(nets[0]) == [buffer.dtype for buffer in self.unet]
+        self.nets = [_BoundNet(net, buffers, self.unet if direct else self._targets(net)) for net in nets]
+        self._sum = None if direct else _bound_sum(buffers.session, [net.targets for net in self.nets], self.unet)
 
-    def _targets(self, buffers: BoundBuffers, own: bool) -> list[Buffer]:
-        if not own:
-            return self.unet
-        return [Buffer(buffers.session, np.zeros(buffer.shape, buffer.dtype)) for buffer in self.unet]
+    def _targets(self, net: ActiveControl) -> list[Buffer]:
+        """Buffers of a ControlNet's own."""
+        pairs = zip(self.unet, _dtypes(net), strict=True)
+        return [Buffer(net.session, np.zeros(buffer.shape, dtype)) for buffer, dtype in pairs]
 
     def prepare(self, step: int, steps: int) -> None:
         changed = [net.prepare(step, steps) for net in self.nets]
         if self._sum and any(changed):
             session, binding = self._sum
             session.run_bound(binding)
+
+
+def _dtypes(net: ActiveControl) -> list[np.dtype[Any]]:
+    return [spec.dtype for spec in net.session.outputs]
 
 
 class _BoundNet:
@@ -224,15 +227,18 @@ class _BoundNet:
 
 
 def _bound_sum(unet: Session, parts: Sequence[Sequence[Buffer]], totals: Sequence[Buffer]) -> tuple[Session, Any]:
-    """A model that adds up the residuals of several ControlNets, bound to their buffers."""
+    """A model that adds up ControlNets' residuals in the UNet's dtype, bound to their buffers."""
     from onnx import helper
 
     nodes, inputs, outputs = [], [], []
     for index, total in enumerate(totals):
-        kind = helper.np_dtype_to_tensor_dtype(total.dtype)
-        names = [f"part.{index}.{number}" for number in range(len(parts))]
+        kind, names = helper.np_dtype_to_tensor_dtype(total.dtype), []
+        for number, part in enumerate(parts):
+            name, own = f"part.{index}.{number}", helper.np_dtype_to_tensor_dtype(part[index].dtype)
+            inputs.append(helper.make_tensor_value_info(name, own, list(total.shape)))
+            nodes.append(helper.make_node("Cast", [name], [f"{name}.cast"], to=kind))
+            names.append(f"{name}.cast")
         nodes.append(helper.make_node("Sum", names, [f"total.{index}"]))
-        inputs += [helper.make_tensor_value_info(name, kind, list(total.shape)) for name in names]
         outputs.append(helper.make_tensor_value_info(f"total.{index}", kind, list(total.shape)))
     graph = helper.make_graph(nodes, "controls", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

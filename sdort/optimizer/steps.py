@@ -23,6 +23,7 @@ from sdort.optimizer.unlowered import unlowered
 from sdort.passes import (
     attention_form,
     borrow_shapes,
+    control_inputs,
     expand,
     explicit_inputs,
     half,
@@ -224,6 +225,11 @@ PIPELINE = (
     PipelineStep("tidy raised", _tidy, "removes the casts, reshapes and transposes that raising made pointless"),
     PipelineStep("narrow raised", _narrow, "a chain that was cast up and down and is one operator now"),
     PipelineStep("count", _count_raised, "what is there now is what the config says, on every target"),
+    PipelineStep(
+        "control inputs",
+        lambda run: control_inputs.run(run.editor),
+        "what steers a UNet parts no block's sum from the norm that takes it in, and can be left out of the result",
+    ),
     PipelineStep("fuse", _stage("fuse"), "standard operators -> the target's, in [batch, sequence, width]"),
     PipelineStep(
         "channels last",

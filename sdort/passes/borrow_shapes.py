@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.symbolic import Dim, Shape
 from sdort.rewrite.editor import Editor
+from sdort.workload.residuals import is_residual
 
 Lender = tuple[gs.Tensor, int, int]
 """A tensor and the run of its axes [start, end) that has the sizes in question."""
@@ -27,7 +28,8 @@ def run(editor: Editor) -> int:
     lenders: dict[tuple[Dim, ...], Lender] = {}
     made: dict[tuple[Dim, ...], gs.Tensor] = {}
     for tensor in editor.graph.inputs:
-        _remember(editor, lenders, tensor)
+        if not is_residual(tensor.name):  # which a run may lack
+            _remember(editor, lenders, tensor)
     for node in list(editor.graph.nodes):
         index = SIZE_INPUTS.get(node.op) if not node.domain else None
         if index is not None and index < len(node.inputs) and isinstance(node.inputs[index], gs.Variable):

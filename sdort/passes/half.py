@@ -21,6 +21,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, defs, helper
 
 from sdort.model import float16
+from sdort.model.component_names import CONTROLNET
 from sdort.model.model import Model
 from sdort.model.signature import Array
 from sdort.model.weights import Weight, cast
@@ -28,6 +29,7 @@ from sdort.onnx_io.load import from_proto
 from sdort.operators import find_operator
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import cone, extremes
+from sdort.workload.residuals import is_residual
 
 STANDARD_FLOAT32_INPUTS = {"Resize": (1, 2)}
 """Inputs (by position) of standard operators that are fp32 whatever the activations are."""
@@ -38,7 +40,8 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
     """Convert the model to fp16, in place.
 
     Args:
-        io_fp16: also the graph's inputs and outputs; else they keep their types behind a Cast.
+        io_fp16: also the graph's inputs and outputs; else they keep their types behind a Cast, but for those between a
+            ControlNet and a UNet.
         keep: names of more nodes that stay in fp32 (:mod:`sdort.precision`).
         opset: that the target loads; the graph's own by default.
 
@@ -71,6 +74,7 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
     _restore(model, kept)
     editor.refresh()
     _join_neighbours(editor, before)
+    _narrow_between(editor)
     nodes = editor.graph.nodes
     editor.origins.update({n.name: (editor.step,) for n in nodes if n.name not in before and editor.step})
     return sum(before.get(node.name) != editor.dtype(node.outputs[0]) for node in nodes)
@@ -207,6 +211,26 @@ def _restore(model: Model, kept: dict[str, dict[int, gs.Tensor]]) -> None:
                 node.inputs[index] = gs.Constant(tensor.name, tensor._values)
             else:
                 node.inputs[index] = _widened(graph, tensors[tensor.name], f"{node.name}.{index}.float")
+
+
+def _narrow_between(editor: Editor) -> None:
+    """What a ControlNet gives a UNet stays fp16 on its way, which nobody else sees."""
+    for tensor in editor.graph.inputs:
+        casts = [node for node in tensor.outputs if node.op == "Cast" and node.attrs["to"] == TensorProto.FLOAT16]
+        if is_residual(tensor.name) and len(casts) == len(tensor.outputs):
+            tensor.dtype = np.dtype(np.float16)
+            for node in casts:
+                editor.replace(node.outputs[0], tensor)
+    for tensor in editor.graph.outputs if editor.model.component == CONTROLNET else ():
+        cast = producer(tensor, "Cast")
+        node = producer(cast.inputs[0]) if cast else None
+        if cast and node and cast.attrs["to"] == TensorProto.FLOAT and len(cast.inputs[0].outputs) == 1:
+            index = next(index for index, output in enumerate(node.outputs) if output is cast.inputs[0])
+            cast.outputs.clear()
+            node.outputs[index] = tensor
+            tensor.dtype = np.dtype(np.float16)
+    editor.finish()
+    editor.refresh()
 
 
 def _widened(graph: gs.Graph, tensor: gs.Tensor, name: str) -> gs.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -23,6 +23,7 @@ from sdort.onnx_io.overridable import (
     weights_of,
 )
 from sdort.onnx_io.precision_mark import says_bf16
+from sdort.passes.control_inputs import remove_control_inputs
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
@@ -33,6 +34,7 @@ from sdort.runtime.opener import ALL, FATAL, create_session
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.stopping import stoppable
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
+from sdort.workload.residuals import all_residuals
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -73,6 +75,15 @@ def _quiet_settings() -> Any:
     return settings
 
 
+class SessionPlace(NamedTuple):
+    """The file of a session, what runs it, and the weights that it was opened on, which another one may share."""
+
+    path: Path
+    component: str
+    provider: Provider
+    weights: ReplacedWeights | None
+
+
 class Session:
     """An open model. ``provider`` is what really runs it, after any fallback.
 
@@ -111,6 +122,12 @@ class Session:
                 f"{arg.name!r} has the type {arg.type}, which NumPy does not have", component=self.component
             )
         return TensorSpec(arg.name, np.dtype(_DTYPES[arg.type]), tuple(arg.shape))
+
+    @property
+    def place(self) -> SessionPlace:
+        """Where it was opened, to open it again."""
+        shared = self.weights if self.options.adapters else None
+        return SessionPlace(self.path, self.component, self.provider, shared)
 
     @property
     def memory(self) -> tuple[str, int]:
@@ -224,6 +241,24 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
     return _open(path, component, provider, options, FATAL)
 
 
+def open_again(place: SessionPlace, options: RuntimeOptions, model: onnx.ModelProto | None = None) -> Session:
+    """A session where another one was, with other options, on the same weights where these may change.
+
+    Args:
+        model: the graph, made from the file; the file itself by default.
+
+    Raises:
+        BadModelError, ProviderError: as :func:`open_session`, and :func:`open_graph` with a model.
+    """
+    path, component, provider, weights = place
+    shared = weights if options.adapters else None
+    if model is not None or options.fallback is not False or provider.is_fallback:
+        return _start(model, path, component, provider, options, FATAL, weights=shared)
+    session, log = placement.run_logged(lambda: _start(None, path, component, provider, options, 0, weights=shared))
+    placement.refuse_fallback(log, provider, component)
+    return session
+
+
 def open_or_fall_back(
     path: Path, component: str, provider: Provider, options: RuntimeOptions
 ) -> tuple[Session, str | None]:
@@ -296,6 +331,9 @@ def _start(
 ) -> Session:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
+    if not options.control_inputs and all_residuals(read_component(path, component).signature.inputs):
+        graph = graph or read_component(path, component).copy()
+        remove_control_inputs(graph, component)
     if options.adapters:
         weights = weights or _own_weights(path, component, provider, options)
         graph = _with_replaceable(graph or read_component(path, component).copy(), weights, component, provider)

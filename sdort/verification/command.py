@@ -101,6 +101,7 @@ def verify(
         device_id=device_id,
         provider_options=provider_options or {},
         custom_ops=custom_ops,
+        control_inputs=True,
         check=check,
     )
     options = VerifyOptions(

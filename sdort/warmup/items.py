@@ -18,6 +18,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
 from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
+from sdort.workload.residuals import unsteered
 
 UNUSED = (SAFETY_CHECKER,)
 """Components that no generation runs."""
@@ -134,7 +135,7 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
     unknown = [name for name in options.components if name not in folder.models]
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")
-    inputs = {name: folder.file(name).signature.inputs for name in options.components or known}
+    inputs = {name: unsteered(folder.file(name).signature.inputs) for name in options.components or known}
     without = [name for name in known if name not in (ENCODER, IMAGE_ENCODER)]  # a run opens these for an image alone
     items: dict[str, Item] = {}
     for case in _cases(folder, options, inputs):

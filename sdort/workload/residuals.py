@@ -69,6 +69,11 @@ def zero_residuals(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> d
     return zeros
 
 
+def unsteered(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """A component's inputs without those for controls, as it is run where nothing steers it."""
+    return {name: spec for name, spec in inputs.items() if not is_residual(name)}
+
+
 def is_residual(name: str) -> bool:
     """Whether a UNet's input is for controls."""
     return name == MID or name.startswith((f"{DOWN}.", f"{INTRABLOCK}."))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 from support import tiny_pipeline
@@ -17,13 +20,18 @@ from support.tiny_control import build_controlnet, build_t2i_adapter, export_par
 import sdort
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.generation import pipeline as pipeline_module
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.optimizer.command import optimize
+from sdort.passes.control_inputs import remove_control_inputs
+from sdort.workload.residuals import all_residuals
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, step or half of a batch costs tens of them."""
 PROMPT, NEGATIVE = "a red star", "dull"
 STEPS = 5
+HALF = 50
+"""Decibels: residuals rounded to 11 bits, among fp32 features of the same size."""
 
 
 @dataclass
@@ -37,6 +45,12 @@ class Made:
 
     def out(self, name: str) -> Path:
         return self.folder / f"{name} exported"
+
+    @cached_property
+    def fast(self) -> Path:
+        """The pipeline, optimized."""
+        optimize(self.out("pipeline"), self.folder / "fast", provider="cpu")
+        return self.folder / "fast"
 
     def image(self, number: int) -> Path:
         return self.folder / f"image{number}.png"
@@ -193,9 +207,8 @@ def test_a_t2i_adapter_steers_as_in_diffusers(made: Made, ours: Any) -> None:
 
 
 def test_optimized_models_steer_alike(made: Made, ours: Any, tmp_path: Path) -> None:
-    for name in ("pipeline", "net0"):
-        optimize(made.out(name), tmp_path / name, provider="cpu")
-    fast = sdort.load(tmp_path / "pipeline", provider="cpu")
+    optimize(made.out("net0"), tmp_path / "net0", provider="cpu")
+    fast = sdort.load(made.fast, provider="cpu")
     got = _generate(fast, [f"{tmp_path / 'net0'}:{made.image(0)}"], num_images=2)
     assert _decibels(got, _generate(ours, [f"{made.out('net0')}:{made.image(0)}"])) > LIKE
 
@@ -204,6 +217,68 @@ def test_a_run_without_controls_is_not_changed_by_an_earlier_one(made: Made, our
     before = _generate(ours, [])
     _generate(ours, [f"{made.out('net0')}:{made.image(0)}", f"{made.out('adapter')}:{made.image(1)}"])
     np.testing.assert_array_equal(_generate(ours, []), before)
+
+
+def test_each_kind_of_request_has_its_unet(made: Made) -> None:
+    pipeline = sdort.load(made.fast, provider="cpu")
+    models = pipeline._models
+    control = [f"{made.out('net0')}:{made.image(0)}"]
+    without = models.sessions["unet"]
+    assert not all_residuals(without.inputs)
+    steered = _generate(pipeline, control)
+    having = models.sessions["unet"]
+    assert having.inputs.keys() == models.folder.file("unet").signature.inputs.keys()
+    _generate(pipeline, [])
+    assert models.sessions["unet"] is without
+    np.testing.assert_array_equal(_generate(pipeline, control), steered)
+    assert models.sessions["unet"] is having
+
+
+def test_without_room_for_two_unets_one_has_zeros(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "has_room", lambda *args: False)
+    pipeline = sdort.load(made.out("pipeline"), provider="cpu")
+    _generate(pipeline, [f"{made.out('net0')}:{made.image(0)}"])
+    assert _decibels(_generate(pipeline, []), _generate(ours, [])) > LIKE
+    assert all_residuals(pipeline._models.sessions["unet"].inputs)
+
+
+@pytest.mark.parametrize("provider", ["cuda", "migraphx"])
+def test_a_graph_without_control_inputs_is_that_of_a_plain_unet(
+    made: Made, tmp_path: Path, provider: str, request: pytest.FixtureRequest
+) -> None:
+    plain = export_part(made.folder / "pipeline", tmp_path / "plain", trace_folder(request.config), components=["unet"])
+    graphs = []
+    for name, source in (("plain", plain), ("control", made.out("pipeline"))):
+        optimize(source, tmp_path / provider / name, provider=provider, fp16=True, components=["unet"])
+        graphs.append(onnx.load(next((tmp_path / provider / name).rglob("model.onnx"))))
+    assert {spec.type.tensor_type.elem_type for spec in graphs[1].graph.input[3:]} == {onnx.TensorProto.FLOAT16}
+    assert _computed(graphs[1]) != _computed(graphs[0])
+    remove_control_inputs(graphs[1], "unet")
+    assert _computed(graphs[1]) == _computed(graphs[0])
+
+
+def _computed(model: onnx.ModelProto) -> tuple[list[bytes], int]:
+    """What the outputs are computed from, names aside, and the number of nodes."""
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    known = {
+        name: hashlib.sha256(repr((v.shape, v.dtype)).encode() + v.tobytes()).digest() for name, v in values.items()
+    }
+    known |= {spec.name: spec.name.encode() for spec in model.graph.input} | {"": b""}
+    for node in model.graph.node:
+        attributes = sorted(attribute.SerializeToString() for attribute in node.attribute)
+        said = repr((node.domain, node.op_type, attributes, [known[name] for name in node.input])).encode()
+        known |= {
+            name: hashlib.sha256(said + bytes([index])).digest() for index, name in enumerate(node.output) if name
+        }
+    return [known[spec.name] for spec in model.graph.output], len(model.graph.node)
+
+
+def test_a_controlnet_in_fp16_steers_a_unet_in_fp32(made: Made, ours: Any, tmp_path: Path) -> None:
+    optimize(made.out("net0"), tmp_path / "half", provider="cpu", fp16=True)
+    control = [f"{folder}:{made.image(0)}" for folder in (tmp_path / "half", made.out("net0"))]
+    [half, exact] = [_generate(ours, [one]) for one in control]
+    assert _decibels(half, exact) > HALF
+    assert _decibels(_generate(ours, []), exact) < 40
 
 
 def test_the_record_says_what_steered(made: Made, ours: Any) -> None:
