@@ -254,9 +254,11 @@ def open_again(place: SessionPlace, options: RuntimeOptions, model: onnx.ModelPr
     shared = weights if options.adapters else None
     if model is not None or options.fallback is not False or provider.is_fallback:
         return _start(model, path, component, provider, options, FATAL, weights=shared)
-    session, log = placement.run_logged(lambda: _start(None, path, component, provider, options, 0, weights=shared))
-    placement.refuse_fallback(log, provider, component)
-    return session
+    opened: tuple[Session, str] = placement.run_logged(
+        lambda: _start(None, path, component, provider, options, 0, weights=shared)
+    )
+    placement.refuse_fallback(opened[1], provider, component)
+    return opened[0]
 
 
 def open_or_fall_back(
