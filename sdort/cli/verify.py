@@ -105,7 +105,7 @@ _SECTIONS = {
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     show_default="two that the model can draw",
-    help="A file with one prompt a line.",
+    help="A file with one prompt a line, or .jsonl; brackets are text, as to diffusers.",
 )
 @click.option("--seeds", type=Whole(SEEDS), default=2, help="Images a prompt: the seeds 0, 1, ...")
 @click.option("--steps", type=Whole(STEPS), default=8, help="Denoising steps.")

@@ -82,7 +82,8 @@ def batch_slices(session: Session, name: str, total: int) -> list[slice]:
     if total % size:
         raise UsageError(
             f"{session.component} was exported for {size} samples at once, which does not divide {total}",
-            hint="With guidance every image is two samples: change --num-images, or export without --static.",
+            hint="With guidance every image is two samples, and one more for each AND: change --num-images, or export "
+            "without --static.",
         )
     return [slice(first, first + size) for first in range(0, total, size)]
 

@@ -29,7 +29,7 @@ from sdort.generation.images import Generated, to_image
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens
 from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.preview import BatchPreviews, Previewer
-from sdort.generation.prompt_copies import CopyTexts, copy_schedules, texts_by_call
+from sdort.generation.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
 from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
@@ -402,6 +402,9 @@ class TextToImage:
         zeros, encoders = self.folder.empty_is_zero, list(self.tokenizers)
         copies = [copy_schedules(each, encoders, guided=guided, empty_is_zero=zeros) for each in requests]
         called = [[texts_by_call(each, stage.clock, stage.calls) for each in copies] for stage in stages]
+        if self.schedule is self.folder and not requests[0].refiner:  # whose calls count too
+            for number, each in enumerate(copies):
+                remark_on_schedules(each, [call for stage in called for call in stage[number]])
         kinds: dict[Texts | None, str] = {}
         for call in [call for stage in called for calls in stage for call in calls]:
             for number, texts in enumerate(call):

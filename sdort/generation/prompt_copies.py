@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from sdort.console import warn
+from sdort.errors.plain_text import cut, one_line
 from sdort.generation.prompt_schedule import Clock, Schedule, read_schedule
 from sdort.generation.request import Request
 from sdort.generation.text_conditioning import Texts
+
+_FORM = re.compile(r"\[[^\]]*[|:][^\]]*\]")
+"""What looks like ``[a|b]`` or ``[a:b:1]``."""
 
 CopySchedules = Sequence["tuple[Schedule, ...] | None"]
 """For each sample the prompt's text for each text encoder; None conditions as zeros."""
@@ -33,6 +39,24 @@ def copy_schedules(
         return prompts
     negative = request.negative_prompt, request.negative_prompt_2
     return [None if empty_is_zero and not any(negative) else schedules(*negative), *prompts]
+
+
+def remark_on_schedules(copies: CopySchedules, calls: Sequence[CopyTexts]) -> None:
+    """Say which prompts of a request never change though they have forms for it.
+
+    Args:
+        calls: the texts of every call in all passes.
+    """
+    for schedules, column in zip(copies, zip(*calls, strict=True), strict=True):
+        for number, schedule in enumerate(dict.fromkeys(schedules or ())):
+            shown = cut(one_line(schedule.text), 60)
+            if not schedule.is_whole and _FORM.search(schedule.text):
+                warn(
+                    f"the prompt {shown!r} has a | outside of square brackets, or a \\ at its end, so that as in A1111 "
+                    "its [...] are weights; write \\| for the sign"
+                )
+            elif schedule.changes and len({texts[number] for texts in column if texts}) == 1:
+                warn(f"the prompt {shown!r} does not change within the {len(calls)} calls of the UNet")
 
 
 def texts_by_call(copies: CopySchedules, clock: Clock, calls: int) -> list[CopyTexts]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.conditioning import first_conditions
 from support.step_texts import image_by_step_texts
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
+from sdort.generation import running_controls
 from sdort.generation.command import run
 from sdort.generation.job import plan_jobs
 from sdort.generation.pipeline import TextToImage, load_pipeline
@@ -244,6 +247,26 @@ def test_prompts_that_change_share_calls(tiny: Tiny) -> None:
         assert psnr(image.pixels, alone.pixels) >= 60
 
 
+@pytest.mark.parametrize(
+    ("prompt", "negative", "message"),
+    [
+        ("[a:b:2] [c|d]", "[e::1]", ""),
+        ("a | b [c]", "", ""),
+        ("[a|b] c | d", "", "the prompt '[a|b] c | d' has a | outside of square brackets"),
+        ("a", "[e:f:1] \\", "or a \\ at its end, so that as in A1111 its [...] are weights"),
+        ("[a:b:9]", "", "the prompt '[a:b:9]' does not change within the 4 calls of the UNet"),
+        ("a AND [b:c:0]", "", "the prompt ' [b:c:0]' does not change"),
+    ],
+)
+def test_forms_without_effect_are_told(
+    prompt: str, negative: str, message: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_conditions(opened(tiny.onnx), [Request(prompt, negative, STEPS)])
+    told = " ".join(capsys.readouterr().err.split())
+    assert message in told
+    assert told.count("warning:") == bool(message)
+
+
 def test_an_image_of_changing_texts_is_drawn_again(tiny: Tiny, tmp_path: Path) -> None:
     settings: Any = {"provider": "cpu", "steps": 3, "seed": 2}
     prompt, kept = "[a:b:1] c AND [d|e]:0.5", tmp_path / "a.png"
@@ -251,3 +274,14 @@ def test_an_image_of_changing_texts_is_drawn_again(tiny: Tiny, tmp_path: Path) -
     [again] = run(tiny.onnx, from_image=kept, provider="cpu", output=tmp_path / "b.png").images
     assert again.prompt == prompt
     np.testing.assert_array_equal(first.pixels, again.pixels)
+
+
+@pytest.mark.parametrize(
+    ("conditional", "samples", "copies", "first"),
+    [(False, 6, 3, 0), (True, 6, 3, 2), (True, 4, 2, 2), (True, 2, 1, 0)],
+)
+def test_a_control_that_steers_the_prompt_steers_all_of_its_parts(
+    conditional: bool, samples: int, copies: int, first: int
+) -> None:
+    net: Any = SimpleNamespace(conditional_only=conditional)
+    assert running_controls._first(net, samples, copies) == first
