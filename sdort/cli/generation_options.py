@@ -56,8 +56,9 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
     click.option(
         "--from-image",
         type=click.Path(path_type=Path),
-        metavar="FILE.png",
-        help="Draw an image of sdort's or A1111's again: it says the prompt and all options that are not given.",
+        metavar="FILE",
+        help="Draw an image of sdort's, A1111's or ComfyUI's again (PNG, JPEG, WebP): it says the prompt and all "
+        "options that are not given.",
     ),
     click.option(
         "--prompt-2",

@@ -356,7 +356,7 @@ def each_prompt(
     """
     listed = [prompts] if isinstance(prompts, str) else list(prompts)
     if not listed:
-        raise UsageError("there is no prompt", hint="Give --prompt TEXT, --prompts FILE or --from-image FILE.png.")
+        raise UsageError("there is no prompt", hint="Give --prompt TEXT, --prompts FILE or --from-image FILE.")
     columns = {name: _for_each(name, value, len(listed)) for name, value in (texts or {}).items()}
     rows: list[dict[str, Any]] = [
         {"prompt": prompt, **{name: column[index] for name, column in columns.items()}}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 from support.fuzzing.documents import mutate_json
 from support.fuzzing.messages import Mutate
@@ -91,18 +91,33 @@ def prompt(_: Path, data: bytes) -> None:
 DRAWN = [
     b"a cat\nNegative prompt: fog\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x768, Clip skip: 2",
     b'{"prompt": "a", "steps": 3, "seed": 1, "lora": [{"name": "a", "scale": 0.5}], "model_hash": "00"}',
-]
+    b'a\nSteps: 2, Sampler: Euler, Seed: 5, Hashes: {"vae": "73", "model": "6c"}, Lora hashes: "a: 12, b: 34"',
+    b"\0" * 8 + b"a\nSteps: 2, Sampler: Euler, Seed: 5",
+    b"UNICODE\0" + "a\nSteps: 2, Sampler: Euler, Seed: 5".encode("utf-16-be"),
+    json.dumps({"1": {"class_type": "KSampler", "inputs": {
+        "seed": 1, "steps": 2, "cfg": 3, "sampler_name": "euler", "scheduler": "normal", "denoise": 1,
+        "model": ["4", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0]}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"text": "a", "clip": ["4", 1]}},
+        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 8, "height": 8}},
+        "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "a"}}}).encode(),
+]  # fmt: skip
 
 
 def drawn_image(folder: Path, data: bytes) -> None:
     """An image of a stranger gives options that are taken or refused; the file, or a text of it, is the input."""
-    if data.startswith(b"\x89PNG"):
-        (folder / "a.png").write_bytes(data)
+    path = folder / "a.png"
+    if data.startswith((b"\x89PNG", b"\xff\xd8\xff", b"RIFF")):
+        path.write_bytes(data)
+    elif data.startswith((b"\0", b"UNICODE")):
+        exif, path = Image.Exif(), folder / "a.jpg"
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = data[:60000]
+        Image.new("RGB", (1, 1)).save(path, exif=exif)
     else:
         texts = PngInfo()
-        texts.add_text("sdort" if data.startswith(b"{") else "parameters", data.decode("utf-8", "replace"))
-        Image.new("RGB", (1, 1)).save(folder / "a.png", pnginfo=texts)
-    plan_jobs((), {"from_image": folder / "a.png"})
+        keyword = "prompt" if b"class_type" in data else "sdort" if data.startswith(b"{") else "parameters"
+        texts.add_text(keyword, data.decode("utf-8", "replace"))
+        Image.new("RGB", (1, 1)).save(path, pnginfo=texts)
+    plan_jobs((), {"from_image": path})
 
 
 # -------------------------------------------------------------------------------------------------- sdort.json, places
