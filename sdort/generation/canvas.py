@@ -88,9 +88,10 @@ def make_canvas(request: Request, size: tuple[int, int], factor: int) -> Canvas:
         original, alpha = (_processor().resize(each, height, width) for each in (original, alpha))
     canvas = Canvas(pixels, selected, original, alpha, region)
     if not canvas.latent_mask(factor).any():
+        surroundings = "ask for a larger image" if region else "generate its surroundings alone, larger: --only-masked"
         raise UsageError(
             f"the white of --mask {mask.name} is too small: at {width}x{height} pixels it covers no square of {factor}",
-            hint="Draw it larger, or generate its surroundings alone, larger: --only-masked.",
+            hint=f"Draw it larger, or {surroundings}.",
         )
     return canvas
 

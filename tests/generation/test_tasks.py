@@ -259,6 +259,8 @@ MASKED = ("--init-image", "photo.png", "--mask")
         ([*MASKED, "small.png"], 2, "--mask small.png has 40x32 pixels and --init-image photo.png 80x64"),
         ([*MASKED, "black.png"], 2, "--mask black.png selects nothing"),
         ([*MASKED, "dot.png", "--mask-blur", "0"], 2, "is too small: at 80x64 pixels it covers no square of 4"),
+        ([*MASKED, "dot.png", "--mask-blur", "0"], 2, "or generate its surroundings alone, larger: --only-masked"),
+        ([*MASKED, "dot.png", "--mask-blur", "0", "--only-masked"], 2, "Draw it larger, or ask for a larger image"),
         (["--init-image", "missing.png"], 2, "cannot read missing.png"),
     ],
     ids=str,
