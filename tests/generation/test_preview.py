@@ -6,10 +6,12 @@ import base64
 import io
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from PIL import Image
 from support.tiny_pipeline import SCHEDULER, Tiny
@@ -18,10 +20,14 @@ import sdort
 from sdort.console import NORMAL, set_verbosity
 from sdort.errors import UsageError
 from sdort.generation import preview_display
-from sdort.generation.preview import BatchPreviews, Preview, Previewer
+from sdort.generation.preview import PREVIEW_VAE, BatchPreviews, Preview, Previewer, make_decode
 from sdort.generation.terminal_picture import draw
 from sdort.machine import terminal
 from sdort.machine.terminal import Graphics, graphics_of, terminal_graphics
+from sdort.pipelines.families import SDXL
+from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
 
 Array = np.ndarray[Any, Any]
@@ -90,6 +96,27 @@ def test_through_the_host_previews_are_the_same(tiny: Tiny, monkeypatch: pytest.
     assert on_device.images[0].shape == (16, 16, 3)
     assert on_device.images[0].std() > 5
     assert psnr(on_device.images[0], on_host.images[0]) > 60
+
+
+def test_latents_are_decoded_by_sums_or_by_a_vae(tiny: Tiny, tmp_path: Path) -> None:
+    options, plain = RuntimeOptions("cpu"), open_folder(tiny.onnx)
+    latents = np.random.default_rng(0).normal(size=(2, 4, 3, 5)).astype(np.float32)
+    xl = PipelineFolder(plain.path, {**plain.models, "text_encoder_2": plain.models["text_encoder"]})
+    expected = latents[1, :, 2, 4] @ np.asarray(SDXL.preview_factors) + SDXL.preview_bias
+    np.testing.assert_allclose(make_decode(xl, 4, None, CPU, options)(latents)[1, :, 2, 4], expected, rtol=1e-5)
+    with pytest.raises(UsageError, match="there are no previews of latents with 16 channels"):
+        make_decode(plain, 16, None, CPU, options)
+    with pytest.raises(UsageError, match="decodes latents of 4 channels, the UNet has 16"):
+        make_decode(plain, 16, tiny.onnx, CPU, options)
+    decoder = onnxruntime.InferenceSession(plain.models["vae_decoder"])
+    (decoded,) = decoder.run(None, {"latent_sample": latents / np.float32(plain.vae["scaling_factor"])})
+    own = Path(shutil.copytree(tiny.onnx, tmp_path / "model"))
+    shutil.copytree(tiny.onnx / "vae_decoder", own / PREVIEW_VAE / "vae_decoder")
+    for decode in (
+        make_decode(plain, 4, tiny.onnx, CPU, options),
+        make_decode(PipelineFolder(own, plain.models), 4, None, CPU, options),
+    ):
+        np.testing.assert_allclose(decode(latents), decoded, atol=1e-5)
 
 
 def test_options_of_previews_are_checked(tiny: Tiny) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from sdort.exporter.command import export
 from sdort.generation import memory_need
 from sdort.generation import pipeline as pipeline_module
 from sdort.generation.last_lines import summarize
+from sdort.generation.refiner import handover
 from sdort.generation.request import Request
 from sdort.generation.schedulers import load_scheduler
 from sdort.pipelines.folder import open_folder
@@ -179,6 +181,21 @@ def test_verify_compares_what_the_refiner_makes_of_an_image(base: Exported, refi
     assert (result.images[0].psnr or 0) >= ALIKE
     assert {comparison.inputs for comparison in result.comparisons} == {"recorded"}
     assert all(comparison.passed for comparison in result.comparisons)
+
+
+# The handover
+
+
+@pytest.mark.parametrize(
+    ("start", "order", "first"),
+    # Timesteps 900, 700, 700, 500, 500, 300, 300, 100, 100: of 1000, those from 1000 (1 - start) on are the base's.
+    [(0.5, 1, 5), (0.499, 1, 3), (0.75, 1, 7), (0.8, 1, 7), (0.5, 2, 4), (0.499, 2, 2), (0.7, 2, 6), (0.05, 1, 0)],
+)
+def test_the_refiner_takes_the_timesteps_below_its_share(start: float, order: int, first: int) -> None:
+    """As diffusers: ``ts >= cutoff`` is the base's, and of a scheduler with two calls a step no step is divided."""
+    times = [900, 700, 700, 500, 500, 300, 300, 100, 100]
+    scheduler = SimpleNamespace(config=SimpleNamespace(num_train_timesteps=1000), timesteps=times, order=order)
+    assert handover(scheduler, start) == first
 
 
 # Refusals
