@@ -95,7 +95,12 @@ def theirs(family: str, task: str, kind: str, parts: dict[str, Any], folder: Pat
             PROMPT, negative_prompt=NEGATIVE, num_inference_steps=STEPS, guidance_scale=GUIDANCE,
             ip_adapter_image=picture(0, 50), generator=torch.Generator().manual_seed(SEED), output_type="np", **inputs,
         )  # fmt: skip
-    return result.images[0] * 255
+    return inside(task, result.images[0] * 255)
+
+
+def inside(task: str, image: Any) -> Any:
+    """What the mask of ``inpaint`` selects: sdort leaves the rest of the photograph as it is, diffusers does not."""
+    return image[:, : image.shape[1] // 2] if task == "inpaint" else image
 
 
 def mask(side: int) -> Image.Image:
@@ -118,7 +123,7 @@ def ours(pipeline: Any, task: str, control: Path, scale: float, side: int) -> An
         PROMPT, negative_prompt=NEGATIVE, steps=STEPS, guidance_scale=GUIDANCE, seed=SEED, height=side, width=side,
         ip_adapter_image=[IpAdapterChoice(picture(0, 50), scale)], **options,
     )  # fmt: skip
-    return made.images[0].pixels
+    return inside(task, made.images[0].pixels)
 
 
 def check(family: str, folder: Path, cache: Path) -> Iterator[tuple[str, str, str, dict[str, float]]]:

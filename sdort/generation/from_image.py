@@ -18,7 +18,7 @@ from sdort.generation.comfyui_graph import read_graph
 from sdort.generation.image_texts import read_texts
 from sdort.generation.infotext import Infotext, read_infotext
 from sdort.generation.input_image import InputImage
-from sdort.generation.record import AdapterRecord, ControlRecord
+from sdort.generation.record import AdapterRecord, ControlRecord, IpAdapterRecord
 from sdort.generation.request import GOES_WITH
 from sdort.machine.json_text import parse_json
 
@@ -115,6 +115,8 @@ class DrawnWith:
     """The adapters that it was drawn with, as its record has them."""
     control: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """The controls, as its record has them."""
+    ip_adapter_image: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """The images of IP-Adapters, as its record has them."""
 
     def remark_on_image(self, option: str, image: InputImage) -> None:
         """Say if ``image``, which was given for an option, is not the one that the image was drawn with."""
@@ -135,6 +137,11 @@ class DrawnWith:
         parts = {"model_hash": "its model", "image_hash": "its image", "scale": "its scale", "start": "its start",
                  "end": "its end"}  # fmt: skip
         self._remark_on_files("--control", self.control, [vars(each) for each in given], parts)
+
+    def remark_on_ip_adapter_images(self, given: Sequence[IpAdapterRecord]) -> None:
+        """Say which of the images for IP-Adapters that were given are not those that the image was drawn with."""
+        parts = {"image_hash": "its image", "scale": "its scale"}
+        self._remark_on_files("--ip-adapter-image", self.ip_adapter_image, [vars(each) for each in given], parts)
 
     def _remark_on_files(
         self,
@@ -278,8 +285,8 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
-    lora, control = (_records(record.get(name)) for name in ("lora", "control"))
-    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), lora, control)
+    files = (_records(record.get(name)) for name in ("lora", "control", "ip_adapter_image"))
+    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), *files)
 
 
 def _records(listed: Any) -> list[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.images import free_for_output, output_paths
 from sdort.generation.input_image import read_image, read_mask
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
+from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import read_lines
@@ -185,6 +186,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         drawn.remark_on_controls([record_control(control) for control in settings["control"]])
     images = settings.get("ip_adapter_image", ())
     settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)
+    if drawn and (drawn.ip_adapter_image or images):
+        drawn.remark_on_ip_adapter_images([record_ip_adapter_image(each) for each in settings["ip_adapter_image"]])
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
