@@ -312,7 +312,7 @@ def run(
             plan_adapters(folder, job.requests[0].lora)
             refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
     adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
-    steered = any(job.requests[0].control for job in jobs)
+    steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in jobs)
     loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable, control_inputs=steered))
     result = loaded._run_jobs(jobs, paths)
     return _with_placement(result, loaded._models, jobs[0].requests, runtime) if placement else result

@@ -285,8 +285,8 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
-    files = (_records(record.get(name)) for name in ("lora", "control", "ip_adapter_image"))
-    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), *files)
+    lists = [_records(record.get(name)) for name in ("lora", "control", "ip_adapter_image")]
+    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), *lists)
 
 
 def _records(listed: Any) -> list[Mapping[str, Any]]:

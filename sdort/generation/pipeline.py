@@ -48,7 +48,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
-from sdort.workload.residuals import all_residuals
+from sdort.workload.residuals import steering_inputs
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class TextToImage:
         """
         request = requests[0]
         stages = plan_stages(self.folder, request)
-        self._use_unet(steered=bool(request.control))
+        self._use_unet(steered=bool(request.control or request.ip_adapter_image))
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
@@ -241,7 +241,7 @@ class TextToImage:
         Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
         UNet with these inputs goes on for requests that nothing steers, and zeros are in them.
         """
-        controlled = steered and bool(all_residuals(self.folder.file("unet").signature.inputs))
+        controlled = steered and bool(steering_inputs(self.folder.file("unet").signature.inputs))
         if "unet" not in self.sessions:
             self.sessions["unet"] = self._open(self.folder, "unet", controlled)
             self.loop = Loop(self.sessions["unet"])

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.symbolic import Dim, Shape
 from sdort.rewrite.editor import Editor
-from sdort.workload.residuals import is_residual
+from sdort.workload.residuals import steering_inputs
 
 Lender = tuple[gs.Tensor, int, int]
 """A tensor and the run of its axes [start, end) that has the sizes in question."""
@@ -27,8 +27,9 @@ def run(editor: Editor) -> int:
     changes = 0
     lenders: dict[tuple[Dim, ...], Lender] = {}
     made: dict[tuple[Dim, ...], gs.Tensor] = {}
+    lacked = steering_inputs(tensor.name for tensor in editor.graph.inputs)
     for tensor in editor.graph.inputs:
-        if not is_residual(tensor.name):  # which a run may lack
+        if tensor.name not in lacked:  # which a run may lack
             _remember(editor, lenders, tensor)
     for node in list(editor.graph.nodes):
         index = SIZE_INPUTS.get(node.op) if not node.domain else None

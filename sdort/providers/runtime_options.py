@@ -44,7 +44,8 @@ class RuntimeOptions:
     adapters: bool = False
     """Open the model so that its weights can be replaced while the session is open."""
     control_inputs: bool = False
-    """Whether a UNet has its inputs for control images; without them its graph has nothing of them either."""
+    """Whether a UNet has its inputs for control images and for those of IP-Adapters; without them its graph has
+    nothing of them either."""
     check: bool = True
     """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
 

@@ -34,7 +34,7 @@ from sdort.runtime.opener import ALL, FATAL, create_session
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.stopping import stoppable
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
-from sdort.workload.residuals import all_residuals
+from sdort.workload.residuals import steering_inputs
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -333,7 +333,7 @@ def _start(
 ) -> Session:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
-    if not options.control_inputs and all_residuals(read_component(path, component).signature.inputs):
+    if not options.control_inputs and steering_inputs(read_component(path, component).signature.inputs):
         graph = graph or read_component(path, component).copy()
         remove_control_inputs(graph, component)
     if options.adapters:

@@ -12,9 +12,14 @@ def is_image_scale(name: str) -> bool:
     return name.startswith(f"{IMAGE_SCALE}.")
 
 
+def is_image_input(name: str) -> bool:
+    """Whether an input is for an image."""
+    return name.startswith((f"{IMAGE_TOKENS}.", f"{IMAGE_SCALE}."))
+
+
 def image_inputs(names: Iterable[str]) -> list[str]:
     """The names that are those of inputs for images."""
-    return [name for name in names if name.startswith((f"{IMAGE_TOKENS}.", f"{IMAGE_SCALE}."))]
+    return [name for name in names if is_image_input(name)]
 
 
 def count_images(names: Iterable[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from sdort.errors import BadModelError
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec
 from sdort.rewrite.size_names import size_at
+from sdort.workload.image_inputs import is_image_input
 
 DOWN, MID, INTRABLOCK = (
     "down_block_additional_residuals",
@@ -37,6 +38,11 @@ def residual_inputs(inputs: Mapping[str, Any]) -> dict[str, list[str]]:
 def all_residuals(inputs: Mapping[str, Any]) -> list[str]:
     """The names of all of a UNet's inputs for controls."""
     return [name for names in residual_inputs(inputs).values() for name in names]
+
+
+def steering_inputs(inputs: Iterable[str]) -> list[str]:
+    """The names of all of a UNet's inputs that runs may lack: those for controls and for the images of IP-Adapters."""
+    return [name for name in inputs if is_residual(name) or is_image_input(name)]
 
 
 def shape_at(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int | None, ...]:

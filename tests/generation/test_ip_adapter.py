@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 from support import tiny_pipeline
@@ -22,6 +24,7 @@ from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, clip_pixels
 from sdort.optimizer.command import optimize
+from sdort.passes.control_inputs import remove_control_inputs
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, token or negative image costs tens of them."""
@@ -193,6 +196,16 @@ def test_all_attentions_fuse(made: Made, tmp_path: Path, provider: str) -> None:
     # Each block attends to itself, to the text and to two images; the encoder has its layers, and the resampler's.
     assert operators["unet"]["com.microsoft.MultiHeadAttention"] == 4 * len(_transformers(made))
     assert operators["image_encoder"]["com.microsoft.MultiHeadAttention"] == ENCODER["num_hidden_layers"] + DEPTH
+    # Without images nothing of the adapters is left.
+    unet = onnx.load(tmp_path / "fast" / "unet" / "model.onnx", load_external_data=False)
+    remove_control_inputs(unet, "unet")
+    assert [info.name for info in unet.graph.input] == ["sample", "timestep", "encoder_hidden_states"]
+    kinds = Counter(node.op_type for node in unet.graph.node)
+    assert kinds["MultiHeadAttention"] == 2 * len(_transformers(made))
+    assert not any("_ip." in name for node in unet.graph.node for name in node.input)
+    made_here = {name for node in unet.graph.node for name in node.output}
+    known = made_here | {each.name for each in (*unet.graph.input, *unet.graph.initializer)} | {""}
+    assert {name for node in unet.graph.node for name in node.input} <= known
 
 
 def _transformers(made: Made) -> list[str]:
@@ -202,6 +215,9 @@ def _transformers(made: Made) -> list[str]:
 def test_an_optimized_pipeline_takes_images_alike(made: Made, ours: Any, tmp_path: Path) -> None:
     optimize(made.out, tmp_path / "fast", provider="cpu")
     fast = sdort.load(tmp_path / "fast", provider="cpu")
-    assert _decibels(_generate(made, fast, (0.5, 1.2)), _generate(made, ours, (0.5, 1.2))) > LIKE
+    for scales in (None, (0.5, 1.2), None):
+        assert _decibels(_generate(made, fast, scales), _generate(made, ours, scales)) > LIKE
+        inputs = fast._models.sessions["unet"].inputs
+        assert ("image_tokens.1" in inputs) == (scales is not None)
     checked = sdort.verify(tmp_path / "fast", provider="cpu", inputs="random", images=False, torch=False)
     assert checked.passed
