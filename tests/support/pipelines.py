@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 
 from sdort.exporter.command import export
+from sdort.exporter.signatures import ComponentSpec
+from sdort.exporter.template import Template
+from sdort.exporter.trace_cache import TraceCache
 
 UNET: dict[str, Any] = {
     "block_out_channels": (32, 64),
@@ -124,9 +127,30 @@ def trace_folder(config: pytest.Config) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One test process at a time: two would trace the same graphs."""
-    with open(folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Exports of this process and of others wait for each other's traces: two would trace the same graph.
+
+    Each graph has a lock of its own, from the look for its trace until that is kept; graphs of other architectures are
+    traced meanwhile. One is held at a time, so none waits in a circle.
+    """
+    locks = folder.with_name("trace-locks")
+    locks.mkdir(exist_ok=True)
+    load, store = TraceCache.load, TraceCache.store
+    with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
+
+        def load_or_lock(cache: TraceCache, component: ComponentSpec, opset: int) -> Template | None:
+            name = cache._traces.path(component.name, cache._key(component, opset)).name
+            fcntl.flock(held.enter_context(open(locks / name, "w")), fcntl.LOCK_EX)
+            template = load(cache, component, opset)
+            if template:
+                held.close()
+            return template
+
+        def store_and_unlock(cache: TraceCache, component: ComponentSpec, opset: int, template: Template) -> None:
+            store(cache, component, opset, template)
+            held.close()
+
+        patch.setattr(TraceCache, "load", load_or_lock)
+        patch.setattr(TraceCache, "store", store_and_unlock)
         yield
 
 
