@@ -80,7 +80,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A tiny Stable Diffusion pipeline, as diffusers and as ONNX; tests leave it as it is."""
     from support import tiny_pipeline
 
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny"))
+    return tiny_pipeline.shared(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -373,7 +373,7 @@ def test_the_roof_is_the_lower_of_two() -> None:
 
 
 def test_the_process_measures_nodes_and_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = tiny_pipeline.build(tmp_path / "tiny")
+    tiny = tiny_pipeline.shared(tmp_path / "tiny")
     monkeypatch.setattr(roofline, "MATRIX_SIDE", 64)
     monkeypatch.setattr(roofline, "COPIED_BYTES", 1 << 16)
     case = Case("unet", 2, 64, 64)

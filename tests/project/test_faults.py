@@ -51,7 +51,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny")).onnx
+    return tiny_pipeline.shared(tmp_path_factory.mktemp("tiny")).onnx
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipeline.build(tmp_path_factory.mktemp("tiny")).onnx
+    return tiny_pipeline.shared(tmp_path_factory.mktemp("tiny")).onnx
 
 
 def emptied(root: Path) -> Path:

@@ -96,6 +96,22 @@ def with_encoder(tiny: Tiny, folder: Path, stored: str = "float") -> Path:
     return folder
 
 
+def shared(folder: Path) -> Tiny:
+    """:func:`build` in ``folder``, as a copy of one that all test processes share."""
+    from diffusers import StableDiffusionPipeline
+    from support import exports, native
+
+    def make(place: Path) -> None:
+        shutil.rmtree(place, ignore_errors=True)  # half of one
+        build(place)
+
+    sources = {"tiny": exports.cache_key().encode(), "": Path(__file__).read_bytes()}
+    shutil.copytree(native.built(sources, make), folder, dirs_exist_ok=True)
+    pipeline = StableDiffusionPipeline.from_pretrained(folder / "diffusers")
+    pipeline.set_progress_bar_config(disable=True)
+    return Tiny(folder / "diffusers", folder / "onnx", pipeline)
+
+
 def edit_weights(model: Path, change: Callable[[Any, str], Any], *names: str) -> None:
     """Replace the initializers of an ``.onnx`` file whose names contain one of ``names`` by ``change(array, name)``."""
     import onnx
