@@ -106,7 +106,7 @@ class Pipeline:
             plan_adapters(models.folder, settings.lora)
             more = refuse_generation(
                 models.folder, settings, job.images, models.provider, device_id, self._held,
-                refiner_open=models.refiner is not None,
+                refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
             )  # fmt: skip
             needed = max(needed, more)
         result = self._run_jobs(jobs, paths)

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from sdort.console import say
 from sdort.errors import MemoryShortageError
+from sdort.generation.control_plan import find_control
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import activation_bytes, keeps_scores
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.stages import plan_stages
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER
 from sdort.onnx_io.component_file import ComponentFile
+from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tables import size_text
 from sdort.workload.cases import Case
+from sdort.workload.residuals import residual_shapes
 
 MARGIN = 1.5
 """An estimate has to exceed the free memory by this factor before a run is refused: it may be too high by as much."""
@@ -90,7 +94,11 @@ def _largest_attention(config: dict[str, Any]) -> tuple[int, int]:
 def weight_bytes(folder: PipelineFolder, components: Collection[str]) -> int:
     """Bytes of the files of components, each counted once."""
     folders = {folder.models[name].parent for name in components}
-    return sum(file.stat().st_size for place in folders for file in place.iterdir() if file.is_file())
+    return sum(_folder_bytes(place) for place in folders)
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def generation_bytes(folder: PipelineFolder, request: Request, images: int, provider: Provider, free: int) -> int:
@@ -110,11 +118,40 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
         plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
         largest = max(
             largest,
-            case_bytes(folder, Case("unet", samples, *size), provider),
+            case_bytes(folder, Case("unet", samples, *size), provider)
+            + control_bytes(folder, request, samples, size, provider),
             case_bytes(folder, decoded, provider, plan),
             case_bytes(folder, Case(ENCODER, 1, *size), provider, plan) if encodes(request) else 0,
         )
     return largest + 3 * images * math.prod(sizes[-1])
+
+
+def control_bytes(
+    folder: PipelineFolder, request: Request, samples: int, size: tuple[int, int], provider: Provider
+) -> int:
+    """An estimate in bytes of what a request's controls take beside their weights while the UNet runs: ControlNets'
+    activations, and what lies between them and the UNet.
+
+    Args:
+        samples: that the UNet runs on at once.
+        size: height and width of the images in pixels.
+    """
+    if not request.control:
+        return 0
+    nets = [file for file in control_files(request) if file.component == CONTROLNET]
+    latents = (samples, size[0] // folder.vae_factor, size[1] // folder.vae_factor)
+    inputs = folder.file("unet").signature.inputs
+    shapes = residual_shapes(inputs, (samples, folder.sample_channels, *latents[1:]))
+    between = sum(math.prod(shape) * inputs[name].dtype.itemsize for name, shape in shapes.items())
+    configs = [read_component_config(file.path.parent / "config.json", CONTROLNET) for file in nets]
+    activations = sum(unet_bytes(*pair, latents, provider) for pair in zip(nets, configs, strict=True))
+    # Several write to buffers of their own, which are added up.
+    return activations + between * (1 + len(nets) if len(nets) > 1 else 1)
+
+
+def control_files(request: Request) -> list[ComponentFile]:
+    """The models of a request's controls, each once."""
+    return [find_control(path) for path in dict.fromkeys(control.path.resolve() for control in request.control)]
 
 
 def encodes(request: Request) -> bool:
@@ -177,6 +214,7 @@ def refuse_generation(
     device_id: int,
     held: int | None = None,
     refiner_open: bool = False,
+    controls_open: Collection[Path] = (),
 ) -> int:
     """Refuse a run that cannot fit; the estimate in bytes of what it takes beside the weights, 0 where nothing tells.
 
@@ -184,6 +222,7 @@ def refuse_generation(
         images: all images of the run.
         held: bytes that sessions which are loaded keep of earlier runs and take again; None before they are loaded.
         refiner_open: whether the request's refiner is loaded.
+        controls_open: models of controls that are loaded.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
@@ -199,6 +238,8 @@ def refuse_generation(
     components += [ENCODER] if encodes(request) else []
     components += [IMAGE_ENCODER] if request.ip_adapter_image else []
     weights = weight_bytes(folder, components) if held is None else 0
+    controls = [file.path for file in control_files(request) if file.path.resolve() not in controls_open]
+    weights += sum(_folder_bytes(path.parent) for path in controls)
     what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)
     if request.refiner and not refiner_open:

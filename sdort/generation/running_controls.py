@@ -9,7 +9,7 @@ A T2I-Adapter runs once for an image. Outside of their share of the steps nothin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,11 @@ class RunningControls:
     def __init__(self) -> None:
         self._sessions: dict[Path, Session] = {}
         self._current: tuple[object, Controls] | None = None
+
+    @property
+    def open_models(self) -> Collection[Path]:
+        """The files of the models that are open."""
+        return self._sessions.keys()
 
     def use(
         self, models: Sequence[ControlModel], pixels: tuple[int, int], unet: Session, *, guess: bool

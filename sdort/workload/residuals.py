@@ -56,7 +56,12 @@ def named_sizes(spec: TensorSpec, shape: Sequence[int]) -> dict[str, int]:
 
 
 def zero_residuals(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> dict[str, Array]:
-    """Zeros for all of a UNet's inputs for controls.
+    """Zeros for all of a UNet's inputs for controls; parameters and errors are those of :func:`residual_shapes`."""
+    return {name: np.zeros(shape, inputs[name].dtype) for name, shape in residual_shapes(inputs, sample).items()}
+
+
+def residual_shapes(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all of a UNet's inputs for controls.
 
     Args:
         inputs: the UNet's by name.
@@ -66,13 +71,13 @@ def zero_residuals(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> d
         BadModelError: nothing says how large one is.
     """
     sizes = named_sizes(inputs["sample"], sample) if "sample" in inputs else {}
-    zeros = {}
+    shapes = {}
     for name in all_residuals(inputs):
-        shape = [size for size in shape_at(inputs[name], sizes) if size is not None]
+        shape = tuple(size for size in shape_at(inputs[name], sizes) if size is not None)
         if len(shape) != len(inputs[name].shape):
             raise BadModelError(f"nothing says how large its input {name!r} is", component="unet")
-        zeros[name] = np.zeros(shape, inputs[name].dtype)
-    return zeros
+        shapes[name] = shape
+    return shapes
 
 
 def unsteered(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

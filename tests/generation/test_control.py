@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +15,23 @@ import onnx
 import pytest
 from PIL import Image
 from support import tiny_pipeline
+from support.adapter_files import make_lora
 from support.pipelines import trace_folder
 from support.tiny_control import build_controlnet, build_t2i_adapter, export_part
 
 import sdort
 from sdort.console import quiet_libraries
-from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.errors import BadModelError, MemoryShortageError, SdortError, UsageError
+from sdort.generation import memory_need
 from sdort.generation import pipeline as pipeline_module
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
+from sdort.generation.control_plan import plan_controls
+from sdort.generation.request import Request
 from sdort.optimizer.command import optimize
 from sdort.passes.control_inputs import remove_control_inputs
-from sdort.workload.residuals import all_residuals
+from sdort.pipelines.folder import open_folder
+from sdort.providers import CPU
+from sdort.workload.residuals import all_residuals, residual_shapes
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, step or half of a batch costs tens of them."""
@@ -281,6 +288,40 @@ def test_a_controlnet_in_fp16_steers_a_unet_in_fp32(made: Made, ours: Any, tmp_p
     assert _decibels(_generate(ours, []), exact) < 40
 
 
+def test_adapters_stay_while_controls_come_and_go(made: Made, tmp_path: Path) -> None:
+    lora = make_lora(made.folder / "pipeline", tmp_path / "a.safetensors", 1)
+    with_lora: Any = {"lora": [f"{lora}:0.8"], "steps": 2}
+    control = [f"{made.out('net0')}:{made.image(0)}"]
+    pipeline, other = (sdort.load(made.fast, provider="cpu", adapters=True) for _ in range(2))
+    alone = _generate(pipeline, [], **with_lora)
+    steered = _generate(pipeline, control, **with_lora)
+    np.testing.assert_array_equal(steered, _generate(other, control, **with_lora))
+    np.testing.assert_array_equal(_generate(pipeline, [], **with_lora), alone)
+    np.testing.assert_array_equal(_generate(pipeline, control, steps=2), _generate(other, control, steps=2))
+    assert _decibels(_generate(pipeline, control, steps=2), steered) < 40
+
+
+def test_memory_counts_what_controls_take(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, free = open_folder(made.out("pipeline")), 8 << 30
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: free)
+    nets = [ControlChoice(made.out(f"net{number}"), made.image(0)).read() for number in range(2)]
+    requests = [Request("", height=256, width=256, control=tuple(nets[:count])) for count in range(3)]
+    plain, one, two = [memory_need.generation_bytes(folder, request, 1, CPU, free) for request in requests]
+    tensors = residual_shapes(folder.file("unet").signature.inputs, (2, 4, 64, 64)).values()
+    between = 4 * sum(math.prod(shape) for shape in tensors)
+    net = two - one - 2 * between  # two ControlNets have buffers of their own beside the UNet's
+    assert one - plain == net + between
+    assert net > between
+    free = needed = memory_need.refuse_generation(folder, requests[1], 1, CPU, 0)
+    weights = made.out("net0").joinpath("controlnet", "model.onnx.data").stat().st_size
+    monkeypatch.setattr(memory_need, "MARGIN", 1.0)
+    opened = {next(made.out("net0").rglob("*.onnx")).resolve()}
+    free = needed + weights - 1
+    with pytest.raises(MemoryShortageError):
+        memory_need.refuse_generation(folder, requests[1], 1, CPU, 0, held=0)
+    memory_need.refuse_generation(folder, requests[1], 1, CPU, 0, held=0, controls_open=opened)
+
+
 def test_the_record_says_what_steered(made: Made, ours: Any) -> None:
     choice = f"{made.out('net0')}:{made.image(0)}:0.5:0.2:0.9"
     [control] = ours.generate(PROMPT, steps=1, seed=1, control=[choice]).control
@@ -304,6 +345,52 @@ def test_what_cannot_steer_is_refused(made: Made, ours: Any, case: str) -> None:
     control, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         _generate(ours, [control(made)])
+
+
+def _set_width(graph: onnx.GraphProto) -> None:
+    next(spec for spec in graph.input if spec.name == "encoder_hidden_states").type.tensor_type.shape.dim[
+        2
+    ].dim_value = 9
+
+
+def _set_type(graph: onnx.GraphProto) -> None:
+    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+
+def _widen_output(graph: onnx.GraphProto) -> None:
+    graph.output[0].type.tensor_type.shape.dim[1].dim_value = 320
+
+
+FOREIGN: dict[str, tuple[Callable[[onnx.GraphProto], object], str]] = {
+    "text of another width": (_set_width, "its encoder_hidden_states have 9 numbers"),
+    "another precision": (_set_type, "sample is float16, and the UNet's float32 .optimize both alike"),
+    "other channels": (_widen_output, "its output 0 is 320x"),
+    "fewer levels": (lambda graph: graph.output.pop(), r"it has \d+ outputs, and the UNet takes \d+"),
+    "SDXL's inputs": (
+        lambda graph: graph.input.append(onnx.helper.make_tensor_value_info("time_ids", 1, ["batch_size", 6])),
+        "it takes time_ids, which the UNet does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_controlnet_of_another_family_is_refused(made: Made, tmp_path: Path, case: str) -> None:
+    change, message = FOREIGN[case]
+    model = onnx.load(next(made.out("net0").rglob("*.onnx")), load_external_data=False)
+    change(model.graph)
+    (tmp_path / "controlnet").mkdir()
+    onnx.save(model, tmp_path / "controlnet" / "model.onnx")
+    control = ControlChoice(tmp_path, made.image(0)).read()
+    with pytest.raises(BadModelError, match=message):
+        plan_controls(open_folder(made.out("pipeline")), [control], (64, 64))
+
+
+def test_a_pipeline_without_inputs_for_controls_is_refused(made: Made, tiny: tiny_pipeline.Tiny) -> None:
+    control = ControlChoice(made.out("net0"), made.image(0)).read()
+    with pytest.raises(BadModelError, match="has no inputs for a control image") as refusal:
+        plan_controls(open_folder(tiny.onnx), [control], (64, 64))
+    assert refusal.value.hint
+    assert "sdort export MODEL OUT --control" in refusal.value.hint
 
 
 @pytest.mark.parametrize(
