@@ -102,11 +102,27 @@ def checkpoint_of(path: Path, chain: int = _LONGEST_CHAIN) -> Iterator[Path]:
         return
     with original_of(path) as source:
         if source is None or chain == 0:
-            raise UsageError(
-                f"the diffusers checkpoint that {path} was made from is not known", hint="Name it: --checkpoint DIR."
-            )
+            unknown = f"the diffusers checkpoint that {path} was made from is not known"
+            raise unknown_original(path, unknown, "Name it: --checkpoint DIR.", "--checkpoint")
         with checkpoint_of(source, chain - 1) as checkpoint:
             yield checkpoint
+
+
+def unknown_original(path: Path, message: str, hint: str, option: str) -> UsageError:
+    """The error for a pipeline whose original is not at hand.
+
+    Args:
+        message, hint: for any but an export of a single file, which torch's pipelines are not loaded from.
+        option: the one that names an original.
+    """
+    manifest = read_manifest(path) if path.is_dir() else {}
+    source = str(manifest.get("source", ""))
+    if "optimized" in manifest or not source.endswith(".safetensors"):
+        return UsageError(message, hint=hint)
+    return UsageError(
+        f"{path} was made from the single file {source}, which torch does not run",
+        hint=f"Name a diffusers folder with the same weights: {option} DIR.",
+    )
 
 
 def open_reference(path: Path, provider: Provider, options: RuntimeOptions) -> Engine:

@@ -56,6 +56,9 @@ def _open(
     path = in_home(model)
     if model not in DEMO_NAMES and path.is_file():
         return _open_file(path, folder, replaced)
+    on_hub = HUB_ID.fullmatch(model) is not None and not path.parent.is_dir()
+    if not (model in DEMO_NAMES or path.exists() or on_hub):
+        raise not_there(model, DEMO_NAMES)
     _refuse_file_options(model, replaced)
     if model in DEMO_NAMES:
         with progress("making the demo pipeline"):
@@ -66,9 +69,7 @@ def _open(
         return vae_source(path, folder) if holds_vae(path) else read_source(path, path.resolve().name)
     if path.exists():
         raise no_diffusers_pipeline(path)
-    if HUB_ID.fullmatch(model) and not path.parent.is_dir():
-        return read_source(_download(model, variant, allow_pickle, local=not downloads), model)
-    raise not_there(model, DEMO_NAMES)
+    return read_source(_download(model, variant, allow_pickle, local=not downloads), model)
 
 
 def _open_file(path: Path, folder: Path, replaced: Replacements) -> Source:

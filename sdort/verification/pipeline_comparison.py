@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sdort.console import progress, warn
-from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, original_of
+from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, original_of, unknown_original
 from sdort.engines.torch import check_checkpoint
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
@@ -123,10 +123,9 @@ def _find_references(
     if checkpoint:
         check_checkpoint(checkpoint)
     if original is None and checkpoint is None:
-        raise UsageError(
-            f"it is not known what {candidate} was made from, or that is not on this machine",
-            hint="Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder.",
-        )
+        unknown = f"it is not known what {candidate} was made from, or that is not on this machine"
+        hint = "Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder."
+        raise unknown_original(candidate, unknown, hint, "--against")
     return original, checkpoint, note
 
 

@@ -338,6 +338,8 @@ def test_options_of_single_files_are_for_them(exported: Callable[[str], Exported
         export_file(made, made.checkpoint, tmp_path / "out", ema=True)
     with pytest.raises(BadModelError, match="embeddings for"):
         export_file(made, the_file(made), tmp_path / "out")
+    with pytest.raises(UsageError, match=r"none\.safetensors does not exist"):
+        export_file(made, tmp_path / "none.safetensors", tmp_path / "out", config=made.checkpoint)
     with pytest.raises(UsageError, match="does not exist"):
         export_file(made, made.checkpoint, tmp_path / "out", vae=tmp_path / "nothing")
 

@@ -238,6 +238,16 @@ def test_an_unknown_original_is_a_usage_error(tiny: Tiny) -> None:
     assert "--against ORIGINAL" in result.output
 
 
+def test_an_original_that_is_a_single_file_is_told(tiny: Tiny, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny.onnx, tmp_path / "model"))
+    (copy / "sdort.json").write_text(json.dumps({"source": "merge.safetensors"}))
+    result = sdort(copy, "--no-check", *FEW)
+    assert result.exit_code == 2
+    told = " ".join(result.output.split())
+    assert "was made from the single file merge.safetensors, which torch does not run" in told
+    assert "Name a diffusers folder with the same weights: --against DIR." in told
+
+
 def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(fast, tmp_path / "broken"))
     (copy / "unet" / "model.onnx.data").write_bytes(b"")
