@@ -328,8 +328,8 @@ def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
 
     Raises:
         UsageError: the size, the number of steps, a strength, the mask or a prompt is one that the pipeline cannot do.
-        BadModelError: a file of the pipeline is broken, its UNet is for another task, or a control does not fit it
-            or an image has no IP-Adapter.
+        BadModelError: a file of the pipeline is broken, its UNet is for another task, a control does not fit it,
+            or it has no IP-Adapter for an image.
     """
     stages = plan_stages(folder, request)
     check_prompts(folder, request)

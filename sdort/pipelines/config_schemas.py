@@ -208,19 +208,23 @@ _PROJECTION = record(
     ("kind", "tokens", "width", "embeds"),
 )
 
+_VISION: Mapping[str, Kind] = {
+    **dict.fromkeys(("hidden_size", "num_attention_heads"), _WIDTH),
+    "projection_dim": _WIDTH_OR_NULL,
+    "intermediate_size": whole(1, 1 << 20),
+    "num_hidden_layers": whole(2, 256),
+    "num_channels": whole(1, 64),
+    **dict.fromkeys(("image_size", "patch_size"), whole(1, 4096)),
+    "hidden_act": _NAME,
+    **dict.fromkeys(("layer_norm_eps", "attention_dropout", "dropout"), _SHARE),
+    **dict.fromkeys(("initializer_factor", "initializer_range"), _SHIFT),
+}
+
 IMAGE_ENCODER = record(
     {
-        **dict.fromkeys(("hidden_size", "num_attention_heads"), _WIDTH),
-        "projection_dim": _WIDTH_OR_NULL,
-        "intermediate_size": whole(1, 1 << 20),
-        "num_hidden_layers": whole(2, 256),
-        "num_channels": whole(1, 64),
-        **dict.fromkeys(("image_size", "patch_size"), whole(1, 4096)),
-        "hidden_act": _NAME,
-        **dict.fromkeys(("layer_norm_eps", "attention_dropout", "dropout"), _SHARE),
-        **dict.fromkeys(("initializer_factor", "initializer_range"), _SHIFT),
+        **_VISION,
         "projections": NULL | list_of(_PROJECTION, 0, 64),
-        "vision_config": NULL | record({}),
+        "vision_config": NULL | record(_VISION),
         **dict.fromkeys(("torch_dtype", "dtype", "model_type", "transformers_version"), _NAME_OR_NULL),
         "architectures": NULL | list_of(_NAME, 0, 16),
         "_name_or_path": text(4096),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -155,6 +156,18 @@ def test_a_file_tells_the_config_of_published_encoders() -> None:
 def test_a_folder_of_an_encoder_needs_its_config_and_its_weights(files: Files, tmp_path: Path) -> None:
     assert read_image_encoder(files.encoder).width(hidden=True) == ENCODER["hidden_size"]
     shutil.copytree(files.encoder, tmp_path / "encoder")
+    config = json.loads((files.encoder / "config.json").read_text())
+    for key, value, message in (("hidden_size", None, "hidden_size"), ("image_size", "x", "image_size")):
+        (tmp_path / "encoder" / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(SdortError, match=message):
+            read_image_encoder(tmp_path / "encoder")
+    del config["num_hidden_layers"]
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SdortError, match="holds no CLIP image encoder"):
+        read_image_encoder(tmp_path / "encoder")
+    config = json.loads((files.encoder / "config.json").read_text())
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps({"vision_config": config, "projection_dim": 7}))
+    assert read_image_encoder(tmp_path / "encoder").width(hidden=False) == 7
     (tmp_path / "encoder" / "model.safetensors").unlink()
     with pytest.raises(SdortError, match=r"has no model\.safetensors"):
         read_image_encoder(tmp_path / "encoder")

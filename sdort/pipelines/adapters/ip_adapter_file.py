@@ -41,7 +41,7 @@ _RESAMPLER = (
     (r"layers\.(\d+)\.1\.3\.", r"layers.\1.ff.1.net.2."),
 )
 """Names of a resampler's tensors -> diffusers' (``IPAdapterPlusImageProjection``)."""
-_CROSS = re.compile(r"(?P<attention>(?P<half>down|up|mid)_block.*\.attn2)\.to_k\.weight")
+_CROSS = re.compile(r"(?:down|up|mid)_block.*\.attn2\.to_k\.weight")
 _HALVES = ("down", "up", "mid")
 """The order in which diffusers' UNet has its blocks as modules."""
 
@@ -86,7 +86,7 @@ def read_ip_adapter(path: Path) -> IpAdapter:
     image = {
         name.removeprefix("image_proj."): tensor for name, tensor in tensors.items() if name.startswith("image_proj.")
     }
-    config, projection = _plain(image) if "proj.weight" in image else _plus(path, image)
+    config, projection = _plain(image) if "proj.weight" in image else _plus(image)
     return IpAdapter(path, config, projection, _attention(path, tensors))
 
 
@@ -114,7 +114,7 @@ def _plain(image: Mapping[str, Stored]) -> tuple[dict[str, Any], dict[str, Weigh
     return config, {re.sub(r"^proj\.", "image_embeds.", name): tensor for name, tensor in image.items()}
 
 
-def _plus(path: Path, image: Mapping[str, Stored]) -> tuple[dict[str, Any], dict[str, Weight]]:
+def _plus(image: Mapping[str, Stored]) -> tuple[dict[str, Any], dict[str, Weight]]:
     """A resampler of the hidden states (diffusers' ``IPAdapterPlusImageProjection``)."""
     _, tokens, hidden = _shape(image, "latents", 3)
     depth = len({match[1] for name in image if (match := re.match(r"layers\.(\d+)\.", name))})

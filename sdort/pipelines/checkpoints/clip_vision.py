@@ -14,7 +14,7 @@ from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import IMAGE_ENCODER
 from sdort.model.weights import Weight
 from sdort.pipelines.checkpoints.shape_configs import shape_of
-from sdort.pipelines.config_schemas import component_schema
+from sdort.pipelines.config_schemas import REQUIRED, component_schema
 from sdort.pipelines.configs import read_config
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.safetensors import read_tensors
@@ -71,8 +71,9 @@ def _read_folder(path: Path) -> ImageEncoder:
         return _read_folder(nested)
     config = read_config(path / "config.json", "the config", _AGAIN, schema=component_schema(IMAGE_ENCODER))
     inner = config.get("vision_config")
-    config = {**inner, "projection_dim": config.get("projection_dim")} if isinstance(inner, dict) else config
-    if not isinstance(config.get("projection_dim"), int) or not isinstance(config.get("patch_size"), int):
+    if isinstance(inner, dict):  # of a whole CLIP model
+        config = {**inner, "projection_dim": config.get("projection_dim")}
+    if any(not config.get(key) for key in REQUIRED["CLIPVisionModelWithProjection"]):
         raise BadModelError(f"{path} holds no CLIP image encoder with a projection (CLIPVisionModelWithProjection)")
     file = path / "model.safetensors"
     if not file.is_file():
