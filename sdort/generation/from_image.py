@@ -18,7 +18,6 @@ from sdort.generation.comfyui_graph import read_graph
 from sdort.generation.image_texts import read_texts
 from sdort.generation.infotext import Infotext, read_infotext
 from sdort.generation.input_image import InputImage
-from sdort.generation.record import AdapterRecord, ControlRecord, IpAdapterRecord
 from sdort.generation.request import GOES_WITH
 from sdort.machine.json_text import parse_json
 
@@ -66,6 +65,14 @@ GIVEN_AGAIN = {
 }
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
+COMPARED = {
+    "lora": {"sha256": "its file", "scale": "its scale"},
+    "control": {"model_hash": "its model", "image_hash": "its image", "scale": "its scale", "start": "its start",
+                "end": "its end"},
+    "ip_adapter_image": {"image_hash": "its image", "scale": "its scale"},
+}  # fmt: skip
+"""Option that names files -> the fields of their records that change an image, and what they are of a file."""
+
 _PROGRAMS = {
     "fooocus_scheme": "Fooocus",
     "invokeai_metadata": "InvokeAI",
@@ -111,12 +118,8 @@ class DrawnWith:
     refiner_hash: str | None = None
     images: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Option that names an image -> the name and the hash of the one that it was drawn with."""
-    lora: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The adapters that it was drawn with, as its record has them."""
-    control: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The controls, as its record has them."""
-    ip_adapter_image: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The images of IP-Adapters, as its record has them."""
+    files: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Option of :data:`COMPARED` -> what the image's record says of its files."""
 
     def remark_on_image(self, option: str, image: InputImage) -> None:
         """Say if ``image``, which was given for an option, is not the one that the image was drawn with."""
@@ -127,40 +130,25 @@ class DrawnWith:
                 "others, so that the new one will differ"
             )
 
-    def remark_on_adapters(self, given: Sequence[AdapterRecord]) -> None:
-        """Say which of the adapters that were given are not those that the image was drawn with."""
-        parts = {"sha256": "its file", "scale": "its scale"}
-        self._remark_on_files("--lora", self.lora, [vars(each) for each in given], parts)
+    def remark_on_files(self, option: str, records: Sequence[Any]) -> None:
+        """Say which files of an option of :data:`COMPARED` are not those that the image was drawn with.
 
-    def remark_on_controls(self, given: Sequence[ControlRecord]) -> None:
-        """Say which of the controls that were given are not those that the image was drawn with."""
-        parts = {"model_hash": "its model", "image_hash": "its image", "scale": "its scale", "start": "its start",
-                 "end": "its end"}  # fmt: skip
-        self._remark_on_files("--control", self.control, [vars(each) for each in given], parts)
-
-    def remark_on_ip_adapter_images(self, given: Sequence[IpAdapterRecord]) -> None:
-        """Say which of the images for IP-Adapters that were given are not those that the image was drawn with."""
-        parts = {"image_hash": "its image", "scale": "its scale"}
-        self._remark_on_files("--ip-adapter-image", self.ip_adapter_image, [vars(each) for each in given], parts)
-
-    def _remark_on_files(
-        self,
-        option: str,
-        said: Sequence[Mapping[str, Any]],
-        given: Sequence[Mapping[str, Any]],
-        parts: Mapping[str, str],
-    ) -> None:
+        Args:
+            records: of those that are given, dataclasses as a generation's record has them.
+        """
+        given, said = [vars(record) for record in records], self.files.get(option, ())
+        flag, parts = _flag(option), COMPARED[option]
         if self.model_hash is None:  # another program's image says nothing of files
             return
         if len(said) != len(given):
-            warn(f"the image was drawn with {len(said)} {option}, not {len(given)}, so that the new one will differ")
+            warn(f"the image was drawn with {len(said)} {flag}, not {len(given)}, so that the new one will differ")
             return
         for before, now in zip(said, given, strict=True):
             # An older sdort wrote less; what it does not say is not compared.
             others = [words for name, words in parts.items() if name in before and before[name] != now[name]]
             if others:
                 warn(
-                    f"{option} {one_line(str(now['name']))} is not as the {one_line(str(before.get('name')))} that the "
+                    f"{flag} {one_line(str(now['name']))} is not as the {one_line(str(before.get('name')))} that the "
                     f"image was drawn with: {' and '.join(others)} differ{'s' * (len(others) == 1)}, so that the new "
                     "one will differ"
                 )
@@ -285,8 +273,8 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
-    lists = [_records(record.get(name)) for name in ("lora", "control", "ip_adapter_image")]
-    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), *lists)
+    listed = {option: _records(record.get(GIVEN_AGAIN[option])) for option in COMPARED}
+    return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), listed)
 
 
 def _records(listed: Any) -> list[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -169,31 +169,45 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         settings.pop(name, None)
     seeds = read_seeds(secrets.randbelow(1 << 32) if settings.get("seed") is None else settings["seed"])
     settings["seed"] = seeds[0]
-    settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
-    if drawn and (drawn.lora or settings["lora"]):
-        drawn.remark_on_adapters([record_adapter(choice) for choice in settings["lora"]])
     if settings.get("variation_strength") is not None and settings.get("variation_seed") is None:
         settings["variation_seed"] = secrets.randbelow(1 << 32)
-    for name, read in (("init_image", read_image), ("mask", read_mask)):
-        if settings.get(name) is not None:
-            image = settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
-            if drawn:
-                drawn.remark_on_image(name, image)
-    if settings.get("refiner") is not None:
-        settings["refiner"] = Path(settings["refiner"])
-    settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))
-    if drawn and (drawn.control or settings["control"]):
-        drawn.remark_on_controls([record_control(control) for control in settings["control"]])
-    images = settings.get("ip_adapter_image", ())
-    settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)
-    if drawn and (drawn.ip_adapter_image or images):
-        drawn.remark_on_ip_adapter_images([record_ip_adapter_image(each) for each in settings["ip_adapter_image"]])
+    _read_files(settings)
+    if drawn:
+        _remark_on_files(drawn, settings)
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
     requests = [replace(one, seed=seed) for one in each_prompt(prompt, request, texts) for seed in seeds]
     path = None if output is None else Path(output)
     return Job(requests, path, overwrite, on_progress, previews, unsaid, drawn)
+
+
+def _read_files(settings: dict[str, Any]) -> None:
+    """Put what a request has in place of the files that ``settings`` name.
+
+    Raises:
+        UsageError: one cannot be read, or is named in another form than its option has.
+    """
+    settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
+    for name, read in (("init_image", read_image), ("mask", read_mask)):
+        if settings.get(name) is not None:
+            settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
+    if settings.get("refiner") is not None:
+        settings["refiner"] = Path(settings["refiner"])
+    settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))
+    images = settings.get("ip_adapter_image", ())
+    settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)
+
+
+def _remark_on_files(drawn: DrawnWith, settings: Mapping[str, Any]) -> None:
+    """Say which files are not those that the image was drawn with."""
+    for name in ("init_image", "mask"):
+        if settings.get(name) is not None:
+            drawn.remark_on_image(name, settings[name])
+    drawn.remark_on_files("lora", [record_adapter(choice) for choice in settings["lora"]])
+    drawn.remark_on_files("control", [record_control(control) for control in settings["control"]])
+    images = [record_ip_adapter_image(image) for image in settings["ip_adapter_image"]]
+    drawn.remark_on_files("ip_adapter_image", images)
 
 
 def _drawn(prompt: str | Sequence[str], settings: dict[str, Any]) -> DrawnWith | None:

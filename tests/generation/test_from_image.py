@@ -21,7 +21,7 @@ from support.tiny_pipeline import Tiny
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
 from sdort.generation.command import run
-from sdort.generation.from_image import GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
+from sdort.generation.from_image import COMPARED, GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
 from sdort.generation.image_texts import MAX_TEXT, read_texts
 from sdort.generation.images import parameters_text
 from sdort.generation.infotext import read_infotext
@@ -29,7 +29,7 @@ from sdort.generation.job import plan_jobs, plan_paths
 from sdort.generation.output_names import fill_template
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.prompts_file import read_lines
-from sdort.generation.record import AdapterRecord, ControlRecord, GenerationRecord
+from sdort.generation.record import AdapterRecord, ControlRecord, GenerationRecord, IpAdapterRecord
 from sdort.generation.seeds import read_seeds
 from sdort.generation.typed_options import GenerationOptions
 from sdort.machine.file_digest import file_digest
@@ -137,12 +137,15 @@ def test_other_adapters_than_those_of_the_image_are_told(
 ) -> None:
     records = [{"name": name, "scale": scale, "sha256": digest} for name, scale, digest in said]
     adapters = [AdapterRecord(name, scale, digest, "") for name, scale, digest in given]
-    DrawnWith({}, "fast", "00", lora=records).remark_on_adapters(adapters)
+    DrawnWith({}, "fast", "00", files={"lora": records}).remark_on_files("lora", adapters)
     told = " ".join(capsys.readouterr().err.split())
     assert message in told
     assert bool(told) == bool(message)
-    DrawnWith({}, lora=records).remark_on_adapters(adapters)
+    DrawnWith({}, files={"lora": records}).remark_on_files("lora", adapters)
     assert capsys.readouterr().err == "", "another program's image says nothing of files"
+    older = [{"name": each.name, "sha256": each.sha256} for each in adapters]
+    DrawnWith({}, "fast", "00", files={"lora": older}).remark_on_files("lora", adapters)
+    assert capsys.readouterr().err == "", "an older sdort did not say the scale"
 
 
 def test_other_controls_than_those_of_the_image_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +157,7 @@ def test_other_controls_than_those_of_the_image_are_told(capsys: pytest.CaptureF
         ({"image_hash": "cc"}, "its image differs"),
         ({"scale": 0.5, "start": 0.1, "end": 0.9}, "its scale and its start and its end differ"),
     ):
-        DrawnWith({}, "fast", "00", control=[vars(now) | change]).remark_on_controls([now])
+        DrawnWith({}, "fast", "00", files={"control": [vars(now) | change]}).remark_on_files("control", [now])
         told = " ".join(capsys.readouterr().err.split())
         assert message in told
         assert bool(told) == bool(message)
@@ -162,6 +165,9 @@ def test_other_controls_than_those_of_the_image_are_told(capsys: pytest.CaptureF
 
 def test_every_option_is_taken_over_or_has_a_reason_not_to_be() -> None:
     listed = [*REPLAYED, *GIVEN_AGAIN, *WITHOUT_EFFECT]
+    assert COMPARED.keys() <= GIVEN_AGAIN.keys()
+    for parts, record_of in zip(COMPARED.values(), (AdapterRecord, ControlRecord, IpAdapterRecord), strict=True):
+        assert parts.keys() <= {field.name for field in fields(record_of)}
     assert sorted(listed) == sorted({*GenerationOptions.__annotations__, "prompt"})
     assert {*REPLAYED.values(), *GIVEN_AGAIN.values()} <= {field.name for field in fields(GenerationRecord)}
 
