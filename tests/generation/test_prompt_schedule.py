@@ -175,6 +175,14 @@ def test_long_prompts_of_brackets_are_read_once(part: str) -> None:
     assert len(texts("".join([*["[x:y:1]:)"] * 9999, "z"]), 4)) == 4
 
 
+def test_bounds_are_what_they_say() -> None:
+    alternation = f"[{'|'.join(map(str, range(64)))}]"
+    assert len(set(texts(alternation, 80))) == 64
+    assert spans("[" * 63 + "[a:b:1]" + "]" * 63, 3) == [(2, "[" * 63 + "a" + "]" * 63), (1, "[" * 63 + "b" + "]" * 63)]
+    # PNDM takes a call more than it has steps.
+    assert read_schedule("[a|b]", "a1111").texts(Clock(2), 4) == ["a", "a", "b", "b"]
+
+
 def test_deep_brackets_are_refused() -> None:
     for text in ("([a:" * 9999, "[a|[b:" * 9999, "(a" * 9999):
         with pytest.raises(UsageError, match="more than 64 brackets"):
