@@ -9,7 +9,7 @@ import gc
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,19 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_HOME] = Path(tempfile.mkdtemp(prefix="sdort-tests-"))
     homes.move_in(config.stash[_HOME])
     console.set_verbosity(console.NORMAL)  # as under the command line
-    gc.disable()  # until all is collected: what collection makes stays, and every collector's round walks all of it
     json_documents.check_all_commands()
     config.stash[_WATCH].start()
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests and the libraries that they import stay to the end: the garbage collector skips them."""
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    gc.enable()  # where collection failed, or there was none
     shutil.rmtree(config.stash[_HOME], ignore_errors=True)
 
 
