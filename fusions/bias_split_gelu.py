@@ -5,14 +5,15 @@ With --sdort-ops, sdort's operator takes the widths that ONNX Runtime's has no k
 
 STAGE = "fuse"
 ANCHOR = "Gelu"
-_GEGLU = """
+BEFORE = """
 g (float[B, S, D] x) => (float[B, S, H] y) <float[D] bias> {
     biased = Add (x, bias)
     hidden, gate = Split <axis = -1, num_outputs = 2> (biased)
     act = Gelu (gate)
     y = Mul (hidden, act)
 }"""
-_FUSED = "g (float[B, S, D] x, float[D] bias) => (float[B, S, H] y) {{ y = {}.BiasSplitGelu (x, bias) }}"
-BEFORE = (_GEGLU, _GEGLU)
-AFTER = (_FUSED.format("com.microsoft"), _FUSED.format("sdort"))
+AFTER = (  # the first that the provider runs
+    "g (float[B, S, D] x, float[D] bias) => (float[B, S, H] y) { y = com.microsoft.BiasSplitGelu (x, bias) }",
+    "g (float[B, S, D] x, float[D] bias) => (float[B, S, H] y) { y = sdort.BiasSplitGelu (x, bias) }",
+)
 EXAMPLE = {"B": 2, "S": 5, "D": 16, "H": 8}

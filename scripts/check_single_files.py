@@ -134,7 +134,16 @@ def write_file(family: str, folder: Path, path: Path) -> None:
 def draw(folder: Path) -> str:
     """Whether both exports draw the same image."""
     one, two = (
-        sdort.run(folder / name, "a cat in a hat", provider="cpu", steps=2, seed=3, height=64, width=64)
+        sdort.run(
+            folder / name,
+            "a cat in a hat",
+            provider="cpu",
+            steps=2,
+            seed=3,
+            height=64,
+            width=64,
+            output=folder / f"{name}.png",
+        )
         .images[0]
         .pixels
         for name in ("one", "two")

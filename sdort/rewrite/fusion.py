@@ -75,10 +75,12 @@ class Fusion:
 
     @cached_property
     def variants(self) -> list[Variant]:
-        """(Before, After) pairs, as the file states them."""
+        """(Before, After) pairs, as the file states them: one After serves all Befores, and one Before all Afters."""
         befores = _texts(self.module.BEFORE)
         afters = _texts(self.module.AFTER)
-        afters = afters * len(befores) if len(afters) == 1 else afters
+        befores, afters = (
+            texts * max(len(befores), len(afters)) if len(texts) == 1 else texts for texts in (befores, afters)
+        )
         pairs = [(parse_pattern(b), parse_pattern(a)) for b, a in zip(befores, afters, strict=True)]
         for before, _ in pairs:
             check_connected(before)
