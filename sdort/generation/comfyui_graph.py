@@ -23,7 +23,7 @@ _LORAS = ("LoraLoader", "LoraLoaderModelOnly")
 _CHECKPOINT = "CheckpointLoaderSimple"
 
 
-def read_graph(text: str) -> Infotext:
+def read_comfyui_graph(text: str) -> Infotext:
     """The options in a graph.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, one_line
-from sdort.generation.comfyui_graph import read_graph
+from sdort.generation.comfyui_graph import read_comfyui_graph
 from sdort.generation.image_texts import read_texts
 from sdort.generation.infotext import Infotext, read_infotext
 from sdort.generation.input_image import InputImage
@@ -185,7 +185,7 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
     program = _other_program(texts)
     if program == "ComfyUI" and "prompt" in texts:
         try:
-            return _taken_over(path, read_graph(texts["prompt"]), given)
+            return _taken_over(path, read_comfyui_graph(texts["prompt"]), given)
         except ValueError as error:
             raise UsageError(
                 f"{path} was drawn by ComfyUI, with a graph that sdort does not read: {error}",

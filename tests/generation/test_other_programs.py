@@ -10,7 +10,7 @@ import pytest
 from PIL import ExifTags, Image, PngImagePlugin
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.comfyui_graph import read_graph
+from sdort.generation.comfyui_graph import read_comfyui_graph
 from sdort.generation.from_image import read_image_options
 from sdort.generation.image_texts import MAX_TEXT, read_texts
 from sdort.generation.infotext import read_infotext
@@ -205,7 +205,7 @@ def test_sdxls_two_prompts_and_odd_values_of_a_graph_are_read_or_told() -> None:
         good="CLIPTextEncodeSDXL", sampler={"seed": 1 << 70, "sampler_name": "ipndm"}, bad={"clip": ["file", 1]}
     )
     changed["good"]["inputs"] |= {"text_l": "a", "text_g": "b"}
-    info = read_graph(json.dumps(changed))
+    info = read_comfyui_graph(json.dumps(changed))
     assert (info.options["prompt"], info.options["prompt_2"]) == ("a", "b")
     assert {"seed", "scheduler"}.isdisjoint(info.options)
     assert info.left == [f"seed {1 << 70}", "sampler ipndm_karras", "sampler ipndm", "LoRA fine.safetensors:0.8"]
@@ -227,10 +227,10 @@ def test_sdxls_two_prompts_and_odd_values_of_a_graph_are_read_or_told() -> None:
 )
 def test_another_graph_is_told_with_a_reason(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_graph(json.dumps(graph(**changes)))
+        read_comfyui_graph(json.dumps(graph(**changes)))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"1": 5}', '{"1": {"inputs": {"seed": NaN}}}'])
 def test_what_is_no_graph_is_told(text: str) -> None:
     with pytest.raises(ValueError, match=r"its graph is no JSON|its samplers are none"):
-        read_graph(text)
+        read_comfyui_graph(text)
