@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.input_image import MAX_PIXELS, InputImage
+from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import OPTION, IpAdapterImage
 from sdort.generation.record import IpAdapterRecord
 from sdort.model.component_names import IMAGE_ENCODER, IMAGE_SCALE, IMAGE_TOKENS, NEGATIVE_IMAGE_TOKENS
@@ -22,6 +22,8 @@ from sdort.workload.image_inputs import count_images, image_inputs
 
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Of the channels of the pictures that CLIP was trained on (https://github.com/openai/CLIP, ``clip.py``)."""
+LONGEST = 256
+"""The most times that an image is as long as it is wide: resized, it has 12.8 million pixels at 224."""
 
 Encode = Callable[[Array], Mapping[str, Array]]
 """The image encoder's outputs by name, of pixels float32 [1, 3, side, side]."""
@@ -80,12 +82,12 @@ def clip_pixels(image: InputImage, side: int) -> Array:
 def _resized(image: InputImage, side: int) -> tuple[int, int]:
     """Height and width at which the shorter of the two is ``side``."""
     short, long = min(image.size), max(image.size)
-    longer = int(side * long / short)
-    if side * longer > MAX_PIXELS or long > 256 * short:
+    if long > LONGEST * short:
         raise UsageError(
             f"{OPTION} {image} has {image.size[1]}x{image.size[0]} pixels, which is too long and thin",
             hint="The image encoder takes the square in its middle: cut out what matters.",
         )
+    longer = int(side * long / short)
     return (side, longer) if image.size[0] <= image.size[1] else (longer, side)
 
 

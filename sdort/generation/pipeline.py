@@ -475,7 +475,7 @@ class TextToImage:
         inputs, side = self.sessions["unet"].inputs, 0
         if images:
             spec = next(iter(self._opened(IMAGE_ENCODER).inputs.values()))
-            side = static_size(spec.shape, 2) or 0
+            side = static_size(spec.shape, 2) or 224
         return self.ip_adapter_tokens.conditions(inputs, images, self._image_tokens, side, guided)
 
     def _image_tokens(self, pixels: Array) -> Mapping[str, Array]:
