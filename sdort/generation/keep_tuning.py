@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdort.generation.request import Request
 from sdort.generation.stages import plan_stages
+from sdort.model.component_names import CONTROLNET
 from sdort.runtime.tuning_results import keep_case, keep_shapes
 from sdort.workload.cases import generation_cases
 
@@ -19,8 +20,9 @@ def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
     request = requests[0]
     images = sum(request.num_images for request in requests)
     copies = len(request.guidance())
-    for component, session in pipeline.sessions.items():
-        if component != "unet":  # the decoder's depend on the memory that was free
+    for session in (*pipeline.sessions.values(), *pipeline.controls.sessions):
+        component = session.component
+        if component not in ("unet", CONTROLNET):  # the decoder's depend on the memory that was free
             for shapes in sorted(session.ran_on):
                 keep_shapes(session, dict(shapes))
             continue

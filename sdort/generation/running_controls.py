@@ -75,6 +75,7 @@ class Controls:
     """
 
     def __init__(self, active: Sequence[ActiveControl]) -> None:
+        self.active = active
         self.nets = [control for control in active if control.model.component == CONTROLNET]
         self.adapters = [control for control in active if control.model.component == T2I_ADAPTER]
         self._features: list[list[Array]] | None = None
@@ -259,6 +260,11 @@ class RunningControls:
     def __init__(self) -> None:
         self._sessions: dict[Path, Session] = {}
         self._current: tuple[object, Controls] | None = None
+
+    @property
+    def sessions(self) -> Collection[Session]:
+        """The sessions of the last request's models, of those that had some."""
+        return [] if self._current is None else [each.session for each in self._current[1].active]
 
     @property
     def open_models(self) -> Collection[Path]:

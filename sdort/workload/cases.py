@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import ENCODER, IMAGE_ENCODER, T2I_ADAPTER
+from sdort.model.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
 from sdort.workload.image_inputs import image_inputs, is_image_scale
@@ -190,7 +190,7 @@ def generation_cases(
         return [Case(component, static or 1, *size)]
     parts = {min(at_once, images - first) for first in range(0, images, at_once)}
     embedded = copies == 2 and GUIDANCE_EMBEDDING in inputs  # one prompt, without the negative one
-    samples = copies if component == "unet" and not embedded else 1
+    samples = copies if component in ("unet", CONTROLNET) and not embedded else 1
     batches = {static or samples * part for part in parts}
     return [Case(component, batch, *size) for batch in sorted(batches)]
 

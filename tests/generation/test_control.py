@@ -22,7 +22,7 @@ from support.tiny_control import build_controlnet, build_t2i_adapter, export_par
 import sdort
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, MemoryShortageError, SdortError, UsageError
-from sdort.generation import memory_need
+from sdort.generation import keep_tuning, memory_need
 from sdort.generation import pipeline as pipeline_module
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.control_plan import plan_controls
@@ -320,6 +320,16 @@ def test_memory_counts_what_controls_take(made: Made, ours: Any, monkeypatch: py
     with pytest.raises(MemoryShortageError):
         memory_need.refuse_generation(folder, requests[1], 1, CPU, 0, held=0)
     memory_need.refuse_generation(folder, requests[1], 1, CPU, 0, held=0, controls_open=opened)
+
+
+def test_what_was_tuned_for_controls_is_kept(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        keep_tuning, "keep_case", lambda session, case, factor: kept.append((case.component, case.batch))
+    )
+    monkeypatch.setattr(keep_tuning, "keep_shapes", lambda session, shapes: kept.append((session.component, 1)))
+    _generate(ours, [f"{made.out('net0')}:{made.image(0)}", f"{made.out('adapter')}:{made.image(1)}"], steps=1)
+    assert {("unet", 2), ("controlnet", 2), ("t2i_adapter", 1)} <= set(kept)
 
 
 def test_the_record_says_what_steered(made: Made, ours: Any) -> None:
