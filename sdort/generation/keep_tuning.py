@@ -20,7 +20,8 @@ def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
     request = requests[0]
     images = sum(request.num_images for request in requests)
     copies = len(request.guidance())
-    for session in (*pipeline.sessions.values(), *pipeline.controls.sessions):
+    controls = pipeline.controls.sessions if request.control else ()
+    for session in (*pipeline.sessions.values(), *controls):
         component = session.component
         if component not in ("unet", CONTROLNET):  # the decoder's depend on the memory that was free
             for shapes in sorted(session.ran_on):
