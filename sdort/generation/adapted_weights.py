@@ -14,13 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from sdort.console import progress, warn
 from sdort.errors import ParityError
 from sdort.generation.record import AdapterRecord
+from sdort.machine.blas_threads import one_blas_thread
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
+from sdort.model.overflow import is_finite
 from sdort.model.signature import Array
 from sdort.model.weights import Inline, Weight
 from sdort.onnx_io.expression_inverse import parameter_values
@@ -35,8 +35,11 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session, find_replaceable
 from sdort.tables import size_text
 
-WORKERS = min(4, os.cpu_count() or 1)
-"""Weights that are merged at a time: numpy releases the interpreter lock, and four fill the memory's bandwidth."""
+IN_FLIGHT = 128 * 2**20
+"""Bytes of stored weights merged at a time: in fp32, with a difference and a sum, it is eight times that."""
+
+WORKERS = min(8, os.cpu_count() or 1)
+"""Weights that are merged at a time: numpy releases the interpreter lock, and eight fill the memory's bandwidth."""
 
 Changes = Mapping[str, Sequence[tuple[Delta, float]]]
 """Parameter -> differences, each with its scale."""
@@ -143,7 +146,7 @@ class RunningAdapters:
             remark(adapter)
         self._current = None  # half of it, until all is done
         total = sum(len(plan.changed(name)) for name in self.sessions)
-        with progress("adapters", total=total) as advance:
+        with one_blas_thread(), progress("adapters", total=total) as advance:
             for name, session in self.sessions.items():
                 for _ in _switched(session, plan.changed(name), plan.changes.get(name, {})):
                     advance(1)
@@ -168,10 +171,10 @@ def _all_merged(
     pool = ThreadPoolExecutor(WORKERS, "sdort-adapters")
     try:
         for name in changed:
-            if len(running) > WORKERS:
+            running.append((name, pool.submit(_merged, component, name, weights[name], changes)))
+            while len(running) > 2 * WORKERS or sum(weights[name].stored.nbytes for name, _ in running) > IN_FLIGHT:
                 first, future = running.popleft()
                 yield first, future.result()
-            running.append((name, pool.submit(_merged, component, name, weights[name], changes)))
         for first, future in running:
             yield first, future.result()
     finally:
@@ -197,7 +200,7 @@ def _merged(component: str, name: str, weight: ReplaceableWeight, changes: Chang
         merged = decode(weight.origin, parameters).load()
     except UNREADABLE as error:
         raise bad_origin(component, name, str(error)) from error
-    if not np.isfinite(merged).all() and np.isfinite(stored).all():
+    if not is_finite(merged) and is_finite(stored):
         raise ParityError(
             f"with these adapters {name!r} has values that {merged.dtype} cannot hold",
             component=component,

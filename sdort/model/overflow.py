@@ -16,15 +16,25 @@ def count_overflow(array: Array, weight: Weight) -> int:
     return subtract_sources(count_infinite(array), weight)
 
 
+def is_finite(array: Array) -> bool:
+    """Whether no value of a contiguous array of floats is infinite or NaN."""
+    if array.dtype != np.float16:
+        return bool(np.isfinite(array).all())
+    return _largest_bits(array) < _INFINITY
+
+
 def count_infinite(array: Array) -> int:
     """The number of infinite values in a contiguous array of float16; 0 for other dtypes."""
     if array.dtype != np.float16:
         return 0
-    # By its bits: several times as fast as numpy.isinf on float16, above all where nothing is.
-    magnitudes = array.reshape(-1).view(np.uint16) & np.uint16(0x7FFF)
-    if not magnitudes.size or magnitudes.max() < _INFINITY:
+    if _largest_bits(array) < _INFINITY:
         return 0
-    return int(np.count_nonzero(magnitudes == _INFINITY))
+    return int(np.isinf(array).sum())
+
+
+def _largest_bits(array: Array) -> int:
+    """The largest of float16 values without their signs, as bits: several times as fast as numpy's functions."""
+    return int((array.reshape(-1).view(np.uint16) & np.uint16(0x7FFF)).max(initial=0))
 
 
 def subtract_sources(infinite: int, weight: Weight) -> int:

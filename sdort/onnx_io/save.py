@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import OutputError
+from sdort.machine.blas_threads import one_blas_thread
 from sdort.model.model import Model
 from sdort.model.overflow import count_infinite, subtract_sources
 from sdort.model.weights import Stored
@@ -226,7 +227,13 @@ def _reserve(descriptor: int, size: int) -> None:
 
 def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int], None, None]:
     """Write every blob; yields each with its count of overflowed values as it is done."""
-    pool = ThreadPoolExecutor(WORKERS)
+    with one_blas_thread():
+        yield from _written(blobs, descriptor, ThreadPoolExecutor(WORKERS))
+
+
+def _written(
+    blobs: Sequence[Blob], descriptor: int, pool: ThreadPoolExecutor
+) -> Generator[tuple[Blob, int], None, None]:
     running: dict[Future[int], Blob] = {}
     used = 0
     try:
