@@ -8,8 +8,9 @@ from threading import Lock
 from typing import Any
 
 import numpy  # noqa: F401 (a BLAS can be told once it is loaded)
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
+_libraries = ThreadpoolController()
 _lock = Lock()
 _users = 0
 _limits: Any = None
@@ -26,7 +27,7 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limits
     with _lock:
         if not _users:
-            _limits = threadpool_limits(1, user_api="blas")
+            _limits = _libraries.limit(limits=1, user_api="blas")
         _users += 1
     try:
         yield

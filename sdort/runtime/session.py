@@ -23,7 +23,6 @@ from sdort.onnx_io.overridable import (
     weights_of,
 )
 from sdort.onnx_io.precision_mark import says_bf16
-from sdort.passes.control_inputs import remove_control_inputs
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
@@ -33,6 +32,7 @@ from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.stopping import stoppable
+from sdort.runtime.unsteered import remove_control_inputs
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 from sdort.workload.residuals import steering_inputs
 

@@ -28,9 +28,9 @@ from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.control_plan import plan_controls
 from sdort.generation.request import Request
 from sdort.optimizer.command import optimize
-from sdort.passes.control_inputs import remove_control_inputs
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
+from sdort.runtime.unsteered import remove_control_inputs
 from sdort.workload.residuals import all_residuals, residual_shapes
 
 LIKE = 60

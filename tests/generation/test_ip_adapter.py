@@ -24,7 +24,7 @@ from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, clip_pixels
 from sdort.optimizer.command import optimize
-from sdort.passes.control_inputs import remove_control_inputs
+from sdort.runtime.unsteered import remove_control_inputs
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, token or negative image costs tens of them."""
