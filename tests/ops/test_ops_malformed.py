@@ -35,6 +35,7 @@ CONV = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 2, 1, 0], "group": 1
 SOUND = {
     "com.microsoft.BiasAdd": Problem({"X": (2, 6, 8), "bias": (8,), "skip": (2, 6, 8)}, {}),
     "com.microsoft.BiasSplitGelu": Problem({"X": (2, 6, 16), "bias": (16,)}, {}),
+    "sdort.BiasSplitGelu": Problem({"X": (2, 6, 16), "bias": (16,)}, {}),
     "com.microsoft.GroupNorm": Problem({"X": (2, 3, 4, 8), "gamma": (8,), "beta": (8,)}, NORM),
     "com.microsoft.SkipGroupNorm": Problem(
         {"X": (2, 3, 4, 8), "gamma": (8,), "beta": (8,), "skip": (2, 3, 4, 8), "bias": (8,)}, NORM, ("Y", "S")

@@ -57,8 +57,11 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
     image = normal(2, 3, 5, 32)
     rows = Rows(5, "", np.float32, 18, 40, 9, 1.0, 0.0, 1e-5, frozenset(("bias", "sum")))
     conv = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    nodes = {operator.name: operator.node(rows) for operator in operators()}
+    gelu, gelu_inputs, gelu_outputs, _ = nodes["BiasSplitGelu"]
     return {
-        **{operator.name: operator.node(rows) for operator in operators()},
+        **nodes,
+        "sdort BiasSplitGelu": (gelu, gelu_inputs, gelu_outputs, {"domain": "sdort"}),
         "GroupNorm": ("GroupNorm", {"X": image, **weights}, ["Y"], norm),
         "SkipGroupNorm": (
             "SkipGroupNorm",

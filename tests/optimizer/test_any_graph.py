@@ -93,7 +93,7 @@ def report(result: Result) -> dict[str, Any]:
         "transformer/model.onnx",
         "text_encoder_3/model.onnx",
         "projection/model.onnx",
-        "image_encoder/model_fp16.onnx",
+        "image_projection/model_fp16.onnx",
         "vae/model.onnx",
         "extra.onnx",
         "text_encoder/more/model.onnx",
