@@ -270,7 +270,7 @@ def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
     started = time.perf_counter()
     models = load_pipeline(folder, options)
     seconds = time.perf_counter() - started
-    models.guard = Guard(models.sessions)
+    models.guard = Guard(models.sessions, models.controls)
     return Pipeline(models, options, seconds, device)
 
 

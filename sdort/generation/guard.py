@@ -16,7 +16,8 @@ import numpy as np
 
 from sdort.console import warn
 from sdort.errors import ParityError, SdortError
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.generation.running_controls import RunningControls
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
 from sdort.providers.runtime_options import RuntimeOptions
@@ -27,6 +28,7 @@ SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "text_encoder_2": (("all of it", all_nodes),),
     "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
     ENCODER: (("all of it", all_nodes),),
+    IMAGE_ENCODER: (("all of it", all_nodes),),
     DECODER: (("all of it", all_nodes),),
 }
 """Component -> nodes to compute in fp32, the cheapest choice that may help first."""
@@ -41,10 +43,12 @@ class Guard:
 
     Args:
         sessions: the pipeline's, by component; they are exchanged in place.
+        controls: what steers its UNet, and is tried before the UNet itself.
     """
 
-    def __init__(self, sessions: MutableMapping[str, Session]) -> None:
+    def __init__(self, sessions: MutableMapping[str, Session], controls: RunningControls | None = None) -> None:
         self.sessions = sessions
+        self._controls = controls
         self.widened: dict[str, str] = {}
         self._left = {name: list(steps) for name, steps in SAFER.items()}
         self._chosen: dict[str, Select] = {}
@@ -72,6 +76,8 @@ class Guard:
 
     def step(self, component: str, problem: str) -> bool:
         """Open the next safer session of a component and say so; False if there is none."""
+        if component == "unet" and self._controls and self._widen_controls(self._controls, problem):
+            return True
         while self._left[component]:
             what, select = self._left[component].pop(0)
             before = self.sessions[component]
@@ -80,17 +86,33 @@ class Guard:
                 self.sessions[component] = session
                 self.widened[component] = what
                 self._chosen[component] = select
-                warn(
-                    f"{component}: {problem}. It is done again with {what} in fp32, which takes longer. "
-                    "What needs no second try:\n    sdort optimize IN OUT --fp16 auto"
-                )
+                _say(component, problem, what)
                 return True
         return False
+
+    def _widen_controls(self, controls: RunningControls, problem: str) -> bool:
+        """Compute what steers the UNet in fp32; False if nothing of it is left that is not.
+
+        The UNet's dead latents are the next input of a ControlNet, so that afterwards nothing tells which was first.
+        """
+        opened = controls.exchange(lambda session: _open(session.place, all_nodes, session.options))
+        for session in opened:
+            self.widened[session.component] = "all of it"
+        if opened:
+            _say("unet", problem, "all of " + " and ".join(sorted({session.component for session in opened})))
+        return bool(opened)
 
     def reopened(self, place: SessionPlace, options: RuntimeOptions) -> Session | None:
         """A session with other options, and with the same nodes in fp32; None where none are, or it does not load."""
         select = self._chosen.get(place.component)
         return _open(place, select, options) if select else None
+
+
+def _say(component: str, problem: str, what: str) -> None:
+    warn(
+        f"{component}: {problem}. It is done again with {what} in fp32, which takes longer. "
+        "What needs no second try:\n    sdort optimize IN OUT --fp16 auto"
+    )
 
 
 def dead(values: Array) -> str | None:

@@ -9,7 +9,7 @@ A T2I-Adapter runs once for an image. Outside of their share of the steps nothin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,7 @@ class RunningControls:
 
     def __init__(self) -> None:
         self._sessions: dict[Path, Session] = {}
+        self._exchanged: set[Path] = set()
         self._current: tuple[object, Controls] | None = None
 
     @property
@@ -290,6 +291,21 @@ class RunningControls:
             active = [ActiveControl(each, self._opened(each, unet), _pixels(each, pixels), guess) for each in models]
             self._current = (key, Controls(active))
         return self._current[1]
+
+    def exchange(self, safer: Callable[[Session], Session | None]) -> list[Session]:
+        """Let safer sessions take the place of those of the last request that are none yet; returns the new ones.
+
+        Args:
+            safer: opens one for another; None where there is none.
+        """
+        current = {path: session for path, session in self._sessions.items() if session in self.sessions}
+        opened = {path: safer(session) for path, session in current.items() if path not in self._exchanged}
+        self._exchanged |= opened.keys()
+        found = {path: session for path, session in opened.items() if session is not None}
+        if found:
+            self._sessions |= found
+            self._current = None
+        return list(found.values())
 
     def _opened(self, model: ControlModel, unet: Session) -> Session:
         path = model.file.path.resolve()

@@ -288,6 +288,33 @@ def test_a_controlnet_in_fp16_steers_a_unet_in_fp32(made: Made, ours: Any, tmp_p
     assert _decibels(_generate(ours, []), exact) < 40
 
 
+def test_what_steers_is_in_fp32_before_the_unet(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optimize(made.out("net0"), tmp_path / "half", provider="cpu", fp16=True)
+    control = [f"{tmp_path / 'half'}:{made.image(0)}"]
+    pipeline = sdort.load(made.out("pipeline"), provider="cpu")
+    guard, problems = pipeline._models.guard, iter([None, "it gave NaN"])
+    assert guard is not None
+    run = guard.run
+
+    def fails_once(component: str, work: Any, problem_of: Any) -> Any:
+        return run(component, work, lambda result: next(problems, None) if component == "unet" else problem_of(result))
+
+    monkeypatch.setattr(guard, "run", fails_once)
+    half = _generate(pipeline, control)
+    [before] = pipeline._models.controls.sessions
+    safer = _generate(pipeline, control)
+    [after] = pipeline._models.controls.sessions
+    told = " ".join(capsys.readouterr().err.split())
+    assert "unet: it gave NaN. It is done again with all of controlnet in fp32" in told
+    assert guard.widened == {"controlnet": "all of it"}
+    exact = _generate(pipeline, [f"{made.out('net0')}:{made.image(0)}"])
+    assert before is not after
+    assert _decibels(safer, exact) > _decibels(half, exact) > HALF
+    assert not guard.step("unet", "a test")  # nothing of both is in fp16 any more
+
+
 def test_adapters_stay_while_controls_come_and_go(made: Made, tmp_path: Path) -> None:
     lora = make_lora(made.folder / "pipeline", tmp_path / "a.safetensors", 1)
     with_lora: Any = {"lora": [f"{lora}:0.8"], "steps": 2}
