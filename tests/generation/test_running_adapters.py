@@ -189,8 +189,12 @@ def test_the_command_draws_what_the_baked_pipeline_draws(
     with Image.open("a.png") as image:
         drawn = np.asarray(image).astype(int)
     np.testing.assert_array_equal(drawn, images["a"])
-    digest = hashlib.sha256(sd1.a.read_bytes()).hexdigest()
-    assert json.loads(done.stdout)["lora"] == [{"name": "a.safetensors", "scale": SCALE, "sha256": digest}]
+    content = sd1.a.read_bytes()
+    whole, tensors = (
+        hashlib.sha256(part).hexdigest() for part in (content, content[8 + int.from_bytes(content[:8], "little") :])
+    )
+    adapter = {"name": "a.safetensors", "scale": SCALE, "sha256": whole, "tensors_sha256": tensors}
+    assert json.loads(done.stdout)["lora"] == [adapter]
 
 
 def test_a_pipeline_that_was_not_opened_for_adapters_takes_one(
