@@ -333,7 +333,8 @@ def _start(
 ) -> Session:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
-    if not options.control_inputs and steering_inputs(read_component(path, component).signature.inputs):
+    inputs = [info.name for info in graph.graph.input] if graph else read_component(path, component).signature.inputs
+    if not options.control_inputs and steering_inputs(inputs):
         graph = graph or read_component(path, component).copy()
         remove_control_inputs(graph, component)
     if options.adapters:

@@ -150,7 +150,7 @@ def test_missing_and_foreign_tensors_are_named(checkpoint: Path, run: Callable[.
 
 def test_a_foreign_tensor_is_enough(checkpoint: Path, run: Callable[..., Path]) -> None:
     save(checkpoint / "text_encoder" / WEIGHTS, weights_of(checkpoint) | {"foreign.weight": np.zeros(3, np.float32)})
-    with pytest.raises(BadModelError, match=r"has 1 tensors .* no place for \(foreign\.weight\)"):
+    with pytest.raises(BadModelError, match=r"has 1 tensor .* no place for \(foreign\.weight\)"):
         run()
 
 
