@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make_environment .test-venv cpu,dev
 need_native_tools
 PATH="$PWD/.test-venv/bin:$PATH"
-# One process per core, one thread in each: more threads than cores only wait for each other.
+# A process more than cores, one thread in each: some wait for a compiler, the disk or the trace of another.
 cores=$(nproc) # before the next line: nproc honours it
 export OMP_NUM_THREADS=1
 
@@ -26,6 +26,6 @@ mypy &
 mypy=$!
 python -c 'import sys; sys.path.insert(0, "tests"); from support import native; print("custom operators:", native.build_folder())'
 failed=0
-python -m pytest -n "$cores" --dist worksteal || failed=$?
+python -m pytest -n "$((cores + 1))" --dist worksteal || failed=$?
 wait "$mypy" || { failed=$? && echo "mypy failed, see above" >&2; }
 exit "$failed"

@@ -16,9 +16,10 @@ from sdort.generation.schedulers import load_scheduler
 from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
+from sdort.model.vae_levels import vae_factor
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
 from sdort.pipelines.configs import INDEX, read_config
-from sdort.pipelines.folder import pixels_of, vae_factor
+from sdort.pipelines.folder import pixels_of
 from sdort.pipelines.wrong_input import no_diffusers_pipeline, not_there
 from sdort.providers.provider import Provider
 from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds

@@ -29,11 +29,11 @@ from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER
+from sdort.model.vae_levels import vae_factor
 from sdort.model.weights import Weight
 from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
-from sdort.pipelines.folder import vae_factor
 from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
 from sdort.staging import check_output, real, staged_directory

@@ -12,9 +12,9 @@ from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.source import AppliedIpAdapter, Source, entry_of
 from sdort.machine.file_digest import file_digest
-from sdort.model.component_names import IMAGE_ENCODER
+from sdort.model.component_names import IMAGE_ENCODER, PLUS
 from sdort.model.weights import Weight
-from sdort.pipelines.adapters.ip_adapter_file import PLUS, IpAdapter, attention_tensors, read_ip_adapter
+from sdort.pipelines.adapters.ip_adapter_file import IpAdapter, attention_tensors, read_ip_adapter
 from sdort.pipelines.checkpoints.clip_vision import EMBEDDINGS, HIDDEN_STATES, ImageEncoder, read_image_encoder
 from sdort.pipelines.checkpoints.pipeline_files import write_config
 from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, REFINER

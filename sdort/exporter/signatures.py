@@ -23,10 +23,10 @@ from sdort.model.component_names import (
     IMAGE_SCALE,
     IMAGE_TOKENS,
     NEGATIVE_IMAGE_TOKENS,
+    PLAIN,
     T2I_ADAPTER,
 )
-from sdort.pipelines.adapters.ip_adapter_file import PLAIN
-from sdort.pipelines.folder import vae_factor
+from sdort.model.vae_levels import vae_factor
 from sdort.rewrite.size_names import size_at
 
 FOLDERS = {

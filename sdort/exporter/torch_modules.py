@@ -21,9 +21,10 @@ from sdort.model.component_names import (
     IMAGE_ENCODER,
     IMAGE_SCALE,
     IMAGE_TOKENS,
+    PLAIN,
+    RESAMPLER_HEAD,
     T2I_ADAPTER,
 )
-from sdort.pipelines.adapters.ip_adapter_file import HEAD, PLAIN
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""
@@ -281,7 +282,7 @@ def _projection(config: Mapping[str, Any]) -> Any:
         config["width"],
         config["hidden"],
         depth=config["depth"],
-        dim_head=HEAD,
+        dim_head=RESAMPLER_HEAD,
         heads=config["heads"],
         num_queries=config["tokens"],
         ffn_ratio=config["inner"] / config["hidden"],

@@ -24,7 +24,7 @@ from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, eval
 from sdort.exporter.template import Trace
 from sdort.machine.version import __version__
 from sdort.model.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
-from sdort.pipelines.folder import vae_factor
+from sdort.model.vae_levels import vae_factor
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""

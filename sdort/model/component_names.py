@@ -23,3 +23,7 @@ and an output of the image encoder; ``image_scale.0`` is how much it counts, flo
 NEGATIVE_IMAGE_TOKENS = "negative_image_tokens"
 """``negative_image_tokens.0`` are the first IP-Adapter's tokens of no image, where zeros in place of the image's
 embedding make them; without that output they are those of an image of zeros."""
+PLAIN, PLUS = "plain", "plus"
+"""Kinds of IP-Adapters: a projection of the image's embedding, and a resampler of all of the encoder's last states."""
+RESAMPLER_HEAD = 64
+"""Width of a head of the attention of a resampler (``dim_head`` of IP-Adapter's ``Resampler``)."""

@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from sdort.errors import BadModelError
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, T2I_ADAPTER
-from sdort.pipelines.adapters.ip_adapter_file import PLAIN
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, PLAIN, T2I_ADAPTER
 
 Config = Mapping[str, Any]
 

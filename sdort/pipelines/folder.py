@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import static_size
+from sdort.model.vae_levels import decoder_widths, vae_factor
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.model_hash import hash_model
@@ -23,9 +23,6 @@ from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rul
 from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
 from sdort.pipelines.families import Family, family_of
 from sdort.pipelines.wrong_input import expect_onnx
-
-# Of every family's AutoencoderKL; old conversion scripts write no config beside the ONNX files.
-_VAE_CHANNELS = [128, 256, 512, 512]
 
 
 @dataclass(frozen=True)
@@ -161,16 +158,6 @@ class PipelineFolder:
         for name, path in sorted(self.models.items()):
             digest.update(f"{name}:{hash_model(path)}".encode())
         return digest.hexdigest()[:16]
-
-
-def decoder_widths(vae: Mapping[str, Any]) -> list[int]:
-    """The channels of an autoencoder's levels by its config; a tiny one's may name them by half alone."""
-    return list(vae.get("block_out_channels") or vae.get("decoder_block_out_channels") or _VAE_CHANNELS)
-
-
-def vae_factor(vae: Mapping[str, Any]) -> int:
-    """Pixels a latent along each side, by an autoencoder's config: each level but the first halves an image."""
-    return 1 << (len(decoder_widths(vae)) - 1)
 
 
 def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:

@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model.component_names import PLAIN, PLUS, RESAMPLER_HEAD
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.safetensors import read_tensors
 from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, Kind
-
-PLAIN, PLUS = "plain", "plus"
-HEAD = 64
-"""Width of a head of the attention of a resampler (``dim_head`` of IP-Adapter's ``Resampler``)."""
 
 _ATTENTION = re.compile(r"ip_adapter\.(\d+)\.to_(k|v)_ip\.weight")
 _OTHERS = (
@@ -134,7 +131,7 @@ def _plus(image: Mapping[str, Stored]) -> tuple[dict[str, Any], dict[str, Weight
         "embeds": _shape(image, "proj_in.weight", 2)[1],
         "hidden": hidden,
         "depth": depth,
-        "heads": _shape(renamed, "layers.0.attn.to_q.weight", 2)[0] // HEAD,
+        "heads": _shape(renamed, "layers.0.attn.to_q.weight", 2)[0] // RESAMPLER_HEAD,
         "inner": _shape(renamed, "layers.0.ff.1.net.2.weight", 2)[1],
     }
     return config, renamed
