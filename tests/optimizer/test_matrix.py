@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +57,24 @@ def check_parity(exported: Exported, case: Case, target: str, model: Model, fold
     parity.check()
 
 
-@pytest.mark.parametrize(("target", "fp16"), [("cuda", False), ("rocm", True)])
-@pytest.mark.parametrize("case", [*GRID, *OTHERS], ids=str)
+TARGETS = (("cuda", False), ("rocm", True))
+
+
+def turns() -> Iterator[tuple[Case, str, bool]]:
+    """Each case for one of the targets, so that every family meets both.
+
+    ``MATRIX=all`` takes both for each: minutes of work, for people.
+    """
+    for _, group in groupby(sorted([*GRID, *OTHERS], key=lambda case: case.family), lambda case: case.family):
+        cases = list(group)
+        for index, case in enumerate(cases):
+            whole = len(cases) == 1 or os.environ.get("MATRIX") == "all"
+            # Of two neighbours, which differ in what is dynamic, the first takes the one and the other in turns.
+            for target in TARGETS if whole else [TARGETS[sum(divmod(index, 2)) % 2]]:
+                yield case, *target
+
+
+@pytest.mark.parametrize(("case", "target", "fp16"), [*turns()], ids=str)
 def test_gpu(exported: Exported, tmp_path: Path, case: Case, target: str, fp16: bool) -> None:
     model, report = optimized(exported, case, target, fp16)
     check_structure(case, target, model, report)

@@ -545,7 +545,7 @@ def texts(bundle: Bundle) -> set[bytes]:
 def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[float], subprocess.Popen[str]]) -> None:
     draw, store = random.Random(7), Store()
     fill(store, key)
-    for _ in range(50):
+    for _ in range(30):
         assert writer(draw.uniform(1e-4, 0.03)).wait() == KILLED
         assert store.names() == [key.name]
         found = store.find(key)  # whole, by every hash
