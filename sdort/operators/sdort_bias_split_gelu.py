@@ -1,8 +1,10 @@
 """sdort.BiasSplitGelu: com.microsoft.BiasSplitGelu of any width; ONNX Runtime's kernels are compiled for three."""
 
+from dataclasses import replace
+
 from sdort.model.domains import OWN_DOMAIN
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only
-from sdort.operators.bias_split_gelu import infer
+from sdort.model.operator import Call, any_form
+from sdort.operators import bias_split_gelu
 
 
 def definition(call: Call) -> str:
@@ -14,22 +16,10 @@ def definition(call: Call) -> str:
       Y = Mul (left, gelu)"""
 
 
-OPERATOR = Operator(
-    name="BiasSplitGelu",
+OPERATOR = replace(
+    bias_split_gelu.OPERATOR,
     domain=OWN_DOMAIN,
-    category=Category.ACTIVATION,
-    inputs=("X", "bias"),
-    outputs=("Y",),
-    attributes={},
-    infer=infer,
     definition=definition,
     on_cpu=definition,
-    stores_intermediates=outputs_only,
-    float32_inputs=(),
-    additive=False,
-    factors=(),
-    operations=10,
     kernels={"rocm": any_form, "cuda": any_form},
-    unserved={},
-    examples=(Example({"X": (2, 5, 16), "bias": (16,)}),),
 )
