@@ -4,17 +4,9 @@
 #
 #   scripts/demo.sh [FOLDER]     FOLDER is .demo unless given; running it again uses the same environment
 set -euo pipefail
-folder=.demo
-if [ $# -gt 0 ]; then
-    mkdir -p "$1"
-    folder=$(cd "$1" && pwd)
-fi
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-. scripts/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-mkdir -p "$folder"
-make_environment "$folder/venv" cpu
-PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
+demo_environment "$@"
 
 step sdort export demo "$folder/model" --overwrite
 step sdort optimize "$folder/model" "$folder/fp32" --provider cpu --overwrite

@@ -1,4 +1,4 @@
-# Sourced by demo.sh and test.sh: makes a Python environment with sdort in it.
+# Sourced by demo.sh, tour.sh and test.sh: makes a Python environment with sdort in it.
 #
 # pip's own settings apply (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf). On Linux the package
 # index's torch brings several GB of CUDA libraries; point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid them.
@@ -33,6 +33,20 @@ make_environment() {
     fi
     "$folder/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"
     printf '%s\n' "$wanted" >"$folder/made-from"
+}
+
+# demo_environment [FOLDER]: goes to the checkout, sets folder to FOLDER (.demo unless given), and puts first in PATH an
+# environment in it that runs on the CPU.
+demo_environment() {
+    folder=.demo
+    if [ $# -gt 0 ]; then
+        mkdir -p "$1"
+        folder=$(cd "$1" && pwd)
+    fi
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    mkdir -p "$folder"
+    make_environment "$folder/venv" cpu
+    PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 }
 
 # need_native_tools: what the tests compile custom operators with, and the browser that shows the reports' pages. clang,

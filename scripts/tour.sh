@@ -4,17 +4,10 @@
 #
 #   scripts/tour.sh [FOLDER]     FOLDER is .demo unless given; the environment that demo.sh made there is used again
 set -euo pipefail
-folder=.demo
-if [ $# -gt 0 ]; then
-    mkdir -p "$1"
-    folder=$(cd "$1" && pwd)
-fi
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-. scripts/environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
+demo_environment "$@"
 mkdir -p "$folder/tour"
-make_environment "$folder/venv" cpu
-PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 tour=$folder/tour
 
 # draw NAME PROMPT OPTIONS...: NAME.png of the optimized pipeline
