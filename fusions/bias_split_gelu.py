@@ -1,6 +1,6 @@
 """GEGLU: the projection's bias, the split and hidden * Gelu(gate) in one (https://arxiv.org/abs/2002.05202).
 
-With --sdort-ops, sdort's operator takes the widths that ONNX Runtime's has no kernel for, as of SDXL's refiner.
+sdort's own operator takes the widths that ONNX Runtime's has no kernel for, as of SDXL's refiner.
 """
 
 STAGE = "fuse"

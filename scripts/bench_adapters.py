@@ -35,6 +35,7 @@ from safetensors.numpy import save_file
 import sdort
 from sdort.generation.adapted_weights import RunningAdapters, plan_adapters
 from sdort.generation.bound_unet import Batch, BoundBuffers
+from sdort.generation.step_conditions import StepConditions
 from sdort.machine.gpus import free_memory
 from sdort.onnx_io.overridable import replaceable_weights
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
@@ -156,9 +157,9 @@ def bound(session: Session, args: argparse.Namespace) -> BoundBuffers:
     buffers = BoundBuffers(session, Batch(1, args.batch, latent), shapes, 1)
     random = np.random.default_rng(0)
     buffers.sample.write(random.standard_normal(buffers.sample.shape))
-    buffers.timestep.write(np.full(buffers.timestep.shape, 500))
-    for buffer in buffers.conditioning.values():
-        buffer.write(random.standard_normal(buffer.shape))
+    conditions = {name: random.standard_normal(buffer.shape) for name, buffer in buffers.conditioning.items()}
+    buffers.row.words.write(buffers.step_rows(np.full(1, 500), StepConditions.fixed([conditions], 1))[0])
+    buffers.write_conditioning(conditions)
     for _ in range(WARMUP):
         step(buffers)
     return buffers

@@ -29,6 +29,7 @@ from sdort.generation.bound_unet import Batch, BoundBuffers
 from sdort.generation.control_choice import ControlChoice
 from sdort.generation.control_plan import ControlModel
 from sdort.generation.running_controls import Controls, RunningControls
+from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import TensorSpec
 from sdort.onnx_io.component_file import read_component
 from sdort.providers import find_provider
@@ -105,8 +106,10 @@ def step_of(session: Session, controls: Controls | None, args: argparse.Namespac
     }
     buffers = BoundBuffers(session, batch, shapes, 1)
     generator = np.random.default_rng(0)
-    for buffer in (buffers.sample, *buffers.conditioning.values()):
-        buffer.write(generator.standard_normal(buffer.shape))
+    buffers.sample.write(generator.standard_normal(buffers.sample.shape))
+    conditions = {name: generator.standard_normal(buffer.shape) for name, buffer in buffers.conditioning.items()}
+    buffers.row.words.write(buffers.step_rows(np.full(1, 500), StepConditions.fixed([conditions], 1))[0])
+    buffers.write_conditioning(conditions)
 
     def step() -> None:
         if controls:

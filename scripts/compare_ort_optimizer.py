@@ -64,11 +64,14 @@ for name, module in list(sys.modules.items()):
         text = textwrap.dedent(inspect.getsource(module.FusionAttentionUnet.get_num_heads))
         exec(text.replace("int(num_heads)", "int(num_heads.item())"), vars(module))
         module.FusionAttentionUnet.get_num_heads = module.get_num_heads
-source, out = sys.argv[1:]
-options = FusionOptions("unet")
-options.enable_packed_qkv = options.enable_packed_kv = options.enable_bias_add = True
-model = optimize_model(source, model_type="unet", num_heads=0, hidden_size=0, opt_level=0,
-                       optimization_options=options, use_gpu=True)
+source, out, kind, provider = sys.argv[1:]
+options = FusionOptions(kind)
+options.enable_packed_qkv = options.enable_packed_kv = options.enable_bias_add = provider != "cpu"
+if provider == "cpu":  # which has no kernels for these
+    options.enable_group_norm = options.enable_skip_group_norm = options.enable_nhwc_conv = False
+    options.enable_bias_splitgelu = False
+model = optimize_model(source, model_type=kind, num_heads=0, hidden_size=0, opt_level=0,
+                       optimization_options=options, use_gpu=provider != "cpu")
 model.convert_float_to_float16(keep_io_types=True, op_block_list=["RandomNormalLike"])
 model.save_model_to_file(out, use_external_data_format=True)
 """
@@ -117,7 +120,10 @@ def run_ort(source: Path, out: Path) -> dict[str, Any]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     os.sync()
-    return {**measured([sys.executable, "-c", ORT, str(source), str(out / "model.onnx")]), **described(out)}
+    return {
+        **measured([sys.executable, "-c", ORT, str(source), str(out / "model.onnx"), "unet", "cuda"]),
+        **described(out),
+    }
 
 
 def run_sdort(source: Path, out: Path, rounds: int, cold: bool) -> dict[str, Any]:

@@ -3,12 +3,20 @@
 
 Everything is checked against torch in fp32 before it is timed; both sides of every ratio come from one run.
 
-    python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2] [--size 512x512] [--checkpoint DIR]
-        [--family sd15|sdxl|sdxl-refiner] [--engines sdort,torch,compile,ort] [--ort-optimized FILE] [--custom-ops FILE]
-        [--json FILE]
+    python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2,16] [--size 512x512,1024x1024]
+        [--family sd15|sd21|sdxl|sdxl-refiner|tiny] [--components unet,vae_decoder]
+        [--engines sdort,torch,compile,ort] [--custom-ops FILE] [--static] [--ablation] [--checkpoint DIR] [--json FILE]
 
 Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR;
-with --family another one's UNet, to be run with --components unet, SDXL's at --size 1024x1024.
+with --family another one's UNet and VAE. A row of sdort is a session as `sdort run --graph` opens it, on a graph of
+dynamic sizes; with --static one that was exported for its size follows. --ablation adds rows that lack one thing each.
+
+The peers: torch eager, torch.compile in the mode reduce-overhead (CUDA graphs, no max-autotune), and what ONNX
+Runtime's own optimizer (onnxruntime.transformers.optimizer, fp16) makes of a TorchScript export, with and without a
+graph of the device; for a full UNet that takes minutes and 17 GB of memory. An engine that fails has a row that says
+why, and the exit code is 5.
+
+--provider cpu --family tiny tries all of it in seconds, without a GPU; its times say nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +25,11 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,38 +38,50 @@ import numpy as np
 import torch
 
 import sdort
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.session import open_session
 
 WARMUP, REPEAT = 5, 30
+ENGINES = ("sdort", "torch", "compile", "ort")
 
 
 def main() -> int:
     sdort.set_verbosity(0)
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
-    checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
+    args.device = "cpu" if args.provider == "cpu" else "cuda"
+    checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", args.device)
     rows: list[dict[str, Any]] = []
     for component in args.components.split(","):
-        rows += benchmark(component, checkpoint, args)
-    show(rows)
+        for size in args.sizes.split(","):
+            for batch in map(int, args.batches.split(",")):
+                args.size, args.batch = size, batch
+                rows += benchmark(component, checkpoint, args)
+    show(rows, args.device)
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2))
+        args.json.write_text(json.dumps({"environment": environment(args.device), "rows": rows}, indent=2))
     return 0 if all(row["ok"] for row in rows) else 5
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm"])
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--size", default="512x512")
+    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
+    parser.add_argument("--batch", dest="batches", default="2", help="samples, several by commas")
+    parser.add_argument("--size", dest="sizes", default="512x512", help="of images, several by commas")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--family", default="sd15", choices=["sd15", *UNETS])
     parser.add_argument("--components", default="unet,vae_decoder")
-    parser.add_argument("--engines", default="sdort,torch,compile")
-    parser.add_argument("--ort-optimized", type=Path, help="a UNet made by ONNX Runtime's own optimizer")
-    parser.add_argument("--custom-ops", type=Path, help="libsdort_ops.so: sdort's rows with and without it")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--custom-ops", default="auto", help="as of sdort run: auto, off, or libsdort_ops.so")
+    parser.add_argument("--static", action="store_true", help="also graphs that are exported for their size")
+    parser.add_argument("--ablation", action="store_true", help="also rows of sdort that lack one thing each")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if unknown := sorted({*args.engines.split(",")} - {*ENGINES}):
+        parser.error(f"--engines knows {', '.join(ENGINES)}, and not {', '.join(unknown)}")
+    return args
 
 
 SDXL: dict[str, Any] = {
@@ -67,6 +90,12 @@ SDXL: dict[str, Any] = {
     "addition_time_embed_dim": 256,
 }
 UNETS: dict[str, dict[str, Any]] = {
+    "sd21": {
+        "sample_size": 96,
+        "cross_attention_dim": 1024,
+        "attention_head_dim": [5, 10, 20, 20],
+        "use_linear_projection": True,
+    },
     "sdxl": {
         **SDXL,
         "sample_size": 128,
@@ -89,11 +118,28 @@ UNETS: dict[str, dict[str, Any]] = {
         "cross_attention_dim": 1280,
         "projection_class_embeddings_input_dim": 2560,
     },
+    "tiny": {
+        "sample_size": 8,
+        "block_out_channels": (32,),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "up_block_types": ("CrossAttnUpBlock2D",),
+        "cross_attention_dim": 32,
+        "attention_head_dim": 4,
+    },
 }
-"""The released configs of UNets that are made alone."""
+"""The released configs of UNets that are made without text encoders, and one to try this script with."""
+VAE: dict[str, Any] = {
+    "sample_size": 512,
+    "block_out_channels": (128, 256, 512, 512),
+    "layers_per_block": 2,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+}
+"""The VAE of all released families."""
 
 
-def make_checkpoint(family: str, folder: Path) -> Path:
+def make_checkpoint(family: str, folder: Path, device: str) -> Path:
     """A diffusers directory of the family's full architecture with seeded random weights."""
     if family == "sd15":
         return make_pipeline(folder)
@@ -101,9 +147,14 @@ def make_checkpoint(family: str, folder: Path) -> Path:
         import diffusers
 
         torch.manual_seed(15)
-        diffusers.UNet2DConditionModel(**UNETS[family]).save_pretrained(folder / "unet")
+        narrow = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if family == "tiny" else {}
+        with torch.device(device):  # random numbers take a minute on the host
+            unet = diffusers.UNet2DConditionModel(**UNETS[family])
+            vae = diffusers.AutoencoderKL(**{**VAE, **narrow})
+        unet.half().save_pretrained(folder / "unet")  # as model sites have them
+        vae.half().save_pretrained(folder / "vae")
         index = {"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
-        (folder / "model_index.json").write_text(json.dumps(index))
+        (folder / "model_index.json").write_text(json.dumps({**index, "vae": ["diffusers", "AutoencoderKL"]}))
     return folder
 
 
@@ -122,10 +173,7 @@ def make_pipeline(folder: Path) -> Path:
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, projection_dim=768,
         vocab_size=size, bos_token_id=size - 2, eos_token_id=size - 1, pad_token_id=size - 1,
     )  # fmt: skip
-    vae = diffusers.AutoencoderKL(
-        sample_size=512, block_out_channels=(128, 256, 512, 512), layers_per_block=2,
-        down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
-    )  # fmt: skip
+    vae = diffusers.AutoencoderKL(**VAE)
     diffusers.StableDiffusionPipeline(
         vae=vae,
         text_encoder=transformers.CLIPTextModel(text),
@@ -140,16 +188,18 @@ def make_pipeline(folder: Path) -> Path:
     return folder
 
 
-def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool, own: bool) -> Path:
-    """The component as sdort exports and optimizes it, with its own operators if ``own``."""
+def optimized(
+    component: str, checkpoint: Path, args: argparse.Namespace, *, static: bool, disable: Sequence[str] = ()
+) -> Path:
+    """The component as sdort exports and optimizes it, without the fusions in ``disable``."""
     from sdort.exporter.command import export
     from sdort.exporter.export_options import StaticSize
     from sdort.optimizer.command import optimize
 
     height, width = map(int, args.size.split("x"))
-    name = f"{component}-{'static' if static else 'dynamic'}"
+    name = f"{checkpoint.name}-{component}-{f'{args.batch}-{args.size}' if static else 'dynamic'}"
     work: Path = args.work
-    exported, out = work / f"{name}-onnx", work / f"{name}-{args.provider}{'-own' if own else ''}"
+    exported, out = work / f"{name}-onnx", work / "-".join([name, args.provider, *disable])
     if not out.exists():
         start = time.perf_counter()
         # A static UNet runs both halves of classifier-free guidance at once: two rows for each image.
@@ -158,12 +208,13 @@ def optimized(component: str, checkpoint: Path, args: argparse.Namespace, *, sta
         if not exported.exists():
             export(checkpoint, exported, components=[component], static=size)
         middle = time.perf_counter()
-        report = optimize(exported, out, provider=args.provider, fp16=True, sdort_ops=own)
+        own = args.custom_ops != "off" and args.provider != "cpu"
+        report = optimize(exported, out, provider=args.provider, fp16=True, sdort_ops=own, disable=disable)
         print(f"{name}: export {middle - start:.1f} s, optimize {report.seconds:.1f} s", file=sys.stderr)
     return out / component / "model.onnx"
 
 
-def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.nn.Module:
+def torch_module(component: str, checkpoint: Path, dtype: torch.dtype, device: str) -> torch.nn.Module:
     import diffusers
 
     if component == "unet":
@@ -178,7 +229,7 @@ def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.
                 added = None if text_embeds is None else {"text_embeds": text_embeds, "time_ids": ids}
                 return self.model(sample, timestep, states, added_cond_kwargs=added, return_dict=False)[0]
 
-        return Step().to("cuda").eval()
+        return Step().to(device).eval()
     vae = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae", torch_dtype=dtype)
 
     class Decode(torch.nn.Module):  # type: ignore[misc]
@@ -189,49 +240,68 @@ def torch_module(component: str, checkpoint: Path, dtype: torch.dtype) -> torch.
         def forward(self, latent_sample: Any) -> Any:
             return self.vae.decode(latent_sample, return_dict=False)[0]
 
-    return Decode().to("cuda").eval()
+    return Decode().to(device).eval()
+
+
+def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor]) -> Path:
+    """What ONNX Runtime's own optimizer makes of a TorchScript export, in fp16, as its Stable Diffusion script does."""
+    import compare_ort_optimizer
+
+    folder: Path = args.work / f"{checkpoint.name}-{component}-{args.provider}-ort"
+    source, out = folder / "exported" / "model.onnx", folder / "model.onnx"
+    if not out.exists():
+        source.parent.mkdir(parents=True, exist_ok=True)
+        sizes = {4: {0: "batch", 2: "height", 3: "width"}, 3: {0: "batch", 1: "tokens"}, 2: {0: "batch"}}
+        torch.onnx.export(
+            torch_module(component, checkpoint, torch.float32, "cpu"), tuple(each.cpu() for each in feeds.values()),
+            str(source), input_names=[*feeds], output_names=["result"], opset_version=17, dynamo=False,
+            dynamic_axes={name: sizes[each.dim()] for name, each in feeds.items() if each.dim() in sizes},
+        )  # fmt: skip
+        compare_ort_optimizer.pack(source)
+        kind = "unet" if component == "unet" else "vae"
+        words = [sys.executable, "-c", compare_ort_optimizer.ORT, str(source), str(out), kind, args.provider]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"ONNX Runtime's optimizer failed: {done.stderr.strip()[-300:]}")
+    return out
 
 
 def inputs(component: str, args: argparse.Namespace, checkpoint: Path) -> dict[str, torch.Tensor]:
     height, width = (int(d) // 8 for d in args.size.split("x"))
-    generator = torch.Generator("cuda").manual_seed(int(time.time()))
-    latent = torch.randn(args.batch, 4, height, width, device="cuda", generator=generator)
+    device = args.device
+    generator = torch.Generator(device).manual_seed(int(time.time()))
+    latent = torch.randn(args.batch, 4, height, width, device=device, generator=generator)
     if component == "vae_decoder":
         return {"latent_sample": latent}
     config = json.loads((checkpoint / "unet" / "config.json").read_text())
-    states = torch.randn(args.batch, 77, config["cross_attention_dim"], device="cuda", generator=generator)
-    feeds = {"sample": latent, "timestep": torch.tensor([481], device="cuda"), "encoder_hidden_states": states}
+    states = torch.randn(args.batch, 77, config["cross_attention_dim"], device=device, generator=generator)
+    feeds = {"sample": latent, "timestep": torch.tensor([481], device=device), "encoder_hidden_states": states}
     if config.get("addition_embed_type") == "text_time":
         # Six sizes and crops beside the text, as the export of a UNet without text encoders takes them.
         pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
         sizes = [height * 8, width * 8, 0, 0, height * 8, width * 8]
-        feeds["text_embeds"] = torch.randn(args.batch, pooled, device="cuda", generator=generator)
-        feeds["time_ids"] = torch.tensor([sizes] * args.batch, device="cuda", dtype=torch.float32)
+        feeds["text_embeds"] = torch.randn(args.batch, pooled, device=device, generator=generator)
+        feeds["time_ids"] = torch.tensor([sizes] * args.batch, device=device, dtype=torch.float32)
     return feeds
 
 
 class OrtRunner:
-    """A session with inputs and outputs bound on the device, captured as a graph if asked."""
+    """A file that another tool made, in a session of ONNX Runtime's with inputs and output bound on the device."""
 
     def __init__(
-        self,
-        model: Path,
-        args: argparse.Namespace,
-        feeds: dict[str, torch.Tensor],
-        *,
-        graph: bool,
-        ops: Path | None = None,
+        self, model: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor], shape: torch.Size, *, graph: bool
     ) -> None:
         import onnxruntime
 
+        self.device = args.device
+
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        if ops:
-            options.register_custom_ops_library(str(ops))
         name, settings = {
             "cuda": ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}),
             "rocm": ("ROCMExecutionProvider", {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1",
                                                "enable_hip_graph": str(int(graph))}),
+            "cpu": ("CPUExecutionProvider", {}),
         }[args.provider]  # fmt: skip
         self.session = onnxruntime.InferenceSession(model, options, providers=[(name, settings)])
         if name not in self.session.get_providers():
@@ -247,23 +317,36 @@ class OrtRunner:
                 tensor = tensor.reshape(())
             self._bind(self.binding.bind_input, value.name, tensor.contiguous())
         (out,) = self.session.get_outputs()
-        shape = feeds["sample"].shape if "sample" in feeds else self._decoded(feeds["latent_sample"].shape)
         dtype = torch.float16 if "16" in out.type else torch.float32
-        self.output = torch.full(tuple(shape), float("nan"), dtype=dtype, device="cuda")
+        self.output = torch.full(tuple(shape), float("nan"), dtype=dtype, device=args.device)
         self._bind(self.binding.bind_output, out.name, self.output)
-
-    @staticmethod
-    def _decoded(shape: Any) -> tuple[int, ...]:
-        return (shape[0], 3, shape[2] * 8, shape[3] * 8)
 
     def _bind(self, bind: Any, name: str, tensor: torch.Tensor) -> None:
         self.kept.append(tensor)
         dtype = {torch.float16: np.float16, torch.float32: np.float32, torch.int64: np.int64}[tensor.dtype]
-        bind(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
+        bind(name, self.device, 0, dtype, tuple(tensor.shape), tensor.data_ptr())
 
     def __call__(self) -> torch.Tensor:
         self.session.run_with_iobinding(self.binding)
         return self.output
+
+
+class SdortRunner:
+    """A session as sdort's commands open it, with what does not change from step to step prepared."""
+
+    def __init__(self, model: Path, component: str, options: RuntimeOptions, feeds: dict[str, torch.Tensor]) -> None:
+        self.device = next(iter(feeds.values())).device
+        session = open_session(model, component, choose_provider(options)[0], options)
+        self.binding = session.bind({name: value.cpu().numpy() for name, value in feeds.items()})
+
+    def __call__(self) -> SdortRunner:
+        self.binding.run()
+        return self
+
+    def float(self) -> torch.Tensor:
+        """The output of the last run."""
+        (output,) = self.binding.outputs().values()
+        return torch.from_numpy(output).float().to(self.device)
 
 
 def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -271,62 +354,77 @@ def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> lis
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     with torch.inference_mode():
-        reference = torch_module(component, checkpoint, torch.float32)(*feeds.values())
+        reference = torch_module(component, checkpoint, torch.float32, args.device)(*feeds.values())
         torch.cuda.empty_cache()
         rows = []
-        for name, make in runners(component, checkpoint, args, feeds):
+        for name, make in runners(component, checkpoint, args, feeds, reference.shape):
             try:
                 rows.append(measure(component, name, make(), reference, args))
             except Exception as error:  # one engine's failure leaves the others their numbers
                 print(f"{component} {name}: {type(error).__name__}: {str(error)[:400]}", file=sys.stderr)
-                rows.append({"component": component, "engine": name, "ok": False, "error": str(error)[:400]})
+                failed = {"engine": name, "batch": args.batch, "size": args.size, "error": str(error)[:400]}
+                rows.append({"component": component, "ok": False, **failed})
             torch.cuda.empty_cache()
     return rows
 
 
-def runners(component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor]) -> list[Any]:
+def runners(
+    component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor], shape: torch.Size
+) -> list[Any]:
     engines = args.engines.split(",")
     half = {k: v.half() if v.is_floating_point() else v for k, v in feeds.items()}
     rows: list[Any] = []
     if "torch" in engines:
 
         def eager() -> Any:
-            model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
+            model = torch_module(component, checkpoint, torch.float16, args.device)
+            model = model.to(memory_format=torch.channels_last)
             return lambda: model(*half.values())
 
         rows.append(("torch eager", eager))
     if "compile" in engines:
 
         def compiled() -> Any:
-            model = torch_module(component, checkpoint, torch.float16).to(memory_format=torch.channels_last)
+            model = torch_module(component, checkpoint, torch.float16, args.device)
+            model = model.to(memory_format=torch.channels_last)
             fast = torch.compile(model, mode="reduce-overhead")
             return lambda: fast(*half.values())
 
         rows.append(("torch.compile", compiled))
-    if args.ort_optimized and component == "unet":
-        for graph in (False, True):
-            rows.append(
-                (
-                    f"ORT optimizer{' + graph' if graph else ''}",
-                    lambda g=graph: OrtRunner(args.ort_optimized, args, feeds, graph=g),
-                )
+    for graph in (False, True) if "ort" in engines else ():
+        rows.append(
+            (
+                f"ORT optimizer{' + graph' if graph else ''}",
+                lambda g=graph: OrtRunner(
+                    ort_optimized(component, checkpoint, args, feeds), args, feeds, shape, graph=g
+                ),
             )
+        )
     if "sdort" in engines:
-        for static, graph in ((False, False), (True, False), (True, True)):
-            how = f"sdort {'static' if static else 'dynamic'}{' + graph' if graph else ''}"
-            for own, ops in kinds(component, args):
-                label = f"{how}{' + ops' if ops else ''}{' (--sdort-ops)' if own else ''}"
-                make = partial(sdort_runner, component, checkpoint, args, feeds, static, graph, own, ops)
-                rows.append((label, make))
+        lacking: list[tuple[str, dict[str, Any], Sequence[str]]] = [("", {}, ())]
+        if args.ablation:
+            lacking += [(f", without {what}", *lack) for what, lack in LACKING.items()]
+        for static in (False, True) if args.static else (False,):
+            for what, options, disable in lacking:
+                make = partial(sdort_runner, component, checkpoint, args, feeds, static, options, disable)
+                rows.append((f"sdort{', static' if static else ''}{what}", make))
     return rows
 
 
-def kinds(component: str, args: argparse.Namespace) -> list[tuple[bool, Path | None]]:
-    """Whether the graph has sdort's own operators, and the library, for each of sdort's rows."""
-    if not args.custom_ops:
-        return [(False, None)]
-    own = [(True, None), (True, args.custom_ops)] if component == "unet" else []  # a VAE has nothing for them
-    return [(False, None), (False, args.custom_ops), *own]
+LACKING: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "operator library": ({"custom_ops": "off"}, ()),
+    "prepared tensors": ({"split": False}, ()),
+    "separate Q, K, V": ({}, ["separate_qkv"]),
+    "moved biases": ({}, ["conv_bias"]),
+    "fused upsampling": ({}, ["upsampling_convolution"]),
+    "group norms of two parts": ({}, ["concat_group_norm"]),
+    "wide attention": ({}, ["wide_attention"]),
+    "group norms with a skip": ({}, ["skip_group_norm"]),
+    "layer norms with a skip": ({}, ["skip_layer_normalization"]),
+    "channels last": ({}, ["nhwc"]),
+    "device graph": ({"graph": False}, ()),
+}
+"""Rows of --ablation by what they lack: options of the runtime, and what --disable takes."""
 
 
 def sdort_runner(
@@ -335,18 +433,19 @@ def sdort_runner(
     args: argparse.Namespace,
     feeds: dict[str, torch.Tensor],
     static: bool,
-    graph: bool,
-    own: bool,
-    ops: Path | None,
-) -> OrtRunner:
-    model = optimized(component, checkpoint, args, static=static, own=own)
-    if ops:
+    lacking: dict[str, Any],
+    disable: Sequence[str],
+) -> SdortRunner:
+    model = optimized(component, checkpoint, args, static=static, disable=disable)
+    graph = args.provider != "cpu"
+    options = replace(RuntimeOptions(args.provider, graph=graph, custom_ops=args.custom_ops), **lacking)
+    if options.custom_ops != "off" and graph:
         # The kernels' variants are timed once, outside of any graph; SDORT_OPS_TUNING keeps what was found.
         os.environ.setdefault("SDORT_OPS_TUNING", str(args.work / "tuning.tsv"))
         os.environ["SDORT_OPS_TUNE"] = "1"
-        OrtRunner(model, args, feeds, graph=False, ops=ops)()
+        SdortRunner(model, component, replace(options, graph=False), feeds)()
         os.environ["SDORT_OPS_TUNE"] = "0"
-    return OrtRunner(model, args, feeds, graph=graph, ops=ops)
+    return SdortRunner(model, component, options, feeds)
 
 
 def measure(component: str, name: str, run: Any, reference: torch.Tensor, args: argparse.Namespace) -> dict[str, Any]:
@@ -355,13 +454,10 @@ def measure(component: str, name: str, run: Any, reference: torch.Tensor, args: 
     worst = float((output - reference).abs().max() / reference.std())
     times = []
     for index in range(WARMUP + REPEAT):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
+        synchronize(args.device)
         clock = time.perf_counter()
-        start.record()
         run()
-        end.record()
-        torch.cuda.synchronize()
+        synchronize(args.device)
         if index >= WARMUP:
             times.append((time.perf_counter() - clock) * 1e3)
     again = float((run().float() - output).norm() / reference.norm())
@@ -372,28 +468,35 @@ def measure(component: str, name: str, run: Any, reference: torch.Tensor, args: 
     }  # fmt: skip
 
 
-def environment() -> dict[str, str]:
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def environment(device: str) -> dict[str, str]:
     import onnxruntime
 
     return {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "onnxruntime": onnxruntime.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "torch": torch.__version__,
+        "onnxruntime": onnxruntime.__version__,
         "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    print(json.dumps(environment()))
+def show(rows: list[dict[str, Any]], device: str) -> None:
+    print(json.dumps(environment(device)))
     print(
-        f"{'component':12} {'engine':36} {'median ms':>10} {'min':>8} {'p90':>8} "
+        f"{'component':12} {'batch':>5} {'size':10} {'engine':36} {'median ms':>10} {'min':>8} {'p90':>8} "
         f"{'error':>9} {'max/std':>9} {'rerun':>9}"
     )
     for row in rows:
         if "median_ms" not in row:
-            print(f"{row['component']:12} {row['engine']:36} failed: {row['error'][:300]}")
+            print(f"{row['component']:12} {row['batch']:5} {row['size']:10} {row['engine']:36} {row['error'][:300]}")
             continue
         mark = "" if row["ok"] else "  WRONG"
         print(
-            f"{row['component']:12} {row['engine']:36} "
+            f"{row['component']:12} {row['batch']:5} {row['size']:10} {row['engine']:36} "
             f"{row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
             f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{mark}"
         )

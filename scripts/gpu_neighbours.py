@@ -70,7 +70,7 @@ def model(part: str, args: argparse.Namespace) -> Path:
     from gpu_benchmark import make_pipeline, optimized
 
     args.batch = 2 if part == "unet" else 1
-    return optimized(part, make_pipeline(args.work / "checkpoint"), args, static=True, own=False)
+    return optimized(part, make_pipeline(args.work / "checkpoint"), args, static=True)
 
 
 def measure(args: argparse.Namespace, mode: str, part: str, processes: int, sessions: int) -> dict[str, Any]:

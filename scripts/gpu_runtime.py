@@ -30,6 +30,7 @@ from sdort.generation.bound_unet import Batch
 from sdort.generation.decode import Decoder, Plan, size_of
 from sdort.generation.device_loop import Loop
 from sdort.generation.host_loop import denoise
+from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.recurrence import find_recurrence
 from sdort.generation.schedule_part import WHOLE, PartSteps
 from sdort.generation.step_conditions import StepConditions
@@ -80,7 +81,7 @@ def options(args: argparse.Namespace, **more: Any) -> RuntimeOptions:
 
 
 def unet(checkpoint: Path, args: argparse.Namespace, *, static: bool, **more: Any) -> Session:
-    path = optimized("unet", checkpoint, args, static=static, own=False)
+    path = optimized("unet", checkpoint, args, static=static)
     return open_session(path, "unet", find_provider(args.provider), options(args, **more))
 
 
@@ -111,11 +112,9 @@ class Generation:
         return loop.denoise(recurrence, self.batch, self.conditions, self.noise, [-6.5, 7.5], lambda _: None)
 
     def through_host(self, session: Session) -> tuple[Array, list[float]]:
-        import torch
-
-        noise = torch.from_numpy(self.noise[0])
-        steps = PartSteps(scheduler(self.args), WHOLE)
-        return denoise(session, steps, self.conditions, Beginning(noise), [], [-6.5, 7.5], lambda _: None)
+        steps, noise = PartSteps(scheduler(self.args), WHOLE), self.noise[0]
+        draw = NoiseSource([ImageSeed(0)]).draw
+        return denoise(session, steps, self.conditions, Beginning(noise), draw, [-6.5, 7.5], lambda _: None)
 
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -189,7 +188,7 @@ def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
 
     height, width = map(int, args.size.split("x"))
     provider = find_provider(args.provider)
-    models = {c: optimized(c, checkpoint, args, static=False, own=False) for c in ("unet", "vae_decoder")}
+    models = {c: optimized(c, checkpoint, args, static=False) for c in ("unet", "vae_decoder")}
     todo = [Case("unet", 2, height, width), Case("vae_decoder", 1, height, width)]
     results = measure_cases(models, todo, provider, options(args), 8)
     show(placement_table(results))
@@ -199,7 +198,7 @@ def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
 
 
 def decoder(checkpoint: Path, args: argparse.Namespace, **more: Any) -> Decoder:
-    path = optimized("vae_decoder", checkpoint, args, static=False, own=False)
+    path = optimized("vae_decoder", checkpoint, args, static=False)
     return Decoder(open_session(path, "vae_decoder", find_provider(args.provider), options(args, **more)), VAE, 8)
 
 

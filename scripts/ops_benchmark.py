@@ -3,10 +3,11 @@
 
     python scripts/ops_benchmark.py --library libsdort_ops.so --provider cuda --json ops.json --markdown ops.md
 
-Every operator runs at the shapes that Stable Diffusion 1.5 gives it (batch 2, 64x64 latents; the VAE at batch 1), in
-fp16, with ONNX Runtime's kernel and with ours in one process, in turn. A time is the slope between models of few and of
-many equal nodes, each on inputs of its own, replayed as a CUDA or HIP graph with everything on the device: launch
-overhead and the run's fixed cost cancel. Medians of 30 after 5 warm-ups. Needs onnxruntime-gpu or onnxruntime-rocm.
+Every operator runs at the shapes that Stable Diffusion 1.5 gives it (batch 2, 64x64 latents; the VAE at batch 1), norms
+and BiasSplitGelu also at those of SDXL (128x128 latents) and of batch 16, in fp16, with ONNX Runtime's kernel and with
+ours in one process, in turn. A time is the slope between models of few and of many equal nodes, each on inputs of its
+own, replayed as a CUDA or HIP graph with everything on the device: launch overhead and the run's fixed cost cancel.
+Medians of 30 after 5 warm-ups. Needs onnxruntime-gpu or onnxruntime-rocm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ STEP = 16
 MOST_BYTES = 2**31
 """Of one model's tensors: fewer nodes where they are large."""
 WARM_UP, REPEAT = 5, 30
+OWN = "sdort"
+"""The domain of operators that ONNX Runtime has in several nodes alone, which are what they are timed against."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Case:
     """That a perfect kernel moves."""
     flops: int = 0
     outputs: int = 1
+    domain: str = "com.microsoft"
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constant: tuple[str, ...] = ()
     """Inputs that all nodes share, as weights are."""
@@ -112,17 +116,17 @@ def skip_group_norm(side: int, channels: int, batch: int = 2) -> Case:
     )
 
 
-def bias_split_gelu(tokens: int, width: int) -> Case:
+def bias_split_gelu(tokens: int, width: int, batch: int = 2) -> Case:
     def reference(v: dict[str, Array]) -> Array:
         wide = v["X"][:, :16].astype(np.float64) + v["bias"]  # the first tokens: erfc is slow
         return np.asarray(wide[..., :width] * gelu(wide[..., width:]))
 
     return Case(
         "BiasSplitGelu",
-        f"2x{tokens}x{2 * width}",
-        lambda rng: {"X": half(rng, 2, tokens, 2 * width), "bias": half(rng, 2 * width)},
+        f"{batch}x{tokens}x{2 * width}",
+        lambda rng: {"X": half(rng, batch, tokens, 2 * width), "bias": half(rng, 2 * width)},
         reference,
-        6 * 2 * tokens * width,
+        6 * batch * tokens * width,
         constant=("bias",),
     )
 
@@ -142,23 +146,40 @@ def bias_add(tokens: int, channels: int) -> Case:
     )
 
 
-def skip_layer_norm(tokens: int, channels: int) -> Case:
-    def reference(v: dict[str, Array]) -> Array:
-        wide = v["X"].astype(np.float64) + v["skip"] + v["bias"]
-        return np.asarray((wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5))
+def normalised_rows(x: Array) -> Array:
+    return np.asarray((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5))
 
+
+def layer_norm(tokens: int, channels: int, batch: int = 2) -> Case:
+    return Case(
+        "LayerNormalization",
+        f"{batch}x{tokens}x{channels}",
+        lambda rng: {
+            "X": half(rng, batch, tokens, channels),
+            "Scale": np.ones(channels, np.float16),
+            "B": np.zeros(channels, np.float16),
+        },
+        lambda v: normalised_rows(v["X"].astype(np.float64)),
+        4 * batch * tokens * channels,
+        domain="",
+        attributes={"epsilon": 1e-5, "axis": -1},
+        constant=("Scale", "B"),
+    )
+
+
+def skip_layer_norm(tokens: int, channels: int, batch: int = 2) -> Case:
     return Case(
         "SkipLayerNormalization",
-        f"2x{tokens}x{channels}",
+        f"{batch}x{tokens}x{channels}",
         lambda rng: {
-            "X": half(rng, 2, tokens, channels),
-            "skip": half(rng, 2, tokens, channels),
+            "X": half(rng, batch, tokens, channels),
+            "skip": half(rng, batch, tokens, channels),
             "gamma": np.ones(channels, np.float16),
             "beta": np.zeros(channels, np.float16),
             "bias": half(rng, channels),
         },
-        reference,
-        8 * 2 * tokens * channels,
+        lambda v: normalised_rows(v["X"].astype(np.float64) + v["skip"] + v["bias"]),
+        8 * batch * tokens * channels,
         outputs=4,
         attributes={"epsilon": 1e-5},
         constant=("gamma", "beta", "bias"),
@@ -194,9 +215,75 @@ def attention(tokens: int, keys: int, heads: int, size: int, batch: int = 2) -> 
     )
 
 
+def bias_group_norm(side: int, channels: int, batch: int = 2) -> Case:
+    return replace(
+        group_norm(side, channels, batch),
+        operator="BiasGroupNorm",
+        inputs=lambda rng: {
+            "X": half(rng, batch, side, side, channels),
+            "gamma": np.ones(channels, np.float32),
+            "beta": np.zeros(channels, np.float32),
+            "bias": half(rng, channels),
+        },
+        reference=lambda v: normalised(v["X"].astype(np.float64) + v["bias"], 32, True),
+        bytes=6 * batch * side * side * channels,  # the sum is an output too
+        outputs=2,
+        domain=OWN,
+        constant=("gamma", "beta", "bias"),
+    )
+
+
+def bias_layer_norm(tokens: int, channels: int, batch: int = 2) -> Case:
+    return replace(
+        layer_norm(tokens, channels, batch),
+        operator="BiasLayerNormalization",
+        inputs=lambda rng: {
+            "X": half(rng, batch, tokens, channels),
+            "gamma": np.ones(channels, np.float16),
+            "beta": np.zeros(channels, np.float16),
+            "bias": half(rng, channels),
+        },
+        reference=lambda v: normalised_rows(v["X"].astype(np.float64) + v["bias"]),
+        domain=OWN,
+        attributes={"epsilon": 1e-5},
+        constant=("gamma", "beta", "bias"),
+    )
+
+
+def interleaved(v: dict[str, Array]) -> Array:
+    """Pixel (2i + a, 2j + b) is phase 2a + b of place (i + a, j + b)."""
+    x, bias, (n, height, width, _) = v["X"].astype(np.float64), v["bias"], v["image"].shape
+    apart = x.reshape(n, height + 1, width + 1, 4, -1)
+    y = np.empty((n, 2 * height, 2 * width, apart.shape[-1]))
+    for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        y[:, a::2, b::2] = apart[:, a : a + height, b : b + width, 2 * a + b]
+    return np.asarray(y + bias)
+
+
+def interleave_phases(side: int, channels: int, batch: int = 2) -> Case:
+    """``side`` is that of the small image."""
+    return Case(
+        "InterleavePhases",
+        f"{batch}x{side}x{side} to {2 * side}x{2 * side}x{channels}",
+        lambda rng: {
+            "X": half(rng, batch, side + 1, side + 1, 4 * channels),
+            "bias": half(rng, channels),
+            "image": half(rng, batch, side, side, 1),
+        },
+        interleaved,
+        2 * batch * channels * (4 * (side + 1) ** 2 + 4 * side**2),
+        domain=OWN,
+        constant=("bias",),
+    )
+
+
 VAE = ((512, 128), (512, 256), (256, 256), (256, 512), (128, 512), (64, 512))
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """Side and channels of the UNet's levels; its up blocks also normalise two concatenated tensors."""
+XL = ((64, 640), (32, 1280))
+"""Those of SDXL's levels that have attention."""
+UPSAMPLED = ((8, 1280), (16, 1280), (32, 640))
+"""Side and channels of what the UNet's up blocks make twice as large."""
 
 CASES = [
     *(group_norm(side, c) for side, channels in (
@@ -204,16 +291,28 @@ CASES = [
     ) for c in channels),
     *(group_norm(side, c, silu=False) for side, c in LEVELS),
     *(skip_group_norm(side, c) for side, c in LEVELS),
+    *(group_norm(side, c) for side, c in ((128, 320), (128, 640), (64, 1280), (64, 1920))),
+    *(group_norm(side, c, batch=16) for side, c in LEVELS),
     *(group_norm(side, c, batch=1) for side, c in VAE),
-    *(bias_split_gelu(side * side, 4 * c) for side, c in LEVELS),
+    *(bias_split_gelu(side * side, 4 * c) for side, c in (*LEVELS, *XL)),
+    *(bias_split_gelu(side * side, 4 * c, batch=16) for side, c in LEVELS),
     *(bias_add(side * side, c) for side, c in LEVELS),
-    *(skip_layer_norm(side * side, c) for side, c in LEVELS),
+    *(norm(side * side, c) for norm in (layer_norm, skip_layer_norm) for side, c in (*LEVELS, *XL)),
+    *(norm(side * side, c, batch=16) for norm in (layer_norm, skip_layer_norm) for side, c in LEVELS),
     *(attention(side * side, side * side, 8, c // 8) for side, c in LEVELS),
     *(attention(side * side, 77, 8, c // 8) for side, c in LEVELS),
+    attention(4096, 4096, 1, 512, batch=1),
+    *(bias_group_norm(side, c, batch) for batch in (2, 16) for side, c in LEVELS),
+    *(bias_group_norm(side, c, batch=1) for side, c in VAE),
+    *(bias_layer_norm(side * side, c) for side, c in (*LEVELS, *XL)),
+    *(bias_layer_norm(side * side, c, batch=16) for side, c in LEVELS),
+    *(interleave_phases(side, c, batch) for batch in (2, 16) for side, c in UPSAMPLED),
+    *(interleave_phases(side, c) for side, c in ((64, 640), (32, 1280))),
+    *(interleave_phases(side, c, batch=1) for side, c in ((64, 512), (128, 512), (256, 256), (512, 256))),
 ]  # fmt: skip
 
 
-def build(case: Case, count: int, values: Sequence[dict[str, Array]], domain: str = "com.microsoft") -> bytes:
+def build(case: Case, count: int, values: Sequence[dict[str, Array]]) -> bytes:
     """A model of ``count`` nodes, each with inputs and outputs of its own; weights are initializers."""
 
     def name(key: str, i: int) -> str:
@@ -223,7 +322,9 @@ def build(case: Case, count: int, values: Sequence[dict[str, Array]], domain: st
         [f"Y_{i}", *([""] * (case.outputs - 2)), *([f"S_{i}"] if case.outputs > 1 else [])] for i in range(count)
     ]
     nodes = [
-        helper.make_node(case.operator, [name(k, i) for k in values[i]], outputs[i], domain=domain, **case.attributes)
+        helper.make_node(
+            case.operator, [name(k, i) for k in values[i]], outputs[i], domain=case.domain, **case.attributes
+        )
         for i in range(count)
     ]
     info = [
@@ -236,8 +337,14 @@ def build(case: Case, count: int, values: Sequence[dict[str, Array]], domain: st
     results = [helper.make_tensor_value_info(o, kind, None) for i in range(count) for o in outputs[i] if o]
     weights = [onnx_tensor(key, values[0][key]) for key in case.constant]
     graph = helper.make_graph(nodes, "nodes", info, results, weights)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    content: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    opsets = [helper.make_opsetid(*domain) for domain in (("", 18), ("com.microsoft", 1), (OWN, 1))]
+    functions = []
+    if case.domain == OWN:  # without the library ONNX Runtime runs the body
+        from sdort.onnx_io.own_functions import own_function
+
+        functions = [own_function(case.operator, frozenset(values[0]), 18)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+    content: bytes = model.SerializeToString()
     return content
 
 

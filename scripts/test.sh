@@ -7,8 +7,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
+need_native_tools & # what one waits for on the network the other does with a core
+tools=$!
 make_environment .test-venv cpu,dev
-need_native_tools
+wait "$tools"
 PATH="$PWD/.test-venv/bin:$PATH"
 # A process more than cores, one thread in each: some wait for a compiler, the disk or the trace of another.
 cores=$(nproc) # before the next line: nproc honours it

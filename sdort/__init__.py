@@ -53,6 +53,7 @@ __all__ = [
     "plan_optimize",
     "plan_warm",
     "prune_tuning",
+    "remove_comfyui_nodes",
     "report_of",
     "run",
     "set_verbosity",
@@ -63,6 +64,7 @@ __all__ = [
     "verify_signature",
     "verify_tuning",
     "warm",
+    "write_comfyui_nodes",
 ]
 
 _MODULES = {
@@ -98,6 +100,10 @@ _MODULES = {
         "compare",
         "inspect",
         "placement",
+    ),
+    "sdort.integrations.comfyui.node_folder": (
+        "remove_comfyui_nodes",
+        "write_comfyui_nodes",
     ),
     "sdort.machine.version": ("__version__",),
     "sdort.ops.command": (

@@ -22,6 +22,8 @@ from sdort.generation.typed_options import GenerationOptions as GenerationOption
 from sdort.inspection.command import compare as compare
 from sdort.inspection.command import inspect as inspect
 from sdort.inspection.command import placement as placement
+from sdort.integrations.comfyui.node_folder import remove_comfyui_nodes as remove_comfyui_nodes
+from sdort.integrations.comfyui.node_folder import write_comfyui_nodes as write_comfyui_nodes
 from sdort.machine.version import __version__ as __version__
 from sdort.ops.command import build_ops as build_ops
 from sdort.ops.command import list_ops as list_ops

@@ -16,6 +16,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -47,6 +48,11 @@ _verbosity = SILENT
 # Whether this command has printed anything yet, a result or a message: a blank line separates, and begins nothing.
 _has_shown = False
 _has_said = False
+
+Follower = Callable[[str, float, "float | None"], None]
+"""Called with what is being done, the amount that is done, and all there is, None where that is not known."""
+
+_follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 
 _picture_rows = 0
 """Lines of the picture that was drawn last; 0 after anything else was printed."""
@@ -163,8 +169,42 @@ def progress(
 
     Yields:
         ``advance(amount)``, to be called as work gets done. It does nothing when there is no bar: under ``-q``, or
-        when stderr is not a terminal. Bars may be nested.
+        when stderr is not a terminal; and nobody follows (:func:`following`). Bars may be nested.
     """
+    follow = _follower.get()
+    with _bar(description, total, remaining, numbers) as advance:
+        if follow is None:
+            yield advance
+            return
+        done = 0.0
+
+        def tell(amount: float) -> None:
+            nonlocal done
+            advance(amount)
+            done += amount
+            follow(one_line(description if isinstance(description, str) else description()), done, total)
+
+        tell(0)
+        yield tell
+
+
+@contextmanager
+def following(follow: Follower) -> Iterator[None]:
+    """A block in which ``follow`` is told of all that :func:`progress` shows or would show."""
+    before = _follower.set(follow)
+    try:
+        yield
+    finally:
+        _follower.reset(before)
+
+
+@contextmanager
+def _bar(
+    description: str | Callable[[], str],
+    total: float | None,
+    remaining: Callable[[], float | None] | None,
+    numbers: Callable[[], list[str]] | None,
+) -> Iterator[Callable[[float], None]]:
     if _verbosity < NORMAL or not console.is_interactive:
         yield lambda amount: None
         return

@@ -46,8 +46,9 @@ if(NOT SDORT_CUDA STREQUAL "OFF")
   if(SDORT_NVCC)
     foreach(arch ${SDORT_CUDA_ARCHS})
       set(object ${code_folder}/sm_${arch}.cubin)
+      string(REGEX REPLACE "^90$" "90a" target ${arch})  # every GPU of compute capability 9.0 has its instructions
       add_custom_command(OUTPUT ${object} DEPENDS ${device_source} ${device_headers} VERBATIM
-                         COMMAND ${SDORT_NVCC} ${cuda_flags} -x cu -arch=sm_${arch} -cubin ${device_source} -o ${object})
+                         COMMAND ${SDORT_NVCC} ${cuda_flags} -x cu -gencode arch=compute_${target},code=sm_${target} -cubin ${device_source} -o ${object})
       list(APPEND objects cuda:sm_${arch}:${object})
     endforeach()
     list(GET SDORT_CUDA_ARCHS 0 oldest)

@@ -70,8 +70,28 @@ SDORT_INLINE uint32_t narrow_pair(float low, float high) {
     typedef half Pair __attribute__((ext_vector_type(2)));
     return __builtin_bit_cast(uint32_t, Pair{static_cast<half>(low), static_cast<half>(high)});
 }
+SDORT_INLINE uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    typedef half Pair __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(uint32_t, __builtin_bit_cast(Pair, a) * __builtin_bit_cast(Pair, b));
+}
+SDORT_INLINE float round_up(float value) { return __builtin_ceilf(value); }
+
+// By one instruction each.
+SDORT_INLINE uint32_t low_halves(uint32_t first, uint32_t second) { return __builtin_amdgcn_perm(second, first, 0x05040100u); }
+SDORT_INLINE uint32_t high_halves(uint32_t first, uint32_t second) { return __builtin_amdgcn_perm(second, first, 0x07060302u); }
+SDORT_INLINE uint32_t multiply_24(uint32_t a, uint32_t b) { return (a & 0xffffffu) * (b & 0xffffffu); }
+SDORT_INLINE int within(int index, int count) { return index < count - 1 ? index : count - 1; }  // a minimum
+// The base in scalar registers, bytes in one of the lane's.
+template <class T>
+SDORT_INLINE const T* element(const T* base, uint32_t index) {
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + index * static_cast<uint32_t>(sizeof(T)));
+}
 
 typedef uint32_t QuadVector __attribute__((ext_vector_type(4)));
+// As a vector: a struct's words are stored by two of 8 bytes in LDS.
+SDORT_INLINE void store_quad(Quad* target, const Quad& quad) {
+    *reinterpret_cast<QuadVector*>(target) = __builtin_bit_cast(QuadVector, quad);
+}
 SDORT_INLINE Quad load_streaming(const Quad* source) {
     return __builtin_bit_cast(Quad, __builtin_nontemporal_load(reinterpret_cast<const QuadVector*>(source)));
 }

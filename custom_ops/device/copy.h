@@ -3,8 +3,12 @@
 //   kAsyncCopies                    whether the copies go on while the thread computes
 //   copy_async(to, from)            queues one
 //   wait_for_copies()               until all that this thread has queued are there; others see them after a barrier
+//   commit_copies()                 makes what was queued since the last time a group
+//   wait_for_copies<Groups>()       until all groups but the last `Groups` are there
 //   keep_order()                    instructions are not scheduled across it, so that loads from shared memory do not all
 //                                   come first and fill the registers
+//   not_before(number)              the same number, of which nothing is computed before a branch that this stands in; all
+//                                   lanes have the same
 //   forget_memory()                 the compiler reads again what it would keep in registers since an earlier iteration
 #pragma once
 
@@ -22,6 +26,11 @@ SDORT_INLINE void copy_async(Quad* to, const Quad* from) {
                  : "memory");
 }
 SDORT_INLINE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+SDORT_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Groups>
+SDORT_INLINE void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
+}
 
 #else
 
@@ -33,13 +42,21 @@ constexpr bool kAsyncCopies = false;
 
 SDORT_INLINE void copy_async(Quad* to, const Quad* from) { *to = *from; }
 SDORT_INLINE void wait_for_copies() {}
+SDORT_INLINE void commit_copies() {}
+template <int Groups>
+SDORT_INLINE void wait_for_copies() {}
 
 #endif
 
 #if defined(__AMDGCN__)
 SDORT_INLINE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+SDORT_INLINE int not_before(int number) {
+    asm("" : "+s"(number));
+    return number;
+}
 #else
 SDORT_INLINE void keep_order() {}
+SDORT_INLINE int not_before(int number) { return number; }
 #endif
 SDORT_INLINE void forget_memory() { asm volatile("" ::: "memory"); }
 

@@ -14,10 +14,15 @@
 //   widen(half), narrow(float)                      conversions; narrow rounds to nearest even
 //   widen_pair(word, low, high), narrow_pair(low, high)
 //                                                   two halves that lie in one 32-bit register
+//   low_halves(first, second), high_halves          two words' 16 bits each as one word, first's below
+//   multiply_24(a, b)                               the product of two numbers below 2^24, if it is below 2^32
+//   within(index, count)                            index, or the last one, count - 1
+//   element(base, index)                            base + index, of fewer than 2^32 bytes; all lanes have the same base
 //   store_quad(target, quad)                        one access of 16 bytes
 //   load_streaming, store_streaming                 of a Quad that nobody reads soon: others stay in the cache instead
 //   prefetch(address)                               asks for its cache line to be in the device's cache soon, if it can
 //   SDORT_SHARED(type, name, count)                 an array that the threads of a block share
+//   room()                                          Launch::shared_bytes of shared memory more; not on AMD
 //   SDORT_KERNEL(name, threads, Args, body)         the entry point `name`: a block of `threads` runs body(args)
 //   SDORT_KERNEL_RESIDENT(name, threads, blocks, Args, body)
 //                                                   the same, with few enough registers that `blocks` of them are on a
@@ -98,8 +103,18 @@ struct Narrow<half> {
     SDORT_INLINE static half from(float value) { return narrow(value); }
 };
 
+#if !defined(__AMDGCN__)
+SDORT_INLINE uint32_t low_halves(uint32_t first, uint32_t second) { return (first & 0xffffu) | second << 16; }
+SDORT_INLINE uint32_t high_halves(uint32_t first, uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
+SDORT_INLINE uint32_t multiply_24(uint32_t a, uint32_t b) { return a * b; }
+SDORT_INLINE int within(int index, int count) { return index < count ? index : count - 1; }
+template <class T>
+SDORT_INLINE const T* element(const T* base, uint32_t index) {
+    return base + index;
+}
 #if !defined(__CUDACC__)
 SDORT_INLINE void store_quad(Quad* target, const Quad& quad) { *target = quad; }
+#endif
 #endif
 
 // `count` elements from `source`, which is aligned to their size, widened to float.
@@ -122,16 +137,19 @@ SDORT_INLINE void store(T* target, const float (&values)[N]) {
     }
 }
 
-// The sum over the wave, the same bits in every lane: a butterfly adds the same pairs everywhere.
-SDORT_INLINE float wave_sum(float value) {
-    value += shuffle_xor<1>(value);
-    value += shuffle_xor<2>(value);
-    value += shuffle_xor<4>(value);
-    value += shuffle_xor<8>(value);
-    value += shuffle_xor<16>(value);
-    if constexpr (kWave == 64) value += shuffle_xor<32>(value);
+// The sum over each `Lanes` lanes of the wave, a power of two, the same bits in all of them: a butterfly adds the same pairs
+// everywhere.
+template <int Lanes>
+SDORT_INLINE float lanes_sum(float value) {
+    if constexpr (Lanes > 1) value += shuffle_xor<1>(value);
+    if constexpr (Lanes > 2) value += shuffle_xor<2>(value);
+    if constexpr (Lanes > 4) value += shuffle_xor<4>(value);
+    if constexpr (Lanes > 8) value += shuffle_xor<8>(value);
+    if constexpr (Lanes > 16) value += shuffle_xor<16>(value);
+    if constexpr (Lanes > 32) value += shuffle_xor<32>(value);
     return value;
 }
+SDORT_INLINE float wave_sum(float value) { return lanes_sum<kWave>(value); }
 
 SDORT_INLINE float wave_max(float value) {
     value = fmaxf(value, shuffle_xor<1>(value));

@@ -13,6 +13,9 @@
 //   column_of(slot)
 //   over_column(value, combine)   `combine` of the values of all lanes that share a slot's column
 //   load_rows<Depth>(at)          at(row, eight) is the address of rows[row][8 * eight] to [8 * eight + 7], 16-byte aligned
+//   kHalves, load_rows<Depth, true>(at)
+//                                 whether lanes read 8 bytes of a unit of 16, and how, where those halves are exchanged in rows
+//                                 8 to 15 of the tile: all 16 rows of a column together then meet different banks
 //   load_columns<Depth>(at)       at(column, eight): the same of columns[8 * eight][column] and the seven below
 //   kTransposes, load_rows_transposed<Height>(at)
 //                                 whether, and how, rows come from memory where a row's neighbours are other rows:
@@ -21,6 +24,8 @@
 //   kAhead                        fragments that should be loaded ahead of their products
 //   multiply<Depth, Height>(rows, columns, sums)
 //   as_columns(sums)              rounded to fp16
+//   as_columns(rows)              the transposed matrix as the other operand
+//   scale(columns, factors)       times factors[slot], a pair of one float16
 //   each_run<Height>(sums, put)   put(slot, row, run): kRun sums of neighbouring rows, rounded to fp16
 //
 // Depth 8 means that rows and columns have but 8 values, Height 8 that there are but 8 rows: mma.sync then does half the

@@ -12,6 +12,7 @@ namespace sdort::matrix {
 
 constexpr int kSlots = 1, kElements = 4, kRun = 4;
 constexpr int kAhead = 4;
+constexpr bool kHalves = true;
 constexpr bool kTransposes = false;
 constexpr bool kSubnormals = false;
 
@@ -33,11 +34,12 @@ SDORT_INLINE float over_column(float value, Combine combine) {
     return combine(value, shuffle_xor<32>(value));
 }
 
-template <int Depth = 16, class At>
+template <int Depth = 16, bool Swapped = false, class At>
 SDORT_INLINE Rows load_rows(At at) {
     const int group = lane_index() / 16;
     const bool inside = Depth == 16 || group < 2;
-    const half* const from = at(lane_index() % 16, inside ? group / 2 : 0) + group % 2 * 4;
+    const int second = Swapped ? group % 2 ^ lane_index() / 8 % 2 : group % 2;
+    const half* const from = at(lane_index() % 16, inside ? group / 2 : 0) + second * 4;
     const Rows rows = *reinterpret_cast<const Rows*>(__builtin_assume_aligned(from, 8));
     return {{inside ? rows.words[0] : 0u, inside ? rows.words[1] : 0u}};
 }
@@ -82,6 +84,13 @@ SDORT_INLINE void multiply(const Rows& rows, const Columns& columns, Sums& sums)
 
 SDORT_INLINE Columns as_columns(const Sums& sums) {
     return {{narrow_pair(sums.values[0], sums.values[1]), narrow_pair(sums.values[2], sums.values[3])}};
+}
+
+SDORT_INLINE const Columns& as_columns(const Rows& rows) { return rows; }
+
+SDORT_INLINE void scale(Columns& columns, const uint32_t (&factors)[kSlots]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) columns.words[i] = multiply_pairs(columns.words[i], factors[0]);
 }
 
 template <int Height = 16, class Put>

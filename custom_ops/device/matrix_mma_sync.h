@@ -10,6 +10,7 @@ namespace sdort::matrix {
 
 constexpr int kSlots = 2, kElements = 8, kRun = 2;
 constexpr int kAhead = 4;
+constexpr bool kHalves = false;
 constexpr bool kTransposes = true;
 constexpr bool kSubnormals = true;
 
@@ -107,7 +108,7 @@ SDORT_INLINE void instruction(const Columns& a, const uint32_t* b, float* sums) 
 
 #endif
 
-template <int Depth = 16, class At>
+template <int Depth = 16, bool Swapped = false, class At>
 SDORT_INLINE Rows load_rows(At at) {
     const int matrix = lane_index() / 8, row = lane_index() % 8;
     // Matrices: rows 0 to 7 with k 0 to 7, then with k 8 to 15 (the same again if there are none), then rows 8 to 15.
@@ -141,6 +142,15 @@ SDORT_INLINE Columns as_columns(const Sums& sums) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) columns.words[i] = narrow_pair(sums.values[2 * i], sums.values[2 * i + 1]);
     return columns;
+}
+
+SDORT_INLINE Columns as_columns(const Rows& rows) {
+    return {{rows.words[0], rows.words[2], rows.words[1], rows.words[3]}};
+}
+
+SDORT_INLINE void scale(Columns& columns, const uint32_t (&factors)[kSlots]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) columns.words[i] = multiply_pairs(columns.words[i], factors[i % 2]);
 }
 
 template <int Height = 16, class Put>

@@ -8,6 +8,7 @@ namespace sdort::matrix {
 
 constexpr int kSlots = 1, kElements = 8, kRun = 8;
 constexpr int kAhead = 2;
+constexpr bool kHalves = false;
 constexpr bool kTransposes = false;
 constexpr bool kSubnormals = true;
 
@@ -28,7 +29,7 @@ SDORT_INLINE float over_column(float value, Combine combine) {
     return combine(value, shuffle_xor<16>(value));
 }
 
-template <int Depth = 16, class At>
+template <int Depth = 16, bool Swapped = false, class At>
 SDORT_INLINE Rows load_rows(At at) {
     Rows rows{};
 #pragma unroll
@@ -92,6 +93,13 @@ SDORT_INLINE Columns as_columns(const Sums& sums) {
         columns.words[2 * i + 1] = permute_bytes(others, mine, second);
     }
     return columns;
+}
+
+SDORT_INLINE const Columns& as_columns(const Rows& rows) { return rows; }
+
+SDORT_INLINE void scale(Columns& columns, const uint32_t (&factors)[kSlots]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) columns.words[i] = multiply_pairs(columns.words[i], factors[0]);
 }
 
 template <int Height = 16, class Put>

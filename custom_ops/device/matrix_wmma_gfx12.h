@@ -8,6 +8,7 @@ namespace sdort::matrix {
 
 constexpr int kSlots = 1, kElements = 8, kRun = 8;
 constexpr int kAhead = 4;
+constexpr bool kHalves = false;
 constexpr bool kTransposes = false;
 constexpr bool kSubnormals = true;
 
@@ -26,7 +27,7 @@ SDORT_INLINE float over_column(float value, Combine combine) {
     return combine(value, shuffle_xor<16>(value));
 }
 
-template <int Depth = 16, class At>
+template <int Depth = 16, bool Swapped = false, class At>
 SDORT_INLINE Rows load_rows(At at) {
     const bool inside = Depth == 16 || lane_index() < 16;
     Rows rows = *reinterpret_cast<const Quad*>(at(lane_index() % 16, inside ? lane_index() / 16 : 0));
@@ -65,6 +66,13 @@ SDORT_INLINE void multiply(const Rows& rows, const Columns& columns, Sums& sums)
 }
 
 SDORT_INLINE Columns as_columns(const Sums& sums) { return pack(sums.values); }
+
+SDORT_INLINE const Columns& as_columns(const Rows& rows) { return rows; }
+
+SDORT_INLINE void scale(Columns& columns, const uint32_t (&factors)[kSlots]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) columns.words[i] = multiply_pairs(columns.words[i], factors[0]);
+}
 
 template <int Height = 16, class Put>
 SDORT_INLINE void each_run(const Sums& sums, Put put) {

@@ -28,6 +28,9 @@ SDORT_INLINE int lane_index() { return threadIdx.x % kWave; }
 
 SDORT_INLINE void block_barrier() { __syncthreads(); }
 
+extern __shared__ char shared_room[];
+SDORT_INLINE char* room() { return shared_room; }
+
 SDORT_INLINE float shuffle(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 
 template <int Mask>
@@ -62,6 +65,11 @@ SDORT_INLINE uint32_t narrow_pair(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
+SDORT_INLINE uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&product);
+}
+SDORT_INLINE float round_up(float value) { return ceilf(value); }
 
 SDORT_INLINE Quad load_streaming(const Quad* source) {
     Quad quad;

@@ -73,6 +73,7 @@ struct Thread {
     Block* block = nullptr;
     Wave* wave = nullptr;
     int exchanges = 0;
+    Later later;
     void* stack = nullptr;
     void* saved = nullptr;
 };
@@ -80,7 +81,7 @@ struct Thread {
 struct Block {
     std::vector<Thread> threads;
     std::vector<Wave> waves;
-    std::map<const void*, std::unique_ptr<unsigned char[]>> shared;
+    std::map<const void*, std::unique_ptr<unsigned char[]>> shared;  // by their sites
     int arrived = 0;
     int running = 0;
 };
@@ -103,6 +104,7 @@ Thread* current = nullptr;
 void* scheduler = nullptr;
 const Kernel* kernel = nullptr;
 const void* kernel_args = nullptr;
+size_t room_bytes = 0;
 size_t most_blocks = 0;
 uint64_t order = 0;  // see sdort_body_order
 void (*redirect)(const char*, const unsigned[2], unsigned, const void*, size_t) = nullptr;  // see sdort_body_redirect
@@ -232,6 +234,13 @@ void* shared_memory(const void* site, size_t size, size_t alignment) {
     return reinterpret_cast<void*>((address + alignment - 1) / alignment * alignment);
 }
 
+char* room() {
+    static const char site = 0;
+    return static_cast<char*>(shared_memory(&site, room_bytes, 1024));
+}
+
+Later& later() { return current->later; }
+
 const void* exchange(const void* mine, size_t size) {
     Wave& wave = *current->wave;
     // Two buffers in turn: a lane that is ahead writes into the one that nobody reads any more.
@@ -265,7 +274,7 @@ extern "C" int sdort_body_launch(const char* name, const unsigned grid[3], const
         if (block[0] != static_cast<unsigned>(entry.threads) || block[1] != 1 || block[2] != 1)
             throw std::runtime_error(std::string(name) + " takes blocks of " + std::to_string(entry.threads) +
                                      " threads, not " + std::to_string(block[0]));
-        if (grid[2] != 1 || lds_bytes != 0) throw std::runtime_error("kernels use two grid dimensions and static LDS");
+        if (grid[2] != 1) throw std::runtime_error("kernels use two grid dimensions");
         if (args_size != entry.args_size)
             throw std::runtime_error(std::string(name) + " takes " + std::to_string(entry.args_size) +
                                      " bytes of arguments, not " + std::to_string(args_size));
@@ -279,6 +288,7 @@ extern "C" int sdort_body_launch(const char* name, const unsigned grid[3], const
         address = (address + entry.args_alignment - 1) / entry.args_alignment * entry.args_alignment;
         memcpy(reinterpret_cast<void*>(address), args, args_size);
         kernel = &entry;
+        room_bytes = lds_bytes;
         kernel_args = reinterpret_cast<const void*>(address);
         run(grid);
         return 0;

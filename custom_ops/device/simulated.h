@@ -8,6 +8,11 @@
 #include <math.h>
 #include <string.h>
 
+#include <deque>
+#include <functional>
+#include <utility>
+#include <vector>
+
 #define SDORT_SIMULATED 1
 #define SDORT_INLINE inline
 #define SDORT_SHARED(type, name, count)   \
@@ -53,6 +58,25 @@ void block_barrier();
 void pause();
 // Zero before first use? No: filled with NaN bytes, as nobody clears a GPU's shared memory either.
 void* shared_memory(const void* site, size_t size, size_t alignment);
+// Launch::shared_bytes of it, likewise.
+char* room();
+
+// What a thread has asked for that the machine does some time before it is waited for: here as late as can be.
+class Later {
+public:
+    void add(std::function<void()> action) { open_.push_back(std::move(action)); }
+    void commit() { groups_.push_back(std::exchange(open_, {})); }
+    void finish(size_t but) {
+        for (; groups_.size() > but; groups_.pop_front())
+            for (const auto& action : groups_.front()) action();
+    }
+
+private:
+    std::vector<std::function<void()>> open_;
+    std::deque<std::vector<std::function<void()>>> groups_;
+};
+Later& later();
+
 // What every lane of the wave passed, `size` bytes each, kWave of them; valid until this lane's second next exchange.
 const void* exchange(const void* mine, size_t size);
 
@@ -63,6 +87,7 @@ inline int block_index() { return simulator::position().block[0]; }
 inline int block_index_y() { return simulator::position().block[1]; }
 inline int lane_index() { return thread_index() % kWave; }
 inline void block_barrier() { simulator::block_barrier(); }
+inline char* room() { return simulator::room(); }
 
 inline float shuffle(float value, int lane) {
     return static_cast<const float*>(simulator::exchange(&value, sizeof value))[lane];
@@ -102,6 +127,13 @@ inline uint32_t narrow_pair(float low, float high) {
     memcpy(&word, pair, sizeof word);
     return word;
 }
+inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    float low, high, other_low, other_high;
+    widen_pair(a, low, high);
+    widen_pair(b, other_low, other_high);
+    return narrow_pair(low * other_low, high * other_high);
+}
+inline float round_up(float value) { return ceilf(value); }
 
 inline Quad load_streaming(const Quad* source) { return *source; }
 inline void store_streaming(Quad* target, const Quad& quad) { *target = quad; }

@@ -25,6 +25,7 @@ struct Driver {
     int (*launch_together)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned lds,
                            void* stream, void** params);                    // CUDA, or null
     int (*blocks_per_unit)(int*, void* function, int threads, size_t lds);  // CUDA, or null
+    int (*set_attribute)(void* function, int attribute, int value);         // CUDA, or null
     int (*error_name)(int, const char**);             // CUDA
     const char* (*hip_error_name)(int);               // HIP
     int (*hip_properties)(void* properties, int device);
@@ -48,6 +49,7 @@ constexpr int kCudaMultiprocessorCount = 16;
 constexpr int kCudaMajor = 75;
 constexpr int kCudaMinor = 76;
 constexpr int kCudaCooperativeLaunch = 95;
+constexpr int kCudaMaxDynamicShared = 8;  // of a function
 
 void* open_library(Vendor vendor) {
     static const char* const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", nullptr};
@@ -112,6 +114,7 @@ std::unique_ptr<Driver> make_driver(Vendor vendor) {
                    find(library, "cuDevicePrimaryCtxRetain", driver->retain_context) &&
                    find(library, "cuCtxSetCurrent", driver->set_context);
         find(library, "cuLaunchCooperativeKernel", driver->launch_together);  // not in every translation layer
+        find(library, "cuFuncSetAttribute", driver->set_attribute);
         find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver->blocks_per_unit);
     }
     return complete ? std::move(driver) : nullptr;
@@ -220,8 +223,10 @@ struct Gpu::State {
     Driver* driver;
     int index;
     void* module = nullptr;
+    void* context = nullptr;  // CUDA's primary one, once somebody needed it
     std::mutex mutex;
     std::map<std::string, void*> functions;
+    std::map<void*, uint32_t> shared_bytes;  // that functions may be launched with, where more than every function has
     std::map<void*, int> blocks_per_unit;  // of kernels that are launched cooperatively
 };
 
@@ -235,14 +240,9 @@ Gpu::Gpu(Vendor vendor, int device) : state_(std::make_shared<State>()) {
     if (!object)
         throw Error("there is no code object for " + device_.architecture + "; this library has " +
                     embedded_architectures(vendor) + " (sdort ops build --arch " + device_.architecture + " adds it)");
-    // The thread that creates kernels may have no context yet.
-    if (vendor == Vendor::kHip) {
-        check(*driver, driver->set_device(device), "hipSetDevice");
-    } else if (int current = -1; driver->current_device(&current) != 0 || current != device) {
-        void* context = nullptr;
-        check(*driver, driver->retain_context(&context, device), "cuDevicePrimaryCtxRetain");
-        check(*driver, driver->set_context(context), "cuCtxSetCurrent");
-    }
+    // The code object for sm_90 is compiled for sm_90a (cmake/device_code.cmake).
+    device_.wgmma = vendor == Vendor::kCuda && driver->set_attribute && object->architecture == std::string("sm_90");
+    make_current();  // the thread that creates kernels may have no context yet
     check(*driver, driver->load(&state_->module, object->begin),
           std::string("loading the code object for ") + object->architecture);
 }
@@ -254,6 +254,16 @@ Gpu& Gpu::get(Vendor vendor, int device) {
     const auto key = std::make_pair(vendor, device);
     const auto found = gpus.find(key);
     return found != gpus.end() ? found->second : gpus.emplace(key, Gpu(vendor, device)).first->second;
+}
+
+void Gpu::make_current() {
+    const Driver& driver = *state_->driver;
+    const int index = state_->index;
+    if (driver.vendor == Vendor::kHip) return check(driver, driver.set_device(index), "hipSetDevice");
+    if (int current = -1; driver.current_device(&current) == 0 && current == index) return;
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->context) check(driver, driver.retain_context(&state_->context, index), "cuDevicePrimaryCtxRetain");
+    check(driver, driver.set_context(state_->context), "cuCtxSetCurrent");
 }
 
 void Gpu::prepare(const std::string& kernel) {
@@ -268,7 +278,15 @@ void Gpu::prepare(const std::string& kernel) {
 void* Gpu::function_of(const Launch& launch) {
     prepare(launch.kernel);
     const std::lock_guard lock(state_->mutex);
-    return state_->functions.at(launch.kernel);
+    void* const function = state_->functions.at(launch.kernel);
+    if (launch.shared_bytes == 0) return function;
+    if (uint32_t& bytes = state_->shared_bytes[function]; bytes < launch.shared_bytes) {
+        check(*state_->driver,
+              state_->driver->set_attribute(function, kCudaMaxDynamicShared, static_cast<int>(launch.shared_bytes)),
+              "asking for " + std::to_string(launch.shared_bytes) + " bytes of shared memory for " + launch.kernel);
+        bytes = launch.shared_bytes;
+    }
+    return function;
 }
 
 bool Gpu::fits(const Launch& launch) {
@@ -296,9 +314,9 @@ void Gpu::launch(void* stream, const Launch& launch) {
     void* params[] = {const_cast<unsigned char*>(launch.args.data())};  // a kernel has one parameter, a struct
     const int code = launch.cooperative
                          ? state_->driver->launch_together(function, launch.grid[0], launch.grid[1], 1, launch.threads, 1, 1,
-                                                           0, stream, params)
-                         : state_->driver->launch(function, launch.grid[0], launch.grid[1], 1, launch.threads, 1, 1, 0, stream,
-                                                  nullptr, extra);
+                                                           launch.shared_bytes, stream, params)
+                         : state_->driver->launch(function, launch.grid[0], launch.grid[1], 1, launch.threads, 1, 1,
+                                                  launch.shared_bytes, stream, nullptr, extra);
     if (code != 0)
         throw Error("launching " + launch.kernel + " on " + device_.architecture + " with a grid of " +
                     std::to_string(launch.grid[0]) + " x " + std::to_string(launch.grid[1]) + " blocks of " +

@@ -24,6 +24,10 @@ public:
 
     const Device& device() const { return device_; }
 
+    // Makes the device's primary context the calling thread's where it has none, or another device's: launches and loads need
+    // it. HIP: the thread's device.
+    void make_current();
+
     // Loads the function if it is new. Call it when a kernel is created: while a graph is captured nothing may load.
     void prepare(const std::string& kernel);
     // Whether the driver can launch it: a cooperative grid must be resident as a whole, on what this process has of the

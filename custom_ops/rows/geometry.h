@@ -9,11 +9,12 @@
 //
 //   columns   a thread owns one column of 16 bytes and walks rows: for what needs no other element. All three functions are
 //             here for a Problem whose Args, the kernel's arguments, are what it says and Columns: struct Args : Problem, Columns
-//   held      waves own a row and keep it in registers: for what needs a sum over the row (skip_layer_norm/geometry.h)
+//   held      lanes own a row and keep it in registers: for what needs a sum over the row (skip_layer_norm/geometry.h)
 #pragma once
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -39,8 +40,10 @@ namespace rows {
 
 // The kernel of SDORT_ROW_KERNEL(kName, variant, ...).
 template <class Args>
-std::vector<Launch> launches(const OverRows auto& p, Dtype dtype, const std::string& variant, int64_t blocks, const Args& args) {
-    return {make_launch(std::string(p.kName) + "_" + suffix(dtype) + "_" + variant, static_cast<uint32_t>(blocks), 1, kThreads, args)};
+std::vector<Launch> launches(const OverRows auto& p, Dtype dtype, const std::string& variant, int64_t blocks, const Args& args,
+                             int threads = kThreads) {
+    const std::string kernel = std::string(p.kName) + "_" + suffix(dtype) + "_" + variant;
+    return {make_launch(kernel, static_cast<uint32_t>(blocks), 1, static_cast<uint32_t>(threads), args)};
 }
 
 // Elements of an access of 16 bytes.
@@ -62,26 +65,36 @@ inline Columns columns(const OverRows auto& p, Dtype dtype, const Device& device
     return {vectors, static_cast<uint32_t>(row), static_cast<uint32_t>(stride)};
 }
 
-// "w<waves a row>v<vectors a lane>": every form that holds a row, the one with the fewest vectors a lane first, and among
-// those the one with the fewest waves: a short chain of dependent work is worth more than full lanes. "wide" where none
-// does: a wave that reads its row again for every pass.
+inline std::string name_of(const Held& form) { return "l" + std::to_string(form.lanes) + "v" + std::to_string(form.vectors); }
+
+// "l<lanes a row>v<vectors a lane>": every form that holds a row and leaves no lane's last vector without one. Those that
+// use three quarters of their room come first, and of them the ones with the fewest vectors a lane: a short chain of dependent
+// work is worth more than full lanes. Where rows are few, most lanes first: each has the less to do after its loads, which is
+// what small tensors wait for. "wide" where none holds a row: a wave that reads it again for every pass.
 inline std::vector<std::string> held_variants(const OverRows auto& p, Dtype dtype, const Device& device) {
-    std::vector<std::string> found;
-    if (p.width % lanes_of(dtype) == 0)
-        for (const int vectors : {1, 2, 3})
-            for (const int waves : {1, 2, 4}) {
-                const int64_t room = int64_t{waves} * device.wave * lanes_of(dtype);
-                if (p.width <= vectors * room && p.width > (vectors - 1) * room)
-                    found.push_back("w" + std::to_string(waves) + "v" + std::to_string(vectors));
-            }
-    if (found.empty()) found.push_back("wide");
-    return found;
+    const int64_t needed = p.width % lanes_of(dtype) == 0 ? p.width / lanes_of(dtype) : 0;
+    std::vector<Held> forms;
+    for (const Held& form : kHeld)
+        if (needed <= form.lanes * form.vectors && needed > form.lanes * (form.vectors > 3 ? 3 : form.vectors - 1))
+            forms.push_back(form);
+    const bool few = p.rows <= 8 * device.compute_units;
+    const auto rank = [&](const Held& form) {
+        const bool idle = 4 * needed < 3 * form.lanes * form.vectors;
+        return few ? std::tuple(false, -form.lanes, form.vectors) : std::tuple(idle, form.vectors, form.lanes);
+    };
+    std::sort(forms.begin(), forms.end(), [&](const Held& a, const Held& b) { return rank(a) < rank(b); });
+    std::vector<std::string> names;
+    for (const Held& form : forms) names.push_back(name_of(form));
+    if (names.empty()) names.push_back("wide");
+    return names;
 }
 
+// Blocks of kHeldThreads that a variant takes.
 inline int64_t held_blocks(const OverRows auto& p, const Device& device, const std::string& variant) {
-    if (p.rows > UINT32_MAX - kThreads || p.width > UINT32_MAX / 2) throw Error("2^32 rows or more are not supported");
-    const int waves = variant == "wide" ? 1 : variant[1] - '0';
-    return ceil_div(p.rows, kThreads / (waves * device.wave));
+    if (p.rows > UINT32_MAX - kHeldThreads || p.width > UINT32_MAX / 2) throw Error("2^32 rows or more are not supported");
+    for (const Held& form : kHeld)
+        if (name_of(form) == variant) return ceil_div(p.rows, kHeldThreads / form.lanes);
+    return ceil_div(p.rows, kHeldThreads / device.wave);
 }
 
 }  // namespace rows

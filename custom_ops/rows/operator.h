@@ -9,7 +9,8 @@
 //   };
 //   SDORT_ROW_OPERATOR(QuickGelu, .domain = kMicrosoft, .name = "QuickGelu", .inputs = {{"X"}}, .outputs = {{"Y"}})
 //
-// The kernel classes of both machines, the tuning key and the registration come from here.
+// The kernel classes of both machines, the tuning key and the registrations, with ONNX Runtime and without (direct/direct.h),
+// come from here.
 #pragma once
 
 #include <algorithm>
@@ -27,18 +28,28 @@ template <class Form>
 using OfRows = void (*)(const typename Form::Problem& problem, int64_t first, int64_t count);
 
 template <class Form, OfRows<Form> f32, OfRows<Form> f16>
+void compute_on_cpu(const typename Form::Problem& problem, Dtype dtype, const ParallelFor& parallel_for) {
+    const int64_t step = rows_per_task(problem.width);
+    const auto body = dtype == Dtype::kFloat16 ? f16 : f32;
+    parallel_for(ceil_div(problem.rows, step), [&](size_t task) {
+        const int64_t first = static_cast<int64_t>(task) * step;
+        body(problem, first, std::min(step, problem.rows - first));
+    });
+}
+
+template <class Problem>
+size_t queue(const Problem& problem, Dtype dtype, Gpu& gpu, void* stream, size_t) {
+    run_problem(gpu, stream, problem, dtype);
+    return 0;
+}
+
+template <class Form, OfRows<Form> f32, OfRows<Form> f16>
 class OnCpu : public Kernel {
 public:
     OnCpu(const Node& node, Dtype dtype) : form_(node), dtype_(dtype) {}
     void compute(Context& context) override {
         const auto problem = form_.problem(context, dtype_);
-        if (is_empty(problem)) return;
-        const int64_t step = rows_per_task(problem.width);
-        const auto body = dtype_ == Dtype::kFloat16 ? f16 : f32;
-        context.parallel_for(ceil_div(problem.rows, step), [&](size_t task) {
-            const int64_t first = static_cast<int64_t>(task) * step;
-            body(problem, first, std::min(step, problem.rows - first));
-        });
+        if (!is_empty(problem)) compute_on_cpu<Form, f32, f16>(problem, dtype_, context.threads());
     }
 
 private:
@@ -50,6 +61,8 @@ template <class Form, OfRows<Form> f32, OfRows<Form> f16>
 Registration registration(Operator op) {
     op.make_cpu = on_cpu<OnCpu<Form, f32, f16>>;
     op.make_gpu = on_gpu<GpuKernelOf<Form>>;
+    using Problem = typename Form::Problem;
+    add_direct<Problem>(Problem::kName, compute_on_cpu<Form, f32, f16>, queue<Problem>);
     return Registration(std::move(op));
 }
 

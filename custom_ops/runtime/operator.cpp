@@ -1,12 +1,8 @@
 #include "operator.h"
 
 #include <algorithm>
-#include <iostream>
 #include <map>
-#include <mutex>
 #include <numeric>
-
-#include "driver/tuning.h"
 
 namespace sdort {
 
@@ -124,6 +120,25 @@ int Node::device_id() const {
     return id;
 }
 
+Workspace::Workspace(const Node& node) {
+    raise(ort->KernelInfoGetAllocator(node.info(), OrtMemTypeDefault, &allocator_));
+    if (OrtStatus* status = ort->AllocatorGetInfo(allocator_, &memory_)) {
+        ort->ReleaseAllocator(allocator_);
+        raise(status);
+    }
+}
+
+Workspace::~Workspace() { ort->ReleaseAllocator(allocator_); }
+
+void Workspace::with(const Context& context, size_t bytes, const std::function<void(void* memory)>& use) const {
+    void* memory = nullptr;
+    // The arena notes the stream beside the memory: the allocator's own Alloc would not.
+    if (bytes) raise(ort->KernelContext_GetScratchBuffer(context.get(), memory_, bytes, &memory));
+    const auto free = [this](void* p) { allocator_->Free(allocator_, p); };
+    const std::unique_ptr<void, decltype(free)> owner(memory, free);
+    use(memory);
+}
+
 Input Context::input(size_t index) const {
     Input input;
     if (index >= input_count()) return input;
@@ -179,40 +194,6 @@ void Context::parallel_for(size_t count, const std::function<void(size_t)>& body
     if (count == 0) return;
     const auto call = [](void* data, size_t i) { (*static_cast<const std::function<void(size_t)>*>(data))(i); };
     raise(ort->KernelContext_ParallelFor(context_, call, count, 0, const_cast<std::function<void(size_t)>*>(&body)));
-}
-
-namespace {
-
-// Once a process: every node would say so.
-void tell_of_less_room(const std::string& key, const Device& device) {
-    static std::once_flag told;
-    std::call_once(told, [&] {
-        std::cerr << "warning: sdort's operators: this " << device.architecture << " has less room for blocks than "
-                  << device.compute_units << " units of its kind (" << key << "); a slower form takes less" << std::endl;
-    });
-}
-
-}  // namespace
-
-void GpuKernel::run(Context& context, const std::string& key, const std::vector<std::string>& variants,
-                    const std::function<std::vector<Launch>(const std::string& variant)>& launches) {
-    const std::string& architecture = gpu_.device().architecture;
-    const auto fitting = [&](const std::string& variant) -> std::optional<std::vector<Launch>> {
-        std::vector<Launch> all = launches(variant);
-        if (!std::all_of(all.begin(), all.end(), [&](const Launch& launch) { return gpu_.fits(launch); })) return {};
-        return all;
-    };
-    if (should_tune(architecture, key)) {
-        std::pair<double, std::string> best{1e30, variants.front()};
-        for (const std::string& variant : variants)
-            if (const auto all = fitting(variant)) best = std::min(best, {gpu_.time(context.stream(), *all), variant});
-        record(architecture, key, best.second, best.first);
-    }
-    auto all = fitting(tuned(architecture, key, variants).value_or(variants.front()));
-    if (!all) tell_of_less_room(key, gpu_.device());
-    for (size_t i = 0; !all && i < variants.size(); ++i) all = fitting(variants[i]);
-    if (!all) throw Error("no variant of " + key + " can be launched on this " + architecture);
-    for (const Launch& launch : *all) gpu_.launch(context.stream(), launch);
 }
 
 }  // namespace sdort

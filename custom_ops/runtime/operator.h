@@ -2,7 +2,7 @@
 // over rows need no class of their own (rows/operator.h).
 //
 // The overriding operators take the names, inputs and attributes of ONNX Runtime's own (domain com.microsoft; its
-// docs/ContribOperators.md), the extending ones live in the domain sdort. Every operator is registered once per
+// docs/ContribOperators.md) or of ONNX's, the extending ones live in the domain sdort. Every operator is registered once per
 // execution provider and dtype; whatever a kernel throws becomes an OrtStatus that names operator and node.
 #pragma once
 
@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
+#include "direct/direct.h"
 #include "driver/error.h"
 #include "driver/gpu.h"
 #include "driver/launch.h"
-#include "rows/geometry.h"
 
 namespace sdort {
 
@@ -67,12 +67,32 @@ public:
     void* output(size_t index, const Shape& shape);  // null if the node does not have it
     // Runs one of ONNX Runtime's own operators on the caller's values.
     void invoke(const OrtOp* op, const OrtValue* const* inputs, int input_count, OrtValue* const* outputs, int output_count) const;
+    const OrtKernelContext* get() const { return context_; }
     void* stream() const;  // hipStream_t or CUstream
     // body(i) for i in [0, count) on ONNX Runtime's own threads; `body` must not throw.
     void parallel_for(size_t count, const std::function<void(size_t)>& body) const;
+    ParallelFor threads() const {
+        return [this](size_t count, const auto& body) { parallel_for(count, body); };
+    }
 
 private:
     OrtKernelContext* context_;
+};
+
+// Memory of the execution provider's arena for launches that are queued on a context's stream.
+class Workspace {
+public:
+    explicit Workspace(const Node& node);
+    ~Workspace();
+    Workspace(const Workspace&) = delete;
+    Workspace& operator=(const Workspace&) = delete;
+    // use(memory), with `bytes` of memory that is given back when it has queued its launches: what comes later on the stream,
+    // or on another one that waits for it, may have it then. Null for no bytes.
+    void with(const Context& context, size_t bytes, const std::function<void(void* memory)>& use) const;
+
+private:
+    OrtAllocator* allocator_ = nullptr;
+    const OrtMemoryInfo* memory_ = nullptr;
 };
 
 class Kernel {
@@ -81,16 +101,10 @@ public:
     virtual void compute(Context& context) = 0;
 };
 
-// A kernel on a GPU: knows its device and queues launches on the stream that ONNX Runtime gives.
+// A kernel on a GPU: knows its device, and queues launches (driver/variants.h) on the stream that ONNX Runtime gives.
 class GpuKernel : public Kernel {
 protected:
     GpuKernel(const Node& node, Vendor vendor) : gpu_(Gpu::get(vendor, node.device_id())) {}
-    void launch(Context& context, const Launch& launch) { gpu_.launch(context.stream(), launch); }
-    // Queues one of several variants that compute the same: the tuned one, else variants.front(), the geometry's own
-    // choice for this device; or the first that can be launched, if that one cannot. `launches(variant)` makes the launches
-    // of one. Throws Error if none can.
-    void run(Context& context, const std::string& key, const std::vector<std::string>& variants,
-             const std::function<std::vector<Launch>(const std::string& variant)>& launches);
     Gpu& gpu_;
 };
 
@@ -104,9 +118,7 @@ public:
     void compute(Context& context) override {
         const auto problem = form_.problem(context, dtype_);
         if (is_empty(problem)) return;
-        const Device& device = gpu_.device();
-        run(context, key(problem, dtype_), variants(problem, dtype_, device),
-            [&](const std::string& variant) { return launches(problem, dtype_, device, variant); });
+        run_problem(gpu_, context.stream(), problem, dtype_);
     }
 
 private:
@@ -133,6 +145,7 @@ struct Operator {
     bool slower_on_cuda = false;
 };
 
+constexpr const char* kOnnx = "";  // ONNX's own domain
 constexpr const char* kMicrosoft = "com.microsoft";
 constexpr const char* kSdort = "sdort";
 

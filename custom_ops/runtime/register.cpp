@@ -171,6 +171,15 @@ std::vector<Provider> providers() {
     return {Provider::kCpu};
 }
 
+// Whether a session may be on a GPU that nothing here serves. There ONNX's own operators, which any model has, keep the
+// schema that its kernels fit.
+bool other_gpu() {
+    const auto here = [](Provider provider, Vendor vendor) {
+        return available(provider_name(provider)) && !visible_architectures(vendor).empty();
+    };
+    return !std::getenv("SDORT_OPS_PROVIDER") && (here(Provider::kRocm, Vendor::kHip) || here(Provider::kCuda, Vendor::kCuda));
+}
+
 // The domains live as long as the process: sessions point into them.
 struct Domains {
     std::deque<Entry> entries;
@@ -180,7 +189,9 @@ struct Domains {
 OrtStatus* build(Domains& all) {
     const auto names = asked_for();
     const std::vector<Provider> here = providers();
-    for (const char* domain : {kMicrosoft, kSdort}) {
+    const bool on_cpu = !here.empty() && here.front() == Provider::kCpu;
+    for (const char* domain : {kOnnx, kMicrosoft, kSdort}) {
+        if (domain == kOnnx && on_cpu && other_gpu()) continue;
         OrtCustomOpDomain* created = nullptr;
         if (OrtStatus* status = ort->CreateCustomOpDomain(domain, &created)) return status;
         size_t count = 0;

@@ -31,7 +31,8 @@ const Simulated& operator_of(const std::string& name, size_t problem_bytes) {
 Dtype dtype_of(int half) { return half ? Dtype::kFloat16 : Dtype::kFloat32; }
 
 Device device_of(const char* architecture, int compute_units, int wave) {
-    return {architecture, compute_units, wave, std::string(architecture).rfind("sm_", 0) == 0};
+    const std::string name = architecture;
+    return {name, compute_units, wave, name.rfind("sm_", 0) == 0, name == "sm_90"};
 }
 
 // Null where `make` throws, whose reason is then in simulated_error().
@@ -48,7 +49,7 @@ const char* text_of(const std::function<std::string()>& make) {
 
 void run(const Launch& launch) {
     const unsigned grid[3] = {launch.grid[0], launch.grid[1], 1}, block[3] = {launch.threads, 1, 1};
-    if (sdort_body_launch(launch.kernel.c_str(), grid, block, 0, launch.args.data(), launch.args_size))
+    if (sdort_body_launch(launch.kernel.c_str(), grid, block, launch.shared_bytes, launch.args.data(), launch.args_size))
         throw Error(sdort_body_error());
 }
 

@@ -78,6 +78,7 @@ def bench(
     fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    split: bool = True,
     custom_ops: str = "auto",
     check: bool = True,
     engine: str = "onnxruntime",
@@ -116,7 +117,7 @@ def bench(
     Args:
         pipeline: a folder of ONNX components, or a diffusers folder for the torch engines.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options``, ``custom_ops`` and ``check``.
+            ``provider_options``, ``split``, ``custom_ops`` and ``check``.
         engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
         engines: measure in all of these, call by call in turn; ratios are to the first.
         checkpoint: the diffusers folder for torch engines; by default as the manifest says.
@@ -171,6 +172,7 @@ def bench(
             fallback=fallback,
             device_id=device_id,
             provider_options=provider_options or {},
+            split=split,
             custom_ops=custom_ops,
             check=check,
         ),

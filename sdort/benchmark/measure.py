@@ -16,7 +16,7 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, document, progress
-from sdort.engines.engine import Engine, ImageStages, Runner, StagedRunner
+from sdort.engines.engine import Engine, ImageStages, PreparedRunner, Runner, StagedRunner
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
 from sdort.generation.images import Generated
@@ -175,12 +175,20 @@ def _measure(
     times = interleave([measured.runner for measured in good], options.repeat, advance)
     for measured, milliseconds in zip(good, times, strict=True):
         _fill_times(measured.row, milliseconds, case, options)
+        measured.row.prepare_ms = _prepare_ms(measured.runner, options.repeat)
         if isinstance(measured.runner, StagedRunner):
             measured.row.stages = _median_stages(measured.runner.stages[-options.repeat :])
         _check_repeats(measured, case)
     _compare(good, times, rows[0])
     measurement.rows += rows
     measurement.images += _image_pairs(ready, case, reference)
+
+
+def _prepare_ms(runner: Runner, repeat: int) -> float | None:
+    """Median milliseconds of what runs before the steps; None where nothing does."""
+    if not isinstance(runner, PreparedRunner) or not runner.prepare():
+        return None
+    return median(clock(runner.prepare) for _ in range(repeat))
 
 
 def _compare(good: Sequence[_Ready], times: Sequence[Sequence[float]], first: Row) -> None:

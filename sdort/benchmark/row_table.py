@@ -30,6 +30,7 @@ _FULL: list[tuple[str, Callable[[Row], str]]] = [
     ("p90", lambda row: optional_digits(row.p90_ms)),
     ("min", lambda row: optional_digits(row.min_ms)),
     ("first", lambda row: optional_digits(row.first_ms)),
+    ("prepare", lambda row: optional_digits(row.prepare_ms)),
     ("images/s", lambda row: optional_digits(row.images_per_s)),
     ("host MiB", lambda row: _pair(row.host_first_mib, row.host_later_mib)),
     ("device MiB", lambda row: _pair(row.device_first_mib, row.device_later_mib)),
@@ -40,7 +41,18 @@ _FULL: list[tuple[str, Callable[[Row], str]]] = [
 LEFT = ("pipeline", "engine", "component", "output")
 """Titles of the columns that hold words."""
 
-_DETAILS = ("mean", "p90", "min", "first", "images/s", "host MiB", "device MiB", "model and engine", "compared")
+_DETAILS = (
+    "mean",
+    "p90",
+    "min",
+    "first",
+    "prepare",
+    "images/s",
+    "host MiB",
+    "device MiB",
+    "model and engine",
+    "compared",
+)
 
 
 def _pair(first: float | None, later: float | None) -> str:
@@ -57,11 +69,21 @@ def as_table(rows: Sequence[Row]) -> Table:
     title = f"Time of one call on {rows[0].provider}, median" if rows else ""
     titles, lines = short_cells(rows)
     headers = [f">{name}" if name == "median ms" else name for name in titles]
-    details = [">mean", ">p90", ">min", ">first", ">images/s", ">host MiB", ">device MiB", "model and engine"]
+    details = [
+        ">mean",
+        ">p90",
+        ">min",
+        ">first",
+        ">prepare",
+        ">images/s",
+        ">host MiB",
+        ">device MiB",
+        "model and engine",
+    ]
     table = Table(title, [*headers, *details, "compared"], _DETAILS)
     full = dict(_FULL)
     for row, line in zip(rows, lines, strict=True):
-        more = [full[name](row) for name in _DETAILS[:7]]
+        more = [full[name](row) for name in _DETAILS[:8]]
         table.add_row(*line, *more, f"{row.model_hash[:8]} {full['engine'](row)}", row.parity())
     return table
 

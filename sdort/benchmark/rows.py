@@ -62,6 +62,9 @@ class Row:
     """Seconds of loading."""
     first_ms: float | None = None
     """Milliseconds of the first call."""
+    prepare_ms: float | None = None
+    """Milliseconds of what runs once before the steps, for a prompt and a list of timesteps: the median of as many
+    calls. No other time has it; None where nothing runs before."""
     median_ms: float | None = None
     """Median of the timed calls, in milliseconds."""
     low_ms: float | None = None
@@ -120,7 +123,7 @@ class Row:
     def fail(self, reason: str) -> None:
         """Say why the row has no times, and drop those that it has."""
         self.status = reason
-        self.load_s = self.first_ms = self.median_ms = self.low_ms = self.high_ms = None
+        self.load_s = self.first_ms = self.prepare_ms = self.median_ms = self.low_ms = self.high_ms = None
         self.mean_ms = self.p90_ms = self.min_ms = self.stages = None
         self.times_ms = []
         self.images_per_s = self.speedup = self.speedup_low = self.speedup_high = None

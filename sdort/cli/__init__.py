@@ -24,6 +24,7 @@ COMMANDS = (
     "inspect",
     "fusions",
     "warm",
+    "integrate",
     "tuning",
     "cache",
     "ops",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sdort.tables import Table
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_kinds = click.argument("kinds", metavar="[traces|checked|tuning|ops|temporary]...", nargs=-1)
+_kinds = click.argument("kinds", metavar="[traces|schedules|checked|models|tuning|ops|temporary]...", nargs=-1)
 
 
 @click.group(
@@ -33,7 +33,8 @@ Examples:
 def command(context: click.Context) -> None:
     """Show and remove what is kept between runs.
 
-    traces: graphs of architectures, by sdort export. checked: which files were compared with their sdort.json. tuning:
+    traces: graphs of architectures, by sdort export. schedules: schedulers as numbers, by sdort run. checked: which
+    files were compared with their sdort.json. models: checkpoints that ComfyUI's nodes optimized on first use. tuning:
     bundles of sdort warm and of --tuning, and the table of sdort ops tune. ops: libraries of sdort ops build.
     temporary: left by commands that were killed.
     """

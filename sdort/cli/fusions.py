@@ -69,8 +69,8 @@ def _tables(found: FusionList) -> list[Table]:
 
 
 def _short(operators: list[str]) -> str:
-    """Operators without their domains."""
-    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in operators))
+    """Operators without ONNX Runtime's domain."""
+    return ", ".join(dict.fromkeys(name.removeprefix("com.microsoft.") for name in operators))
 
 
 def _describe(fusion: FusionDescription) -> None:

@@ -35,6 +35,10 @@ _WHOLE = ("<frozen importlib", str(Path(__file__).parents[1] / "staging.py"))
 """Files whose functions are not broken off: C++ of a module that is imported ends the process if Python raises in it,
 and a folder is made, put in its place or removed at once. The blocks between are none of these functions."""
 
+_HANDOVER = contextmanager.__code__.co_filename
+"""An interrupt that is raised between contextlib's own instructions leaves a generator suspended: what it has made, it
+removes when it is collected, and a process that ends collects nothing."""
+
 _exit_code = 1
 _running = False
 _received: int | None = None
@@ -105,7 +109,9 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 
 def _is_whole(frame: FrameType | None) -> bool:
-    """Whether ``frame`` is inside of something that is not to be broken off."""
+    """Whether ``frame`` is inside of something that is not to be broken off, or goes into or out of a ``with``."""
+    if frame is not None and frame.f_code.co_filename == _HANDOVER:
+        return True
     while frame is not None:
         if frame.f_code.co_filename.startswith(_WHOLE):
             return True

@@ -110,7 +110,7 @@ def _operators(library: Description) -> Table:
     for operator in library.operators:
         cuda = "yes" if operator.by_default_on_cuda else "if SDORT_OPS names it" if operator.gpu else "no"
         kernels = ["yes" if there else "no" for there in (operator.cpu, operator.gpu)]
-        table.add_row(operator.domain, operator.name, *kernels, cuda)
+        table.add_row(operator.domain or "ai.onnx", operator.name, *kernels, cuda)
     return table
 
 

@@ -134,9 +134,10 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
 @click.option("--bf16", is_flag=True, help="For migraphx, which then computes in bf16. Others say why they cannot.")
 @click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
 @click.option(
-    "--sdort-ops",
-    is_flag=True,
-    help="Also fuse into sdort's own operators; where sdort ops build made the library, its kernels run them.",
+    "--sdort-ops/--no-sdort-ops",
+    default=None,
+    show_default="where the library is built",
+    help="Also fuse into sdort's own operators, whose kernels come with the library that sdort ops build makes.",
 )
 @click.option("--component", "components", multiple=True, metavar="C", help="Only this component (repeatable).")
 @click.option(
@@ -191,7 +192,7 @@ def command(
     fp16_plan: Path | None,
     bf16: bool,
     io_fp16: bool,
-    sdort_ops: bool,
+    sdort_ops: bool | None,
     components: tuple[str, ...],
     any_graph: bool,
     disable: tuple[str, ...],

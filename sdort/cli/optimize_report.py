@@ -40,6 +40,7 @@ def explained(names: Collection[str], quiet: bool) -> Iterator[None]:
 def show_report(report: OptimizeReport, explain: Collection[str], next_command: str) -> None:
     """Print what was made of each component, what was left, and the verdict."""
     from sdort.console import conclude, show
+    from sdort.ops.library import VENDORS
     from sdort.optimizer.summary import left_places
 
     show(_summary(report))
@@ -48,6 +49,8 @@ def show_report(report: OptimizeReport, explain: Collection[str], next_command: 
     for name, c in report.components.items():
         for line in _precision(c.precision, bool(explain)):
             show(f"{name}: {line}")
+    if report.sdort_ops or report.provider in VENDORS:
+        show(f"sdort's own operators: {'used' if report.sdort_ops else 'not used'}, {report.sdort_ops_reason}")
     if places := left_places(report):
         show(_left(places))
     for part in _explanations(report, explain):

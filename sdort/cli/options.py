@@ -164,6 +164,15 @@ _RUNTIME = (
         callback=_assignments,
         help="An option of the execution provider, by ONNX Runtime's name for it (repeatable).",
     ),
+    click.option(
+        "--no-split",
+        "split",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        show_default=False,
+        help="Compute in every step what prompts and timesteps alone decide, not once before the steps.",
+    ),
     custom_ops_option,
     check_option,
 )

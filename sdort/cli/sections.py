@@ -9,8 +9,8 @@ import click
 
 RUNTIME = {
     "Where and how it runs": (
-        "provider", "tuning", "graph", "fallback", "device_id", "provider_options", "custom_ops",
-        "check",
+        "provider", "tuning", "graph", "fallback", "device_id", "provider_options", "split",
+        "custom_ops", "check",
     )
 }  # fmt: skip
 """The section of :func:`sdort.cli.options.runtime_options`."""

@@ -63,6 +63,7 @@ def command(
     fallback: bool | None,
     device_id: int,
     provider_options: dict[str, str],
+    split: bool,
     custom_ops: str,
     check: bool,
     dry_run: bool,
@@ -92,6 +93,7 @@ def command(
         "fallback": fallback,
         "device_id": device_id,
         "provider_options": provider_options,
+        "split": split,
         "custom_ops": custom_ops,
         "check": check,
     }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError
-from sdort.machine.cache_folder import checked_folder, traces_folder
+from sdort.machine.cache_folder import checked_folder, models_folder, schedules_folder, traces_folder
 from sdort.machine.verified_cache import is_entry
 from sdort.ops.library import RECORD, libraries_folder, tuning_table
 from sdort.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
@@ -23,7 +23,8 @@ from sdort.tuning.store import Store, age
 _REMOVED = ".removed-"
 """Beginning of the name of a folder that is being removed; where that was killed, the next cleaning ends it."""
 
-TRACES, CHECKED, TUNING, OPS, TEMPORARY = "traces", "checked", "tuning", "ops", "temporary"
+TRACES, SCHEDULES, CHECKED, MODELS, TUNING, OPS = "traces", "schedules", "checked", "models", "tuning", "ops"
+TEMPORARY = "temporary"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class CacheEntry:
     """A file or folder of a cache.
 
     Attributes:
-        kind: the cache: ``traces``, ``checked``, ``tuning``, ``ops`` or ``temporary``.
+        kind: the cache: ``traces``, ``schedules``, ``checked``, ``models``, ``tuning``, ``ops`` or ``temporary``.
         name: its name there.
         path: where it is.
         bytes: its size.
@@ -60,6 +61,11 @@ def traces() -> Iterator[CacheEntry]:
             yield _entry(TRACES, path, outdated=True)
 
 
+def schedules() -> Iterator[CacheEntry]:
+    """Schedulers as numbers, and hashes of the sources that computed them."""
+    yield from _verified(SCHEDULES, schedules_folder(), r"\w+-[0-9a-f]{32}\.(schedule|sources)")
+
+
 def checked() -> Iterator[CacheEntry]:
     """What is remembered of folders whose files were compared with their ``sdort.json``, a file each."""
     yield from _verified(CHECKED, checked_folder(), r"files-[0-9a-f]{32}\.json")
@@ -72,6 +78,18 @@ def _verified(kind: str, folder: Path, names: str) -> Iterator[CacheEntry]:
             yield _entry(kind, path, outdated=not is_entry(path))
         elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and path.is_file():
             yield _entry(kind, path, in_use=not is_abandoned(path))
+
+
+def models() -> Iterator[CacheEntry]:
+    """Checkpoints that were optimized on first use, a folder each, and what killed commands left of them.
+
+    A session has read its weights or maps them: a folder that goes stays on the disk until that is closed.
+    """
+    for path in _children(models_folder()):
+        if re.fullmatch(rf"({re.escape(_REMOVED)})?model-[0-9a-f]{{32}}", path.name) and path.is_dir():
+            yield _entry(MODELS, path)
+        elif re.fullmatch(r"\.model-[0-9a-f]{32}\.sdort-new-[0-9a-f]{8}|\.making-[0-9a-f]{16}", path.name):
+            yield _entry(MODELS, path, in_use=not is_abandoned(path))
 
 
 def tuning() -> Iterator[CacheEntry]:
@@ -107,7 +125,9 @@ def temporary() -> Iterator[CacheEntry]:
 
 KINDS: dict[str, Callable[[], Iterator[CacheEntry]]] = {
     TRACES: traces,
+    SCHEDULES: schedules,
     CHECKED: checked,
+    MODELS: models,
     TUNING: tuning,
     OPS: ops,
     TEMPORARY: temporary,

@@ -49,9 +49,10 @@ def list_cache(kinds: Collection[str] = ()) -> CacheReport:
     """List what sdort keeps between runs.
 
     Args:
-        kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``checked`` (which files were compared with
-            their ``sdort.json``), ``tuning`` (bundles of :func:`sdort.warm` and of tuning runs), ``ops`` (built
-            operator libraries), ``temporary`` (left by killed commands); all if empty.
+        kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``schedules`` (schedulers as numbers, by
+            :func:`sdort.run`), ``checked`` (which files were compared with their ``sdort.json``), ``models``
+            (checkpoints that were optimized on first use), ``tuning`` (bundles of :func:`sdort.warm` and of tuning
+            runs), ``ops`` (built operator libraries), ``temporary`` (left by killed commands); all if empty.
 
     Raises:
         UsageError: there is no such cache.

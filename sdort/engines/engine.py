@@ -85,6 +85,14 @@ class StagedRunner(Protocol):
     """Those of every call so far."""
 
 
+@runtime_checkable
+class PreparedRunner(Protocol):
+    """A :class:`Runner` that may repeat a step alone, whose prompt and timestep were prepared before."""
+
+    def prepare(self) -> bool:
+        """Do once more what runs before the steps; False where nothing does."""
+
+
 def case_request(case: Case, steps: int, scheduler: str | None) -> Request:
     """The request for the images of a pipeline case; brackets are text in the prompt, as they are to diffusers."""
     return Request(

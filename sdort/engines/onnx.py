@@ -131,6 +131,9 @@ class _OnnxComponent:
     def __call__(self) -> None:
         self.binding.run()
 
+    def prepare(self) -> bool:
+        return self.binding.prepare()
+
     def result(self) -> dict[str, Array]:
         # Now, when the first run is over: that was the one that tuned, and keeping is not to be timed.
         if self.keep:

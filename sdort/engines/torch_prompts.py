@@ -26,9 +26,8 @@ def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None
         context: ``encoder_hidden_states`` of the UNet that is compared with; None if it takes any number of tokens.
     """
     family = family_of({name for name, part in pipeline.components.items() if part is not None})
-    reader = PromptReader(
-        {encoder.component: getattr(pipeline, encoder.tokenizer) for encoder in family.encoders}, context
-    )
+    tokenizers = {each.component: TransformersTokenizer(getattr(pipeline, each.tokenizer)) for each in family.encoders}
+    reader = PromptReader(tokenizers, context)
     prompt, negative = ((text,) * len(family.encoders) for text in (request.prompt, request.negative_prompt))
     weighting = request.prompt_weighting
     if reader.fixed == 1 or (_fits(reader, prompt, weighting) and _fits(reader, negative, weighting)):
@@ -52,6 +51,31 @@ def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None
 
 _ARGUMENTS = {"encoder_hidden_states": "prompt_embeds", "text_embeds": "pooled_prompt_embeds"}
 """Conditioning input of the UNet -> diffusers' argument."""
+
+
+class TransformersTokenizer:
+    """A :class:`sdort.generation.prompt_chunks.Tokenizer` of transformers' own."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.length: int = tokenizer.model_max_length
+        self.begin: int = tokenizer.bos_token_id
+        self.end: int = tokenizer.eos_token_id
+        self.padding: int = tokenizer.pad_token_id
+
+    @property
+    def added(self) -> dict[str, int]:
+        return dict(self._tokenizer.added_tokens_encoder)
+
+    def ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False).input_ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def number(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.get_vocab().get(token)
+        return found
 
 
 def _fits(reader: PromptReader, texts: Texts, weighting: str) -> bool:

@@ -29,7 +29,7 @@ from sdort.onnx_io.overridable import ReplaceableWeight, bad_origin
 from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_file import Adapter, read_adapter
-from sdort.pipelines.adapters.delta import Delta
+from sdort.pipelines.adapters.delta import Difference
 from sdort.pipelines.adapters.remarks import remark
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session, find_replaceable
@@ -41,7 +41,7 @@ IN_FLIGHT = 128 * 2**20
 WORKERS = min(8, os.cpu_count() or 1)
 """Weights that are merged at a time: numpy releases the interpreter lock, and eight fill the memory's bandwidth."""
 
-Changes = Mapping[str, Sequence[tuple[Delta, float]]]
+Changes = Mapping[str, Sequence[tuple[Difference, float]]]
 """Parameter -> differences, each with its scale."""
 
 
@@ -72,7 +72,7 @@ class AdapterPlan:
     @cached_property
     def changes(self) -> dict[str, Changes]:
         """Component -> what changes in it; scales of 0 change nothing."""
-        changes: dict[str, dict[str, list[tuple[Delta, float]]]] = {}
+        changes: dict[str, dict[str, list[tuple[Difference, float]]]] = {}
         for choice, adapter in zip(self.choices, self.adapters, strict=True):
             for component, deltas in adapter.deltas.items():
                 for parameter, delta in deltas.items() if choice.scale else ():
@@ -148,13 +148,21 @@ class RunningAdapters:
         total = sum(len(plan.changed(name)) for name in self.sessions)
         with one_blas_thread(), progress("adapters", total=total) as advance:
             for name, session in self.sessions.items():
-                for _ in _switched(session, plan.changed(name), plan.changes.get(name, {})):
+                for _ in switched(session, plan.changed(name), plan.changes.get(name, {})):
                     advance(1)
         self._current = asked
 
 
-def _switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
-    """Write the weights of a session that change, and those that changed before; yields each as it is done."""
+def switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
+    """Write the weights of a session that change, and those that changed before; yields each as it is done.
+
+    Args:
+        session: one that was opened with ``options.adapters``.
+        changed: names of the initializers that ``changes`` change.
+
+    Raises:
+        ParityError: a weight gets values that its dtype cannot hold.
+    """
     weights = session.weights
     for name in weights.changed.difference(changed):
         weights.restore(name)

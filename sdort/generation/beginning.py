@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,16 +15,16 @@ from sdort.pipelines.folder import PipelineFolder
 
 @dataclass(frozen=True)
 class Beginning:
-    """Tensors and arrays of a batch, before its first step."""
+    """Arrays of a batch, before its first step."""
 
-    noise: Any
-    """A tensor [images, channels, height, width], fp32, of unit variance."""
-    image: Any = None
-    """Scaled latents of the same shape, a tensor; None where the part of the schedule takes none."""
+    noise: Array
+    """float32 [images, channels, height, width], of unit variance."""
+    image: Array | None = None
+    """Scaled latents of the same shape; None where the part of the schedule takes none."""
     mask: Array | None = None
     """bool [height, width], true where the scheduler's steps count; None where they count everywhere."""
-    extra: Any = None
-    """A tensor [images, 1 + channels, height, width], what an inpainting UNet takes beside the latents."""
+    extra: Array | None = None
+    """float32 [images, 1 + channels, height, width], what an inpainting UNet takes beside the latents."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,12 @@ class Start:
         Args:
             latent: channels, height and width of the latents.
         """
-        import torch
-
-        image = None if self.latents is None else torch.from_numpy(self.latents)
+        image = self.latents
         if self.image is not None and part.takes_image:
             image = self._drawn(self.image, source)
         if part.begin is Begin.LATENTS:
-            return Beginning(torch.zeros_like(image), image)  # their noise is in them: none is drawn
+            assert image is not None
+            return Beginning(np.zeros_like(image), image)  # their noise is in them: none is drawn
         noise = source.first(latent)
         if self.mask is None:
             return Beginning(noise, image)
@@ -65,10 +63,8 @@ class Start:
                 source.draw(latent)
             return Beginning(noise, image, self.mask)
         masked = self._drawn(self.masked, source)
-        mask = torch.from_numpy(self.mask.astype(np.float32)).expand(len(masked), 1, -1, -1)
-        return Beginning(noise, image, None, torch.cat([mask, masked], dim=1))
+        mask = np.broadcast_to(self.mask.astype(np.float32), (len(masked), 1, *self.mask.shape))
+        return Beginning(noise, image, None, np.concatenate([mask, masked], axis=1))
 
-    def _drawn(self, posterior: Posterior, source: NoiseSource) -> Any:
-        import torch
-
-        return torch.from_numpy(self.folder.scaled(posterior.sample(source).numpy()))
+    def _drawn(self, posterior: Posterior, source: NoiseSource) -> Array:
+        return self.folder.scaled(posterior.sample(source))

@@ -10,44 +10,25 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import UsageError
+from sdort.generation.device_buffer import Buffer
+from sdort.generation.prepared_inputs import (
+    StepRow,
+    bind_prepared,
+    bind_prompts,
+    prepared_beside,
+    prepared_rows,
+    step_inputs,
+    timed_rows,
+)
+from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array, static_size, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import Session
+from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.residuals import zero_residuals
 
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Conditioning inputs by name, each with the shape of one sample."""
-
-
-class Buffer:
-    """An array in the provider's memory, at one address for good."""
-
-    def __init__(self, session: Session, values: Array) -> None:
-        self._host = np.array(values, order="C")  # on the CPU the memory itself
-        self._session = session
-        self._value = session.upload(self._host)
-        self.shape, self.dtype = self._host.shape, self._host.dtype
-
-    def write(self, values: Array) -> None:
-        content = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
-        self._session.guard(lambda: self._value.update_inplace(content))
-
-    def fill(self, values: Array | float) -> None:
-        """Write values that are repeated to the buffer's shape."""
-        self.write(np.broadcast_to(values, self.shape))
-
-    def read(self) -> Array:
-        return np.array(self._session.download(self._value))  # a copy: on the CPU it would be the memory itself
-
-    def binding_arguments(self, first: int = 0, shape: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """Arguments of an ``IOBinding``: the device, type, shape and address of the part from ``[first]`` on."""
-        inner = self.dtype.itemsize * math.prod(self.shape[1:])
-        return (
-            *self._session.memory,
-            self.dtype,
-            list(self.shape if shape is None else shape),
-            self._value.data_ptr() + first * inner,
-        )
 
 
 @dataclass(frozen=True)
@@ -103,10 +84,8 @@ class BoundBuffers:
         channels = static_size(output.shape, 1) or batch.latent[0]
         shape = (batch.samples, batch.latent[0] + batch.extra, *batch.latent[1:])
         self.slices = batch_slices(session, "sample", batch.samples)
-        samples = self.slices[0].stop
         self.sample = Buffer(session, np.zeros(shape, inputs["sample"].dtype))
         self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
-        self.timestep = Buffer(session, np.zeros(timestep_shape(inputs, samples), inputs["timestep"].dtype))
         self.conditioning = {
             name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
             for name, shape in shapes.items()
@@ -114,14 +93,27 @@ class BoundBuffers:
         self.residuals = {
             name: Buffer(session, values) for name, values in zero_residuals(inputs, self.sample.shape).items()
         }
+        clock = timestep_shape(inputs, self.slices[0].stop), inputs[TIMESTEP].dtype
+        self.row = StepRow(session, {TIMESTEP: clock, **prepared_rows(session, batch.samples)})
+        self.timesteps = np.zeros(0)
+        self.changes = 0
+        """Grows with every other conditioning, and with every other list of timesteps."""
+        self.prompts = bind_prompts(session, self.slices, self._arguments)
         self.graphs = [number + index for index in range(len(self.slices))]
-        self._bindings = [self._bind(part) for part in self.slices]
+        self._bindings = [self._bind(number, part) for number, part in enumerate(self.slices)]
 
-    def _bind(self, part: slice) -> Any:
+    def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
+        """Where an input is for some of the samples."""
+        if name == TIMESTEP:
+            return self.row.binding_arguments(TIMESTEP)
+        buffer = {SAMPLE: self.sample, **self.conditioning, **self.residuals}[name]
+        return buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:]))
+
+    def _bind(self, number: int, part: slice) -> Any:
         binding = self.session.io_binding()
-        for name, buffer in {"sample": self.sample, **self.conditioning, **self.residuals}.items():
-            binding.bind_input(name, *buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:])))
-        binding.bind_input("timestep", *self.timestep.binding_arguments())
+        for name in step_inputs(self.session):
+            binding.bind_input(name, *self._arguments(name, part))
+        bind_prepared(binding, self.session, self.row, part, self.prompts[number : number + 1])
         rest = (part.stop - part.start, *self.output.shape[1:])
         binding.bind_output(self.session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
         return binding
@@ -130,6 +122,32 @@ class BoundBuffers:
         """Let all samples be conditioned by these arrays [samples, ...] from the next run on."""
         for name, values in samples.items():
             self.conditioning[name].write(values)
+        for prompt in self.prompts:
+            prompt.run()
+        self.changes += 1
+
+    def step_rows(self, timesteps: Array, conditions: StepConditions) -> Array:
+        """What the row has in each step, [steps, words]; the conditioning is written on the way.
+
+        Args:
+            timesteps: [steps].
+            conditions: of every step.
+        """
+        shape, dtype = self.row.array(TIMESTEP)
+        times = (np.round(timesteps) if dtype.kind == "i" else timesteps).astype(dtype)
+        self.timesteps, self.changes = times, self.changes + 1
+        preparation, images = self.session.preparation, self.batch.images
+        of_steps: dict[str, list[Array]] = {}
+        for step in range(len(times)):
+            if preparation and preparation.beside and conditions.changes(step):
+                self.write_conditioning(repeated(conditions.at(step), images))
+                written = {name: buffer.read() for name, buffer in self.conditioning.items()}
+                beside = prepared_beside(self.session, self.prompts, written)
+            for name in preparation.beside if preparation else ():
+                of_steps.setdefault(name, []).append(beside[name])
+        made = timed_rows(self.session, times, {name: np.stack(values) for name, values in of_steps.items()})
+        clock = np.broadcast_to(times.reshape(-1, *[1] * len(shape)), (len(times), *shape))
+        return self.row.packed({TIMESTEP: clock, **self.row.widened(made)})
 
     def clear_residuals(self) -> None:
         """Take away what controls of an earlier run left in the UNet's residual inputs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from sdort.generation.result import Generation, Image, PeakMemory, joined
 from sdort.generation.running_controls import record_control
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, OnProgress, RunOptions
+from sdort.generation.typed_options import GenerationOptions, LoadOptions, OnProgress, RunOptions, runtime_options
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
@@ -212,6 +213,7 @@ def load(
     fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    split: bool = True,
     custom_ops: str = "auto",
     adapters: bool = False,
     check: bool = True,
@@ -231,6 +233,7 @@ def load(
             False raises for any node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False.
         device_id: the number of the GPU.
         provider_options: options of the execution provider, by ONNX Runtime's names for them.
+        split: compute what prompts and timesteps alone decide before the steps; without it, in every step.
         custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
         adapters: open the models so that adapters can change their weights; without it, the first adapter makes them
             load again.
@@ -257,11 +260,12 @@ def load(
         "fallback": fallback,
         "device_id": device_id,
         "provider_options": provider_options,
+        "split": split,
         "custom_ops": custom_ops,
         "adapters": adapters,
         "check": check,
     }
-    return _load(Path(pipeline), _runtime_options(options))
+    return _load(Path(pipeline), runtime_options(options))
 
 
 def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
@@ -300,13 +304,15 @@ def run(
     """
     loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
     generating = {name: value for name, value in options.items() if name not in loading}
-    runtime = _runtime_options(cast("LoadOptions", loading))
+    runtime = runtime_options(cast("LoadOptions", loading))
     jobs = plan_jobs(prompt, cast("GenerationOptions", generating))
     paths = plan_paths(jobs)
-    with checked(Path(pipeline), runtime.check):
+    # A GPU's libraries are read while the models are checked.
+    with ThreadPoolExecutor(1, "sdort-probe") as pool, checked(Path(pipeline), runtime.check):
+        chosen = pool.submit(choose_provider, runtime)
         folder = open_folder(Path(pipeline))
         jobs = [job.for_pipeline(folder) for job in jobs]
-        provider = choose_provider(runtime)[0]
+        provider = chosen.result()[0]
         for job in jobs:
             checked_stages(folder, job.requests[0])
             plan_adapters(folder, job.requests[0].lora)
@@ -316,11 +322,6 @@ def run(
     loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable, control_inputs=steered))
     result = loaded._run_jobs(jobs, paths)
     return _with_placement(result, loaded._models, jobs[0].requests, runtime) if placement else result
-
-
-def _runtime_options(options: LoadOptions) -> RuntimeOptions:
-    given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
-    return RuntimeOptions(**given)
 
 
 def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:

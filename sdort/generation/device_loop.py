@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdort.errors import ParityError
-from sdort.generation.bound_unet import Batch, BoundBuffers, Buffer, InputShapes, repeated
+from sdort.generation.bound_unet import Batch, BoundBuffers, InputShapes, repeated
+from sdort.generation.device_buffer import Buffer
+from sdort.generation.prepared_inputs import prepared_rows
 from sdort.generation.preview import BatchPreviews
 from sdort.generation.recurrence import Recurrence
 from sdort.generation.step_conditions import StepConditions
@@ -42,8 +44,9 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
     """The small model between two runs of ``unet``, on its provider.
 
     Inputs: ``rows`` [R, L] and ``weights`` [K, R] in fp32, the UNet's last ``output`` [K, L] with its ``own`` weights
-    [K, K], and the ``time`` of the next step. Outputs: ``sample`` [K, L], the UNet's next input, ``total``, the same in
-    fp32, ``kept``, its last output as rows, and ``now``, the time.
+    [K, K], and the ``time`` of the next step, its row of a :class:`sdort.generation.prepared_inputs.StepRow`. Outputs:
+    ``sample`` [K, L], the UNet's next input, ``total``, the same in fp32, ``kept``, its last output as rows, and
+    ``now``, the row.
 
     Args:
         masked: elements where ``inside`` [1, L] is false are the sum of ``origin`` [2, L] with the weights ``outside``
@@ -53,10 +56,8 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
     """
     from onnx import helper, parser
 
-    names = {np.dtype(np.float32): "float", np.dtype(np.float16): "float16", np.dtype(np.int64): "int64",
-             np.dtype(np.int32): "int32", np.dtype(np.float64): "double"}  # fmt: skip
+    names = {np.dtype(np.float32): "float", np.dtype(np.float16): "float16", np.dtype(np.float64): "double"}
     sample, output = unet.inputs["sample"].dtype, unet.outputs[0].dtype
-    clock = names[unet.inputs["timestep"].dtype] + ("[T]" if unet.inputs["timestep"].shape else "")
     cast = f"Cast <to = {helper.np_dtype_to_tensor_dtype(sample)}> (total)"
     more, total, last, shape = "", "total = Add (earlier, last)", f"sample = {cast}", "[K, L]"
     if masked:
@@ -74,8 +75,8 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
             latents = Reshape (flat, dims)
             sample = Concat <axis = 1> (latents, extra)"""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        sum (float[R, L] rows, float[K, R] weights, {names[output]}[K, L] output, float[K, K] own, {clock} time{more})
-        => ({names[sample]}{shape} sample, float[K, L] total, float[K, L] kept, {clock} now) {{
+        sum (float[R, L] rows, float[K, R] weights, {names[output]}[K, L] output, float[K, K] own, int32[W] time{more})
+        => ({names[sample]}{shape} sample, float[K, L] total, float[K, L] kept, int32[W] now) {{
             kept = Cast <to = 1> (output)
             earlier = MatMul (weights, rows)
             last = MatMul (own, kept)
@@ -110,7 +111,10 @@ class Loop:
     def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
         """Whether the rows of a run are small enough to be kept."""
         rows = 1 + recurrence.steps * batch.copies + recurrence.noises + recurrence.takes_image
-        return rows * batch.elements * 4 <= MAX_ROW_BYTES
+        prepared = sum(
+            math.prod(shape) * dtype.itemsize for shape, dtype in prepared_rows(self.unet, batch.samples).values()
+        )
+        return rows * batch.elements * 4 + recurrence.steps * prepared <= MAX_ROW_BYTES
 
     def denoise(
         self,
@@ -150,9 +154,10 @@ class Loop:
             self._controlled.add(buffers)
         # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
         buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
+        times = buffers.step_rows(recurrence.timesteps, conditions)
         given = noise if image is None else np.concatenate([image[None], noise])
         session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
-        accumulator = StepAccumulator(session, buffers, recurrence, given, guidance, mask, extra)
+        accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
         seconds = []
         for step in range(recurrence.steps):
             started = time.perf_counter()
@@ -187,6 +192,7 @@ class StepAccumulator:
     """The rows of one batch, from the first noise to the last output, and the weighted sums over them.
 
     Args:
+        times: what the UNet's row has in each step, [steps, words].
         given: the rows that are there from the start: the image's latents, if any, the first noise, all later noise.
         mask, extra: as :meth:`Loop.denoise` takes them.
     """
@@ -196,6 +202,7 @@ class StepAccumulator:
         session: Session,
         buffers: BoundBuffers,
         recurrence: Recurrence,
+        times: Array,
         given: Array,
         guidance: Sequence[float],
         mask: Array | None = None,
@@ -212,12 +219,7 @@ class StepAccumulator:
         self._rows = Buffer(session, rows)
         self._weights = Buffer(session, self.weights.astype(np.float32))
         self._own = Buffer(session, self.own.astype(np.float32))
-        clock = recurrence.timesteps
-        times = (np.round(clock) if buffers.timestep.dtype.kind == "i" else clock).astype(buffers.timestep.dtype)
-        stacked = np.broadcast_to(
-            times.reshape(-1, *[1] * len(buffers.timestep.shape)), (steps, *buffers.timestep.shape)
-        )
-        self._times = Buffer(session, stacked)
+        self._times = Buffer(session, times)
         self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
         self._fixed = self._fixed_inputs(mask, extra)
         self._bindings = [self._bind(step) for step in range(steps + 1)]
@@ -251,7 +253,7 @@ class StepAccumulator:
         binding.bind_input("output", *buffers.output.binding_arguments(0, flat))
         # After the last step there is no next time; any will do.
         binding.bind_input(
-            "time", *self._times.binding_arguments(min(step, self.recurrence.steps - 1), buffers.timestep.shape)
+            "time", *self._times.binding_arguments(min(step, self.recurrence.steps - 1), buffers.row.words.shape)
         )
         for name, buffer in self._fixed.items():
             of_step = (step, buffer.shape[1:]) if name == "outside" else ()
@@ -265,7 +267,7 @@ class StepAccumulator:
         )
         binding.bind_output("sample", *buffers.sample.binding_arguments(0, sample))
         binding.bind_output("total", *self._total.binding_arguments())
-        binding.bind_output("now", *buffers.timestep.binding_arguments())
+        binding.bind_output("now", *buffers.row.words.binding_arguments())
         return binding
 
     def prepare(self, step: int) -> None:

@@ -35,14 +35,12 @@ class Posterior:
         """Channels, height and width of one image's latents."""
         return (self.channels, *self.parameters.shape[2:])
 
-    def sample(self, source: NoiseSource) -> Any:
-        """A draw for each image of a batch, a tensor [images, channels, height, width]; one image serves all."""
-        import torch
-
+    def sample(self, source: NoiseSource) -> Array:
+        """A draw for each image of a batch, float32 [images, channels, height, width]; one image serves all."""
         if self.parameters.shape[1] == self.channels:
-            return torch.from_numpy(self.parameters).expand(len(source.seeds), -1, -1, -1)
-        mean, logarithm = torch.from_numpy(self.parameters).chunk(2, dim=1)
-        return mean + torch.exp(0.5 * logarithm.clamp(-30.0, 20.0)) * source.draw(self.latent)
+            return np.broadcast_to(self.parameters, (len(source.seeds), *self.latent))
+        mean, logarithm = np.split(self.parameters, 2, axis=1)
+        return np.asarray(mean + np.exp(0.5 * logarithm.clip(-30.0, 20.0)) * source.draw(self.latent))
 
 
 class Encoder(Planner):

@@ -6,7 +6,6 @@ has the others.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from sdort.errors import ParityError
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.preview import BatchPreviews
+from sdort.generation.recurrence import drawing_from
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.generation.step_conditions import StepConditions
@@ -50,7 +50,7 @@ def denoise(
     steps: PartSteps,
     conditions: StepConditions,
     given: Beginning,
-    generators: list[Any],
+    draw: Callable[[Sequence[int]], Array],
     guidance: Sequence[float],
     on_step: Callable[[float], None],
     previews: BatchPreviews | None = None,
@@ -60,7 +60,7 @@ def denoise(
 
     Args:
         conditions: of every call.
-        generators: one per image, for schedulers that add noise of their own.
+        draw: gives noise [images, *shape], for schedulers that add noise of their own.
         guidance: the weight of each copy's output; they sum up to one.
         previews: shown every few steps.
         controls: what fills the UNet's residual inputs; zeros are in them without any.
@@ -73,9 +73,14 @@ def denoise(
     """
     import torch
 
-    scheduler, noise, image = steps.scheduler, given.noise, given.image
-    mask = None if given.mask is None else torch.from_numpy(given.mask)
-    drawn = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    scheduler = steps.scheduler
+    noise, image, mask, extra = (
+        None if each is None else torch.tensor(each) for each in (given.noise, given.image, given.mask, given.extra)
+    )
+
+    def drawn(shape: Sequence[int], *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return torch.from_numpy(draw(shape[1:])).to(dtype)
+
     conditioning: Conditioning = {}
     with steps_of(scheduler):
         latents = steps.begin(noise, image)
@@ -83,10 +88,10 @@ def denoise(
     for number, timestep in enumerate(steps.timesteps):
         started = time.perf_counter()
         if conditions.changes(number):
-            conditioning = repeated(conditions.at(number), len(noise))
+            conditioning = repeated(conditions.at(number), len(given.noise))
         with steps_of(scheduler):
             sample = steps.sample(number, latents)
-        whole = sample if given.extra is None else torch.cat([sample, given.extra], dim=1)
+        whole = sample if extra is None else torch.cat([sample, extra], dim=1)
         fed = torch.cat([whole] * len(guidance)).numpy()
         residuals = zero_residuals(unet.inputs, fed.shape)
         if controls:
@@ -108,8 +113,8 @@ def denoise(
         without = output
         for weight, predicted_by in zip(guidance[1:], prompted, strict=True):
             output = output + weight * (predicted_by - without)
-        with steps_of(scheduler):
-            latents = steps.step(number, output, latents, **drawn)
+        with steps_of(scheduler), drawing_from(drawn, scheduler):
+            latents = steps.step(number, output, latents)
             if mask is not None:
                 latents = torch.where(mask, latents, steps.outside(number, noise, image))
         seconds.append(time.perf_counter() - started)

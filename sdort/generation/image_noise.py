@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
+
+from sdort.generation.seeded_normal import SeededNormal
+from sdort.model.signature import Array
 
 
 @dataclass(frozen=True)
@@ -24,29 +28,24 @@ class NoiseSource:
     """
 
     def __init__(self, seeds: Sequence[ImageSeed], strength: float = 0.0) -> None:
-        import torch
-
         self.seeds = list(seeds)
-        self.generators = [torch.Generator().manual_seed(seed.number) for seed in seeds]
-        self._variations = [
-            torch.Generator().manual_seed(seed.variation) for seed in seeds if seed.variation is not None
-        ]
+        self._numbers = [SeededNormal(seed.number) for seed in seeds]
+        self._variations = [SeededNormal(seed.variation) for seed in seeds if seed.variation is not None]
         self._strength = strength
 
-    def state(self) -> list[Any]:
+    def state(self) -> tuple[list[SeededNormal], list[SeededNormal]]:
         """The state to come back to with :meth:`restore`."""
-        return [generator.get_state() for generator in (*self.generators, *self._variations)]
+        return [each.copy() for each in self._numbers], [each.copy() for each in self._variations]
 
-    def restore(self, state: Sequence[Any]) -> None:
-        """Draw the same again as after :meth:`state`."""
-        for generator, before in zip((*self.generators, *self._variations), state, strict=True):
-            generator.set_state(before)
+    def restore(self, state: tuple[list[SeededNormal], list[SeededNormal]]) -> None:
+        """Draw the same again as after :meth:`state`, as often as that is asked for."""
+        self._numbers, self._variations = ([each.copy() for each in numbers] for numbers in state)
 
-    def draw(self, shape: Sequence[int]) -> Any:
-        """Noise [images, *shape], a tensor."""
-        return _drawn(self.generators, shape)
+    def draw(self, shape: Sequence[int]) -> Array:
+        """Noise [images, *shape]."""
+        return _drawn(self._numbers, shape)
 
-    def first(self, shape: Sequence[int]) -> Any:
+    def first(self, shape: Sequence[int]) -> Array:
         """The noise that the latents begin with, [images, channels, height, width]: of variations between two."""
         noise = self.draw(shape)
         if not self._variations:
@@ -54,25 +53,22 @@ class NoiseSource:
         return slerp(self._strength, noise, _drawn(self._variations, shape))
 
 
-def _drawn(generators: list[Any], shape: Sequence[int]) -> Any:
-    import torch
-    from diffusers.utils.torch_utils import randn_tensor
-
-    return randn_tensor((len(generators), *shape), generator=generators, dtype=torch.float32)
+def _drawn(numbers: list[SeededNormal], shape: Sequence[int]) -> Array:
+    """As diffusers' ``randn_tensor`` with a generator for each image."""
+    return np.stack([each.draw(shape) for each in numbers])
 
 
-def slerp(amount: float, low: Any, high: Any) -> Any:
-    """Spherical interpolation from ``low`` at 0 to ``high`` at 1, tensors [images, channels, height, width].
+def slerp(amount: float, low: Array, high: Array) -> Array:
+    """Spherical interpolation from ``low`` at 0 to ``high`` at 1, float32 [images, channels, height, width].
 
     Of each channel's columns by themselves, as AUTOMATIC1111's variations have it: the same two seeds give the same
     noise there. https://en.wikipedia.org/wiki/Slerp
     """
-    import torch
-
-    cosines = torch.nn.functional.cosine_similarity(low, high, dim=-2).unsqueeze(-2)
+    lengths = np.linalg.norm(low, axis=-2, keepdims=True) * np.linalg.norm(high, axis=-2, keepdims=True)
+    cosines = (low * high).sum(axis=-2, keepdims=True) / np.maximum(lengths, np.float32(1e-8))
     # Of each image: where its columns are nearly parallel, sines are nearly zero.
-    parallel = cosines.mean(dim=(1, 2, 3), keepdim=True) > 0.9995
-    angles = torch.acos(cosines.clamp(-1, 1))
-    sines = torch.where(parallel, torch.ones_like(angles), torch.sin(angles))
-    curved = (torch.sin((1 - amount) * angles) * low + torch.sin(amount * angles) * high) / sines
-    return torch.where(parallel, (1 - amount) * low + amount * high, curved)
+    parallel = cosines.mean(axis=(1, 2, 3), keepdims=True) > 0.9995
+    angles = np.arccos(cosines.clip(-1, 1))
+    sines = np.where(parallel, np.float32(1), np.sin(angles))
+    curved = (np.sin((1 - amount) * angles) * low + np.sin(amount * angles) * high) / sines
+    return np.where(parallel, (1 - amount) * low + amount * high, curved)

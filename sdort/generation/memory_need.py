@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sdort.console import say
-from sdort.errors import MemoryShortageError
+from sdort.console import detail, say
+from sdort.errors import BadModelError, MemoryShortageError
 from sdort.generation.control_plan import find_control
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import activation_bytes, keeps_scores
@@ -26,9 +26,11 @@ from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.prepared_tensors import prepared_tensors, split_file
 from sdort.tables import size_text
-from sdort.workload.cases import Case
+from sdort.workload.cases import TOKENS, Case
 from sdort.workload.residuals import residual_shapes
+from sdort.workload.samples import Sample
 
 MARGIN = 1.5
 """An estimate has to exceed the free memory by this factor before a run is refused: it may be too high by as much."""
@@ -41,29 +43,33 @@ _SCORE_COPIES = 2
 """Copies of the scores of an attention that is not fused: before and after the softmax."""
 
 
-def case_bytes(folder: PipelineFolder, case: Case, provider: Provider, plan: Plan | None = None) -> int:
+def case_bytes(folder: PipelineFolder, case: Case, provider: Provider, plan: Plan | None = None, steps: int = 1) -> int:
     """An estimate in bytes of what a component takes beside its weights at ``case``.
 
     Args:
         case: of a component; batch counts its samples, and images for the decoder.
         plan: how the decoder goes; all at once by default.
+        steps: of the schedule, each of which has a row of what is prepared for a UNet.
     """
     if case.component not in folder.models:
         return 0
     latents = (case.batch, case.height // folder.vae_factor, case.width // folder.vae_factor)
     if case.component == "unet":
-        return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider)
+        return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider, steps)
     if case.component not in (DECODER, ENCODER):
         return 0  # a text encoder's few tokens
     return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
 
 
-def unet_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int, int, int], provider: Provider) -> int:
-    """An estimate in bytes of the activations of a UNet.
+def unet_bytes(
+    file: ComponentFile, config: dict[str, Any], latents: tuple[int, int, int], provider: Provider, steps: int
+) -> int:
+    """An estimate in bytes of the activations of a UNet, and of what is prepared for its steps.
 
     Args:
         config: the UNet's, for its heads; without it attention counts with one head.
         latents: samples, and the latents along their height and their width.
+        steps: of the schedule.
     """
     samples, height, width = latents
     element = activation_bytes(file, provider)
@@ -71,7 +77,29 @@ def unet_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int, 
     level, heads = _largest_attention(config)
     tokens = height * width / 4**level
     scores = _SCORE_COPIES * heads * samples * tokens**2 * element if keeps_scores(file) else 0
-    return int(rows + scores)
+    return int(rows + scores) + prepared_bytes(file, latents, steps)
+
+
+def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: int) -> int:
+    """Bytes of what is prepared for a UNet's or ControlNet's steps and stays until the last of them, for prompts of
+    one chunk of tokens; longer ones have a multiple of the largest part. With ``--no-split`` it is not kept.
+
+    Args:
+        latents: samples, and the latents along their height and their width.
+        steps: of the schedule.
+    """
+    split = split_file(file)
+    if split is None:
+        return 0
+    try:
+        prepared = prepared_tensors(split, file.component, Sample(*latents, TOKENS))
+    except BadModelError as error:  # of an input that foreign exporters leave open
+        detail(f"{file.component}: the estimate lacks what is prepared for its steps: {error.message}")
+        return 0
+    if prepared.unknown:
+        detail(f"{file.component}: the estimate lacks {len(prepared.unknown)} prepared tensors of unknown size")
+    # A table with a row for each step, and the row that the step reads.
+    return prepared.prompt_bytes + (steps + 1) * prepared.step_bytes
 
 
 def _first_channels(file: ComponentFile) -> int:
@@ -111,19 +139,19 @@ def generation_bytes(folder: PipelineFolder, request: Request, images: int, prov
     together = min(images, request.images_at_once)
     planner = planner_of(folder, provider)
     samples = together * len(request.guidance())
-    sizes = [stage.size for stage in plan_stages(folder, request)]
+    stages = plan_stages(folder, request)
     largest = 0
-    for size in sizes:
+    for size, steps in ((stage.size, stage.calls) for stage in stages):
         decoded = Case(DECODER, together, *size)
         plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
         largest = max(
             largest,
-            case_bytes(folder, Case("unet", samples, *size), provider)
+            case_bytes(folder, Case("unet", samples, *size), provider, steps=steps)
             + control_bytes(folder, request, samples, size, provider),
             case_bytes(folder, decoded, provider, plan),
             case_bytes(folder, Case(ENCODER, 1, *size), provider, plan) if encodes(request) else 0,
         )
-    return largest + 3 * images * math.prod(sizes[-1])
+    return largest + 3 * images * math.prod(stages[-1].size)
 
 
 def control_bytes(
@@ -144,7 +172,8 @@ def control_bytes(
     shapes = residual_shapes(inputs, (samples, folder.sample_channels, *latents[1:]))
     between = sum(math.prod(shape) * inputs[name].dtype.itemsize for name, shape in shapes.items())
     configs = [read_component_config(file.path.parent / "config.json", CONTROLNET) for file in nets]
-    activations = sum(unet_bytes(*pair, latents, provider) for pair in zip(nets, configs, strict=True))
+    pairs = zip(nets, configs, strict=True)
+    activations = sum(unet_bytes(*pair, latents, provider, request.steps) for pair in pairs)
     # Several write to buffers of their own, which are added up.
     return activations + between * (1 + len(nets) if len(nets) > 1 else 1)
 
@@ -170,7 +199,9 @@ def refiner_bytes(
     """
     samples = min(images, request.images_at_once) * len(request.guidance())
     components = [name for name in refiner.needed if name != DECODER]
-    return weight_bytes(refiner, components) + case_bytes(refiner, Case("unet", samples, *size), provider)
+    return weight_bytes(refiner, components) + case_bytes(
+        refiner, Case("unet", samples, *size), provider, steps=request.steps
+    )
 
 
 def fits_beside(

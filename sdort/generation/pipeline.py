@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,13 @@ from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens
+from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
-from sdort.generation.prompts import load_tokenizer, remark_on_files, remark_on_prompts
-from sdort.generation.recurrence import Recurrence, find_recurrence
+from sdort.generation.prompt_tokenizer import PromptTokenizer
+from sdort.generation.prompts import load_tokenizers, remark_on_files, remark_on_prompts
+from sdort.generation.recurrence import Recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
 from sdort.generation.request import Request, check_inputs, image_size, scheduler_of
 from sdort.generation.running_controls import Controls, RunningControls
@@ -46,8 +49,10 @@ from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
+from sdort.runtime.side_by_side import open_side_by_side
 from sdort.workload.residuals import steering_inputs
 
 T = TypeVar("T")
@@ -83,14 +88,18 @@ class TextToImage:
     """
 
     def __init__(
-        self, folder: PipelineFolder, sessions: dict[str, Session], provider: Provider, fallback: str | None
+        self,
+        folder: PipelineFolder,
+        sessions: dict[str, Session],
+        provider: Provider,
+        fallback: str | None,
+        tokenizers: Mapping[str, PromptTokenizer],
     ) -> None:
         self.folder = folder
         self.sessions = sessions
         self.provider = provider
         self.fallback = fallback
-        encoders = folder.family.encoders
-        self.tokenizers = {encoder.component: load_tokenizer(folder.path / encoder.tokenizer) for encoder in encoders}
+        self.tokenizers = tokenizers
         self._conditioning_outputs(1)
         self.options = sessions["unet"].options
         self.loop = Loop(sessions["unet"])
@@ -529,8 +538,6 @@ class TextToImage:
         on_step: Callable[[float], None],
     ) -> Array:
         """Denoised latents [images, channels, height / factor, width / factor], fp32."""
-        import torch
-
         factor, guidance = self.folder.vae_factor, self.guidance(request)
         latent = (self.folder.latent_channels, stage.size[0] // factor, stage.size[1] // factor)
         given = start.begin(source, latent, stage.part)
@@ -543,14 +550,13 @@ class TextToImage:
             detail("the steps go through the host")
             unet, steps = self.sessions["unet"], self._steps(request, stage)
             latents, seconds = denoise(
-                unet, steps, conditions, given, source.generators, guidance, on_step, previews, controls
+                unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls
             )
         else:
             later = [source.draw(latent) for _ in range(recurrence.noises)]
-            rows = torch.stack([given.noise, *later]).numpy()
-            image, beside = (None if each is None else each.numpy() for each in (given.image, given.extra))
+            rows, beside = np.stack([given.noise, *later]), (given.image, given.mask, given.extra)
             latents, seconds = self.loop.denoise(
-                recurrence, batch, conditions, rows, guidance, on_step, image, given.mask, beside, previews, controls
+                recurrence, batch, conditions, rows, guidance, on_step, *beside, previews, controls
             )
         self.timings.steps += seconds
         return latents
@@ -569,7 +575,7 @@ class TextToImage:
         return scheduler_of(self.schedule, request, stage.schedule)
 
     def _recurrence(self, request: Request, stage: Stage) -> Recurrence | None:
-        return find_recurrence(partial(self._scheduler, request, stage), stage.part)
+        return KnownSchedule(self.schedule, request, stage.schedule).recurrence(stage.part)
 
     def _previews(
         self, request: Request, stage: Stage, guidance: Sequence[float], seeds: Sequence[ImageSeed]
@@ -626,31 +632,58 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
 
 def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToImage:
     provider, replaced = choose_provider(options)
-    reasons = [replaced]
-    sessions = {}
     loading = list(folder.needed)
-    with progress(lambda: f"loading {loading[0]}", total=len(loading)) as advance:
-        for name in folder.needed:
-            # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
-            own = options if name == "unet" else replace(options, graph=False)
-            own = replace(own, adapters=own.adapters and is_adaptable(name))
-            sessions[name], refused = open_or_fall_back(folder.models[name], name, provider, own)
-            reasons.append(refused)
+    # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
+    asked = {
+        name: (
+            folder.models[name],
+            replace(options, graph=options.graph and name == "unet", adapters=options.adapters and is_adaptable(name)),
+        )
+        for name in folder.needed
+    }
+    with (
+        ThreadPoolExecutor(1, "sdort-ahead") as pool,
+        progress(lambda: f"loading {', '.join([*loading])}".rstrip(), total=len(loading)) as advance,
+    ):
+        tokenizers = pool.submit(_load_ahead, folder, provider, options.device_id)
+
+        def opened(component: str) -> None:
+            loading.remove(component)
             advance(1)
-            loading = loading[1:] or loading  # the bar is drawn once more at its end
+
+        found = open_side_by_side(asked, provider, opened)
+    sessions = {name: session for name, (session, _) in found.items()}
+    reasons = [replaced, *(refused for _, refused in found.values())]
     remark_inputs(sessions["unet"])
     # What runs the UNet is what runs the pipeline: nearly all of the time is spent there.
-    return assemble(folder, sessions, sessions["unet"].provider, "; ".join(filter(None, reasons)) or None)
+    fallback = "; ".join(filter(None, reasons)) or None
+    return assemble(folder, sessions, sessions["unet"].provider, fallback, tokenizers.result())
+
+
+def _load_ahead(folder: PipelineFolder, provider: Provider, device_id: int) -> Mapping[str, PromptTokenizer]:
+    """The tokenizers; and what the first image's file says is asked for, while sessions leave the interpreter time."""
+    import PIL.PngImagePlugin  # noqa: F401
+
+    versions()
+    device_name(provider, device_id)
+    return load_tokenizers(folder)
 
 
 def assemble(
-    folder: PipelineFolder, sessions: dict[str, Session], provider: Provider, fallback: str | None
+    folder: PipelineFolder,
+    sessions: dict[str, Session],
+    provider: Provider,
+    fallback: str | None,
+    tokenizers: Mapping[str, PromptTokenizer] | None = None,
 ) -> TextToImage:
     """Put open sessions of ``folder``'s components together.
+
+    Args:
+        tokenizers: of the text encoders; loaded by default.
 
     Raises:
         BadModelError: they do not make text to image, or the tokenizer does not load.
     """
-    pipeline = TextToImage(folder, sessions, provider, fallback)
+    pipeline = TextToImage(folder, sessions, provider, fallback, tokenizers or load_tokenizers(folder))
     check_inputs(sessions["unet"], folder.family)
     return pipeline

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from sdort.generation.prompt_syntax import Prompt, Segment
 from sdort.pipelines.added_tokens import expand_words, token_groups
@@ -25,6 +25,29 @@ _WORD = 8
 """Tokens of a word from which on ComfyUI divides it."""
 
 WeightedToken = tuple[int, float]
+
+
+class Tokenizer(Protocol):
+    """A CLIP tokenizer: sdort's own, or transformers' in a pipeline of torch."""
+
+    length: int
+    """Tokens of a text with its begin and end, as many as the text encoder reads."""
+    begin: int
+    end: int
+    padding: int
+
+    @property
+    def added(self) -> dict[str, int]:
+        """The tokens that are found before a text is split, with their ids: special ones, and words of embeddings."""
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text's tokens, without begin and end."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+
+    def number(self, token: str) -> int | None:
+        """The id of a token; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +70,11 @@ class Vocabulary:
         tokenizer: from :func:`sdort.generation.prompts.load_tokenizer`.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.length: int = tokenizer.model_max_length
-        padded = tokenizer("", padding="max_length", max_length=self.length, truncation=True).input_ids
-        self._begin, self._end, self._padding = padded[0], padded[1], padded[-1]
-        self._words = token_groups(tokenizer.added_tokens_encoder)
-        self.comma: int | None = tokenizer.get_vocab().get(",</w>")
+        self.length = tokenizer.length
+        self._words = token_groups(tokenizer.added)
+        self.comma = tokenizer.number(",</w>")
 
     @property
     def room(self) -> int:
@@ -62,13 +83,12 @@ class Vocabulary:
 
     def ids(self, text: str) -> list[int]:
         """The token ids of a text, without special ones; words of textual inversion stand with all of their tokens."""
-        found = self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False).input_ids
-        return expand_words(found, self._words)
+        return expand_words(self._tokenizer.ids(text), self._words)
 
     def chunk(self, tokens: Sequence[WeightedToken]) -> Chunk:
         """A whole chunk of at most :attr:`room` tokens, with special ones and padding."""
-        padding = self.room - len(tokens)
-        ids = (self._begin, *(token for token, _ in tokens), self._end, *[self._padding] * padding)
+        tokenizer, padding = self._tokenizer, self.room - len(tokens)
+        ids = (tokenizer.begin, *(token for token, _ in tokens), tokenizer.end, *[tokenizer.padding] * padding)
         return Chunk(ids, (1.0, *(weight for _, weight in tokens), *[1.0] * (padding + 1)))
 
     @property
@@ -78,7 +98,7 @@ class Vocabulary:
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
-        return str(self._tokenizer.decode(tokens))
+        return self._tokenizer.text(tokens)
 
 
 def divide(prompt: Prompt, vocabulary: Vocabulary, weighting: str) -> list[list[WeightedToken]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sdort.console import say, warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import cut, library_reason, one_line
-from sdort.generation.prompt_chunks import Vocabulary
 from sdort.generation.prompt_syntax import named_files
+from sdort.generation.prompt_tokenizer import PromptTokenizer
 from sdort.generation.request import Request
 from sdort.pipelines.configs import check_processor
+from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.tokenizer_files import TABLES, check_tokenizer
 
 _LONGEST = 4096
@@ -21,7 +21,7 @@ _SHORTEST = 3
 """The fewest: a token between the first and the last."""
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> PromptTokenizer:
     """The pipeline's CLIP tokenizer, from files of its own.
 
     Raises:
@@ -31,21 +31,25 @@ def load_tokenizer(folder: Path) -> Any:
         raise BadModelError(f"{folder} is missing", hint="Export the pipeline again: its tokenizer belongs to it.")
     check_tokenizer(folder)
     check_processor(folder, besides=TABLES)
-    from transformers import CLIPTokenizer
-
     try:
-        tokenizer = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
-        length = tokenizer.model_max_length
-        if _SHORTEST <= length <= _LONGEST:
-            Vocabulary(tokenizer)
+        tokenizer = PromptTokenizer(folder)
     except Exception as error:  # broken vocabularies end in KeyError, json and tokenizers errors alike
         raise BadModelError(f"cannot read the tokenizer in {folder}: {library_reason(error)}") from error
-    if not _SHORTEST <= length <= _LONGEST:
+    if not _SHORTEST <= tokenizer.length <= _LONGEST:
         raise BadModelError(
-            f"the tokenizer in {folder} pads prompts to {length:.6g} tokens, not {_SHORTEST} to {_LONGEST}",
+            f"the tokenizer in {folder} pads prompts to {tokenizer.length:.6g} tokens, not {_SHORTEST} to {_LONGEST}",
             hint="model_max_length in its tokenizer_config.json is the text encoder's max_position_embeddings: 77.",
         )
     return tokenizer
+
+
+def load_tokenizers(folder: PipelineFolder) -> dict[str, PromptTokenizer]:
+    """The tokenizer of each text encoder.
+
+    Raises:
+        BadModelError: as :func:`load_tokenizer`.
+    """
+    return {each.component: load_tokenizer(folder.path / each.tokenizer) for each in folder.family.encoders}
 
 
 def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
@@ -65,14 +69,14 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
         )
 
 
-def remark_on_files(tokenizer: Any, requests: Sequence[Request]) -> None:
+def remark_on_files(tokenizer: PromptTokenizer, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
     files = [named_files(text, request.prompt_weighting) for request in requests for text in request.texts]
     given = {choice.path.stem.lower(): choice.scale for request in requests for choice in request.lora}
     for network in dict.fromkeys(network for each in files for network in each.networks):
         _remark_on_network(network, given)
     names = dict.fromkeys(name for each in files for name in each.embeddings)
-    known = tokenizer.get_added_vocab() if names else {}
+    known = tokenizer.added if names else {}
     for name in names:
         if name not in known:
             warn(

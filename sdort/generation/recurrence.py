@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -83,7 +82,7 @@ def find_recurrence(make: Callable[[], Any], part: Part = WHOLE) -> Recurrence |
         return None
     steps = PartSteps(scheduler, part)
     try:
-        with _drawing(scheduler, draws := _Draws(1 + len(steps.timesteps))):
+        with drawing_from(draws := _Draws(1 + len(steps.timesteps)), scheduler):
             inside, outside = _unit_walk(steps)
         rows = inside[:, : draws.next]
         # The image stands last, beyond all noise that a scheduler may draw.
@@ -130,7 +129,7 @@ def _agrees(recurrence: Recurrence, steps: PartSteps) -> bool:
     noise, image = rows[0], rows[-1]
     latents = steps.begin(noise, image)
     draws = iter(rows[1 + recurrence.steps :])
-    with _drawing(steps.scheduler, lambda *args, **kwargs: next(draws)):
+    with drawing_from(lambda *args, **kwargs: next(draws), steps.scheduler):
         for number in range(recurrence.steps):
             expected = steps.sample(number, latents)
             if not _close(recurrence.inputs[number], rows, expected):
@@ -159,11 +158,14 @@ def _unit(size: int, index: int) -> Any:
 
 
 @contextmanager
-def _drawing(scheduler: Any, source: Any) -> Iterator[None]:
-    """Let the scheduler take its noise from ``draw``."""
-    module = sys.modules[type(scheduler).__module__]
+def drawing_from(source: Callable[..., Any], scheduler: Any) -> Iterator[None]:
+    """A block in which the scheduler takes its noise from ``source``, called as diffusers' ``randn_tensor``."""
+    module: Any = sys.modules[type(scheduler).__module__]
     if not hasattr(module, "randn_tensor"):
         yield
         return
-    with mock.patch.object(module, "randn_tensor", source):
+    own, module.randn_tensor = module.randn_tensor, source
+    try:
         yield
+    finally:
+        module.randn_tensor = own

@@ -17,9 +17,20 @@ from typing import Any
 import numpy as np
 
 from sdort.console import say
-from sdort.generation.bound_unet import BoundBuffers, Buffer, batch_slices
+from sdort.generation.bound_unet import BoundBuffers, batch_slices
 from sdort.generation.control_choice import Control
 from sdort.generation.control_plan import ControlModel, Shape, find_control
+from sdort.generation.device_buffer import Buffer
+from sdort.generation.prepared_inputs import (
+    RowCopies,
+    StepRow,
+    bind_prepared,
+    bind_prompts,
+    prepared_beside,
+    prepared_rows,
+    step_inputs,
+    timed_rows,
+)
 from sdort.generation.record import ControlRecord
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import Array, timestep_shape
@@ -27,6 +38,7 @@ from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.content_check import checked
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, open_or_fall_back
+from sdort.runtime.step_split import TIMESTEP
 from sdort.workload.residuals import IMAGE, SCALES, residual_inputs
 
 SMALLEST_GUESS = -1.0
@@ -195,28 +207,57 @@ class _BoundNet:
             IMAGE: Buffer(session, image.astype(session.inputs[IMAGE].dtype)),
             SCALES: Buffer(session, net.scales.astype(session.inputs[SCALES].dtype)),
         }
-        self._bindings = [self._bind(part, buffers) for part in slices]
+        self.buffers = buffers
+        self._prompts = bind_prompts(session, slices, self._arguments)
+        rows = prepared_rows(session, count)
+        self._row = StepRow(session, rows) if rows else None
+        self._copies = RowCopies(session, self._row) if self._row else None
+        self._made = -1
+        self._bindings = [self._bind(number, part) for number, part in enumerate(slices)]
         self._graphs = [session.new_graph() for _ in slices]
 
-    def _bind(self, part: slice, buffers: BoundBuffers) -> Any:
+    def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
+        """Where an input is for some of the samples that it runs on."""
+        if name in self._own:
+            return self._own[name].binding_arguments()
+        if name == TIMESTEP:
+            return self.buffers.row.binding_arguments(TIMESTEP)
+        buffer = self.buffers.sample if name == "sample" else self.buffers.conditioning[name]
+        return buffer.binding_arguments(self.first + part.start, (part.stop - part.start, *buffer.shape[1:]))
+
+    def _bind(self, number: int, part: slice) -> Any:
         session = self.net.session
         binding = session.io_binding()
-        first, count = self.first + part.start, part.stop - part.start
-        for name in session.inputs:
-            if name in self._own:
-                binding.bind_input(name, *self._own[name].binding_arguments())
-            elif name == "timestep":
-                binding.bind_input(name, *buffers.timestep.binding_arguments())
-            else:
-                buffer = buffers.sample if name == "sample" else buffers.conditioning[name]
-                binding.bind_input(name, *buffer.binding_arguments(first, (count, *buffer.shape[1:])))
+        for name in step_inputs(session):
+            binding.bind_input(name, *self._arguments(name, part))
+        bind_prepared(binding, session, self._row, part, self._prompts[number : number + 1])
         for spec, target in zip(session.outputs, self.targets, strict=True):
-            binding.bind_output(spec.name, *target.binding_arguments(first, (count, *target.shape[1:])))
+            count = part.stop - part.start
+            binding.bind_output(
+                spec.name, *target.binding_arguments(self.first + part.start, (count, *target.shape[1:]))
+            )
         return binding
+
+    def _make(self) -> None:
+        """Make what is prepared anew where the conditioning or the timesteps are others."""
+        if self._made == self.buffers.changes:
+            return
+        self._made = self.buffers.changes
+        for prompt in self._prompts:
+            prompt.run()
+        if self._copies:
+            session, times = self.net.session, self.buffers.timesteps
+            conditioning = {name: values.read()[self.first :] for name, values in self.buffers.conditioning.items()}
+            beside = prepared_beside(session, self._prompts, conditioning)
+            every = {name: np.broadcast_to(values, (len(times), *values.shape)) for name, values in beside.items()}
+            self._copies.write(timed_rows(session, times, every))
 
     def prepare(self, step: int, steps: int) -> bool:
         """Write the residuals of a step; whether they are others than before."""
         if self.net.is_active(step, steps):
+            self._make()
+            if self._copies:
+                self._copies.run(step)
             for binding, graph in zip(self._bindings, self._graphs, strict=True):
                 self.net.session.run_bound(binding, graph)
             return True

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.generation.image_sizes import scaled_size
+from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.prompt_schedule import Clock
 from sdort.generation.refiner import handover, open_refiner
 from sdort.generation.request import Request, check_task, image_size, scheduler_of
@@ -109,10 +110,10 @@ def _stage(
 
     As in diffusers' ``get_timesteps``: of the steps times the strength the whole part.
     """
-    scheduler = scheduler_of(folder, request, schedule)
-    clock = Clock(schedule * int(getattr(scheduler, "order", 1)))
+    counts = KnownSchedule(folder, request, schedule).counts()
+    clock = Clock(schedule * counts.order)
     if strength is None:
-        return Stage(size, schedule, schedule, len(scheduler.timesteps), clock)
+        return Stage(size, schedule, schedule, counts.calls, clock)
     name, share = strength
     steps = min(int(schedule * share), schedule)
     if steps < 1:
@@ -121,6 +122,6 @@ def _stage(
             f"{option} {share:g} of {schedule} steps leaves none to take: the image would stay as it is",
             hint=f"Take {option} {1.05 / schedule:.2g} or more, or more steps.",
         )
-    first = (schedule - steps) * scheduler.order
+    first = (schedule - steps) * counts.order
     part = Part(first, begin=begin, masked=masked)
-    return Stage(size, schedule, steps, len(scheduler.timesteps) - first, clock, part)
+    return Stage(size, schedule, steps, counts.calls - first, clock, part)

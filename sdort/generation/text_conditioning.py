@@ -20,12 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sdort.console import detail, warn
-from sdort.generation.prompt_chunks import MAX_CHUNKS, Chunk, Vocabulary, WeightedToken, divide
+from sdort.generation.prompt_chunks import MAX_CHUNKS, Chunk, Tokenizer, Vocabulary, WeightedToken, divide
 from sdort.generation.prompt_syntax import read_prompt
 from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.pipelines.families import Conditioning
@@ -130,7 +129,7 @@ class PromptReader:
         context: the UNet's input ``encoder_hidden_states``, which may say how many tokens it takes; None: any number.
     """
 
-    def __init__(self, tokenizers: Mapping[str, Any], context: TensorSpec | None) -> None:
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], context: TensorSpec | None) -> None:
         self.vocabularies = {component: Vocabulary(tokenizer) for component, tokenizer in tokenizers.items()}
         fixed = static_size(context.shape, 1) if context and len(context.shape) == 3 else None
         self.tokens = min(vocabulary.length for vocabulary in self.vocabularies.values())

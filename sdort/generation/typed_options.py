@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from sdort.generation.control_choice import ControlChoice
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 from sdort.generation.input_image import ImageSource
+from sdort.providers.runtime_options import RuntimeOptions
 
 OnProgress = Callable[[float, float], None]
 """Called with the steps that are done and all there are, both times the number of images."""
@@ -148,9 +149,16 @@ class LoadOptions(TypedDict, total=False):
     fallback: bool | None
     device_id: int
     provider_options: Mapping[str, str] | None
+    split: bool
     custom_ops: str
     adapters: bool
     check: bool
+
+
+def runtime_options(options: LoadOptions, **more: Any) -> RuntimeOptions:
+    """The runtime's options that these are, and ``more`` of them."""
+    given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
+    return RuntimeOptions(**given, **more)
 
 
 class RunOptions(GenerationOptions, LoadOptions, total=False):

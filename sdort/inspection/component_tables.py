@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sdort import console
 from sdort.inspection.description import Change, Component, Rewrite, is_fused
+from sdort.model.domains import MICROSOFT
 from sdort.tables import Table, count_text, counted, share_text, size_text
 
 _MOST_ROWS = 14
@@ -22,6 +23,9 @@ def component_tables(components: Sequence[Component]) -> Iterator[Table]:
     yield _operators(components)
     if len(components) == 1 or _is_verbose():
         yield _inputs_and_outputs(components)
+    parts = _parts(components)
+    if parts.row_count:
+        yield parts
     rewrites = _rewrites(components)
     if rewrites.row_count:
         yield rewrites
@@ -134,6 +138,27 @@ def _label(operator: str) -> str:
     return f"* {operator.rpartition('.')[2]}" if is_fused(operator) else f"  {operator}"
 
 
+def _parts(components: Sequence[Component]) -> Table:
+    """Of models that are run in parts: what runs when, and what of it stays in memory."""
+    table = Table(
+        "Prepared before the steps (bytes of one sample)",
+        ("component", "runs", ">nodes", ">prepares", ">bytes", "tensors"),
+        details=("tensors",),
+    )
+    for c in components:
+        if c.parts is None:
+            continue
+        p = c.parts
+        for when, nodes, made, size in (
+            ("once a prompt", p.prompt_nodes, p.prompt_outputs, size_text(p.prompt_bytes)),
+            ("once a schedule", p.schedule_nodes, p.step_outputs, f"{size_text(p.step_bytes)} a step"),
+        ):
+            names = ", ".join(f"{value.name} {value}" for value in made)
+            table.add_row(c.component, when, f"{nodes:,}", counted(len(made), "tensor"), size, names)
+        table.add_row(c.component, "every step", f"{p.step_nodes:,}", "", "", "")
+    return table
+
+
 def _rewrites(components: Sequence[Component]) -> Table:
     """A row for each operator and reason, whatever providers and components it is of."""
     table = Table("To rewrite", ("operator", ">nodes", "for", "why", "in"), details=("in",))
@@ -141,9 +166,8 @@ def _rewrites(components: Sequence[Component]) -> Table:
     for c in components:
         for provider, rewrites in c.providers.items():
             for rewrite in rewrites:
-                why = rewrite.reason.replace(
-                    f"{provider} has no kernel for {rewrite.operator.rpartition('.')[2]}", "no kernel"
-                )
+                name = rewrite.operator.removeprefix(f"{MICROSOFT}.")
+                why = rewrite.reason.replace(f"{provider} has no kernel for {name}", "no kernel")
                 places = nodes.setdefault((rewrite.operator, why), {}).setdefault(provider, {})
                 places[c.component] = rewrite.nodes
     rows = []

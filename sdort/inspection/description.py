@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.model import Model
+from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import find_models
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import PRECISION_KEY
@@ -67,6 +68,28 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The parts in which a denoising model is run, without inputs for control images: what each step computes, and what
+    is computed before them. Bytes are of one sample, of 77 tokens and latents of 64 x 64 where the model leaves these
+    open."""
+
+    prompt_nodes: int
+    """Nodes that run once for a prompt."""
+    schedule_nodes: int
+    """Nodes that run once for all timesteps of a schedule."""
+    step_nodes: int
+    """Nodes that run in each step."""
+    prompt_outputs: tuple[DeclaredTensor, ...]
+    """Tensors that stay in memory for a prompt."""
+    step_outputs: tuple[DeclaredTensor, ...]
+    """Tensors of which each step has its own."""
+    prompt_bytes: int
+    """Bytes of ``prompt_outputs``, of those whose size is known."""
+    step_bytes: int
+    """Bytes of ``step_outputs``, which stay in memory for every step of a schedule."""
+
+
+@dataclass(frozen=True)
 class Component:
     """The facts about one component's graph."""
 
@@ -96,6 +119,8 @@ class Component:
     """``bf16`` where the model asks its provider for that, else empty: what its tensors are."""
     providers: dict[str, tuple[Rewrite, ...]]
     """Nodes that each provider's lowering has to rewrite; an empty tuple if it has a kernel for every node."""
+    parts: Parts | None = None
+    """The parts in which it is run; None if that is one graph."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +147,29 @@ def inspect_path(path: Path, providers: Sequence[str] = PROVIDER_NAMES) -> list[
         BadModelError: ``path`` holds no model, or a broken or unsafe one.
     """
     expect_onnx(path, nested=True)
-    return [describe_model(load_model(file, name), providers) for name, file in find_models(path).items()]
+    return [
+        replace(describe_model(load_model(file, name), providers), parts=_parts(file, name) if providers else None)
+        for name, file in find_models(path).items()
+    ]
+
+
+def _parts(path: Path, name: str) -> Parts | None:
+    # Imported here: comparing two models needs no parts.
+    from sdort.runtime.prepared_tensors import prepared_tensors, split_file
+    from sdort.workload.samples import Sample
+
+    split = split_file(read_component(path, name))
+    if split is None:
+        return None
+    prepared = prepared_tensors(split, name, Sample())
+    prompt, step = (
+        [DeclaredTensor(tensor.name, str(tensor.dtype), tensor.shape) for tensor in tensors]
+        for tensors in (prepared.prompt, prepared.step)
+    )
+    prompt += [DeclaredTensor(unknown, None, None) for unknown in prepared.unknown]
+    early, timed = (len(part.graph.node) if part else 0 for part in (split.prompt, split.time))
+    sizes = prepared.prompt_bytes, prepared.step_bytes
+    return Parts(early, timed, len(split.step.graph.node), tuple(prompt), tuple(step), *sizes)
 
 
 def describe_model(model: Model, providers: Sequence[str] = PROVIDER_NAMES) -> Component:

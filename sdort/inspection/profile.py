@@ -22,6 +22,7 @@ from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
+from sdort.runtime.prepared_tensors import split_file
 from sdort.runtime.session import Session, open_logged
 from sdort.staging import temporary_folder
 
@@ -58,6 +59,8 @@ class Placement:
     """Operators that compute on the CPU though the model runs elsewhere: nodes of each. Arithmetic on sizes is none."""
     copies: dict[str, int]
     """Copies that ONNX Runtime inserted between host and device."""
+    untimed: int = 0
+    """Nodes that run before the steps, once for a prompt or a schedule: their time is not in ``milliseconds``."""
 
     def total(self, provider: str) -> tuple[int, float | None]:
         """Nodes and milliseconds on one execution provider."""
@@ -83,7 +86,14 @@ def measure_placement(
         plain = replace(options, graph=False, fallback=None, tuning=False, profile=profile)
         # A session that logs its placement also logs its end.
         (log, events), _ = run_logged(lambda: _open_and_run(path, component, provider, plain, feeds))
-    return summarize_placement(component, provider, parse_placement(log), events)
+    placed = summarize_placement(component, provider, parse_placement(log), events)
+    return placed if feeds is None else replace(placed, untimed=_untimed(path, component, options))
+
+
+def _untimed(path: Path, component: str, options: RuntimeOptions) -> int:
+    """Nodes of the parts that run before the steps, of which the session's profile knows nothing."""
+    split = split_file(read_component(path, component), options.control_inputs) if options.split else None
+    return sum(len(part.graph.node) for part in (split.prompt, split.time) if part) if split else 0
 
 
 def _open_and_run(
@@ -179,7 +189,10 @@ def placement_table(placements: Sequence[Placement], most: int = 12) -> Table:
 
     kind = "of kernels" if any(placement.kernel_times for placement in placements) else "of the host's calls"
     is_timed = any(share.milliseconds is not None for placement in placements for share in placement.shares)
-    table = Table(f"Placement, with the time {kind}" if is_timed else "Placement", ("operator", ">nodes", ">ms"))
+    title = f"Placement, with the time {kind}" if is_timed else "Placement"
+    if any(placement.untimed for placement in placements):
+        title += ", of a step alone: not of what runs before the steps"
+    table = Table(title, ("operator", ">nodes", ">ms"))
     for placement in placements:
         for ep in dict.fromkeys(share.provider for share in placement.shares):
             nodes, milliseconds = placement.total(ep)

@@ -19,6 +19,16 @@ def traces_folder() -> Path:
     return cache_folder() / "traces"
 
 
+def schedules_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/schedules``, by default below ``~/.cache``: schedulers of ``sdort run`` as numbers."""
+    return cache_folder() / "schedules"
+
+
 def checked_folder() -> Path:
     """``$XDG_CACHE_HOME/sdort/checked``, by default below ``~/.cache``: the files that were compared with a list."""
     return cache_folder() / "checked"
+
+
+def models_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/models``, by default below ``~/.cache``: checkpoints that were optimized on first use."""
+    return cache_folder() / "models"

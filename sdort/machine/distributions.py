@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import re
 import shlex
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -146,7 +145,7 @@ def import_onnxruntime() -> Any:
 
 
 def start_session(onnxruntime: Any, model: str | bytes, settings: Any, providers: Sequence[Any]) -> tuple[Any, str]:
-    """An ``InferenceSession``, and what ONNX Runtime printed meanwhile; nothing else in sdort makes one.
+    """An ``InferenceSession``, and what ONNX Runtime printed meanwhile; nothing else in sdort makes one. In any thread.
 
     Args:
         onnxruntime: the module (:func:`import_onnxruntime`).
@@ -155,8 +154,26 @@ def start_session(onnxruntime: Any, model: str | bytes, settings: Any, providers
         providers: as ``InferenceSession`` takes them. Up to 1.22 it prints why one of them does not load and goes on
             without it, so ask the session's ``get_providers()``; from 1.23 on it raises.
     """
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+    # Of that module alone: standard output is the whole process's.
+    vars(sys.modules[onnxruntime.InferenceSession.__module__])["print"] = _print
+    lines: list[str] = []
+    _printed.lines = lines
+    try:
         session = onnxruntime.InferenceSession(model, settings, providers=providers, enable_fallback=0)
+    finally:
+        del _printed.lines
     session.disable_fallback()  # a failure in the middle of a run is an error, not a silent second try on the CPU
-    return session, printed.getvalue()
+    return session, "\n".join(lines)
+
+
+_printed = threading.local()
+"""``lines`` of the session that a thread is opening."""
+
+
+def _print(*words: object, **options: Any) -> None:
+    """ONNX Runtime's ``print``: what it says of a session that is being opened is kept."""
+    lines: list[str] | None = getattr(_printed, "lines", None)
+    if lines is None:
+        print(*words, **options)  # noqa: T201 - who else uses ONNX Runtime in this process
+    else:
+        lines.append(" ".join(map(str, words)))

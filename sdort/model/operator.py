@@ -137,6 +137,8 @@ class Operator:
         operations: arithmetic operations: a number for each element of the first output, or what computes them from
             the dims of inputs and outputs (None where dims do not tell). Bytes are those of inputs and outputs.
         kernels: execution providers of ONNX Runtime that have kernels, and the forms that these take.
+        outdone: by execution provider the forms that its kernels take, but slower than another form of the same
+            operator, which fusions make instead.
         unserved: where sdort's library has a kernel, operators that the kernel stands in for in a session (the operator
             itself, and what ONNX Runtime fuses into it), and their inputs and outputs that it does not know.
         channels_axis: where the second input is a weight, the axis of it that the channels in are.
@@ -160,6 +162,7 @@ class Operator:
     operations: int | Callable[[Sizes, Sizes], int | None]
     kernels: Mapping[str, Condition]
     unserved: Mapping[str, tuple[str, ...]]
+    outdone: Mapping[str, Condition] | None = None
     channels_axis: Callable[[Call], int] | None = None
     heads: Body | None = None
     examples: tuple[Example, ...]

@@ -184,6 +184,43 @@ class Scaled(_Unary):
         return (convert(convert(piece, wide) * factor, self.dtype) for piece in self.operand.pieces(row))
 
 
+class Combined(_Unary):
+    """Linear combinations of an operand's slices along ``axis``: ``result[r] = sum(matrix[r][c] * operand[c])``.
+
+    Summed in float32, or the operand's own wider dtype, in the order of ``c``, and rounded once to the operand's dtype.
+    """
+
+    def __init__(self, operand: Weight, axis: int, matrix: Sequence[Sequence[float]]) -> None:
+        self.axis = axis % len(operand.shape)
+        self.matrix = tuple(tuple(float(factor) for factor in row) for row in matrix)
+        if not self.matrix or {len(row) for row in self.matrix} != {operand.shape[self.axis]}:
+            raise ValueError(f"a matrix of {len(self.matrix)} rows for {operand.shape}, axis {axis}")
+        shape = list(operand.shape)
+        shape[self.axis] = len(self.matrix)
+        super().__init__(operand, shape, operand.dtype)
+
+    def load(self) -> Array:
+        return gather(self.pieces(), self.shape, self.dtype)
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        size = math.prod(self.shape[1:])
+        if self.axis == 0 or not math.prod(self.shape) or size % row:
+            return split(self._combined(self.operand.load()), row)
+        inner = self.operand.shape[1:]
+        slabs = self.operand.pieces(math.prod(inner))
+        return (self._combined(slab.reshape(-1, *inner)).reshape(-1) for slab in slabs)
+
+    def _combined(self, values: Array) -> Array:
+        wide = np.dtype(np.float32) if self.dtype.itemsize <= 2 else self.dtype
+        slices = np.moveaxis(convert(values, wide), self.axis, 0)
+        out = np.zeros((len(self.matrix), *slices.shape[1:]), wide)
+        for total, factors in zip(out, self.matrix, strict=True):
+            for factor, values_of_slice in zip(factors, slices, strict=True):
+                if factor:
+                    total += values_of_slice if factor == 1 else values_of_slice * np.array(factor, wide)
+        return convert(np.ascontiguousarray(np.moveaxis(out, 0, self.axis)), self.dtype)
+
+
 class Dequantized(Weight):
     """(``operand`` - ``zero``) * ``scale``: integers as numbers of the scale's type.
 

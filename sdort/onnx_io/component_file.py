@@ -101,10 +101,8 @@ class ComponentFile:
         Raises:
             BadModelError: as :attr:`graph`.
         """
-        graph = self.graph.graph
-        constants = {tensor.name for tensor in graph.initializer}
-        inputs = [info for info in graph.input if info.name not in constants]
-        return Signature({info.name: _spec(info) for info in inputs}, {info.name: _spec(info) for info in graph.output})
+        outputs = self.graph.graph.output
+        return Signature(declared_inputs(self.graph), {info.name: _spec(info) for info in outputs})
 
     @cached_property
     def weight_bytes(self) -> Counter[str]:
@@ -208,6 +206,12 @@ def file_identity(path: Path) -> Identity | None:
         return None
     place = str(path.absolute())
     return place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def declared_inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
+    """A model's inputs by name, without those that initializers give."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return {info.name: _spec(info) for info in model.graph.input if info.name not in constants}
 
 
 def copied(proto: onnx.ModelProto) -> onnx.ModelProto:

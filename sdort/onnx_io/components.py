@@ -33,7 +33,7 @@ _INTS = {TensorProto.INT32, TensorProto.INT64}
 LATENT_CHANNELS = 4
 """No autoencoder of a diffusion model has fewer in its latent: what has 1 to 3 is a map of masks, depths or texts."""
 _POOLING = {"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
-_ENLARGING = {"Resize", "Upsample", "ConvTranspose", "DepthToSpace"}
+_ENLARGING = {"Resize", "Upsample", "ConvTranspose", "DepthToSpace", "InterleavePhases"}
 """Operators of upsampling: of an autoencoder's two halves only the decoder has them."""
 
 _EXPECTED = (

@@ -8,13 +8,15 @@ import numpy as np
 
 from sdort.model.convert import convert
 from sdort.model.signature import Array
-from sdort.model.weights import Absent, Cast, Concatenated, Reshaped, Scaled, Transposed, Weight
+from sdort.model.weights import Absent, Cast, Combined, Concatenated, Reshaped, Scaled, Transposed, Weight
 
 
 def parameter_values(weight: Weight, values: Array) -> Iterator[tuple[str, Array]]:
     """Each parameter of an expression with its values in fp32, as far as ``values`` still have them.
 
-    What a cast rounded stays rounded, so that the weight computed from them again is ``values``.
+    What a cast rounded stays rounded, so that the weight computed from them again is ``values``. Of a
+    :class:`sdort.model.weights.Combined`, whose sums were rounded each, the parameters are those whose sums come
+    nearest to ``values`` (least squares).
 
     Args:
         weight: an expression over :class:`sdort.model.weights.Absent`.
@@ -34,6 +36,10 @@ def parameter_values(weight: Weight, values: Array) -> Iterator[tuple[str, Array
             yield from parameter_values(weight.operand, convert(values, np.float32))
         case Scaled():
             yield from parameter_values(weight.operand, convert(values, np.float32) / np.float32(weight.factor))
+        case Combined():
+            inverse = np.linalg.pinv(np.array(weight.matrix))
+            solved = np.tensordot(inverse, convert(values, np.float64), (1, weight.axis))
+            yield from parameter_values(weight.operand, np.moveaxis(solved, 0, weight.axis))
         case Concatenated():
             starts = np.cumsum([part.shape[weight.axis] for part in weight.parts])[:-1]
             for part, part_values in zip(weight.parts, np.split(values, starts, axis=weight.axis), strict=True):

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from sdort.model.weights import Absent, Cast, Concatenated, Inline, Reshaped, Scaled, Stored, Transposed, Weight
+from sdort.model.weights import (
+    Absent,
+    Cast,
+    Combined,
+    Concatenated,
+    Inline,
+    Reshaped,
+    Scaled,
+    Stored,
+    Transposed,
+    Weight,
+)
 from sdort.onnx_io.check_tensors import ITEMSIZE
 from sdort.onnx_io.weight_origins import Expression, Region, region_of, shapes_of
 
@@ -18,7 +29,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, 
 """What reading an expression ends in that somebody made up."""
 
 _MAX_DEPTH = 32
-"""Nested expressions; those of the passes have at most four."""
+"""Nested expressions; those of the passes have at most seven."""
 
 
 def _encode_leaf(leaf: Weight) -> Expression:
@@ -49,6 +60,9 @@ def encode(weight: Weight, leaf: Callable[[Weight], Expression] = _encode_leaf) 
             return {"cast": encode(weight.operand, leaf), "dtype": _dtype(weight)}
         case Scaled():
             return {"scaled": encode(weight.operand, leaf), "factor": weight.factor}
+        case Combined():
+            matrix = [list(row) for row in weight.matrix]
+            return {"combined": encode(weight.operand, leaf), "axis": weight.axis, "matrix": matrix}
         case Concatenated():
             return {"concatenated": [encode(part, leaf) for part in weight.parts], "axis": weight.axis}
     return leaf(weight)
@@ -79,6 +93,8 @@ def decode(entry: Expression, weights: Mapping[str, Weight], depth: int = 0) -> 
             return Cast(decode(operand, weights, depth + 1), numpy_dtype(dtype))
         case {"scaled": operand, "factor": factor}:
             return Scaled(decode(operand, weights, depth + 1), factor)
+        case {"combined": operand, "axis": axis, "matrix": matrix}:
+            return Combined(decode(operand, weights, depth + 1), axis, matrix)
         case {"concatenated": parts, "axis": axis}:
             return _concatenated([decode(part, weights, depth + 1) for part in parts], axis)
     raise ValueError(f"{str(entry)[:80]} is no weight")

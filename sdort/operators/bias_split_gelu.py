@@ -37,7 +37,7 @@ def compiled_width(call: Call) -> str | None:
     if not isinstance(width, int) or width // 2 not in WIDTHS:
         half = width // 2 if isinstance(width, int) else width
         widths = ", ".join(map(str, WIDTHS))
-        return f"BiasSplitGelu is compiled for widths {widths} (--sdort-ops fuses every width), this one is {half}"
+        return f"BiasSplitGelu is compiled for widths {widths} (sdort's own takes every width), this one is {half}"
     return None
 
 

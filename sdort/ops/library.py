@@ -44,7 +44,7 @@ class LibraryOperator:
     """An operator of the library; ``cpu`` and ``gpu`` tell where it has kernels, for float32 and float16."""
 
     domain: str
-    """The operator's domain."""
+    """The operator's domain; empty for ONNX's own."""
     name: str
     """The operator."""
     cpu: bool
@@ -110,6 +110,13 @@ def tuning_table() -> Path:
     return libraries_folder() / "tuning.tsv"
 
 
+def use_tuning_table() -> None:
+    """Have the library choose variants as they were tuned on this machine; it reads that when a kernel first runs."""
+    if tuning_table().is_file() and "SDORT_OPS_TUNING" not in os.environ:
+        with open_input(tuning_table(), "the tuning table", limit=MAX_TABLE):
+            os.environ["SDORT_OPS_TUNING"] = str(tuning_table())
+
+
 def resolve(setting: str) -> Path | None:
     """The library that ``--custom-ops`` asks for; None if none is to be registered.
 
@@ -135,6 +142,22 @@ def resolve(setting: str) -> Path | None:
         raise UsageError(f"--custom-ops {setting}: there is no such file", hint="Give auto, on, off or a library.")
     describe_library(path)
     return path
+
+
+VENDORS = {"rocm": "amd", "cuda": "nvidia"}
+"""Providers that the library has GPU kernels for, and whose GPUs those are."""
+
+
+def why_no_kernels(provider: str) -> str | None:
+    """Why there are no kernels of sdort's for a provider of :data:`VENDORS` on this machine; None if there are."""
+    try:
+        path = resolve(AUTO)
+        if path is None:
+            return f"the library is not built here ({_BUILD} builds it)"
+        vendors = {code.vendor for code in describe_library(path).code_objects}
+    except (ProviderError, UsageError) as error:
+        return error.message
+    return None if VENDORS[provider] in vendors else f"the library here has no kernels for {VENDORS[provider]} GPUs"
 
 
 def check_library(path: Path) -> str:
@@ -234,10 +257,7 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
     """
     check_library(path)
     os.environ["SDORT_OPS_PROVIDER"] = provider if provider in ("rocm", "cuda") else "cpu"
-    if tuning_table().is_file() and "SDORT_OPS_TUNING" not in os.environ:
-        with open_input(tuning_table(), "the tuning table", limit=MAX_TABLE):
-            # Read by the library when a kernel first runs.
-            os.environ["SDORT_OPS_TUNING"] = str(tuning_table())
+    use_tuning_table()
     if provider not in ("rocm", "cuda"):
         # On the CPU ONNX Runtime makes a NhwcFusedConv, which has no kernel, of a NhwcConv and an activation behind it.
         session_options.add_session_config_entry("optimization.disable_specified_optimizers", "ConvActivationFusion")

@@ -1,6 +1,6 @@
 """Preparation of a model, so that it opens with the library as it opens without it.
 
-A library that registers operators in com.microsoft changes two things for every model, whether it has such operators
+A library that registers operators of ONNX Runtime changes two things for every model, whether it has such operators
 or not:
 
 - ONNX Runtime takes a domain that a model does not import at the newest version that is registered. For libraries that
@@ -24,6 +24,7 @@ from sdort.model.domains import MICROSOFT
 from sdort.model.operator import Operator
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import load_operators
+from sdort.ops.standard_forms import LAYER_NORMALIZATION, unserved_layer_norm
 
 CONTRIB_OPSET = 1
 """Of com.microsoft, the only one that there is."""
@@ -77,6 +78,8 @@ def unserved(proto: onnx.ModelProto) -> dict[str, str]:
             present = _given(parameters, node, served) if node.op_type == name else []
             if present and served.name not in forms_used:
                 forms_used[served.name] = f"{name} {node.name!r} has {', '.join(present)}"
+    if reason := unserved_layer_norm(proto):
+        forms_used[LAYER_NORMALIZATION] = reason
     for operator, form in forms_used.items():
         _tell(f"ONNX Runtime's own {operator} runs, sdort's has no kernel for it: {form}")
     return forms_used

@@ -6,20 +6,22 @@ import json
 import resource
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sdort.console import detail, progress, to_json
+from sdort.console import detail, progress, to_json, warn
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
 from sdort.machine.disk import WritePlan
-from sdort.model.domains import MICROSOFT
+from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.weights import Weight
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
+from sdort.ops.library import why_no_kernels
 from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
@@ -55,7 +57,7 @@ def optimize(
     fp16_plan: str | Path | None = None,
     bf16: bool = False,
     io_fp16: bool = False,
-    sdort_ops: bool = False,
+    sdort_ops: bool | None = None,
     components: Collection[str] = (),
     any_graph: bool = False,
     disable: Collection[str] = (),
@@ -79,7 +81,8 @@ def optimize(
         fp16_plan: with ``fp16=True``: leave in fp32 what this file says; ``"auto"`` wrote it as ``fp16-plan.json``.
         bf16: make an fp32 model that migraphx computes in bf16.
         io_fp16: with ``fp16``: inputs and outputs too.
-        sdort_ops: also fuse into sdort's own operators.
+        sdort_ops: also fuse into sdort's own operators; by default where the library of custom operators is built on
+            this machine and has kernels for the provider's GPUs.
         components: the components to optimize, by name; all of the pipeline if empty.
         any_graph: take any model, diffusion component or not.
         disable: fusions to leave out, by name.
@@ -135,6 +138,8 @@ def optimize(
     _check_report(request)
     signer = make_signer(sign, certificate)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
+    result.sdort_ops, result.sdort_ops_reason = _own_operators(request)
+    request = replace(request, sdort_ops=result.sdort_ops)
     try:
         with checked(request.source, request.check) as content:
             _optimize(request, result, content, signer)
@@ -194,6 +199,18 @@ def plan_optimize(
     chosen = select_models(request, _survey(request))
     check_output(request.out, request.overwrite, [request.source, *chosen.values()], why_foreign=why_foreign)
     return plan_space(request, chosen)
+
+
+def _own_operators(request: OptimizeRequest) -> tuple[bool, str]:
+    """Whether sdort's own operators are used, and why."""
+    if not any(name.startswith(f"{OWN_DOMAIN}.") for name in load_target(request.provider).conditions):
+        if request.sdort_ops:
+            warn(f"--sdort-ops changes nothing: none of sdort's own operators is for {request.provider}")
+        return False, f"{request.provider} has none"
+    if request.sdort_ops is not None:
+        return request.sdort_ops, "as asked"
+    reason = why_no_kernels(request.provider)
+    return reason is None, reason or f"the library here has kernels for {request.provider}"
 
 
 def _check_request(request: OptimizeRequest) -> None:
@@ -346,7 +363,7 @@ def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None
         fp16=request.fp16,
         io_fp16=request.io_fp16,
         fp32_nodes=partial(selector.select_nodes, path=path) if selector else lambda editor: (),
-        sdort_ops=request.sdort_ops,
+        sdort_ops=bool(request.sdort_ops),
         disable=frozenset(request.disable),
         explain=request.explain,
     )

@@ -70,7 +70,9 @@ class ExpectedForm:
 
 
 NORMS = {
-    "layer_norm": ExpectedForm(("layer_norm",), ("LayerNormalization", "SkipLayerNormalization")),
+    "layer_norm": ExpectedForm(
+        ("layer_norm",), ("LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization")
+    ),
     "skip_layer_norm": ExpectedForm(("skip_layer_norm",), ("SkipLayerNormalization",), at_least=True),
 }
 RAISED = {
@@ -98,7 +100,7 @@ def fused_forms(target: Target) -> dict[str, ExpectedForm]:
     forms["quick_gelu"] = ExpectedForm(("quick_gelu",), ("QuickGelu",))
     forms["conv"] = ExpectedForm(("conv",), ("NhwcConv" if "NhwcConv" in kernels else "Conv",))
     if "GroupNorm" in kernels:
-        norms = ("GroupNorm", "SkipGroupNorm")
+        norms = ("GroupNorm", "SkipGroupNorm", "BiasGroupNorm")
         forms["group_norm"] = ExpectedForm(("group_norm",), norms)
         forms["group_norm_silu"] = ExpectedForm(("group_norm_silu",), norms, attributes=(("activation", 1),))
     else:  # group normalization of ONNX is a function that ONNX Runtime inlines; this is the kernel it has

@@ -23,17 +23,22 @@ from sdort.providers.target import Target
 from sdort.rewrite.fusion import Fusion, load_fusions
 from sdort.rewrite.pattern import Capture, Pattern
 
+_OWN = "where the library is built or --sdort-ops asks for them"
+
 STAGES = {
     "restore": "operators of ONNX Runtime that another tool put in become standard ones again",
     "raise": "decomposed operators become standard ones, whatever the exporter",
     "fuse": "standard operators become the provider's",
     "fuse_nhwc": "group normalizations take in what is around them, channels-last",
-    "extend": "with --sdort-ops: sdort's own operators",
+    "extend": f"sdort's own operators take in more, {_OWN}",
     "lower": "what the provider does not run becomes something that it does",
 }
 """The stages in order, and what each does."""
 DISABLED_STEPS = {
     "nhwc": "the channels-last region: convolutions and group normalizations stay channels-first",
+    "separate_qkv": "on cuda, whose kernels copy packed inputs apart: attention's query, key and value stay products "
+    "of their own; else packed_qkv and packed_kv apply there too",
+    "conv_bias": "biases that move into what reads a convolution: the provider adds each by a kernel of its own",
     "group_norm": "the provider's GroupNorm kernels: group normalizations stay in standard operators",
 }
 """Beside the fusions, what ``--disable`` takes, and what that leaves out."""
@@ -73,7 +78,7 @@ class FusionDescription:
         return self.description.partition("\n\n")[0]
 
     def is_on(self, provider: str) -> bool:
-        """Whether it is applied to models for a provider, by default or with ``--sdort-ops``."""
+        """Whether it is applied to models for a provider, with sdort's own operators if it makes these."""
         return self.providers[provider].startswith(ON)
 
 
@@ -147,6 +152,7 @@ def _state(fusion: Fusion, target: Target) -> str:
         return state
     if fusion.stage == "fuse_nhwc" and not target.channels_last:
         return f"{OFF}: {target.name} computes convolutions channels-first"
+    target = target.preferring() if fusion.stage == "fuse" else target
     refusals = [_refusal(fusion, after, target, _LARGE) for _, after in fusion.variants]
     if None not in refusals:
         return f"{OFF}: {refusals[0]}"
@@ -154,7 +160,7 @@ def _state(fusion: Fusion, target: Target) -> str:
         return state
     small = [_refusal(fusion, after, target, _SMALL) for _, after in fusion.variants]
     forms = dict.fromkeys(reason.partition(OWN_VALUE)[0] for reason in small if reason and reason not in refusals)
-    conditions = ["with --sdort-ops"] * (fusion.stage == "extend") + list(forms)
+    conditions = [_OWN] * (fusion.stage == "extend") + list(forms)
     return f"{ON}: {'; '.join(conditions)}" if conditions else ON
 
 
@@ -170,7 +176,8 @@ def _refusal(fusion: Fusion, after: Pattern, target: Target, size: int) -> str |
         operator = find_operator(node.domain, node.op)
         condition = target.conditions.get(f"{node.domain}.{node.op}")
         if operator is None or condition is None:
-            return f"{target.name} has no kernel for {node.op}"
+            name = node.op if node.domain == MICROSOFT else f"{node.domain}.{node.op}"
+            return f"{target.name} has no kernel for {name}"
         given = {key: example.get(v.name) if isinstance(v, Capture) else v for key, v in node.attrs.items()}
         inputs = {}
         for parameter, name in zip(operator.inputs, node.inputs, strict=False):

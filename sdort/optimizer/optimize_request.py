@@ -24,8 +24,8 @@ class OptimizeRequest:
     """Write an fp32 model that its provider computes in bf16 (:mod:`sdort.onnx_io.precision_mark`)."""
     fp16_plan: Path | None = None
     """With fp16: leave in fp32 what this file says (:mod:`sdort.precision.plan`)."""
-    sdort_ops: bool = False
-    """Also fuse into sdort's own operators."""
+    sdort_ops: bool | None = None
+    """Also fuse into sdort's own operators; None: where this machine has kernels for them."""
     components: Collection[str] = ()
     """By name, what to optimize; empty for every component of the pipeline."""
     any_graph: bool = False

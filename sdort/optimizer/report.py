@@ -78,6 +78,10 @@ class OptimizeReport:
     """``fp32``, ``fp16`` or ``bf16``."""
     sdort: str = __version__
     """sdort's version."""
+    sdort_ops: bool = False
+    """Whether it was fused into sdort's own operators too."""
+    sdort_ops_reason: str = ""
+    """Why, or why not."""
     components: dict[str, ComponentReport] = field(default_factory=dict)
     """Component -> its result."""
     left_out: dict[str, str] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from sdort.optimizer.unlowered import unlowered
 from sdort.passes import (
     attention_form,
     borrow_shapes,
+    channel_biases,
     control_inputs,
     expand,
     explicit_inputs,
@@ -119,15 +120,17 @@ def _run_step(run: PipelineRun, step: PipelineStep) -> None:
 # --- steps that are more than one call ---
 
 
-def _fusible(run: PipelineRun) -> Target:
-    """The target as fusions see it: without --sdort-ops none makes an operator of sdort's own."""
+def _fusible(run: PipelineRun, stage: str) -> Target:
+    """The target as fusions see it: unless sdort's own operators are used, none makes one."""
     own = [name for name in run.target.conditions if name.startswith(f"{OWN_DOMAIN}.")]
-    return run.target if run.options.sdort_ops else run.target.without(*own)
+    target = run.target if run.options.sdort_ops else run.target.without(*own)
+    # What a lowering asks for is what the target runs at all.
+    return target.preferring() if stage == "fuse" and "separate_qkv" not in run.options.disable else target
 
 
 def _stage(stage: str) -> Callable[[PipelineRun], int]:
     def apply(run: PipelineRun) -> int:
-        support = None if stage in ("restore", "raise") else _fusible(run)
+        support = None if stage in ("restore", "raise") else _fusible(run, stage)
         fusions = [f for f in load_fusions().values() if f.stage == stage]
         disabled = [f for f in fusions if f.name in run.options.disable]
         enabled = [f for f in fusions if f not in disabled]
@@ -145,6 +148,11 @@ def _channels_last(run: PipelineRun) -> int:
 
 def _extend(run: PipelineRun) -> int:
     return _stage("extend")(run) if run.options.sdort_ops else 0
+
+
+def _channel_biases(run: PipelineRun) -> int:
+    applies = run.target.channels_last and "conv_bias" not in run.options.disable
+    return channel_biases.run(run.editor, _fusible(run, "biases")) if applies else 0
 
 
 def _check_types(run: PipelineRun) -> int:
@@ -239,8 +247,9 @@ PIPELINE = (
     PipelineStep("tidy layout", _tidy, "merges the transposes and views that meet at the region's border"),
     PipelineStep("fuse images", _stage("fuse_nhwc"), "group normalizations take in what is around them"),
     PipelineStep(
-        "extend", _extend, "with --sdort-ops: sdort's own operators take in what ONNX Runtime's have no form for"
+        "extend", _extend, "sdort's own operators, if they are used, take in what ONNX Runtime's have no form for"
     ),
+    PipelineStep("biases", _channel_biases, "after all that reads an image is what it stays: biases that cost nothing"),
     PipelineStep("lower", _stage("lower"), "what the target lacks becomes standard operators that it has"),
     PipelineStep("expand", _expand, "what no lowering took becomes what the specification defines it by"),
     PipelineStep(

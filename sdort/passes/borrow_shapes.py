@@ -6,6 +6,7 @@ tensor that has that very shape does, at the cost of one small operator instead 
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.model.symbolic import Dim, Shape
@@ -14,8 +15,8 @@ from sdort.workload.residuals import steering_inputs
 
 Lender = tuple[gs.Tensor, int, int]
 """A tensor and the run of its axes [start, end) that has the sizes in question."""
-SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
-"""The input of each operator that holds sizes."""
+SIZE_INPUTS = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0, "Sub": 1}
+"""The input of each operator that holds sizes; of a Sub what a pad is short of (fusions/upsampling_convolution.py)."""
 
 
 def run(editor: Editor) -> int:
@@ -35,7 +36,7 @@ def run(editor: Editor) -> int:
         index = SIZE_INPUTS.get(node.op) if not node.domain else None
         if index is not None and index < len(node.inputs) and isinstance(node.inputs[index], gs.Variable):
             sizes = editor.shape(node.outputs[0]) if node.op == "Reshape" else editor.dims(node.inputs[index])
-            cover = _cover(sizes, lenders) if sizes else None
+            cover = _cover(sizes, lenders) if sizes and _is_vector(editor, node.inputs[index]) else None
             if sizes and cover is not None:
                 if sizes not in made:
                     made[sizes] = _read(editor, cover)
@@ -45,6 +46,12 @@ def run(editor: Editor) -> int:
             _remember(editor, lenders, tensor)
     editor.finish()
     return changes
+
+
+def _is_vector(editor: Editor, sizes: gs.Tensor) -> bool:
+    """Whether the tensor is what Shape gives: where it is subtracted it may be a scalar, or of another type."""
+    fact = editor.facts.of(sizes)
+    return fact.dtype == np.int64 and fact.rank == 1
 
 
 def _remember(editor: Editor, lenders: dict[tuple[Dim, ...], Lender], tensor: gs.Tensor) -> None:

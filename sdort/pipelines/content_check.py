@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import Any
 
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
-from sdort.machine.cache_folder import checked_folder
+from sdort.machine.cache_folder import checked_folder, models_folder
 from sdort.machine.input_file import open_input
 from sdort.machine.verified_cache import VerifiedCache, key_of
 from sdort.model.component_names import COMPONENTS
@@ -205,6 +206,9 @@ class ContentCheck:
     def _wrong(self, path: Path, problem: str) -> BadModelError:
         made = "sdort optimize" if self._optimized else "sdort export"
         hint = f"Copy it again, or make it anew with {made}. If you changed it on purpose, go on with --no-check."
+        if self._root.is_relative_to(real(models_folder())):  # of no command: it was made on first use
+            folder = shlex.quote(str(self._root.parent))
+            hint = f"It is in sdort's cache. Remove it, and the next use makes it anew:\n    rm -r {folder}"
         return BadModelError(f"{path} {problem}", hint=hint)
 
 

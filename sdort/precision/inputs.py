@@ -74,7 +74,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) 
 
 def _record(source: Path) -> dict[str, list[Feeds]]:
     folder = open_folder(source)
-    options = RuntimeOptions("cpu", custom_ops="off", control_inputs=True)
+    options = RuntimeOptions("cpu", custom_ops="off", control_inputs=True, split=False)
     sessions = {name: open_session(folder.models[name], name, CPU, options) for name in folder.needed}
     recording = Recording(assemble(folder, sessions, CPU, None))
     request = Request(RECORDED_PROMPT, NEGATIVE, steps=RECORDED_STEPS)

@@ -21,6 +21,7 @@ from sdort.precision.ranges import MOVES
 from sdort.rewrite.editor import Editor, producer
 
 PASSED = MOVES | {"Cast"}
+ENLARGING = ("Resize", "ConvTranspose", "InterleavePhases")
 DEPTH_OPERATORS = frozenset(
     {"Conv", "MatMul", "Gemm", "Softmax", "Attention", "LayerNormalization", "InstanceNormalization"}
 )  # fmt: skip
@@ -135,7 +136,7 @@ def _levels(editor: Editor) -> dict[str, tuple[int, int, int]]:
     for node in editor.graph.nodes:
         before = [levels[made.name] for t in node.inputs if (made := producer(t)) is not None]
         strides = node.attrs.get("strides") or [1]
-        own = int(max(strides) > 1), int(node.op in ("Resize", "ConvTranspose")), int(node.op in counted)
+        own = int(max(strides) > 1), int(node.op in ENLARGING), int(node.op in counted)
         down, up, depth = (max((level[i] for level in before), default=0) + own[i] for i in range(3))
         levels[node.name] = down, up, depth
     return levels

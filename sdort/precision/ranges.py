@@ -151,7 +151,7 @@ def open_inlined(proto: onnx.ModelProto, path: Path, component: str, profile: st
     Args:
         profile: how the name of the file starts that the times of all nodes are written to; empty for none.
     """
-    options = RuntimeOptions(CPU.name, custom_ops=OFF, profile=profile, control_inputs=True)
+    options = RuntimeOptions(CPU.name, custom_ops=OFF, profile=profile, control_inputs=True, split=False)
     with _measured(component):
         return open_graph(proto, path, component, CPU, options, NONE)
 

@@ -87,6 +87,8 @@ class Provider:
     """What ``tuning`` searches, in words."""
     graph: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--graph``; empty where the provider has no graphs."""
+    stream: str = ""
+    """Its option for the address of a stream of its caller's; empty where it takes none."""
     bf16: Mapping[str, str] = field(default_factory=dict)
     """Set in addition for a model that was made for bf16; empty where the provider does not compute in it."""
     exact: Mapping[str, str] = field(default_factory=dict)

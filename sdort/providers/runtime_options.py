@@ -35,6 +35,9 @@ class RuntimeOptions:
     """sdort's own operators: ``auto``, ``on``, ``off`` or a library's path (:func:`sdort.ops.library.resolve`)."""
     threads: int = 0
     """Threads within an operator on the CPU; 0 lets ONNX Runtime choose."""
+    stream: int = 0
+    """Address of a stream of the device that everything runs on, where the provider takes one
+    (:attr:`sdort.providers.provider.Provider.stream`); with 0 it makes one of its own."""
     graph: bool = False
     """Record a run as a graph of the device (HIP graph, CUDA graph) and replay it."""
     profile: str = ""
@@ -46,6 +49,9 @@ class RuntimeOptions:
     control_inputs: bool = False
     """Whether a UNet has its inputs for control images and for those of IP-Adapters; without them its graph has
     nothing of them either."""
+    split: bool = True
+    """Whether what steps of a UNet or ControlNet do not change is computed before them, once for a prompt and once for
+    a schedule (:mod:`sdort.runtime.step_split`)."""
     check: bool = True
     """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
 
@@ -69,6 +75,7 @@ def runtime_words(options: RuntimeOptions) -> list[object]:
     for name, value in options.provider_options.items():
         words += ["--provider-option", f"{name}={value}"]
     words += ["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else []
+    words += [] if options.split else ["--no-split"]
     return [*words, *([] if options.check else ["--no-check"])]
 
 
@@ -87,6 +94,8 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
         result["tunable_op_max_tuning_duration_ms"] = str(options.tuning_ms)
     if options.graph:
         result.update(provider.graph)
+    if options.stream:
+        result[provider.stream] = str(options.stream)
     return {**result, **options.provider_options}
 
 
@@ -94,14 +103,17 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
     """Refuse what ``provider`` cannot be asked for, before a session is made.
 
     Raises:
-        UsageError: ``options.graph`` where there are no graphs; one of ``options.provider_options`` that this release
-            of the provider does not know, that has no such value, or that is set otherwise or to no effect.
+        UsageError: ``options.graph`` where there are no graphs; ``options.stream`` where none is taken; one of
+            ``options.provider_options`` that this release of the provider does not know, that has no such value, or
+            that is set otherwise or to no effect.
     """
     if options.graph and not provider.graph:
         raise UsageError(
             f"--graph is not possible on {provider.name}: {provider.no_graph}",
             hint=f"Leave it out, or run on {' or '.join(name for name, known in PROVIDERS.items() if known.graph)}.",
         )
+    if options.stream and not provider.stream:
+        raise UsageError(f"{provider.name} takes no stream of its caller's")
     if not options.provider_options:
         return
     release, known = provider.known_options(flavour().version)

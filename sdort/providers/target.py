@@ -60,6 +60,22 @@ class Target:
         every = {**{name: form for name, form in stated.items() if form is not None}, **self.kernels}
         return {name: form for name, form in every.items() if name not in self.left_out}
 
+    def preferring(self) -> Target:
+        """The same target as fusions are to see it: forms that another form outdoes count as forms it does not take."""
+
+        def strict(taken: Condition, outdone: Condition) -> Condition:
+            return lambda call: taken(call) or outdone(call)
+
+        stated = {
+            operator.qualified_name: (operator.outdone or {}).get(self.name) for operator in load_operators().values()
+        }
+        kernels = {
+            name: strict(self.conditions[name], outdone)
+            for name, outdone in stated.items()
+            if outdone is not None and name in self.conditions
+        }
+        return replace(self, kernels={**self.kernels, **kernels})
+
     def without(self, *operators: str) -> Target:
         """The same target, as if it had no kernels for these operators, ``com.microsoft.GroupNorm``."""
         return replace(self, left_out=self.left_out | {*operators})

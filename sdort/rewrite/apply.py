@@ -96,7 +96,8 @@ def apply_stage(
         must_fuse = any(f.must_fuse for f in group)
         left = _places(group[0], editor, support)
         for fusion in group:
-            outcomes[fusion.name].declined.update(_declined(left, refused[fusion.name]))
+            if fusion.stage != "extend":  # what an extension leaves is the target's operator already
+                outcomes[fusion.name].declined.update(_declined(left, refused[fusion.name]))
         for node in left if must_fuse or explain else ():
             attempts = [_explain(f, editor, node, refused[f.name].get(node.name)) for f in group]
             nearest = max(attempts, key=lambda place: place.nearness)

@@ -37,6 +37,8 @@ class ReplacedWeights:
         self.replaceable = dict(replaceable or {})
         self.as_inputs = as_inputs and bool(self.replaceable)
         self._changed: set[str] = set()
+        self.version = 0
+        """Grows with every change: of other weights, other things are made."""
         self._values = (
             {name: upload(weight.stored.load()) for name, weight in self.replaceable.items()} if upload else {}
         )
@@ -64,6 +66,7 @@ class ReplacedWeights:
     def write(self, name: str, values: Array) -> None:
         """Let ``name`` have other values, of the initializer's shape and dtype."""
         self._changed.add(name)
+        self.version += 1
         self._values[name].update_inplace(np.ascontiguousarray(values))
 
     def restore(self, name: str) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 
-from sdort.console import warn
+from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
+from sdort.model.domains import OWN_DOMAIN
 from sdort.model.signature import Array, TensorSpec, cast_feeds
-from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.overridable import (
     ReplaceableWeight,
     computed_weights,
@@ -23,6 +25,7 @@ from sdort.onnx_io.overridable import (
     weights_of,
 )
 from sdort.onnx_io.precision_mark import says_bf16
+from sdort.ops.library import resolve
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
@@ -30,7 +33,10 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
+from sdort.runtime.preparation import Preparation
+from sdort.runtime.prepared_tensors import split_file
 from sdort.runtime.replaced_weights import ReplacedWeights
+from sdort.runtime.step_split import SAMPLE, TIMESTEP, StepSplit, split_step
 from sdort.runtime.stopping import stoppable
 from sdort.runtime.unsteered import remove_control_inputs
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
@@ -45,20 +51,32 @@ _DTYPES = {
 }
 """ONNX Runtime's names of the types that NumPy has."""
 
+UNRECORDED = -1
+"""In the place of a graph's number: a run that is neither recorded nor replayed (ONNX Runtime's ``gpu_graph_id``)."""
+
 
 class Binding:
     """Inputs on the provider's device and outputs that stay there, to be run again and again."""
 
     def __init__(self, session: Session, feeds: Mapping[str, Array]) -> None:
         self.session = session
+        self._feeds = session.cast(feeds)
         self._binding = session.io_binding()
-        for name, value in session.cast(feeds).items():
-            self._binding.bind_ortvalue_input(name, session.upload(value))
+        for name, value in session.step_feeds(self._feeds).items():
+            self._binding.bind_ortvalue_input(name, session.on_device(value))
         for spec in session.outputs:
             self._binding.bind_output(spec.name, *session.memory)
 
+    def prepare(self) -> bool:
+        """Make anew what runs before a step; whether something does. A run does not repeat it."""
+        if self.session.preparation is None:
+            return False
+        self.session.preparation.forget()
+        self.session.step_feeds(self._feeds)
+        return True
+
     def run(self) -> None:
-        """Run the model once and wait for its end."""
+        """Run the model once, of a model in parts a step, and wait for its end."""
         self.session.guard(self._binding.synchronize_inputs)
         self.session.run_bound(self._binding)
         self.session.guard(self._binding.synchronize_outputs)
@@ -89,6 +107,8 @@ class Session:
 
     Args:
         weights: the weights that it was opened on and that may change.
+        preparation: what runs before the steps, where ``ort`` has a step alone.
+        inputs: the whole model's, with a preparation.
     """
 
     def __init__(
@@ -99,6 +119,8 @@ class Session:
         provider: Provider,
         options: RuntimeOptions,
         weights: ReplacedWeights | None = None,
+        preparation: Preparation | None = None,
+        inputs: Mapping[str, TensorSpec] | None = None,
     ) -> None:
         self.ort = ort
         self.path = path
@@ -107,7 +129,11 @@ class Session:
         self.options = options
         self.weights = weights or ReplacedWeights()
         """The weights that an adapter may change."""
-        self.inputs = {arg.name: self._spec(arg) for arg in ort.get_inputs() if arg.name not in self.weights.inputs}
+        declared = {arg.name: arg for arg in ort.get_inputs()}
+        self._changing = {name: value for name, value in self.weights.inputs.items() if name in declared}
+        self.preparation = preparation
+        own = {name: self._spec(arg) for name, arg in declared.items() if name not in self._changing}
+        self.inputs = own if inputs is None else dict(inputs)
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _quiet_settings()
@@ -147,22 +173,26 @@ class Session:
             ProviderError: the provider failed, or ran out of memory.
             BadModelError: a required input is missing, or a shape does not fit.
         """
-        values = self.cast(feeds)
-        if not self.weights.inputs and all(isinstance(value, np.ndarray) for value in values.values()):
+        fed = self.cast(feeds)
+        values = self.step_feeds(fed)
+        if not self._changing and all(isinstance(value, np.ndarray) for value in values.values()):
             results = self.guard(lambda: self.ort.run(None, values, self._quiet))
-            self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
-            return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
-        uploaded = {name: self._on_device(value) for name, value in values.items()}
-        uploaded |= self.weights.inputs
-        kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
-        if all(isinstance(value, np.ndarray) for value in values.values()):
-            self.ran_on.add(tuple((name, np.shape(value)) for name, value in values.items()))
-        return {spec.name: self.download(value) for spec, value in zip(self.outputs, kept, strict=True)}
+        else:
+            uploaded = {name: self.on_device(value) for name, value in values.items()} | self._changing
+            kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
+            results = [self.download(value) for value in kept]
+        if all(isinstance(value, np.ndarray) for value in fed.values()):
+            self.ran_on.add(tuple((name, np.shape(value)) for name, value in fed.items()))
+        return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
+
+    def step_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the open graph takes: the model's inputs, or those of a step with what is prepared for it."""
+        return self.preparation.step_feeds(feeds, self.weights.version) if self.preparation else feeds
 
     def io_binding(self) -> Any:
         """An ``IOBinding`` of ONNX Runtime's with the weights that are inputs; the rest is its owner's."""
         binding = self.ort.io_binding()
-        for name, value in self.weights.inputs.items():
+        for name, value in self._changing.items():
             binding.bind_ortvalue_input(name, value)
         return binding
 
@@ -174,23 +204,30 @@ class Session:
     def run_bound(self, binding: Any, graph: int = 1) -> None:
         """Run an ``IOBinding`` of ONNX Runtime's.
 
+        With ``options.stream`` this returns while the device computes: what comes after on that stream waits for it.
+
         Args:
             graph: with ``options.graph``, which recorded graph this is. The first run of a number records it; from then
-                on the number stands for those shapes and addresses.
+                on the number stands for those shapes and addresses. :data:`UNRECORDED` records and replays nothing.
         """
-        settings = self._recorded(graph) if self.options.graph else self._quiet
+        settings = self._settings(graph) if self.options.graph or self.options.stream else self._quiet
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
 
-    def _recorded(self, graph: int) -> Any:
+    def _settings(self, graph: int) -> Any:
         if graph not in self._graphs:
-            self._graphs[graph] = _quiet_settings()
-            self._graphs[graph].add_run_config_entry("gpu_graph_id", str(graph))
+            self._graphs[graph] = settings = _quiet_settings()
+            if self.options.graph:
+                settings.add_run_config_entry("gpu_graph_id", str(graph))
+            if self.options.stream:
+                settings.add_run_config_entry("disable_synchronize_execution_providers", "1")
         return self._graphs[graph]
 
     def stop(self) -> None:
         """End every run of this session, the one that is going on in another thread too, with a ProviderError."""
         for settings in (self._quiet, *self._graphs.values()):
             settings.terminate = True
+        for part in self.preparation.parts if self.preparation else ():
+            part.stop()
 
     def bind(self, feeds: Mapping[str, Array]) -> Binding:
         """Put ``feeds`` on the device once, for many runs."""
@@ -204,7 +241,8 @@ class Session:
         """An ``OrtValue`` as an array in host memory; on the CPU it shares the value's memory."""
         return np.asarray(self.guard(value.numpy))
 
-    def _on_device(self, value: Any) -> Any:
+    def on_device(self, value: Any) -> Any:
+        """``value`` as an ``OrtValue``."""
         return self.upload(value) if isinstance(value, np.ndarray) else value
 
     def cast(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,11 +272,31 @@ def open_session(path: Path, component: str, provider: Provider, options: Runtim
         ProviderError: the provider has no kernel for one of its operators, or ``options.fallback`` is False and
             part of the model would run on the CPU.
     """
-    if options.fallback is False and not provider.is_fallback:
+    return prepare_session(path, component, provider, options)()
+
+
+def prepare_session(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> Callable[[], Session]:
+    """:func:`open_session` in two: what sdort does itself, now; what the call does is ONNX Runtime's, in any thread.
+
+    Where the log of the session is read, which is the process's, the call does all of it, and no other one meanwhile.
+
+    Raises:
+        BadModelError, ProviderError: as :func:`open_session`, which the call raises too.
+    """
+    if not is_logged(provider, options):
+        return _prepare(path, component, provider, options, FATAL)
+
+    def open_and_look() -> Session:
         session, log = open_logged(path, component, provider, options)
         placement.refuse_fallback(log, provider, component)
         return session
-    return _open(path, component, provider, options, FATAL)
+
+    return open_and_look
+
+
+def is_logged(provider: Provider, options: RuntimeOptions) -> bool:
+    """Whether a session's log is read, for nodes that may not be on the CPU."""
+    return options.fallback is False and not provider.is_fallback
 
 
 def open_again(place: SessionPlace, options: RuntimeOptions, model: onnx.ModelProto | None = None) -> Session:
@@ -252,19 +310,26 @@ def open_again(place: SessionPlace, options: RuntimeOptions, model: onnx.ModelPr
     """
     path, component, provider, weights = place
     shared = weights if options.adapters else None
-    if model is not None or options.fallback is not False or provider.is_fallback:
-        return _start(model, path, component, provider, options, FATAL, weights=shared)
+    if model is not None or not is_logged(provider, options):
+        return _prepare_start(model, path, component, provider, options, FATAL, weights=shared)()
     opened: tuple[Session, str] = placement.run_logged(
-        lambda: _start(None, path, component, provider, options, 0, weights=shared)
+        lambda: _prepare_start(None, path, component, provider, options, 0, weights=shared)()
     )
     placement.refuse_fallback(opened[1], provider, component)
     return opened[0]
 
 
 def open_or_fall_back(
-    path: Path, component: str, provider: Provider, options: RuntimeOptions
+    path: Path,
+    component: str,
+    provider: Provider,
+    options: RuntimeOptions,
+    opening: Callable[[], Session] | None = None,
 ) -> tuple[Session, str | None]:
     """:func:`open_session`, on the CPU where the provider refuses the component and ``options`` allow that.
+
+    Args:
+        opening: gives that session, where it is being opened already.
 
     Returns:
         The session, and why it is not on ``provider``, which is also a warning; None where it is.
@@ -274,7 +339,7 @@ def open_or_fall_back(
             and where the CPU knows nothing of what ``options`` ask for.
     """
     try:
-        return open_session(path, component, provider, options), None
+        return (opening or partial(open_session, path, component, provider, options))(), None
     except SdortError as error:
         if provider.is_fallback or not options.may_fall_back or options.graph or options.provider_options:
             raise
@@ -290,7 +355,7 @@ def open_or_fall_back(
 
 def open_logged(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> tuple[Session, str]:
     """:func:`open_session`, and the log of the initialisation, for :func:`sdort.runtime.placement.parse_placement`."""
-    return placement.run_logged(lambda: _open(path, component, provider, options, 0))
+    return placement.run_logged(lambda: _prepare(path, component, provider, options, 0)())
 
 
 def open_graph(
@@ -313,15 +378,33 @@ def open_graph(
     Raises:
         BadModelError, ProviderError: as :func:`open_session`; what part of it runs on the CPU is not looked at.
     """
-    return _start(model, path, component, provider, options, FATAL, optimization, weights)
+    return _prepare_start(model, path, component, provider, options, FATAL, optimization, weights)()
 
 
-def _open(path: Path, component: str, provider: Provider, options: RuntimeOptions, severity: int) -> Session:
+def _prepare(
+    path: Path, component: str, provider: Provider, options: RuntimeOptions, severity: int
+) -> Callable[[], Session]:
+    """All of a session that is sdort's own; the call is ONNX Runtime's part, in any thread."""
     check_file(path, component)
-    return _start(None, path, component, provider, options, severity)
+    _tell_of_bodies(path, component, provider, options)
+    return _prepare_start(None, path, component, provider, options, severity)
 
 
-def _start(
+def _tell_of_bodies(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> None:
+    """Say that operators of sdort's own run as their definitions, where a GPU has kernels of the library for them."""
+    if not provider.on_gpu or resolve(options.custom_ops):
+        return
+    functions = read_component(path, component).proto.functions
+    names = ", ".join(sorted(function.name for function in functions if function.domain == OWN_DOMAIN))
+    if names:
+        tell = detail if options.custom_ops == "off" else warn
+        tell(
+            f"{component} was optimized for sdort's operator library, which is not built here: {names} run in several "
+            "operators of ONNX Runtime, which is slower. Build it (sdort ops build), or optimize with --no-sdort-ops"
+        )
+
+
+def _prepare_start(
     graph: onnx.ModelProto | None,
     path: Path,
     component: str,
@@ -330,19 +413,68 @@ def _start(
     severity: int,
     optimization: str = ALL,
     weights: ReplacedWeights | None = None,
-) -> Session:
-    """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it."""
+) -> Callable[[], Session]:
+    """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it. The call is
+    ONNX Runtime's part."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
     inputs = [info.name for info in graph.graph.input] if graph else read_component(path, component).signature.inputs
-    if not options.control_inputs and steering_inputs(inputs):
+    splits = options.split and {SAMPLE, TIMESTEP}.issubset(inputs)
+    split = split_file(read_component(path, component), options.control_inputs) if splits and graph is None else None
+    if split is None and not options.control_inputs and steering_inputs(inputs):
         graph = graph or read_component(path, component).copy()
         remove_control_inputs(graph, component)
     if options.adapters:
         weights = weights or _own_weights(path, component, provider, options)
-        graph = _with_replaceable(graph or read_component(path, component).copy(), weights, component, provider)
     # A compiled program holds weights, or takes them: what was kept is of the other kind.
     other = weights is not None and weights.as_inputs
     tuned = SessionTuning(options) if other else prepare_tuning(path, component, provider, options)
+    place = SessionPlace(path, component, provider, weights)
+    if splits and graph is not None:
+        split = split_step(graph)
+    if split is not None:
+        return partial(_start_parts, split, place, options, tuned, severity, optimization)
+    return partial(_start_graph, graph, place, options, tuned, severity, optimization)
+
+
+def _start_parts(
+    split: StepSplit,
+    place: SessionPlace,
+    options: RuntimeOptions,
+    tuned: SessionTuning,
+    severity: int,
+    optimization: str,
+) -> Session:
+    """A session on a step, with those that run before it."""
+    # They run once for many steps: to record them would cost more than it saves.
+    plain = replace(options, graph=False, profile="")
+    early = SessionTuning(replace(tuned.options, graph=False, profile=""), tuned.results)
+    prompt, time = (
+        None if part is None else _start_graph(part, place, plain, early, severity, optimization)
+        for part in (split.prompt, split.time)
+    )
+    step = [info.name for info in split.step.graph.input]
+    preparation = Preparation(prompt, time, split.each_sample, step)
+    return _start_graph(split.step, place, options, tuned, severity, optimization, preparation, split.inputs)
+
+
+def _start_graph(
+    graph: onnx.ModelProto | None,
+    place: SessionPlace,
+    options: RuntimeOptions,
+    tuned: SessionTuning,
+    severity: int,
+    optimization: str,
+    preparation: Preparation | None = None,
+    inputs: Mapping[str, TensorSpec] | None = None,
+) -> Session:
+    """A session on ``graph`` as it is but for weights that change, or on the file itself."""
+    path, component, provider, weights = place
+    initializers: Mapping[str, Any] = {}
+    if options.adapters and weights is not None:
+        graph = copied(graph) if graph else read_component(path, component).copy()  # parts are shared
+        graph = _with_replaceable(graph, weights, component, provider)
+        names = {tensor.name for tensor in graph.graph.initializer}
+        initializers = {name: value for name, value in weights.initializers.items() if name in names}
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
         ort = create_session(
@@ -352,7 +484,7 @@ def _start(
             severity=severity,
             data_folder=folder,
             optimization=optimization,
-            initializers=weights.initializers if weights else None,
+            initializers=initializers,
         )
     except SdortError:
         raise
@@ -360,7 +492,7 @@ def _start(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     tuned.apply(ort)
-    return Session(ort, path, component, provider, options, weights)
+    return Session(ort, path, component, provider, options, weights, preparation, inputs)
 
 
 def _own_weights(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> ReplacedWeights:

@@ -44,11 +44,16 @@ def keep_shapes(session: Session, shapes: InputDims) -> None:
         detail(f"kept what was tuned: {place}")
 
 
-def results_of(ort: Any) -> list[dict[str, Any]]:
-    """``get_tuning_results()`` without execution providers that found nothing; empty where there is no such call."""
-    if not hasattr(ort, "get_tuning_results"):
-        return []
-    return [result for result in ort.get_tuning_results() if result["results"]]
+def results_of(session: Session) -> list[dict[str, Any]]:
+    """``get_tuning_results()`` of a session and of what runs before its steps, as one, without execution providers that
+    found nothing; empty where there is no such call."""
+    parts = [session.ort, *(part.ort for part in session.preparation.parts)] if session.preparation else [session.ort]
+    found: dict[str, dict[str, Any]] = {}
+    for result in [each for ort in parts if hasattr(ort, "get_tuning_results") for each in ort.get_tuning_results()]:
+        known = found.setdefault(result["ep"], {**result, "results": {}})["results"]
+        for operator, kernels in result["results"].items():
+            known[operator] = {**known.get(operator, {}), **kernels}
+    return [result for result in found.values() if result["results"]]
 
 
 def keep(session: Session, shapes: InputDims, store: Store | None = None) -> Path:
@@ -76,7 +81,7 @@ def session_key(session: Session, shapes: InputDims) -> Key:
 @contextmanager
 def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
     """The bundle of a session that has run, filled; the block may add seconds."""
-    results = results_of(session.ort)
+    results = results_of(session)
     with store.filling(key) as made:
         if results:
             (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))

@@ -99,9 +99,9 @@ def make_key(path: Path, component: str, provider: Provider, options: RuntimeOpt
 
 def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
     """What a run without ``--tuning`` sets too, so that it finds what a run with it has kept; nor does a graph matter,
-    which replays what was chosen before.
+    which replays what was chosen before, or the stream.
     """
-    effective = provider_options(provider, replace(options, tuning=False, graph=False))
+    effective = provider_options(provider, replace(options, tuning=False, graph=False, stream=0))
     # The first two name a place in this machine, and change nothing that is found.
     aside = {"device_id", provider.programs, *provider.tuning, *provider.graph, "tunable_op_max_tuning_duration_ms"}
     return tuple(sorted((name, str(value)) for name, value in effective.items() if name not in aside))

@@ -37,6 +37,7 @@ def verify(
     fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    split: bool = True,
     custom_ops: str = "auto",
     check: bool = True,
     bisect: bool = False,
@@ -64,7 +65,7 @@ def verify(
         seeds: images for each prompt: the seeds 0, 1, ...
         steps: denoising steps.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options``, ``custom_ops`` and ``check``.
+            ``provider_options``, ``split``, ``custom_ops`` and ``check``.
         bisect: find the node from which a failed component is wrong, and what made it so.
         semantic: also judge whether images show what the demo model's prompts ask for.
         semantic_prompts: with ``semantic``: how many prompts; by default all.
@@ -100,6 +101,7 @@ def verify(
         fallback=fallback,
         device_id=device_id,
         provider_options=provider_options or {},
+        split=split,
         custom_ops=custom_ops,
         control_inputs=True,
         check=check,

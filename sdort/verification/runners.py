@@ -35,7 +35,7 @@ class RunConfiguration:
     options: RuntimeOptions
 
 
-REFERENCE = RunConfiguration(CPU, RuntimeOptions(CPU.name, custom_ops=OFF, control_inputs=True))
+REFERENCE = RunConfiguration(CPU, RuntimeOptions(CPU.name, custom_ops=OFF, control_inputs=True, split=False))
 """Where references run: ONNX Runtime's CPU provider and its kernels alone."""
 
 

@@ -52,6 +52,7 @@ def warm(
     fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    split: bool = True,
     custom_ops: str = "auto",
     check: bool = True,
 ) -> Warmup:
@@ -69,7 +70,7 @@ def warm(
         vae_tiling: decode in tiles; by default where :func:`sdort.run` would, by the memory that is free.
         vae_slicing: decode one image at a time; by default likewise.
         provider: as for :func:`sdort.load`, and so are ``fallback``, ``device_id``, ``provider_options``,
-            ``custom_ops`` and ``check``.
+            ``split``, ``custom_ops`` and ``check``.
         tuning: is on in any case where the provider can tune.
         graph: is off in any case: a graph cannot be recorded while kernels are tried.
 
@@ -94,6 +95,7 @@ def warm(
             fallback=fallback,
             device_id=device_id,
             provider_options=provider_options or {},
+            split=split,
             custom_ops=custom_ops,
             check=check,
         ),
@@ -122,6 +124,7 @@ def plan_warm(
     fallback: bool | None = None,
     device_id: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    split: bool = True,
     custom_ops: str = "auto",
     check: bool = True,
 ) -> WritePlan:
@@ -130,7 +133,7 @@ def plan_warm(
     Args:
         pipeline: as for :func:`warm`, and so are ``sizes``, ``batch_sizes``, ``components``, ``budget``,
             ``vae_tiling``, ``vae_slicing``, ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options``, ``custom_ops`` and ``check``.
+            ``provider_options``, ``split``, ``custom_ops`` and ``check``.
 
     Returns:
         A bound of the size of each item, free disk space, and an estimate of the peak memory.
@@ -151,6 +154,7 @@ def plan_warm(
             fallback=fallback,
             device_id=device_id,
             provider_options=provider_options or {},
+            split=split,
             custom_ops=custom_ops,
             check=check,
         ),
@@ -323,4 +327,4 @@ def tuning_state(session: Session, model: str) -> Any:
     """The results of tuning up to now, to be compared with a later state."""
     if not session.provider.on_gpu:
         return None
-    return results_of(session.ort), working_folder().contents(model), working_folder().ops()
+    return results_of(session), working_folder().contents(model), working_folder().ops()

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 QUICK: dict[str, Any] = {"runtime": RuntimeOptions("cpu"), "steps": 2, "warmup": 1, "repeat": 2}
 FP32 = Precision("float32")
-TIMES = ("load_s", "first_ms", "median_ms", "mean_ms", "p90_ms", "min_ms", "images_per_s", "speedup")
+TIMES = ("load_s", "first_ms", "prepare_ms", "median_ms", "mean_ms", "p90_ms", "min_ms", "images_per_s", "speedup")
 
 
 @pytest.fixture
@@ -439,6 +439,7 @@ def test_a_pipeline_against_the_checkpoint_it_came_from(tiny: Tiny) -> None:
         assert each.median_ms
         assert each.min_ms
         assert each.p90_ms
+        assert bool(each.prepare_ms) == (each.component == "unet")
         assert each.min_ms <= each.median_ms <= each.p90_ms
         assert each.model_hash == rows[0].model_hash
         assert {"sdort", "onnxruntime", "torch"} <= set(each.versions)

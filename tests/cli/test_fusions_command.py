@@ -31,7 +31,7 @@ def test_all_are_listed_and_described() -> None:
     [
         ("attention", {"rocm", "migraphx", "cuda", "cpu"}),
         ("bias_split_gelu", {"rocm", "cuda"}),  # ONNX Runtime has this kernel for GPUs alone
-        ("packed_qkv", {"rocm", "cuda"}),  # the others' kernels take no packed inputs
+        ("packed_qkv", {"rocm"}),  # CUDA's kernels copy packed inputs apart, the others take none
         ("group_norm_silu", {"rocm", "cuda"}),  # channels-last
         ("concat_group_norm", {"rocm", "cuda"}),
         ("gelu", {"rocm", "cuda", "cpu"}),  # MIGraphX finds Gelu itself
@@ -62,9 +62,16 @@ def test_a_condition_of_a_kernel_is_named() -> None:
     (fusion,) = sdort.list_fusions(["bias_split_gelu"]).fusions
     assert (
         fusion.providers["rocm"]
-        == "on: BiasSplitGelu is compiled for widths 1280, 2560, 5120 (--sdort-ops fuses every width)"
+        == "on: BiasSplitGelu is compiled for widths 1280, 2560, 5120 (sdort's own takes every width)"
     )
     assert fusion.providers["cpu"] == "off: cpu has no kernel for BiasSplitGelu"
+    (own,) = sdort.list_fusions(["wide_attention"]).fusions
+    assert own.providers == {
+        "rocm": "off: rocm has no kernel for sdort.MultiHeadAttention",
+        "migraphx": "off: migraphx has no kernel for sdort.MultiHeadAttention",
+        "cuda": "on: where the library is built or --sdort-ops asks for them",
+        "cpu": "off: cpu has no kernel for sdort.MultiHeadAttention",
+    }
 
 
 def test_names_that_are_none() -> None:
@@ -80,7 +87,7 @@ def test_json() -> None:
     printed = json.loads(call("gelu_erf", "--json").stdout)
     (fusion,) = printed["fusions"]
     assert (fusion["name"], fusion["makes"], fusion["anchor"]) == ("gelu_erf", ["Gelu"], "Erf")
-    assert set(printed["steps"]) == {"nhwc", "group_norm"}
+    assert set(printed["steps"]) == {"nhwc", "separate_qkv", "conv_bias", "group_norm"}
 
 
 @pytest.mark.parametrize("words", [["fusions"], ["optimize", "--disable"], ["optimize", "--explain"]])

@@ -264,3 +264,30 @@ def test_the_staging_is_not_broken_off_and_its_block_is(monkeypatch: pytest.Monk
     with staged_directory(tmp_path / "out", False):
         look()
     assert seen == [True, False]
+
+
+@pytest.mark.parametrize("where", ["__enter__", "__exit__"])
+def test_an_interrupt_on_the_way_into_or_out_of_a_block_waits(where: str) -> None:
+    """The signal arrives without a call, so that Python handles it in contextlib, with the generator suspended."""
+    process = start(f"""\
+        import _thread, contextlib
+        class Trip:
+            __neg__ = _thread.interrupt_main
+        @contextlib.contextmanager
+        def block():
+            try:
+                yield -Trip() if {where!r} == "__enter__" else None
+            finally:
+                print("undone", flush=True)
+        print("here", flush=True)
+        try:
+            with block():
+                if {where!r} == "__exit__":
+                    -Trip()
+            time.sleep(60)
+        except KeyboardInterrupt as interrupt:
+            print("caught", flush=True)
+        """)
+    assert process.stdout
+    assert process.stdout.read() == "undone\ncaught\n"
+    assert finish(process) == (130, "Error: interrupted\n")

@@ -54,6 +54,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "tuning import": ("import_tuning",),
     "tuning verify": ("verify_tuning",),
     "tuning prune": ("prune_tuning",),
+    "integrate comfyui": ("write_comfyui_nodes", "remove_comfyui_nodes"),
     "ops build": ("build_ops",),
     "ops list": ("list_ops",),
     "ops tune": ("tune_ops", "tuned_ops"),
@@ -72,6 +73,7 @@ NO_PARAMETER = {
     ("inspect", "paths"): "path; before and after",
     ("inspect", "diff"): "sdort.compare",
     ("inspect", "placement"): "sdort.placement",
+    ("integrate comfyui", "remove"): "sdort.remove_comfyui_nodes",
     ("ops tune", "show_only"): "sdort.tuned_ops",
 }
 """Command (empty for all) and option -> what takes the place of a parameter of the same name."""

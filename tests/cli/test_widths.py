@@ -153,6 +153,7 @@ CHECKED = (
     "tuning list",
     "tuning verify",
     "ops tune --show",
+    "integrate comfyui {comfyui}",
     "cache",
     "cache list",
     "optimize {model} {out} --provider cpu --component text_encoder --explain",
@@ -161,8 +162,8 @@ CHECKED = (
     "bench {fast} --provider cpu --baseline {model} --component text_encoder --warmup 0 --repeat 2 --size 64x64",
     "verify {fast} --against {model} --provider cpu --component text_encoder --no-torch --inputs random",
 )
-NO_TABLE = ("tuning", "run")
-"""No bundle is kept, and images are two lines."""
+NO_TABLE = ("tuning", "run", "integrate")
+"""No bundle is kept, images are two lines, and a folder is one."""
 
 
 @pytest.mark.parametrize("words", CHECKED)
@@ -172,7 +173,10 @@ def test_what_a_command_prints_fits(
     name = words.split()[0]
     tuning_table().parent.mkdir(parents=True)
     tuning_table().write_text("gfx1100\tgroup_norm_silu f16 2x64x64x320 32\trows4 threads256\t123.4\n")
-    places = folders | {"{out}": tmp_path / "out"}
+    comfyui = tmp_path / "comfyui"
+    for place in ("main.py", "nodes.py", "comfy/sd.py", "custom_nodes"):
+        (comfyui / place).mkdir(parents=True)
+    places = folders | {"{out}": tmp_path / "out", "{comfyui}": comfyui}
     for key, path in places.items():
         words = words.replace(key, str(path))
     printed = run(monkeypatch, *words.split(), code=ProviderError.exit_code if words.endswith("rocm") else 0)

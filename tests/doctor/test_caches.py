@@ -25,7 +25,10 @@ OURS = {
     f"traces/unet-{'a' * 32}.trace": ("traces", 3, 40),
     "traces/AutoencoderKL-0.42.1.json": ("traces", 2, 1),
     "traces/.x.trace.sdort-new-00000000": ("traces", 1, 40),
+    f"schedules/schedule-{'a' * 32}.schedule": ("schedules", 6, 40),
     f"checked/files-{'a' * 32}.json": ("checked", 4, 40),
+    f"models/model-{'a' * 32}/made-of.json": ("models", 8, 40),
+    f"models/.making-{'0' * 16}/exported": ("models", 3, 40),
     "tuning/unet-0123456789abcdef01234567/bundle.json": ("tuning", 5, 40),
     "ops/tuning.tsv": ("tuning", 7, 1),
     f"ops/{'0' * 16}/libsdort_ops.so": ("ops", 9, 40),
@@ -36,6 +39,7 @@ OTHERS = (
     "traces/notes.txt",
     "traces/mine/unet.trace",
     "checked/notes.json",
+    "models/mine/model.onnx",
     "ops/mine/a.so",
     "other/file",
     "tuning/.lock",
@@ -177,12 +181,12 @@ def test_the_commands(cache: Path) -> None:
         return done.stdout
 
     assert run() == run("size")
-    assert run().splitlines()[-1] == "7 entries, 33 B"
+    assert run().splitlines()[-1] == "10 entries, 50 B"
     assert json.loads(run("size", "--json"))["schema"] == json.loads(run("list", "--json"))["schema"] == "sdort-cache-1"
     assert run("list", "ops").splitlines()[-1] == "1 entry, 11 B"
-    assert run("clean", "--older-than", "30d", "--dry-run").splitlines()[-1] == "Would remove 5 entries, 24 B"
+    assert run("clean", "--older-than", "30d", "--dry-run").splitlines()[-1] == "Would remove 8 entries, 41 B"
     assert json.loads(run("clean", "traces", "--json"))["bytes"] == 6
     assert run("clean", "--dry-run", "-q") != ""
     assert run("clean", "ops", "-q") == ""
-    assert run("clean").splitlines()[-1] == "Removed 3 entries, 16 B"
+    assert run("clean").splitlines()[-1] == "Removed 6 entries, 33 B"
     assert run("clean") == "Removed 0 entries, 0 B\n"

@@ -21,6 +21,7 @@ from sdort.model.signature import Array
 from sdort.model.weights import (
     Absent,
     Cast,
+    Combined,
     Concatenated,
     Inline,
     Reshaped,
@@ -116,6 +117,7 @@ EXPRESSIONS: dict[str, Callable[[Weight], Weight]] = {
     "reshaped": lambda w: Reshaped(w, (40, 24)),
     "cast": lambda w: Cast(w, np.float16),
     "scaled": lambda w: Scaled(w, 0.5),
+    "combined": lambda w: Combined(w, 0, np.tri(3, 24).tolist()),
     "concatenated": lambda w: Concatenated([w, Inline(TABLE)], 1),
     "nested": lambda w: Cast(Transposed(Reshaped(w, (40, 24)), (1, 0)), np.float64),
 }

@@ -44,6 +44,17 @@ def open_axis(name: str, axis: int) -> Change:
     return change
 
 
+def widths(width: int | str) -> Change:
+    """Another size of the last axis of all inputs, or a name where it is not known."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for info in model.graph.input:
+            size = info.type.tensor_type.shape.dim[-1]
+            size.CopyFrom(type(size)(**{"dim_value" if isinstance(width, int) else "dim_param": width}))
+
+    return change
+
+
 def attribute(name: str, value: Any) -> Change:
     """Another value of an attribute, wherever it is."""
 
@@ -112,6 +123,23 @@ REFUSED: list[tuple[str, int, Change, str]] = [
     ("pooled_token", 0, constant("size", [4]), "the rows are not as long as the prompts"),
     ("pooled_token", 1, constant("start", [0, 4]), "the rows do not begin at 0, S, 2 S"),
     ("pooled_token", 1, constant("start", [5, 0]), "the rows do not begin at 0, S, 2 S"),
+    *(
+        ("upsampling_convolution", 2, constant("sizes", sizes), "its image is not made twice as large")
+        for sizes in ([2, 7, 10, 4], [2, 4, 10, 4], [2, 6, 11, 4])
+    ),
+    *(
+        ("upsampling_convolution", index, change, "its nearest neighbours are others than of pixel k pixel k // 2")
+        for index, change in (
+            (0, attribute("nearest_mode", "ceil")),
+            (1, attribute("coordinate_transformation_mode", "align_corners")),
+            (2, attribute("nearest_mode", "round_prefer_floor")),
+            (3, both(attribute("nearest_mode", "round_prefer_floor"), constant("sizes", [2, 5, 9, 4]))),
+        )
+    ),
+    *(
+        ("wide_attention", 0, change, "its heads are not wider than 256 and of whole 32s")
+        for change in (attribute("num_heads", 2), attribute("num_heads", 0), widths(256), widths(280), widths("C"))
+    ),
 ]
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,15 @@ from support.loop_models import UNET
 
 from sdort.errors import ParityError, UsageError
 from sdort.generation import device_loop as loop_module
+from sdort.generation import known_schedules
 from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
+from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.schedule_part import Begin, Part
+from sdort.generation.request import Request
+from sdort.generation.schedule_part import WHOLE, Begin, Part
 from sdort.generation.step_conditions import StepConditions
+from sdort.machine.cache_folder import schedules_folder
 from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -75,6 +82,70 @@ def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch
     np.testing.assert_allclose(np.tensordot(found.result, rows, 1), latents, rtol=0, atol=2e-5 * latents.std())
     np.testing.assert_array_equal(found.timesteps, theirs.timesteps)
     assert next(later, None) is None
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> KnownSchedule:
+    """The schedule of a request with ancestral noise; the pipeline is no more than its scheduler."""
+    (tmp_path / "scheduler").mkdir()
+    config = {"_class_name": "DDIMScheduler", **tiny_pipeline.SCHEDULER}
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
+    folder: Any = SimpleNamespace(path=tmp_path)
+    return KnownSchedule(folder, Request("", scheduler="euler-a", steps=5), 5)
+
+
+def values(found: Recurrence | None) -> list[Any]:
+    assert found
+    return [None if value is None else np.asarray(value).tolist() for value in vars(found).values()]
+
+
+@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+def test_a_schedule_is_computed_once(known: KnownSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By diffusers; the next time from the cache: of the same config, request and part alone."""
+    parts = [WHOLE, Part(2, begin=Begin.IMAGE, masked=True)]
+    counts, first = known.counts(), [known.recurrence(part) for part in parts]
+    assert (counts.calls, counts.order) == (5, 1)
+    assert [values(each) for each in first] == [values(find_recurrence(known.scheduler, part)) for part in parts]
+
+    def ask(*args: object) -> Any:
+        raise ConnectionError
+
+    monkeypatch.setattr(known_schedules, "scheduler_of", ask)
+    assert known.counts() == counts
+    assert [values(known.recurrence(part)) for part in parts] == [values(each) for each in first]
+    others = [replace(known, steps=6), replace(known, request=replace(known.request, timestep_spacing="trailing"))]
+    path = known.folder.path / "scheduler" / "scheduler_config.json"
+    for other in others:
+        with pytest.raises(ConnectionError):
+            other.counts()
+    with pytest.raises(ConnectionError):
+        known.recurrence(Part(1))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"beta_end": 0.013}))
+    with pytest.raises(ConnectionError):
+        known.counts()
+
+
+@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+@pytest.mark.parametrize("change", [lambda text: text[:-8], lambda text: text + bytes(8), lambda text: b"[1]\n",
+                                    lambda text: text[:-8] + np.float64("nan").tobytes()])  # fmt: skip
+def test_a_strangers_schedule_is_computed_anew(
+    known: KnownSchedule, change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, pack = values(known.recurrence(WHOLE)), known_schedules._pack
+    for path in schedules_folder().glob("*.schedule"):
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(known_schedules, "_pack", lambda recurrence: change(pack(recurrence)))
+        known.recurrence(WHOLE)
+    computed: list[Part] = []
+
+    def compute(make: Callable[[], Any], part: Part) -> Recurrence | None:
+        computed.append(part)
+        return find_recurrence(make, part)
+
+    monkeypatch.setattr(known_schedules, "find_recurrence", compute)
+    assert values(known.recurrence(WHOLE)) == first
+    assert computed == [WHOLE]
 
 
 PARTS = {

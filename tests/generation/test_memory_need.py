@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import sdort
 from sdort.errors import BadModelError, MemoryShortageError
 from sdort.generation import footprint, memory_need
 from sdort.generation.footprint import Footprint, decoder_footprint
+from sdort.generation.prepared_inputs import prepared_rows
 from sdort.generation.request import Request
 from sdort.machine.gpus import free_memory
 from sdort.machine.system import System
@@ -20,9 +22,12 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.prepared_tensors import prepared_tensors, split_file
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.warmup import items
+from sdort.workload.cases import Case
+from sdort.workload.samples import Sample
 
 
 def test_what_cannot_fit_is_refused_with_its_size_and_what_fits_is_not(
@@ -60,6 +65,28 @@ def test_a_loaded_pipeline_refuses_a_size_and_counts_what_it_holds(tiny: Tiny, m
     assert len(pipeline.generate("a", height=128, width=128, steps=1).images) == 1
     with pytest.raises(MemoryShortageError):
         pipeline.generate("a", height=512, width=512, steps=1)
+
+
+def test_what_is_prepared_counts_as_much_as_is_allocated(tiny: Tiny) -> None:
+    """Of prompts for every sample, of timesteps for every step; longer prompts take as much more."""
+    folder = open_folder(tiny.onnx)
+    request = Request("a AND b", height=64, width=128, steps=3, num_images=2)
+    pipeline = sdort.load(tiny.onnx, provider="cpu")
+    pipeline.generate(request.prompt, height=64, width=128, steps=3, num_images=2, seed=0)
+    loop = pipeline._models.loop
+    [(batch, bound)] = [(key[0], bound) for key, bound in loop._bound.items()]
+    prompts = sum(value.numpy().nbytes for prompt in bound.prompts for value in prompt.values.values())
+    rows = {name: bound.row.array(name) for name in prepared_rows(loop.unet, batch.samples)}
+    row = sum(math.prod(shape) * dtype.itemsize for shape, dtype in rows.values())
+    latents = batch.samples, *batch.latent[1:]
+    assert (batch.samples, prompts > 0, row > 0) == (len(request.guidance()) * 2, True, True)
+    assert memory_need.prepared_bytes(folder.file("unet"), latents, 3) == prompts + 4 * row
+    split = split_file(folder.file("unet"))
+    assert split is not None
+    longer = prepared_tensors(split, "unet", Sample(*latents, 2 * 77))
+    assert longer.prompt_bytes == 2 * prompts
+    one, three = (memory_need.case_bytes(folder, Case("unet", *latents), CPU, steps=steps) for steps in (1, 3))
+    assert three - one == 2 * prepared_tensors(split, "unet", Sample(latents[0])).step_bytes
 
 
 def test_warming_up_and_verifying_refuse_what_cannot_fit(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
@@ -40,6 +42,7 @@ CPU = RuntimeOptions("cpu")
 # 40 dB is what is promised. The same arithmetic gives more, and this autoencoder hides a wrong latent scale at 50 dB.
 ALIKE = 60
 PROMPT, NEGATIVE = "a lighthouse at dusk", "people"
+GIVEN = ["--prompt", PROMPT, "--steps", "2", "--seed", "7"]
 
 
 @pytest.fixture
@@ -55,9 +58,8 @@ def sdort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
     monkeypatch.chdir(tmp_path / "cwd")
 
     def call(pipeline: Path, *args: str) -> Result:
-        given = ["--prompt", PROMPT, "--steps", "2", "--seed", "7"]
         provider = [] if "--provider" in args else ["--provider", "cpu"]
-        return CliRunner().invoke(cli, ["run", str(pipeline), *given, *provider, *args])
+        return CliRunner().invoke(cli, ["run", str(pipeline), *GIVEN, *provider, *args])
 
     return call
 
@@ -187,6 +189,26 @@ def test_the_same_seed_draws_the_same_image_on_every_run(tiny: Tiny) -> None:
     np.testing.assert_array_equal(first, again)
 
 
+def test_a_known_schedule_needs_no_torch(
+    tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their import takes longer than all else. Euler-a draws noise on the way."""
+    options = ["--scheduler", "euler-a", "--num-images", "2"]
+    first = sdort(tiny.onnx, "-o", "first.png", *options)
+    assert first.exit_code == 0, first.output
+    given = ["run", str(tiny.onnx), *GIVEN, "--provider", "cpu", "-o", "second.png", *options]
+    code = f"import sys; from sdort.cli import cli; cli({given!r}, standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"diffusers", "torch", "transformers"} & set(done.stdout.split()) == set()
+    assert "sdort.generation.pipeline" in done.stdout.split()
+    drawn = sorted(Path().glob("first*.png"))
+    assert len(drawn) == 2
+    for one, two in zip(drawn, sorted(Path().glob("second*.png")), strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(one)), np.asarray(Image.open(two)))
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    assert "diffusers" in sdort(tiny.onnx, "-o", "third.png", "--steps", "3").output
+
+
 def test_each_of_several_images_can_be_drawn_again_alone(tiny: Tiny) -> None:
     several = ours(tiny.onnx, Request(PROMPT, steps=2, seed=3, num_images=3, images_at_once=2, scheduler="euler-a"))
     assert len(several) == 3
@@ -207,6 +229,9 @@ def test_fp16_inputs_are_fed_as_the_model_declares_them(tiny: Tiny, tmp_path: Pa
 
 
 def test_a_static_export_is_run_in_its_own_batch(tiny: Tiny, tmp_path: Path) -> None:
+    from sdort.generation.schedulers import load_scheduler
+
+    tiny.pipeline.scheduler = load_scheduler(tiny.diffusers / "scheduler", None)  # other tests leave theirs
     tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2)
     request = Request(PROMPT, steps=2, seed=4, num_images=2)
     for static, dynamic in zip(ours(tmp_path / "static", request), ours(tiny.onnx, request), strict=True):

@@ -36,7 +36,7 @@ from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import session as sessions
-from sdort.runtime.session import find_replaceable
+from sdort.runtime.session import Session, find_replaceable
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -58,12 +58,13 @@ class Adapted:
     a: Path
     b: Path
 
-    def optimized(self, provider: str, fp16: bool) -> tuple[Path, Path]:
+    def optimized(self, provider: str, fp16: bool, sdort_ops: bool = False) -> tuple[Path, Path]:
         """Both, optimized."""
-        outs = [folder.with_name(f"{folder.name} {provider} {fp16}") for folder in (self.plain, self.baked)]
+        name = f"{provider} {fp16} {sdort_ops}"
+        outs = [folder.with_name(f"{folder.name} {name}") for folder in (self.plain, self.baked)]
         for source, out in zip((self.plain, self.baked), outs, strict=True):
             if not out.exists():
-                optimize(source, out, provider=provider, fp16=fp16)
+                optimize(source, out, provider=provider, fp16=fp16, sdort_ops=sdort_ops)
         return outs[0], outs[1]
 
 
@@ -152,6 +153,29 @@ def assert_rounded_twice(own: Any, merged: Any, expected: Any) -> None:
     assert (error <= unit + np.abs(own.astype(np.float64)) * 2**-11 + 2**-25).all()
 
 
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_merged_sum_of_filters_is_the_baked_one(fp16: bool, sd1: Adapted) -> None:
+    """Of an upsampler's convolution the model has sums: its parameters are read back from these, which were rounded."""
+    plain, baked = sd1.optimized("cuda", fp16, sdort_ops=True)
+    plan = plan_adapters(open_folder(plain), [AdapterChoice(sd1.a, SCALE)])
+    others = replaceable_weights(open_folder(baked).file("unet"))
+    weights = plan.weights["unet"]
+    sums = [name for name in plan.changed("unet") if "combined" in json.dumps(weights[name].origin)]
+    changed = {name: [*weights[name].parameters] for name in plan.changed("unet")}
+    assert sums == [name for name, [parameter, *_] in changed.items() if "upsamplers" in parameter]
+    assert sums
+    for name in sums:
+        merged = _merged("unet", name, weights[name], plan.changes["unet"])
+        own, expected = (weight[name].stored.load() for weight in (weights, others))
+        phases = (2, 2, own.shape[0] // 4, 2, 2, own.shape[3])
+        half_units = np.spacing(np.abs(own)).astype(np.float64).reshape(phases) / 2
+        # The nearest parameters' sums are no further from the rounded sums than the original's.
+        lost = 2 * np.sqrt((half_units**2).sum((0, 1, 3, 4), keepdims=True))
+        error = np.abs(merged.astype(np.float64) - expected).reshape(phases)
+        assert (error <= lost + np.spacing(np.abs(expected)).astype(np.float64).reshape(phases)).all()
+        assert np.abs(own.astype(np.float64) - expected).max() > 16 * lost.max()
+
+
 @pytest.mark.parametrize("on_device", [True, False])
 def test_switching_gives_the_images_of_fresh_sessions(
     on_device: bool, sd1: Adapted, fast: tuple[Path, Path], images: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -206,6 +230,12 @@ def test_a_pipeline_that_was_not_opened_for_adapters_takes_one(
     np.testing.assert_array_equal(with_a, images["a"])
 
 
+def parts_of(session: Session) -> list[Any]:
+    """ONNX Runtime's sessions of a step and of what runs before it; each has the weights that it reads."""
+    assert session.preparation is not None
+    return [session.ort, *(part.ort for part in session.preparation.parts)]
+
+
 def test_a_provider_that_compiles_weights_gets_them_as_inputs(
     sd1: Adapted,
     fast: tuple[Path, Path],
@@ -217,8 +247,8 @@ def test_a_provider_that_compiles_weights_gets_them_as_inputs(
     pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
     assert capsys.readouterr().err.count("go to the device in every step") == 1
     unet = pipeline._models.sessions["unet"]
-    assert set(unet.weights.replaceable) <= {arg.name for arg in unet.ort.get_inputs()}
-    assert not {spec.name for spec in unet.ort.get_overridable_initializers()}
+    assert set(unet.weights.replaceable) <= {arg.name for ort in parts_of(unet) for arg in ort.get_inputs()}
+    assert not {spec.name for ort in parts_of(unet) for spec in ort.get_overridable_initializers()}
     with_a, none = pixels(pipeline, f"{sd1.a}:{SCALE}"), pixels(pipeline)
     np.testing.assert_array_equal(with_a, images["a"])
     np.testing.assert_array_equal(none, images["none"])
@@ -230,7 +260,7 @@ def test_what_a_provider_takes_as_constants_alone_is_no_input_and_is_written_too
     path = open_folder(fast[0]).models["unet"]
     unet = sessions.open_session(path, "unet", provider, RuntimeOptions("cpu", adapters=True, custom_ops="off"))
     convolutions = weights_of(onnx.load(path, load_external_data=False), {"Conv"}) & set(unet.weights.replaceable)
-    inputs = {spec.name for spec in unet.ort.get_overridable_initializers()}
+    inputs = {spec.name for ort in parts_of(unet) for spec in ort.get_overridable_initializers()}
     assert len(convolutions) > 3
     assert inputs == set(unet.weights.replaceable) - convolutions
     assert set(unet.weights.initializers) == set(unet.weights.replaceable)
@@ -255,7 +285,11 @@ session.weights.write(name, numpy.full(value.shape(), 3, numpy.float32))
 print(json.dumps({
     "same nodes": placed[True] == placed[False],
     "on the GPU": sum(placed[True]["ROCMExecutionProvider"].values()),
-    "overridable": sorted(spec.name for spec in session.ort.get_overridable_initializers()),
+    "overridable": sorted({
+        spec.name
+        for ort in [session.ort, *(part.ort for part in session.preparation.parts)]
+        for spec in ort.get_overridable_initializers()
+    }),
     "written": bool((value.numpy() == 3).all()),
     "moved": value.data_ptr() != address,
 }))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.cli import cli
+from sdort.inspection.component_tables import component_tables
 from sdort.inspection.description import (
     Change,
     DeclaredTensor,
+    Rewrite,
     compare_components,
     describe_model,
     inspect_path,
@@ -202,6 +205,61 @@ def test_tables_tell_that_a_provider_has_all_kernels(plain: Path) -> None:
     proto.opset_import[0].version = 18
     result = sdort(save(proto, plain), "--provider", "cpu")
     assert result.stdout.splitlines()[-1] == "To rewrite: nothing for cpu."
+
+
+UNET = """<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1, "sdort": 1]>
+unet (float[b, 4, h, w] sample, int64[b] timestep, float[b, tokens, 6] encoder_hidden_states) => (float[b, 4, h, w] y)
+<int64[2] column = {-1, 1}, int64[2] places = {2, 3}>
+{
+  clock = Cast <to = 1> (timestep)
+  rows = Reshape (clock, column)
+  angles = Mul (rows, waves)
+  timed = Gemm (angles, linear)
+  shift = Unsqueeze (timed, places)
+  keys = MatMul (encoder_hidden_states, k)
+  active = com.microsoft.QuickGelu <alpha = 1.0> (keys)
+  values = MatMul (active, v)
+  pooled = ReduceMean <keepdims = 0> (active)
+  moved = Add (sample, shift)
+  near = Mul (moved, pooled)
+  level = ReduceMean <keepdims = 0> (sample)
+  scaled = Mul (values, level)
+  far = ReduceMean <keepdims = 0> (scaled)
+  y = Mul (near, far)
+}"""
+
+
+def test_what_is_prepared_before_the_steps(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(UNET)
+    for name, shape in (("k", (6, 4)), ("v", (4, 3)), ("waves", (1, 5)), ("linear", (5, 4))):
+        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    path = save(proto, tmp_path / "unet")
+    (component,) = json.loads(sdort(path, "--json").stdout)["components"]
+    assert component["parts"] == {
+        "prompt_nodes": 4,
+        "schedule_nodes": 5,
+        "step_nodes": 6,
+        "prompt_outputs": [
+            {"name": "values", "dtype": "float32", "shape": [1, 77, 3]},
+            {"name": "pooled", "dtype": "float32", "shape": []},
+        ],
+        "step_outputs": [{"name": "shift", "dtype": "float32", "shape": [1, 4, 1, 1]}],
+        "prompt_bytes": 77 * 3 * 4 + 4,
+        "step_bytes": 16,
+    }
+    lines = [" ".join(line.split()) for line in sdort(path).stdout.splitlines()]
+    assert "unet once a prompt 4 2 tensors 928 B" in lines
+    assert "unet once a schedule 5 1 tensor 16 B a step" in lines
+    assert "unet every step 6" in lines
+
+
+def test_a_reason_of_several_providers_is_one_row(plain: Path) -> None:
+    lacking: dict[str, tuple[Rewrite, ...]] = {
+        p: (Rewrite("sdort.GroupNorm", 1, f"{p} has no kernel for sdort.GroupNorm"),) for p in ("rocm", "cpu")
+    }
+    (component,) = inspect_path(plain)
+    *_, table = component_tables([replace(component, providers=lacking)])
+    assert (table.title, table.row_count) == ("To rewrite", 1)
 
 
 def test_json_has_the_same_facts(fused: Path) -> None:

@@ -98,8 +98,10 @@ def test_every_node_of_a_model_is_seen(tiny: Tiny, capfd: pytest.CaptureFixture[
     assert capfd.readouterr().err == ""
 
 
-def test_bench_shows_it(tiny: Tiny) -> None:
-    options = BenchOptions(runtime=RuntimeOptions("cpu"), components=("unet",), warmup=0, repeat=1, placement=True)
+@pytest.mark.parametrize("split", [True, False])
+def test_bench_shows_it(split: bool, tiny: Tiny) -> None:
+    runtime = RuntimeOptions("cpu", split=split)
+    options = BenchOptions(runtime=runtime, components=("unet",), warmup=0, repeat=1, placement=True)
     [row] = measure_pipeline(tiny.onnx, options).rows
     assert isinstance(row.placement, Placement)
     nodes, milliseconds = row.placement.total(CPU_EP)
@@ -111,7 +113,10 @@ def test_bench_shows_it(tiny: Tiny) -> None:
     assert counts["Conv"] + counts.get("FusedConv", 0) == original["Conv"]
     assert to_json(row)["placement"]["component"] == "unet"
     assert "Conv" not in as_text([row], "csv")
-    assert placement_table([row.placement], most=2).row_count == 4  # the sum, two operators, the rest
+    table = placement_table([row.placement], most=2)
+    assert table.row_count == 4  # the sum, two operators, the rest
+    assert ("of a step alone" in table.title) == (row.placement.untimed > 0) == split
+    assert to_json(row)["placement"]["untimed"] == row.placement.untimed
 
 
 def invoke(*args: str) -> Any:

@@ -16,6 +16,7 @@ from sdort.model.overflow import count_infinite, count_overflow
 from sdort.model.signature import Array
 from sdort.model.weights import (
     Cast,
+    Combined,
     Concatenated,
     Inline,
     Reshaped,
@@ -35,6 +36,7 @@ def stored(folder: Path, array: Array, offset: int = 24) -> Stored:
     return Stored(folder / "weights.bin", offset, array.shape, array.dtype)
 
 
+SUMS = [[1, 0, 0, 1], [0, 0, 1, 0], [0, -2, 0, 0], [0, 0, 0, 1]]
 Build = Callable[[Weight], Weight]
 EXPRESSIONS: list[tuple[Build, Array]] = [
     (lambda w: w, BASE),
@@ -52,6 +54,12 @@ EXPRESSIONS: list[tuple[Build, Array]] = [
     (lambda w: Scaled(Cast(w, np.float16), 0.3), (BASE.astype(np.float16) * np.float32(0.3)).astype(np.float16)),
     (lambda w: Concatenated([w, Scaled(w, 2)], 0), np.concatenate([BASE, BASE * 2])),
     (lambda w: Concatenated([w, Scaled(w, 2)], -1), np.concatenate([BASE, BASE * 2], 2)),
+    (lambda w: Combined(w, 1, SUMS), np.stack([BASE[:, 0] + BASE[:, 3], BASE[:, 2], -2 * BASE[:, 1], BASE[:, 3]], 1)),
+    (lambda w: Combined(w, 0, (np.eye(6)[::2] + np.eye(6)[1::2]).tolist()), BASE[::2] + BASE[1::2]),
+    (
+        lambda w: cast(Combined(Cast(w, np.float16), -1, np.eye(20)[::2].tolist()), np.float16),
+        BASE[:, :, ::2].astype(np.float16),
+    ),
     (
         lambda w: Transposed(Concatenated([Scaled(w, 2), w], 0), (0, 2, 1)),
         np.concatenate([BASE * 2, BASE]).transpose(0, 2, 1),
@@ -76,6 +84,21 @@ def test_pieces_are_the_values_in_order(tmp_path: Path, monkeypatch: pytest.Monk
         assert all(each.ndim == 1 and each.size % row == 0 for each in pieces)
         assert all(each.dtype == expected.dtype for each in pieces)
         np.testing.assert_array_equal(np.concatenate(pieces), expected.reshape(-1))
+
+
+def test_sums_of_halves_are_rounded_once() -> None:
+    """Not 2048 + 1 to 2048, and then 2049 again; rounding is not pushed below the sum either."""
+    taps = np.array([[2048.0, 1.0, 1.0, 2.0]], np.float16)
+    assert Combined(Inline(taps), 1, [[1, 1, 1, 1]]).load().tolist() == [[2052.0]]
+    fine = Inline(np.array([[1.0, 2.0**-12, 2.0**-12]], np.float32))
+    assert cast(Combined(fine, 1, [[1, 1, 1]]), np.float16).load().tolist() == [[np.float16(1 + 2**-11)]]
+    assert cast(Combined(fine, 1, [[1, 1, 0]]), np.float16).load().tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("matrix", [[], [[1, 0, 0]], [[1, 0, 0, 1], [1]]])
+def test_sums_that_do_not_fit_are_refused(matrix: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="a matrix of"):
+        Combined(Inline(BASE), 1, matrix)
 
 
 @pytest.mark.parametrize("piece", [100, 301, 1000, 2**18])

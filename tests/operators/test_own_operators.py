@@ -106,6 +106,8 @@ def skip_connections(family: str) -> int:
     return sum(n + 1 for n in ([layers] * len(levels) if isinstance(layers, int) else layers))
 
 
+NORMS = ("com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm", "sdort.BiasGroupNorm")
+"""Group normalizations beside those of joined images."""
 CASES = [Case("sd1", "ts14"), Case("sd1", "dy23"), Case("sdxl", "ts17", dynamic=False)]
 
 
@@ -120,7 +122,8 @@ def test_every_joined_group_norm_reads_both_parts(exported: Exported, tmp_path: 
     geglu = architecture(described(case.family)[1], "unet")["geglu"]
     assert report.operators["sdort.BiasSplitGelu"] == geglu > 0
     assert not any("BiasSplitGelu" in reason for reason in report.declined)
-    norms = sum(report.operators[f"com.microsoft.{op}"] for op in ("GroupNorm", "SkipGroupNorm"))
+    norms = sum(report.operators.get(name, 0) for name in NORMS)
+    assert report.operators["sdort.BiasGroupNorm"] > 0
     assert norms + joined == architecture(described(case.family)[1], "unet")["group_norm"]
     assert not any(
         reader.op == "GroupNorm" for n in model.graph.nodes if n.op == "Concat" for reader in n.outputs[0].outputs
@@ -142,7 +145,7 @@ def test_without_the_option_there_is_none(exported: Exported) -> None:
     assert not any(node.domain == "sdort" for node in model.graph.nodes)
     widths = [reason for reason in report.declined if "BiasSplitGelu" in reason]
     assert widths
-    assert all("(--sdort-ops fuses every width), this one is" in reason for reason in widths)
+    assert all("(sdort's own takes every width), this one is" in reason for reason in widths)
 
 
 def test_a_written_model_can_be_read_shown_and_optimized_again(exported: Exported, tmp_path: Path) -> None:
@@ -150,14 +153,17 @@ def test_a_written_model_can_be_read_shown_and_optimized_again(exported: Exporte
     model, report = extended(exported, case, fp16=False)
     save_model(model, tmp_path / "model.onnx")
     written = onnx.load(tmp_path / "model.onnx", load_external_data=False)
-    assert [(f.domain, f.name) for f in written.functions] == [("sdort", "BiasSplitGelu"), ("sdort", "GroupNorm")]
+    assert [(f.domain, f.name) for f in written.functions] == [
+        ("sdort", name)
+        for name in ("BiasGroupNorm", "BiasLayerNormalization", "BiasSplitGelu", "GroupNorm", "InterleavePhases")
+    ]
     [shown] = inspect_path(tmp_path / "model.onnx")
     assert shown.operators["sdort.GroupNorm"] == report.operators["sdort.GroupNorm"]
     again = load_model(tmp_path / "model.onnx", "unet")
     second = optimize_model(again, OptimizeOptions(load_target("cuda"), fp16=True))
     assert second.operators["sdort.GroupNorm"] == report.operators["sdort.GroupNorm"]
     save_model(again, tmp_path / "again.onnx")
-    assert len(onnx.load(tmp_path / "again.onnx", load_external_data=False).functions) == 2
+    assert len(onnx.load(tmp_path / "again.onnx", load_external_data=False).functions) == 5
     own = next(node for node in again.graph.nodes if (node.domain, node.op) == ("sdort", "GroupNorm"))
     assert load_target("migraphx").unsupported(own) == "migraphx has no kernel for sdort.GroupNorm"
 
@@ -202,3 +208,40 @@ def test_on_rocm_the_body_runs_without_the_library_and_the_kernel_with_it(tmp_pa
     np.testing.assert_array_equal(s, joined)
     expected, _ = exact(joined.reshape(2, 64, 96), feeds["gamma"], feeds["beta"], 8, True)
     np.testing.assert_allclose(y.reshape(2, 64, 96), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("width", "heads", "own"), [(576, 2, True), (512, 2, False), (520, 2, False)])
+def test_heads_too_wide_for_fast_kernels_are_the_library_s(width: int, heads: int, own: bool, tmp_path: Path) -> None:
+    """Of the function's body and of the library's kernel the result is that of ONNX Runtime's operator."""
+    inputs = ", ".join(f"float[2, {rows}, {width}] {name}" for name, rows in (("q", "S"), ("k", "L"), ("v", "L")))
+    original = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>
+        g ({inputs}) => (float[2, S, {width}] y) {{
+            y = com.microsoft.MultiHeadAttention <num_heads = {heads}> (q, k, v)
+        }}"""
+    )
+    plain = original.SerializeToString()
+    model = from_proto(original, None, "vae_decoder")
+    report = optimize_model(model, OptimizeOptions(load_target("cuda"), sdort_ops=True))
+    assert report.operators.get("sdort.MultiHeadAttention", 0) == own
+    # ONNX Runtime's operator, if it stays, is none that is left in standard operators, on no provider.
+    on_cpu = optimize_model(
+        from_proto(original, None, "vae_decoder"), OptimizeOptions(load_target("cpu"), sdort_ops=True)
+    )
+    assert (report.declined, on_cpu.declined) == ({}, {})
+    assert on_cpu.operators == {"com.microsoft.MultiHeadAttention": 1}
+    save_model(model, tmp_path / "model.onnx")
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.normal(size=(2, rows, width)).astype(np.float32) for name, rows in (("q", 3), ("k", 5), ("v", 5))
+    }
+    results = []
+    for path in (plain, str(tmp_path / "model.onnx")):
+        for library in ("", str(native.library())):
+            options = onnxruntime.SessionOptions()
+            if library:
+                options.register_custom_ops_library(library)
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            results.append(session.run(None, feeds)[0])
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-5)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-import struct
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
-import kernel_report
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,93 +15,16 @@ from support import machine_code
 if sys.version_info < (3, 11):
     pytest.skip("tinygrad's tables need Python 3.11", allow_module_level=True)
 
+from support.assembled import ALL, CDNA, RDNA, SOURCE, assemble, build, launch, wave_of
 from support.emulator import CodeObject, EmulationError, code_object, core, decode, translate
 
 Words = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 
-CDNA, RDNA = ("gfx90a", "gfx942"), ("gfx1100", "gfx1200")
-ALL = (*CDNA, *RDNA)
 ON_ALL = pytest.mark.parametrize("arch", ALL)
 ON_CDNA = pytest.mark.parametrize("arch", CDNA)
 ON_RDNA = pytest.mark.parametrize("arch", RDNA)
-
-
-def wave_of(arch: str) -> int:
-    return 64 if arch in CDNA else 32
-
-
-# A kernel of two arguments, where to read and where to write; s8 is the block, s9 the wave's first thread.
-SOURCE = """
-.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
-.text
-.globl probe
-.p2align 8
-.type probe,@function
-probe:
-  s_load_dwordx4 s[4:7], s[0:1], 0
-{body}
-{end}
-.Lend:
-.size probe, .Lend-probe
-.rodata
-.p2align 6
-.amdhsa_kernel probe
-  .amdhsa_next_free_vgpr 64
-  .amdhsa_next_free_sgpr 48
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_user_sgpr_count 2
-  .amdhsa_kernarg_size 16
-  .amdhsa_group_segment_fixed_size 1024
-  .amdhsa_float_denorm_mode_32 3
-{extra}
-.end_amdhsa_kernel
-.amdgpu_metadata
-amdhsa.version: [1, 2]
-amdhsa.target: amdgcn-amd-amdhsa--{arch}
-amdhsa.kernels: []
-.end_amdgpu_metadata
-"""
-
-
-def assemble(arch: str, body: str, end: str = "  s_endpgm", extra: str = "") -> CodeObject:
-    """The code object of a kernel ``probe`` with this body."""
-    extra += "  .amdhsa_accum_offset 64\n" if arch in CDNA else ""
-    return _assembled(arch, SOURCE.format(arch=arch, body=body, end=end, extra=extra))
-
-
-@cache
-def _assembled(arch: str, source: str) -> CodeObject:
-    command = [_clang(), "-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-mcode-object-version=5"]
-    command += ["-nostdlib", "-", "-o", "-"]
-    done = subprocess.run(command, input=source.encode(), capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return CodeObject(done.stdout)
-
-
-def _clang() -> str:
-    return str(Path(kernel_report.llvm("llvm-readelf")).resolve().parent / "clang")
-
-
-def span(array: npt.NDArray[np.generic], writable: bool = False) -> tuple[int, int, bool]:
-    return array.ctypes.data, array.ctypes.data + array.nbytes, writable
-
-
-def launch(
-    program: CodeObject,
-    source: npt.NDArray[np.generic],
-    result: npt.NDArray[np.generic],
-    *,
-    blocks: int = 1,
-    threads: int | None = None,
-    seed: int = 1,
-    resident: int | None = None,
-) -> None:
-    args = struct.pack("<QQ", source.ctypes.data, result.ctypes.data)
-    threads = threads or wave_of(program.architecture)
-    memory = [span(source), span(result, True)]
-    program.run("probe", (blocks, 1), threads, args, memory=memory, seed=seed, resident=resident)
 
 
 def lanes(
@@ -702,10 +620,10 @@ def test_code_must_end(arch: str) -> None:
 @pytest.mark.parametrize("extra", ["  .amdhsa_float_denorm_mode_32 0\n", "  .amdhsa_float_round_mode_32 3\n"])
 def test_modes_that_are_not_emulated_are_refused(extra: str) -> None:
     nothing = np.zeros(1, np.uint32)
-    program = _assembled(
+    program = build(
         "gfx1100",
         SOURCE.replace("  .amdhsa_float_denorm_mode_32 3\n", extra).format(
-            arch="gfx1100", body="", end="  s_endpgm", extra=""
+            arch="gfx1100", body="", end="  s_endpgm", extra="", lds=1024
         ),
     )
     with pytest.raises(EmulationError, match="not emulated"):

@@ -57,7 +57,7 @@ def barriers(target: Target, kernel: str) -> Iterator[list[Instruction]]:
     [
         "attention_f16_64_q1_k64_s64",
         "attention_f16_128_q1_whole",
-        "skip_layer_norm_f16_w4v1",
+        "skip_layer_norm_f16_l128v1",
         "group_norm_f16_alone_512_4",
     ],
 )
@@ -71,12 +71,12 @@ def test_a_missing_barrier_shows(target: Target, kernel: str) -> None:
 
 LANES: list[tuple[str, str, str, Callable[[Words], Words]]] = [
     # DPP's control: bits 8 to 16 of its word. In place of its neighbour, a lane meets the one after that twice.
-    ("gfx942", "skip_layer_norm_f16_w4v1", r".*_dpp .*quad_perm:\[1,0,3,2\]", field(1, 8, 9, 0x4E)),
-    ("gfx1100", "skip_layer_norm_f16_w4v1", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
-    ("gfx1201", "skip_layer_norm_f16_w4v1", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
+    ("gfx942", "skip_layer_norm_f16_l128v1", r".*_dpp .*quad_perm:\[1,0,3,2\]", field(1, 8, 9, 0x4E)),
+    ("gfx1100", "skip_layer_norm_f16_l128v1", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
+    ("gfx1201", "skip_layer_norm_f16_l128v1", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
     # SWAP,16 becomes SWAP,8: the offset's 16 bits.
-    ("gfx942", "skip_layer_norm_f16_w4v1", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
-    ("gfx1100", "skip_layer_norm_f16_w4v1", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
+    ("gfx942", "skip_layer_norm_f16_l128v1", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
+    ("gfx1100", "skip_layer_norm_f16_l128v1", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
     ("gfx1201", "attention_f16_64_q1_k64_s64", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
     # Lanes 14 and 15 trade places.
     ("gfx1100", "attention_f16_64_q1_k64_s64", "v_permlanex16_b32", field(2, 0, 32, 0xEFDCBA98)),
@@ -95,7 +95,7 @@ def test_a_wrong_lane_shows(architecture: str, kernel: str, pattern: str, change
 
 
 @every_kind
-@pytest.mark.parametrize("kernel", ["skip_layer_norm_f16_w4v1", "attention_general_f16_64", "group_norm_f16_measure"])
+@pytest.mark.parametrize("kernel", ["skip_layer_norm_f16_l128v1", "attention_general_f16_64", "group_norm_f16_measure"])
 def test_lanes_that_do_not_come_back_show(target: Target, kernel: str) -> None:
     """A branch that only some lanes have taken, and behind which the others stay off.
 

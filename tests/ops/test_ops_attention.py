@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.attention_cases import FORMS, HEAD_SIZES, Case, Drawn, close, draw_case, make
+from support.attention_cases import FORMS, HEAD_SIZES, WIDE_SIZES, Case, Drawn, close, draw_case, make, workspace_bytes
 from support.drawn import drawn
 from support.kernel_cases import Guarded, simulate
 from support.native import MACHINES
@@ -19,7 +19,8 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 def variants(machine: str, size: int) -> int:
     """How many kernels there are for any number of keys."""
-    return 2 if size == 40 or (size in (64, 80) and machine != "wmma_gfx11") else 1
+    wgmma = machine == "mma_sync" and size in (40, 64, 80)
+    return (2 if size == 40 or (size in (64, 80) and machine != "wmma_gfx11") else 1) + wgmma
 
 
 def check(machine: str, case: Case, form: str = "apart", units: int = 4) -> int:
@@ -27,16 +28,19 @@ def check(machine: str, case: Case, form: str = "apart", units: int = 4) -> int:
     inputs = case.inputs(form)
     plain = case.bias is None and not case.causal and case.q.shape[-1] == case.v.shape[-1]
     positive = case.scale is None or case.scale > 0
-    matrix = case.q.dtype == np.float16 and case.q.shape[-1] in HEAD_SIZES and plain and positive
+    matrix = case.q.dtype == np.float16 and case.q.shape[-1] in (*HEAD_SIZES, *WIDE_SIZES) and plain and positive
     count = 0
     while True:
         results = []
         for order in (0, 1 + count):
             y = Guarded(case.output_shape, case.q.dtype)
             problem = case.problem(inputs, form, y.pointer)
+            workspace = Guarded((workspace_bytes(machine, problem, case.q.dtype, units) // 2,), np.float16)
+            problem.workspace = workspace.pointer
             if not simulate(machine, "attention", problem, case.q.dtype, count, order, units):
                 return count
             results.append(y.check())
+            workspace.check()
         assert np.array_equal(results[0], results[1])
         close(results[0], case.as_mi200_reads_it() if matrix and machine == "mfma" else case, rounded_weights=matrix)
         count += 1
@@ -97,6 +101,34 @@ def test_matrix_scores_that_rise_and_fall_along_the_keys(machine: str, size: int
     case.k[...] = np.linspace(-1, 1, 200, dtype=np.float16)[::order, None, None]
     case.q[...] = np.linspace(0, 300 / size, 20, dtype=np.float16)[:, None, None]
     assert check(machine, case)
+
+
+@machines
+@pytest.mark.parametrize(
+    ("form", "sizes"),
+    [("apart", (1, 70, 200, 1, 512)), ("packed_qkv", (2, 129, 129, 2, 192)), ("heads_first", (1, 3, 1, 1, 192))],
+)
+def test_wide_heads(machine: str, form: str, sizes: tuple[int, int, int, int, int]) -> None:
+    """Parts of one tile and of several; queries and keys that are no whole tiles, and a segment without any key."""
+    case = make(np.float16, *sizes)
+    count = 1 + (machine == "mma_sync")  # of wgmma
+    assert check(machine, case, form, units=1) == check(machine, case, form, units=64) == count
+
+
+@machines
+@pytest.mark.parametrize("order", [1, -1])
+def test_wide_heads_whose_scores_rise_and_fall_along_the_keys(machine: str, order: int) -> None:
+    """Segments whose weights count for nothing beside the others', and such as differ a little."""
+    case = make(np.float16, 1, 20, 200, 1, 192, scale=1.0)
+    case.k[...] = np.linspace(-1, 1, 200, dtype=np.float16)[::order, None, None]
+    case.q[...] = np.linspace(0, 300 / 192, 20, dtype=np.float16)[:, None, None]
+    assert check(machine, case)
+
+
+@pytest.mark.parametrize(("size", "keys"), [(40, 400), (192, 460)])
+def test_more_tiles_than_are_in_flight(size: int, keys: int) -> None:
+    """Of Hopper's kernels, whose products read a tile some time after they were asked for it."""
+    assert check("mma_sync", make(np.float16, 1, 20, keys, 1, size))
 
 
 @machines

@@ -76,15 +76,21 @@ class Tiling:
             return self.key_tiles * (2 * self.steps - self.half_step), self.key_tiles * 2 * self.steps
         return self.key_tiles * self.steps, self.key_tiles * self.steps
 
-    def share(self, rows: int) -> int:
-        """Units of 16 bytes that a thread has of so many rows of K or V."""
-        return -(-rows // (self.threads // (self.size // 8)))
+    @property
+    def key_share(self) -> int:
+        """Units of 16 bytes that a thread has of a tile of K, or of V as it is: always of the same column."""
+        return -(-self.keys // (self.threads // (self.size // 8)))
+
+    @property
+    def value_share(self) -> int:
+        """And of V on its way to be transposed: two keys' of each of its eighths of sixteen keys' columns."""
+        return 2 * -(-(self.keys // 16 * (self.size // 8)) // (self.threads // 8))
 
     @property
     def copies(self) -> int:
         """Of K and V, 16 bytes each, in the code: the first tile's and the next one's; once where nothing is ahead."""
         transposes = self.machine == "mma_sync"
-        each = self.share(self.keys) + (self.share(self.keys) if transposes else 2 * self.share(self.keys // 2))
+        each = self.key_share + (self.key_share if transposes else self.value_share)
         ahead = not self.whole and (transposes or self.size < 160)
         return each * (1 + ahead)
 
@@ -105,11 +111,11 @@ class Tiling:
 
     @property
     def shared(self) -> int:
-        """Bytes: K's rows with an odd number of 16-byte units, V's transposed with pairs of keys, or as K's."""
+        """Bytes: K's rows of an odd number of 16-byte units; V's as K's, or transposed, two more every eight rows."""
         units = self.size // 8
         keys = self.keys * (units if units % 2 else units + 1) * 16
         pitch = self.keys // 8 if self.keys // 8 % 2 else self.keys // 8 + 1
-        values = keys if self.machine == "mma_sync" else 16 * self.steps * pitch * 16
+        values = keys if self.machine == "mma_sync" else 2 * self.steps * (8 * pitch + 2) * 16
         buffers = 2 if self.machine == "mma_sync" and not self.whole else 1
         return buffers * (keys + values)
 

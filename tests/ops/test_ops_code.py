@@ -38,11 +38,11 @@ RX 7900 XTX's work-group processors 0.96 TB/s x 600 ns / 48 = 12 KiB.
 
 
 def kernel_names(architecture: str) -> set[str]:
-    """Of the source for that kind of machine, as its CPU code registers them."""
+    """Of the source for that kind of machine, as its CPU code registers them; wgmma is Hopper's alone."""
     library = native.simulated(machine_of(architecture))
     library.sdort_body_names.restype = ctypes.c_char_p
     names: bytes = library.sdort_body_names()
-    return set(names.decode().split())
+    return {name for name in names.decode().split() if architecture != "sm_80" or "wgmma" not in name}
 
 
 def all_kernels() -> Iterator[tuple[Path, Kernel]]:
@@ -138,13 +138,17 @@ def launch_bounds(architecture: str) -> dict[str, int]:
         r"^SDORT_ATTENTION\((\d+), (\d+), (\d+), (\d+), (\d+)\)", text, re.M
     ):
         found[f"attention_f16_{size}_q{tiles}_k{keys}_s{step}"] = int(blocks)
-    return found
+    text = "".join(
+        (folder / f"attention/{name}_kernel.h").read_text() for name in ("wide", "wide_wgmma", "flash_wgmma")
+    )
+    wide = re.findall(r"^SDORT_KERNEL_RESIDENT\((\w+), \w+, (?:\(kAsyncCopies \? )?(\d+)", text, re.M)
+    return found | {name: int(blocks) for name, blocks in wide}
 
 
 def test_launch_bounds_are_found_in_the_source() -> None:
     bounds = launch_bounds("sm_90")
     assert bounds["group_norm_f16_together_128_12_20"] == 4
-    flash = {name for name in kernel_names("sm_90") if re.search(r"attention.*(_k\d|general)", name)}
+    flash = {name for name in kernel_names("sm_90") if re.search(r"attention.*(_k\d|general|wide|wgmma)", name)}
     assert flash == {name for name in bounds if name.startswith("attention")}
     assert {name for name, blocks in launch_bounds("sm_80").items() if blocks != bounds[name]} == {
         "attention_f16_40_q2_k64_s32"
@@ -191,7 +195,7 @@ def test_vector_kernels_move_16_bytes_and_nothing_else() -> None:
             held.add(kernel.name)
     by_rows = {name for name in kernel_names("sm_90") if operator_of(name)}
     assert held == {name for name in by_rows if not name.endswith(BY_ELEMENTS)}
-    assert len(held) >= 2 * (1 + 3 + 9)
+    assert len(held) >= 2 * (1 + 3 + 10 + 10)
 
 
 BY_ELEMENTS = ("_narrow", "_wide")

@@ -21,7 +21,8 @@ def program() -> Path:
     """A program that runs a GroupNorm (tests/support/cuda_stub/run_group_norm.cpp), and beside it two libraries."""
     build = native.build_folder()
     objects = [
-        build / f"CMakeFiles/sdort_ops.dir/{name}.cpp.o" for name in ("driver/gpu", "driver/tuning", "runtime/operator")
+        build / f"CMakeFiles/sdort_ops.dir/{name}.cpp.o"
+        for name in ("driver/gpu", "driver/tuning", "driver/variants", "runtime/operator")
     ]
     headers = sorted(native.SOURCE.rglob("*.h"))
     sources = {path.name: path.read_bytes() for path in [*FOLDER.iterdir(), *headers, *objects]}

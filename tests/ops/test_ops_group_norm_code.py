@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from support.group_norm_cases import simulator
@@ -33,7 +34,9 @@ def test_as_many_blocks_as_headers_count_on() -> None:
                 kernel = kernels(path)[name]
                 assert kernel.spills == 0, kernel
                 assert replace(kernel, shared=0).blocks >= blocks, kernel
-                assert kernel.shared == shared - (4 if "alone" in name else 0), kernel  # no mark of the launch
+                taken = shared - (4 if "alone" in name else 0)  # no mark of the launch
+                # What is compiled for sm_90a takes whole 16 bytes.
+                assert kernel.shared == (ceil(taken / 16) * 16 if path.stem == "sm_90" else taken), kernel
 
 
 def test_cuda_objects_are_there_with_a_compiler() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import ops_benchmark
 import pytest
 from support import native
@@ -59,6 +60,28 @@ def test_the_benchmark_tells_what_it_has_not_measured() -> None:
     missing = ops_benchmark.unmeasured([{"operator": "BiasAdd"}], native.library())
     assert missing == sorted(operators - {"BiasAdd"})
     assert unmeasured(ops_benchmark.markdown([], None, missing)) == set(missing)
+
+
+def test_the_benchmark_has_cases_of_every_operator() -> None:
+    cases = [{"operator": case.operator} for case in ops_benchmark.CASES]
+    assert ops_benchmark.unmeasured(cases, native.library()) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ops_benchmark.bias_group_norm(4, 64),
+        ops_benchmark.bias_layer_norm(6, 32),
+        ops_benchmark.interleave_phases(3, 8),
+    ],
+    ids=lambda case: case.operator,
+)
+def test_the_benchmark_knows_what_sdorts_own_operators_compute(case: ops_benchmark.Case) -> None:
+    values = case.inputs(np.random.default_rng(0))
+    model = ops_benchmark.build(case, 1, [values])
+    runner = ops_benchmark.Runner(model, ops_benchmark.feeds(case, [values], 1), "cpu", native.library(), False)
+    exact = case.reference(values)
+    assert np.abs(runner.output("Y_0") - exact).max() < 5e-3 * exact.std()
 
 
 def test_every_kernel_has_a_header() -> None:

@@ -17,10 +17,14 @@ from support.small_graphs import Array
 
 from sdort.cli import cli
 from sdort.ops import library, opening
-from sdort.providers import CPU
+from sdort.providers import CPU, PROVIDERS
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime import session
 from sdort.runtime.session import open_session
 
+FUNCTION = """<ir_version: 10, opset_import: ["": 18, "sdort": 1]>
+g (float[N] x) => (float[N] y) { y = sdort.Twice (x) }
+<domain: "sdort", opset_import: ["": 18]> Twice (x) => (y) { y = Add (x, x) }"""
 SIGNATURE = "g (float[N, S, 8] x, float[N, S, 8] w) => (float[N, S, K] y)"
 BODIES = {
     # What ONNX Runtime makes of them is behind each.
@@ -32,6 +36,13 @@ BODIES = {
     "a skip": "a = Add (x, w)  y = LayerNormalization <axis = -1> (a, gamma)",  # SkipLayerNormalization
     "a skip and its mean": "a = Add (x, w)  n, m = LayerNormalization <axis = -1> (a, gamma)  y = Add (n, m)",
     "a skip and outputs that nobody reads": "a = Add (x, w)  y, mean, deviation = LayerNormalization (a, gamma)",
+    "a norm in float64": """d = Cast <to = 11> (x)  s = Cast <to = 11> (gamma)
+        n = LayerNormalization (d, s)  y = Cast <to = 1> (n)""",
+    "a norm of a scale whose type nobody tells": "s = Identity (gamma)  y = LayerNormalization (x, s)",
+    "a norm whose scale is broadcast": "y = LayerNormalization <axis = -2> (x, gamma)",
+    "a norm in single operators and two types": """c = Cast <to = 1> (x)  m = ReduceMean <keepdims = 1> (c, last)
+        d = Sub (c, m)  q = Mul (d, d)  v = ReduceMean <keepdims = 1> (q, last)  e = Add (v, half)  r = Sqrt (e)
+        n = Div (d, r)  y = Mul (n, gamma)""",
 }
 FUSED = {
     "a masked attention": "y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, w, w, , , mask)",
@@ -51,6 +62,7 @@ def write(folder: Path, body: str, imports: str = "", *, external: bool = False)
         "half": np.array(0.5, np.float32),
         "root": np.array(np.sqrt(2), np.float32),
         "zero": np.array([0]),
+        "last": np.array([-1]),
     }
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18{imports}]> {SIGNATURE} {{ {body} }}')
     used = {name for node in proto.graph.node for name in node.input}
@@ -104,23 +116,28 @@ def test_the_commands_open_it_with_the_library_that_was_built(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "operator"),
+    ("name", "operators"),
     [
-        ("a skip and its mean", "SkipLayerNormalization"),
-        ("a skip and outputs that nobody reads", "SkipLayerNormalization"),
+        ("a skip and its mean", "SkipLayerNormalization LayerNormalization"),
+        ("a skip and outputs that nobody reads", "SkipLayerNormalization LayerNormalization"),
         ("a masked attention", "MultiHeadAttention"),
-        ("a skip", None),
-        ("an attention", None),
+        ("a norm in float64", "LayerNormalization"),
+        ("a norm of a scale whose type nobody tells", "LayerNormalization"),
+        ("a norm whose scale is broadcast", "LayerNormalization"),
+        ("a norm in single operators and two types", "LayerNormalization"),
+        ("a skip", ""),
+        ("an attention", ""),
     ],
 )
 def test_what_the_library_has_no_kernel_for_is_left_to_onnx_runtime_and_told(
-    name: str, operator: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, operators: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opening._tell.cache_clear()
     path = write(tmp_path / "m", {**BODIES, **FUSED}[name], IMPORT)
-    assert set(opening.unserved(onnx.load(path))) == ({operator} if operator else set())
+    assert set(opening.unserved(onnx.load(path))) == set(operators.split())
     said = capsys.readouterr().err
-    assert said == "" if operator is None else f"ONNX Runtime's own {operator} runs" in said
+    assert said.count("ONNX Runtime's own") == len(operators.split())
+    assert all(f"ONNX Runtime's own {operator} runs" in said for operator in operators.split())
     opening.unserved(onnx.load(path))
     assert capsys.readouterr().err == ""  # once
 
@@ -138,3 +155,20 @@ def test_the_others_stay_registered(asked: str | None, tmp_path: Path, monkeypat
     path = write(tmp_path / "m", body, IMPORT)
     assert outputs(path, str(native.library())).shape == (2, 3, 8)
     assert os.environ.get("SDORT_OPS") == asked
+
+
+@pytest.mark.parametrize(
+    ("provider", "ops", "told"), [("rocm", "auto", 1), ("cuda", "auto", 1), ("rocm", "off", 0), ("cpu", "auto", 0)]
+)
+def test_a_gpu_without_the_library_that_a_model_was_made_for_is_told(
+    provider: str, ops: str, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(parser.parse_model(FUNCTION), tmp_path / "model.onnx")
+    monkeypatch.setattr(session, "resolve", lambda setting: None)
+    said: list[str] = []
+    monkeypatch.setattr(session, "warn", said.append)
+    session._tell_of_bodies(
+        tmp_path / "model.onnx", "unet", PROVIDERS[provider], RuntimeOptions(provider, custom_ops=ops)
+    )
+    assert [message for message in said if "Twice" in message and "sdort ops build" in message] == said
+    assert len(said) == told

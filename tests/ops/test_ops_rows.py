@@ -275,6 +275,15 @@ def test_skip_layer_norm_on_the_cpu(dtype: Any, optional: bool, skip_shape: tupl
         close(result, wanted)
 
 
+@pytest.mark.parametrize("axis", [1, -2])
+def test_layer_norm_over_two_axes_on_the_cpu(axis: int) -> None:
+    rng = np.random.default_rng(0)
+    x, gamma, beta = (normal(rng, *shape, dtype=np.float32) for shape in ((3, 4, 6), (4, 6), (4, 6)))
+    [y] = run("LayerNormalization", {"X": x, "Scale": gamma, "B": beta}, domain="", axis=axis)
+    exact, _ = layer_norm(x.reshape(3, 24), None, gamma.ravel(), beta.ravel(), None)
+    close(y, exact.reshape(x.shape))
+
+
 @pytest.mark.parametrize(
     ("operator", "inputs", "text"),
     [

@@ -49,6 +49,10 @@ def normal(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
+DOMAINS = {"": "", "com.microsoft": "", "sdort": "sdort "}
+"""Domain -> how the names of its operators' cases begin."""
+
+
 @cache
 def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str, Any]]]:
     """Name -> operator, inputs (in float32), outputs, attributes. Two names are of one operator in two domains."""
@@ -57,7 +61,7 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
     image = normal(2, 3, 5, 32)
     rows = Rows(5, "", np.float32, 18, 40, 9, 1.0, 0.0, 1e-5, frozenset(("bias", "sum")))
     conv = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-    nodes = {operator.name: operator.node(rows) for operator in operators()}
+    nodes = {DOMAINS[operator.domain] + operator.name: operator.node(rows) for operator in operators()}
     gelu, gelu_inputs, gelu_outputs, _ = nodes["BiasSplitGelu"]
     return {
         **nodes,
@@ -75,7 +79,25 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
             ["Y"],
             {**norm, "domain": "sdort"},
         ),
+        "sdort BiasGroupNorm": (
+            "BiasGroupNorm",
+            {"X": image, **weights, "bias": normal(32)},
+            ["Y", "S"],
+            {**norm, "domain": "sdort"},
+        ),
+        "sdort BiasLayerNormalization": (
+            "BiasLayerNormalization",
+            {"X": image, **weights, "bias": normal(32)},
+            ["Y"],
+            {"domain": "sdort"},
+        ),
         "MultiHeadAttention": ("MultiHeadAttention", {"QKV": normal(2, 7, 2, 3, 40)}, ["Y"], {"num_heads": 2}),
+        "sdort MultiHeadAttention": (
+            "MultiHeadAttention",
+            {"query": normal(1, 5, 192), "key": normal(1, 7, 192), "value": normal(1, 7, 192)},
+            ["Y"],
+            {"num_heads": 1, "domain": "sdort"},
+        ),
         "NhwcConv": ("NhwcConv", {"X": image, "W": normal(8, 3, 3, 32) / 16, "B": normal(8)}, ["Y"], conv),
     }
 
@@ -100,8 +122,7 @@ def write_models(folder: Path) -> None:
 
 def test_every_operator_is_tried() -> None:
     operators = library.describe_library(native.library()).operators
-    domains = {"com.microsoft": "", "sdort": "sdort "}
-    assert {domains[each.domain] + each.name for each in operators} == set(cases())
+    assert {DOMAINS[each.domain] + each.name for each in operators} == set(cases())
 
 
 @pytest.mark.parametrize("wheel", WHEELS)

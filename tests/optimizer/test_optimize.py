@@ -20,6 +20,8 @@ import sdort
 from sdort.cli import cli
 from sdort.demo.tokenizer import write_tokenizer
 from sdort.errors import UsageError
+from sdort.ops import library
+from sdort.ops.library import CodeObject, Description
 from sdort.optimizer.command import optimize
 from sdort.optimizer.steps import PIPELINE
 
@@ -533,3 +535,45 @@ def test_from_python(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'nothing' names no fusion"):
         optimize(source, tmp_path / "other", disable=["nothing"])
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("vendors", "provider", "asked", "used", "reason"),
+    [
+        (["nvidia"], "cuda", None, True, "the library here has kernels for cuda"),
+        (["nvidia"], "rocm", None, False, "the library here has no kernels for amd GPUs"),
+        (["nvidia"], "cpu", None, False, "cpu has none"),
+        (None, "cuda", None, False, "the library is not built here (sdort ops build builds it)"),
+        (None, "cuda", True, True, "as asked"),
+        (["amd"], "rocm", False, False, "as asked"),
+        (["nvidia"], "cpu", True, False, "cpu has none"),
+    ],
+)
+def test_sdorts_operators_are_used_where_there_are_kernels(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    vendors: list[str] | None,
+    provider: str,
+    asked: bool | None,
+    used: bool,
+    reason: str,
+) -> None:
+    built = Description((), tuple(CodeObject(vendor, "one", 1) for vendor in vendors or ()))
+    monkeypatch.setattr(library, "resolve", lambda setting: tmp_path / "library.so" if vendors else None)
+    monkeypatch.setattr(library, "describe_library", lambda path: built)
+    gelu = """m = MatMul (x, w)  b = Add (m, bias)  hidden, gate = Split <axis = -1, num_outputs = 2> (b)
+        act = Gelu (gate)  y = Mul (hidden, act)"""
+    text = f"g (float[B, S, 8] x) => (float[B, S, 8] y) {{ {gelu} }}"
+    model = parse(text, {"w": np.ones((8, 16), np.float32), "bias": np.ones(16, np.float32)}, 20)
+    onnx.save(model, tmp_path / "one.onnx")
+    words = [] if asked is None else ["--sdort-ops" if asked else "--no-sdort-ops"]
+    files = [str(tmp_path / name) for name in ("one.onnx", "out")]
+    arguments = ["optimize", *files, "--any-graph", "--provider", provider, *words]
+    report = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)
+    assert (report["sdort_ops"], report["sdort_ops_reason"]) == (used, reason)
+    (component,) = report["components"].values()
+    assert component["operators"].get("sdort.BiasSplitGelu", 0) == used
+    shown = CliRunner().invoke(cli, [*arguments, "--overwrite"])
+    printed = f"sdort's own operators: {'used' if used else 'not used'}, {reason}"
+    assert (printed in shown.stdout) == (provider != "cpu")
+    assert ("--sdort-ops changes nothing" in shown.stderr) == (provider == "cpu" and asked is True)

@@ -1,4 +1,4 @@
-"""Families at their true depth through the product's own export and optimize, on all targets, against torch.
+"""Families at their true depth through the product's own export and optimize, against torch.
 
 ``TRUE_DEPTH=all`` takes every family in both kinds: a quarter of an hour of work, for people.
 """
@@ -31,11 +31,13 @@ STATIC = StaticSize(2, 64, 96)
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")
 # All targets where sizes are dynamic, half of them in fp16; the other half, in fp16, where they are static.
 HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx")}
-# SDXL is the deepest: it has the most blocks in a row, and the longest text encoder. SD 1.5 has one level more, whose
-# layers the tests of the exporters' graphs have in smaller numbers.
-CASES = [("sdxl", "dynamic")]
-if os.environ.get("TRUE_DEPTH") == "all":
-    CASES = [(family, kind) for family in true_depth.FAMILIES for kind in HALVES]
+RUNS = {"dynamic": TARGETS, "static": HALVES["static"]}
+CASES = [(family, kind) for family in true_depth.FAMILIES for kind in HALVES]
+if os.environ.get("TRUE_DEPTH") != "all":
+    # SDXL is the deepest: it has the most blocks in a row, and the longest text encoder. SD 1.5 has one level more,
+    # whose layers the tests of the exporters' graphs have in smaller numbers. Static: a dynamic trace takes four times
+    # as long; test_rocm_placement.py counts what fuses in the dynamic graph of full depth. In fp32 and in fp16.
+    CASES, RUNS["static"] = [("sdxl", "static")], ("rocm", "cuda")
 SAMPLES: dict[str, dict[str, tuple[Sample, ...]]] = {
     # Latents of other sizes than those that are traced, one that no power of two divides.
     "dynamic": {"unet": (Sample(1, 16, 8, 77), Sample(3, 9, 13, 5)), "vae": (Sample(1, 5, 3), Sample(2, 4, 6))},
@@ -56,7 +58,7 @@ def test_every_target_computes_what_torch_does(
         for component in components(parts)
     }
     assert {path.name for path in (tmp_path / "onnx").iterdir() if path.is_dir()} == set(expected)
-    for target in TARGETS if kind == "dynamic" else HALVES[kind]:
+    for target in RUNS[kind]:
         out = tmp_path / target
         fp16 = target in HALVES[kind]
         report = optimize(tmp_path / "onnx", out, provider=target, fp16=fp16)

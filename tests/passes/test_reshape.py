@@ -163,6 +163,20 @@ def test_sizes_are_read_off_the_first_tensor_that_has_them() -> None:
     assert shape.inputs[0].name == "x"
 
 
+@pytest.mark.parametrize(
+    ("places", "left"),
+    [("int64[2] at = {1, 0}", {"Shape": 1, "Sub": 1}), ("int64 at = {1}", {"Gather": 1, "Shape": 1, "Sub": 1})],
+    ids=["sizes", "a scalar"],
+)
+def test_sizes_that_are_subtracted_are_read_where_they_are_a_vector(places: str, left: dict[str, int]) -> None:
+    text = f"""
+    g (float[B, H] x, float[H, B] z) => (int64[] y) <int64[2] two = {{2, 2}}, {places}> {{
+        s = Shape (x)  t = Gather (s, at)
+        y = Sub (two, t)
+    }}"""
+    assert check_step(text, borrow_shapes.run, {"B": 2, "H": 3}) == left
+
+
 def test_sizes_of_intermediate_tensors_are_read() -> None:
     text = WHOLE.format(dims="B, H, W", sizes="b, h, w").replace(
         "s = Shape (x)", "q = Concat <axis = 1> (x, x)  s = Shape (q)"

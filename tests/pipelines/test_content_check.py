@@ -13,6 +13,7 @@ import pytest
 import sdort.onnx_io.hashing
 import sdort.pipelines.content_check
 from sdort.errors import BadModelError, OutputError, ParityError
+from sdort.machine.cache_folder import models_folder
 from sdort.machine.verified_cache import key_of
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.own_files import write_own_files
@@ -165,6 +166,16 @@ def test_one_model_is_compared_by_its_pipelines_manifest(folder: Path, monkeypat
     for path in (Path("model.onnx"), folder / "unet" / "model.onnx", Path("..") / "unet"):
         with pytest.raises(BadModelError, match=r"model.onnx.data was changed or damaged"), checked(path) as content:
             content.reads([path if path.suffix else path / "model.onnx"])
+
+
+def test_of_a_model_that_was_made_on_first_use_the_cache_is_named(folder: Path) -> None:
+    kept = models_folder() / "model-0"
+    kept.mkdir(parents=True)
+    folder.rename(kept / "model")
+    flip(kept / "model" / DATA)
+    with pytest.raises(BadModelError) as caught:
+        read(kept / "model")
+    assert caught.value.hint == f"It is in sdort's cache. Remove it, and the next use makes it anew:\n    rm -r {kept}"
 
 
 def fail(folder: Path, error: BaseException) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sdort.demo.tokenizer import write_tokenizer
+from sdort.engines.torch_prompts import TransformersTokenizer
 from sdort.errors import BadModelError
-from sdort.generation.prompt_chunks import Vocabulary
 from sdort.generation.prompts import load_tokenizer
 from sdort.pipelines.tokenizer_files import check_tokenizer
 
@@ -119,14 +120,16 @@ def test_damage_is_told(tmp_path: Path, damage: Change, words: str) -> None:
 
 def test_what_transformers_saves_is_taken(tmp_path: Path) -> None:
     """In each form; with tokens of textual inversion, which have to have embeddings."""
+    from transformers import CLIPTokenizer
+
     made = tmp_path / "made"
     write_tokenizer(made)
-    tokenizer = load_tokenizer(made)
+    tokenizer: Any = CLIPTokenizer.from_pretrained(made)
     tokenizer.add_tokens(["<cat-toy>", "hello world"])
     folder = tmp_path / "tokenizer"
     tokenizer.save_pretrained(folder)
     embeddings(TOKENS + 2)(folder)
-    assert Vocabulary(load_tokenizer(folder)).ids("a <cat-toy>") == Vocabulary(tokenizer).ids("a <cat-toy>")
+    assert load_tokenizer(folder).ids("a <cat-toy>") == TransformersTokenizer(tokenizer).ids("a <cat-toy>")
     tokenizer.backend_tokenizer.model.save(str(folder))
     assert {path.name for path in folder.iterdir()} > {"merges.txt", "tokenizer.json", "vocab.json"}
     check_tokenizer(folder)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from support import native
 from support.drawn import Generator, chance, name_of, near
-from support.kernel_cases import aligned, pointer
+from support.kernel_cases import ARCHITECTURES, aligned, pointer
 from support.native import MACHINES
 from support.problems import problem, struct_type
 
@@ -18,6 +19,8 @@ Array = npt.NDArray[Any]
 FORMS = ("apart", "packed_kv", "packed_qkv", "heads_first")
 HEAD_SIZES = (40, 64, 80, 96, 128, 160)
 """Of the kernels with matrix instructions."""
+WIDE_SIZES = (192, 512)
+"""Of those that are two products."""
 
 
 def strided(data: int | None, batch: int, row: int, head: int) -> ctypes.Structure:
@@ -182,6 +185,14 @@ def draw_case(rng: Generator, seed: int) -> Drawn:
     machine = MACHINES[seed % len(MACHINES)]
     dtype = (np.float16, np.float32)[seed // len(MACHINES) % 2]
     return Drawn(seed, machine, dtype, (batches, queries, keys, heads, size), options, form)
+
+
+def workspace_bytes(machine: str, problem: ctypes.Structure, dtype: npt.DTypeLike, units: int) -> int:
+    """Bytes of the workspace that the kernels want on a device of so many compute units."""
+    function = native.simulated(machine).simulated_attention_workspace
+    function.restype = ctypes.c_int64
+    half = int(np.dtype(dtype) == np.float16)
+    return int(function(ctypes.byref(problem), half, ARCHITECTURES[machine].encode(), units))
 
 
 def tolerance(case: Case, dtype: npt.DTypeLike, rounded_weights: bool = False) -> Array:

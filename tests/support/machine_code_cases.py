@@ -159,12 +159,15 @@ class AttentionProblem:
         case, inputs = self.case, self.case.inputs(self.form)
         y = Guarded(case.output_shape, self.dtype)
         problem = case.problem(inputs, self.form, y.pointer)
+        bytes_ = attention_cases.workspace_bytes(target.machine, problem, self.dtype, 1)
+        workspace = Guarded((bytes_ // 2,), np.float16)
+        problem.workspace = workspace.pointer
         # By matrix instructions where it is given without options that those do not know.
         matrix = not {"bias", "causal", "value_size"} & dict(self.options).keys()
         exact, allowed = _attention_exact(self, matrix)
         return Bound(
             [each for each in inputs.values() if each is not None],
-            [y.array],
+            [y.array, *([workspace.array] if bytes_ else [])],
             lambda: variants(target, "attention", problem, self.dtype, 1),
             lambda: largest(np.abs(y.check() - exact), allowed),
         )
@@ -231,7 +234,7 @@ def _norm(problem: NormProblem) -> tuple[group_norm_cases.Tensors, Array, Array,
 
 def cases(target: Target) -> list[Case]:
     """Of every kernel."""
-    attention = [*attention_matrix_cases(target), *attention_general_cases()]
+    attention = [*attention_matrix_cases(target), *attention_wide_cases(), *attention_general_cases()]
     return [*row_cases(target), *attention, *group_norm_kernel_cases()]
 
 
@@ -263,6 +266,13 @@ def attention_matrix_cases(target: Target) -> Iterator[Case]:
         sizes = (2, count if form == "packed_qkv" else 65, count, 2, size)
         problem = AttentionProblem(np.float16, sizes, form, (("spread", 2.0),))
         yield Case(f"attention_f16_{size}_q1_whole", problem)
+
+
+def attention_wide_cases() -> Iterator[Case]:
+    """A tile whose last segment has no key, and of whose queries most are not there."""
+    problem = AttentionProblem(np.float16, (1, 3, 37, 1, 192), options=(("spread", 2.0),))
+    for kernel in ("scores", "values"):
+        yield Case(f"attention_wide_{kernel}_f16", problem)
 
 
 def attention_general_cases() -> Iterator[Case]:

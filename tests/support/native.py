@@ -66,6 +66,7 @@ def built(sources: Mapping[str, bytes], build: Callable[[Path], None]) -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
+            shutil.rmtree(folder / "build", ignore_errors=True)  # of a process that was killed
             build(folder / "build")
             (folder / "done").touch()
     return folder / "build"

@@ -162,7 +162,7 @@ def open_raw(
     model: onnx.ModelProto, folder: Path, component: str, provider: str | None = None, library: Path | None = None
 ) -> Any:
     """An ``InferenceSession`` on a graph whose weights lie in ``folder``; without a provider, as a reference."""
-    options = RuntimeOptions(provider or CPU.name, custom_ops=str(library) if library else "off")
+    options = RuntimeOptions(provider or CPU.name, custom_ops=str(library) if library else "off", split=False)
     configuration = RunConfiguration(PROVIDERS[provider], options) if provider else None
     return open_model(model, folder / "model.onnx", component, configuration).ort
 

@@ -1,4 +1,4 @@
-"""BiasAdd, BiasSplitGelu and SkipLayerNormalization for tests: inputs and float64 results."""
+"""BiasAdd, BiasSplitGelu and layer normalizations for tests: inputs and float64 results."""
 
 from __future__ import annotations
 
@@ -68,9 +68,11 @@ def split_gelu_error(x: Array, bias: Array, dtype: Any) -> Array:
 
 
 def layer_norm(
-    x: Array, skip: Array, gamma: Array, beta: Array | None, bias: Array | None, epsilon: float = 1e-5
+    x: Array, skip: Array | None, gamma: Array, beta: Array | None, bias: Array | None, epsilon: float = 1e-5
 ) -> tuple[Array, Array]:
-    total = x.astype(np.float64) + skip.astype(np.float64) + (0.0 if bias is None else bias.astype(np.float64))
+    total = x.astype(np.float64)
+    for more in (skip, bias):
+        total = total if more is None else total + more
     centred = total - total.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     return scaled * gamma + (0.0 if beta is None else beta.astype(np.float64)), total
@@ -78,10 +80,13 @@ def layer_norm(
 
 @dataclass(frozen=True)
 class NormInputs:
-    """SkipLayerNormalization's inputs; the row's last element lies far off, so that no sum may leave it out."""
+    """SkipLayerNormalization's inputs, or LayerNormalization's, without a skip.
+
+    The row's last element lies far off, so that no sum may leave it out.
+    """
 
     x: Array
-    skip: Array
+    skip: Array | None
     gamma: Array
     beta: Array | None
     bias: Array | None
@@ -103,7 +108,7 @@ def norm_exact(case: Rows, inputs: NormInputs) -> tuple[Array, Array, Array]:
     the mean in the last place, and of every addition on the way to it: of up to 100 in a row, each half a unit of a
     part of the sum, at random.
     """
-    skip = np.tile(inputs.skip, (case.rows // case.skip_rows, 1))
+    skip = None if inputs.skip is None else np.tile(inputs.skip, (case.rows // case.skip_rows, 1))
     _, exact_sum = layer_norm(inputs.x, skip, inputs.gamma, None, inputs.bias)
     gamma = inputs.gamma.astype(np.float64)
     beta = np.zeros(case.width) if inputs.beta is None else inputs.beta.astype(np.float64)

@@ -39,17 +39,23 @@ def with_tiny_vae(folder: Path, **options: Any) -> Any:
 
 
 V_PREDICTION = {"prediction_type": "v_prediction"}
+ONE_LEVEL: dict[str, Any] = {
+    "block_out_channels": (16,),
+    "down_block_types": ("CrossAttnDownBlock2D",),
+    "up_block_types": ("CrossAttnUpBlock2D",),
+}
+"""Changes of the tiny UNet for families whose tasks differ in what is fed: its depth others have."""
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "sd1": (tiny_pipeline.build_diffusers, {}, {}),
-    "sd1 inpainting": (tiny_pipeline.build_diffusers, {"in_channels": 9}, {}),
+    "sd1 inpainting": (tiny_pipeline.build_diffusers, {**ONE_LEVEL, "in_channels": 9}, {}),
     "sd1 tiny vae": (with_tiny_vae, {}, {}),
     "sd2 v": (
         tiny_pipeline.build_diffusers,
-        {"use_linear_projection": True, "attention_head_dim": [2, 4]},
+        {**ONE_LEVEL, "use_linear_projection": True, "attention_head_dim": 2},
         V_PREDICTION,
     ),
     "sdxl": (tiny_sdxl.build_diffusers, {}, {}),
-    "sdxl inpainting": (tiny_sdxl.build_diffusers, {"in_channels": 9}, {}),
+    "sdxl inpainting": (tiny_sdxl.build_diffusers, {**tiny_sdxl.ONE_LEVEL, "in_channels": 9}, {}),
 }
 """Name -> what builds it, changes of its UNet's config, and of its scheduler's."""
 
@@ -82,8 +88,8 @@ class Built:
         return 256 if "text_encoder_2" in self.pipeline.components else 64
 
 
-def build(family: str, folder: Path, traces: Path) -> Built:
-    """Build and export a family's tiny pipeline in ``folder``."""
+def build(family: str, folder: Path, traces: Path, **options: Any) -> Built:
+    """Build and export a family's tiny pipeline in ``folder``; ``options`` are the export's."""
     make, unet, settings = FAMILIES[family]
     pipeline = make(folder / "diffusers", unet=unet)
     # As in every checkpoint with PNDM; diffusers' inpainting pipeline sets it for all others.
@@ -91,7 +97,7 @@ def build(family: str, folder: Path, traces: Path) -> Built:
     pipeline.register_modules(scheduler=type(pipeline.scheduler).from_config(config))
     pipeline.scheduler.save_pretrained(folder / "diffusers" / "scheduler")
     with locked(traces):
-        export(folder / "diffusers", folder / "onnx", cache_dir=traces)
+        export(folder / "diffusers", folder / "onnx", cache_dir=traces, **options)
     return Built(pipeline, folder / "onnx")
 
 

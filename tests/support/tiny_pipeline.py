@@ -102,7 +102,6 @@ def shared(folder: Path) -> Tiny:
     from support import exports, native
 
     def make(place: Path) -> None:
-        shutil.rmtree(place, ignore_errors=True)  # half of one
         build(place)
 
     sources = {"tiny": exports.cache_key().encode(), "": Path(__file__).read_bytes()}

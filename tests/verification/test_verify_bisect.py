@@ -69,7 +69,7 @@ def test_provenance_is_read_back_and_a_damaged_one_is_none(exported: Exported, t
     assert attention == {"packed_qkv", "packed_kv"}
     assert makers[next(n for n, node in nodes.items() if node.op_type == "SkipGroupNorm")][-1] in (
         "skip_group_norm",
-        "conv_bias_skip_group_norm",
+        "biases",
     )
     # A fusion that took in another's result names both.
     merged = [makers[name] for name, node in nodes.items() if node.op_type == "SkipGroupNorm"]

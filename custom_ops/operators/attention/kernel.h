@@ -12,7 +12,7 @@
 //             48 KiB, and Q, O and the scores of 32 or 64 keys in registers: (d / 16) * (operand + sums) * Tiles +
 //             keys / 16 * sums * Tiles, with 8 sums a lane and tile (4 on mfma) and operands of 4 registers (8 on gfx11, 2 on
 //             mfma).
-// Registers   of a lane 80 to 129 on CDNA, 163 to 245 on RDNA, 106 to 215 on NVIDIA; "whole" ones 54 to 81, 79 to 144 and 95 to
+// Registers   of a lane 80 to 129 on CDNA, 164 to 238 on RDNA, 106 to 215 on NVIDIA; "whole" ones 54 to 81, 79 to 140 and 95 to
 //             128. They leave room for three workgroups a compute unit and more, on NVIDIA for as many as are named below;
 //             shared memory is 12 to 44 KiB (REGISTERS.md).
 // Roofline    bytes: Q and Y once, K and V once for each workgroup along S, mostly from L2: 2 * N * h * d * (2 S + 2 L).
@@ -38,7 +38,7 @@ SDORT_INLINE Place place_of(const Args& args, int block, int block_y, int wave) 
 
 template <int Size, int Keys, int Step, int Tiles>
 SDORT_INLINE void flash(const Args& args) {
-    using L = Layout<Size, Keys, Step>;
+    using L = Layout<Size, Keys>;
     constexpr bool kAhead = kAsyncCopies || Size < 160;  // registers that hold Q and O of the widest hold no tile as well
     SDORT_SHARED(Quad, shared, L::kQuads * (kAsyncCopies ? 2 : 1));
     const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), thread_index() / kWave);
@@ -62,7 +62,8 @@ SDORT_INLINE void flash(const Args& args) {
         }
         for (bool done = false; !done;) {
             wave.score_all(tile + key % Keys * L::kPitch);
-            if (key + Step > args.keys) wave.hide(args.keys - key);
+            // Only here: clang would compare in every step, and look at it in the last one alone.
+            if (key + Step > args.keys) wave.hide(not_before(args.keys - key));
             if (shift) wave.set_shift(args.scale, true);
             wave.weigh(args.scale);
             done = shift || !wave.beyond();
@@ -77,7 +78,7 @@ SDORT_INLINE void flash(const Args& args) {
 
 template <int Size, int Tiles>
 SDORT_INLINE void whole(const Args& args) {
-    using L = Layout<Size, kWholeKeys, kWholeKeys>;
+    using L = Layout<Size, kWholeKeys>;
     SDORT_SHARED(Quad, shared, L::kQuads);
     half* const buffer = reinterpret_cast<half*>(shared);
     const Place place = place_of<16 * Tiles>(args, block_index(), block_index_y(), wave_of(thread_index()));

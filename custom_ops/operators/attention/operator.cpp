@@ -1,4 +1,4 @@
-// com.microsoft::MultiHeadAttention. Output: (N, S, h * e). Inputs, with h = num_heads:
+// com.microsoft::MultiHeadAttention and, with three inputs, sdort::MultiHeadAttention. Output: (N, S, h * e). Inputs, with h = num_heads:
 //
 //   query   (N, S, h * d), or (N, S, h, 3, d): query, key and value in one
 //   key     (N, L, h * d) or (N, h, L, d), or (N, L, h, 2, d): key and value in one
@@ -128,11 +128,41 @@ private:
     bool causal_;
 };
 
-class OnGpu : public GpuKernelOf<Form> {
+void compute_on_cpu(const Problem& p, Dtype dtype, const ParallelFor& parallel_for) {
+    const int64_t tiles = ceil_div(p.queries, cpu::attention_queries(p));
+    parallel_for(p.batches * p.heads * tiles, [&](size_t task) { cpu::attention(p, dtype, task); });
+}
+
+size_t queue(const Problem& p, Dtype dtype, Gpu& gpu, void* stream, size_t room) {
+    const auto needed = static_cast<size_t>(workspace_bytes(p, dtype, gpu.device()));
+    if (needed > room) return needed;
+    run_problem(gpu, stream, p, dtype);
+    return 0;
+}
+
+const bool kDirect = add_direct("attention", compute_on_cpu, queue);
+
+class OnGpu : public GpuKernel {
 public:
-    OnGpu(const Node& node, Dtype dtype, Vendor vendor) : GpuKernelOf(node, dtype, vendor) {
+    OnGpu(const Node& node, Dtype dtype, Vendor vendor)
+        : GpuKernel(node, vendor), form_(node), dtype_(dtype), workspace_(node) {
         for (const std::string& kernel : attention::kernels(dtype, gpu_.device())) gpu_.prepare(kernel);
     }
+
+    void compute(Context& context) override {
+        Problem p = form_.problem(context, dtype_);
+        if (is_empty(p)) return;
+        const int64_t bytes = workspace_bytes(p, dtype_, gpu_.device());
+        workspace_.with(context, static_cast<size_t>(bytes), [&](void* memory) {
+            p.workspace = memory;
+            run_problem(gpu_, context.stream(), p, dtype_);
+        });
+    }
+
+private:
+    Form form_;
+    Dtype dtype_;
+    Workspace workspace_;
 };
 
 class OnCpu : public Kernel {
@@ -141,8 +171,7 @@ public:
     void compute(Context& context) override {
         const Problem p = form_.problem(context, dtype_);
         if (is_empty(p)) return;
-        const int64_t tiles = ceil_div(p.queries, cpu::attention_queries(p));
-        context.parallel_for(p.batches * p.heads * tiles, [&](size_t task) { cpu::attention(p, dtype_, task); });
+        compute_on_cpu(p, dtype_, context.threads());
     }
 
 private:
@@ -162,6 +191,16 @@ const Registration kMultiHeadAttention{{
     .make_cpu = on_cpu<OnCpu>,
     .make_gpu = on_gpu<OnGpu>,
     .slower_on_cuda = true,
+}};
+
+// The same of query, key and value alone, for graphs that ask for this kernel node by node.
+const Registration kOwnMultiHeadAttention{{
+    .domain = kSdort,
+    .name = "MultiHeadAttention",
+    .inputs = {{"query"}, {"key"}, {"value"}},
+    .outputs = {{"output"}},
+    .make_cpu = on_cpu<OnCpu>,
+    .make_gpu = on_gpu<OnGpu>,
 }};
 
 }  // namespace

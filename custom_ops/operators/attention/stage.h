@@ -3,8 +3,9 @@
 // Where copies are asynchronous they land while the tile before is computed with, in the other of two buffers. Elsewhere
 // registers hold the next tile meanwhile. K lies as it is, a row a key, pitch an odd number of 16-byte units, so that eight
 // rows read together meet all banks. V lies the same way where the machine transposes as it reads. Elsewhere it lies
-// transposed, a row for each of V's columns: two keys' values make a word, and units of eight keys change places by the
-// number of the column's eight, so that the writes of a wave spread over the banks too.
+// transposed, a row for each of V's columns: two keys' values make a word, and every eight rows begin eight banks further than
+// those before, so that the words of eight pairs in four columns' rows, which 32 lanes write together, meet all banks. Where
+// 16 rows are read together, 8 bytes of each (matrix::kHalves), every other eight rows have the halves of their units exchanged.
 #pragma once
 
 #include "attention.h"
@@ -17,35 +18,37 @@ namespace sdort::attention {
 constexpr int kWaves = 4;
 constexpr int kThreads = kWaves * kWave;
 
-constexpr int largest_power(int n) { return n % 2 ? 1 : 2 * largest_power(n / 2); }
-
-// Of a tile of `Keys` keys, of which `Step` are computed with at a time.
-template <int Size, int Keys, int Step>
+// Of a tile of `Keys` keys.
+template <int Size, int Keys>
 struct Layout {
     static constexpr int kEights = Size / 8;
     static constexpr int kPitch = kEights % 2 ? Size : Size + 8;
     static constexpr int kKeyQuads = Keys * kPitch / 8;
     static constexpr int kValueRows = (Size + 15) / 16 * 16;
     static constexpr int kValuePitch = Keys / 8 % 2 ? Keys : Keys + 8;
-    static constexpr int kValueQuads = matrix::kTransposes ? kKeyQuads : kValueRows * kValuePitch / 8;
+    static constexpr int kEightRows = 8 * kValuePitch + 16;  // from one eight to the next
+    static constexpr int kValueQuads = matrix::kTransposes ? kKeyQuads : kValueRows / 8 * kEightRows / 8;
     static constexpr int kQuads = kKeyQuads + kValueQuads;
-    static constexpr int kSwap = largest_power(Step / 8) - 1;
 
     // Element (16 * tile + row, 16 * key_tile + 8 * eight) of V transposed. What depends on the lane is apart from what the
     // compiler knows, which becomes the offset of an instruction.
     SDORT_INLINE static int value(int tile, int row, int key_tile, int eight) {
-        const int known = tile * 16 * kValuePitch + (key_tile * 2 ^ (tile * 2 & kSwap)) * 8;
-        return row * kValuePitch + (eight ^ row / 8) * 8 + known;
+        const int known = tile * 2 * kEightRows + key_tile * 16;
+        return row / 8 * kEightRows + row % 8 * kValuePitch + eight * 8 + known;
     }
 };
 
-// Q, K or V of one head. Offsets are of 32 bits, and the pointer is an argument: few registers to keep.
+// Whether the halves of the units of a row are exchanged.
+SDORT_INLINE bool swapped(int row) { return matrix::kHalves && row / 8 % 2; }
+
+// Q, K or V of one head. Offsets are of 32 bits, and the pointer is an argument: few registers to keep. Rows, and elements from
+// one to the next, are fewer than 2^24 (geometry.h).
 struct Head {
     const half* data;
     uint32_t first;
     uint32_t pitch;
     SDORT_INLINE const half* at(int row, int column) const {
-        return data + (first + static_cast<uint32_t>(row) * pitch + static_cast<uint32_t>(column));
+        return element(data, first + multiply_24(static_cast<uint32_t>(row), pitch) + static_cast<uint32_t>(column));
     }
 };
 
@@ -75,7 +78,7 @@ struct Share {
 };
 
 SDORT_INLINE const Quad* unit(const Head& head, int row, int keys, int column) {
-    return reinterpret_cast<const Quad*>(head.at(row < keys ? row : keys - 1, column));
+    return reinterpret_cast<const Quad*>(head.at(within(row, keys), column));
 }
 
 // Word by word: clang keeps arrays of structs that are copied whole in scratch memory.
@@ -107,38 +110,44 @@ struct StageRows {
         if constexpr (!kAsyncCopies) {
             const S share;
             share.each([&](int i) {
-                copy(*reinterpret_cast<Quad*>(to + share.row(i) * L::kPitch + share.column()), held[i]);
+                const bool swap = swapped(share.row(i));
+                Quad quad;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) quad.words[j] = swap ? held[i].words[j ^ 2] : held[i].words[j];
+                store_quad(reinterpret_cast<Quad*>(to + share.row(i) * L::kPitch + share.column()), quad);
             });
         }
     }
 };
 
-// Columns as rows: a thread has eight columns of two keys.
+// Columns as rows: a thread has eight columns of two keys, its neighbours those of the next keys, eight pairs in all; the next
+// eight threads have the next columns, and then come the next pairs.
 template <class L, int Keys>
 struct StageColumns {
-    using S = Share<L, Keys / 2>;
-    Quad held[S::kEach][2];
+    static constexpr int kCells = Keys / 16 * L::kEights, kStride = kThreads / 8, kEach = (kCells + kStride - 1) / kStride;
+    Quad held[kEach][2];
+
+    SDORT_INLINE static int cell(int i) { return thread_index_again() / 8 + i * kStride; }
+    SDORT_INLINE static int pair(int i) { return cell(i) / L::kEights * 8 + thread_index_again() % 8; }
 
     SDORT_INLINE void fetch(const Head& from, int key, int keys, half*) {
-        const S share;
 #pragma unroll
-        for (int i = 0; i < 2 * S::kEach; ++i)
-            copy(held[i / 2][i % 2], *unit(from, key + 2 * share.row(i / 2) + i % 2, keys, share.column()));
+        for (int i = 0; i < 2 * kEach; ++i)
+            copy(held[i / 2][i % 2], *unit(from, key + 2 * pair(i / 2) + i % 2, keys, cell(i / 2) % L::kEights * 8));
     }
 
     SDORT_INLINE void land(half* to) {
-        const S share;
-        const int column = share.column();
-        share.each([&](int i) {
-            const int pair = share.row(i);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (kCells % kStride && i == kEach - 1 && cell(i) >= kCells) return;
+            const int eight = cell(i) % L::kEights, key = 2 * pair(i) ^ (swapped(8 * eight) ? 4 : 0);
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const uint32_t first = held[i][0].words[j / 2], second = held[i][1].words[j / 2];
-                const uint32_t word = j % 2 ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
-                half* const target = to + L::value(column / 16, column % 16 + j, pair / 8, pair / 4 % 2) + pair % 4 * 2;
-                *reinterpret_cast<uint32_t*>(target) = word;
+                const uint32_t word = j % 2 ? high_halves(first, second) : low_halves(first, second);
+                *reinterpret_cast<uint32_t*>(to + eight * L::kEightRows + j * L::kValuePitch + key) = word;
             }
-        });
+        }
     }
 };
 

@@ -59,7 +59,7 @@ struct Wave {
 
     template <int Depth>
     SDORT_INLINE void score(const half* k, int key_tile, int step) {
-        const Rows rows = matrix::load_rows<Depth>(
+        const Rows rows = matrix::load_rows<Depth, true>(
             [=](int row, int eight) { return k + (key_tile * 16 + row) * L::kPitch + step * 16 + eight * 8; });
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) matrix::multiply<Depth>(rows, q[step][tile], s[key_tile][tile]);
@@ -154,7 +154,7 @@ struct Wave {
             rows = matrix::load_rows_transposed<Height>(
                 [=](int key, int eight) { return v + (key_tile * 16 + key) * L::kPitch + step * 16 + eight * 8; });
         } else {
-            rows = matrix::load_rows([=](int row, int eight) { return v + L::value(step, row, key_tile, eight); });
+            rows = matrix::load_rows<16, true>([=](int row, int eight) { return v + L::value(step, row, key_tile, eight); });
         }
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) matrix::multiply<16, Height>(rows, weights[tile], y[step][tile]);

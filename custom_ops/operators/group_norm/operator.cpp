@@ -1,9 +1,10 @@
-// Three operators, one computation (group_norm.h):
+// Four operators, one computation (group_norm.h):
 //
 //   com.microsoft::GroupNorm      inputs X, gamma, beta; output Y
 //   com.microsoft::SkipGroupNorm  inputs X, gamma, beta, skip, bias (optional); outputs Y, S (optional)
 //   sdort::GroupNorm              inputs X, X2 (optional), gamma, beta, skip (optional), bias (optional),
 //                                 embedding (optional); outputs Y, S (optional)
+//   sdort::BiasGroupNorm          inputs X, gamma, beta, bias; outputs Y, S (optional)
 //
 //   attributes of all: groups, activation (0: none, 1: SiLU; default 0), epsilon (default 1e-5), channels_last (default 1)
 //
@@ -32,7 +33,7 @@ using group_norm::Problem;
 struct Slots {
     int x2, gamma, beta, skip, bias, embedding;
 };
-constexpr Slots kPlain{-1, 1, 2, -1, -1, -1}, kSkip{-1, 1, 2, 3, 4, -1}, kExtended{1, 2, 3, 4, 5, 6};
+constexpr Slots kPlain{-1, 1, 2, -1, -1, -1}, kSkip{-1, 1, 2, 3, 4, -1}, kExtended{1, 2, 3, 4, 5, 6}, kBias{-1, 1, 2, -1, 3, -1};
 
 class Form {
 public:
@@ -42,7 +43,7 @@ public:
         require(groups_ > 0, "groups must be positive, it is " + std::to_string(groups_));
         require(epsilon_ >= 0, "epsilon must not be negative, it is " + std::to_string(epsilon_));
         require(silu_ == 0 || silu_ == 1, "activation must be 0 (none) or 1 (SiLU), it is " + std::to_string(silu_));
-        require(channels_last_ || slots.skip < 0, "channels_last must be 1: there is no form for (N, C, H, W)");
+        require(channels_last_ || slots.bias < 0, "channels_last must be 1: there is no form for (N, C, H, W)");
     }
 
     bool channels_last() const { return channels_last_; }
@@ -70,7 +71,7 @@ public:
         p.bias = vector(context, slots_.bias, "bias", p.channels);
         set_skip(context, shape, p);
         p.y = context.output(0, shape);
-        if (slots_.skip >= 0) p.sum = context.output(1, shape);  // null if nobody reads it
+        if (slots_.bias >= 0) p.sum = context.output(1, shape);  // null if nobody reads it
         return p;
     }
 
@@ -117,35 +118,69 @@ private:
     bool channels_last_;
 };
 
+void planes_on_cpu(const Problem& p, Dtype dtype, const ParallelFor& parallel_for) {
+    const auto body = dtype == Dtype::kFloat16 ? cpu::group_norm_planes_f16 : cpu::group_norm_planes_f32;
+    parallel_for(p.images * p.groups, [&](size_t task) { body(p, task); });
+}
+
+void rows_on_cpu(const Problem& p, Dtype dtype, const ParallelFor& parallel_for) {
+    const bool half = dtype == Dtype::kFloat16;
+    const size_t tasks = p.images * cpu::group_norm_chunks(p);
+    std::vector<float> partials(tasks * 3 * p.channels), coefficients(p.images * 3 * p.channels);
+    const auto measure = half ? cpu::group_norm_measure_f16 : cpu::group_norm_measure_f32;
+    const auto apply = half ? cpu::group_norm_apply_f16 : cpu::group_norm_apply_f32;
+    parallel_for(tasks, [&](size_t task) { measure(p, task, partials.data()); });
+    for (int64_t image = 0; image < p.images; ++image)
+        cpu::group_norm_merge(p, image, partials.data(), coefficients.data());
+    parallel_for(tasks, [&](size_t task) { apply(p, task, coefficients.data()); });
+}
+
+// Plans, made once a shape: on NVIDIA that takes the host 20 µs, as long as the GPU computes.
+class Plans {
+public:
+    const std::vector<group_norm::Plan>& of(const Problem& p, Dtype dtype, const Device& device) {
+        const auto [found, is_new] = plans_.try_emplace({p.images, p.hw, p.channels, p.x_channels, p.groups});
+        if (is_new) found->second = group_norm::plans(p, dtype, device);
+        return found->second;
+    }
+
+private:
+    std::map<std::array<int64_t, 5>, std::vector<group_norm::Plan>> plans_;
+};
+
+void run_plans(Gpu& gpu, void* stream, const Problem& p, Dtype dtype, const std::vector<group_norm::Plan>& plans) {
+    run_variant(gpu, stream, group_norm::key(p, dtype), group_norm::variants(plans), [&](const std::string& variant) {
+        return group_norm::launches(p, dtype, gpu.device(), plans, variant);
+    });
+}
+
+size_t queue(const Problem& p, Dtype dtype, Gpu& gpu, void* stream, size_t room) {
+    static std::mutex mutex;
+    static std::map<std::pair<Gpu*, Dtype>, Plans> all;
+    const std::lock_guard lock(mutex);  // as OnGpu's
+    const std::vector<group_norm::Plan>& plans = all[{&gpu, dtype}].of(p, dtype, gpu.device());
+    const size_t needed = group_norm::workspace_bytes(p, gpu.device(), plans);
+    if (needed > room) return needed;
+    run_plans(gpu, stream, p, dtype, plans);
+    return 0;
+}
+
+const bool kDirect = add_direct("group_norm", rows_on_cpu, queue);
+
 class OnCpu : public Kernel {
 public:
-    OnCpu(const Node& node, Dtype dtype, Slots slots) : form_(node, slots), half_(dtype == Dtype::kFloat16) {}
+    OnCpu(const Node& node, Dtype dtype, Slots slots) : form_(node, slots), dtype_(dtype) {}
 
     void compute(Context& context) override {
         const Problem p = form_.problem(context);
         if (is_empty(p)) return;
-        form_.channels_last() ? rows(context, p) : planes(context, p);
+        const auto compute = form_.channels_last() ? rows_on_cpu : planes_on_cpu;
+        compute(p, dtype_, context.threads());
     }
 
 private:
-    void planes(Context& context, const Problem& p) const {
-        const auto body = half_ ? cpu::group_norm_planes_f16 : cpu::group_norm_planes_f32;
-        context.parallel_for(p.images * p.groups, [&](size_t task) { body(p, task); });
-    }
-
-    void rows(Context& context, const Problem& p) const {
-        const size_t tasks = p.images * cpu::group_norm_chunks(p);
-        std::vector<float> partials(tasks * 3 * p.channels), coefficients(p.images * 3 * p.channels);
-        const auto measure = half_ ? cpu::group_norm_measure_f16 : cpu::group_norm_measure_f32;
-        const auto apply = half_ ? cpu::group_norm_apply_f16 : cpu::group_norm_apply_f32;
-        context.parallel_for(tasks, [&](size_t task) { measure(p, task, partials.data()); });
-        for (int64_t image = 0; image < p.images; ++image)
-            cpu::group_norm_merge(p, image, partials.data(), coefficients.data());
-        context.parallel_for(tasks, [&](size_t task) { apply(p, task, coefficients.data()); });
-    }
-
     Form form_;
-    bool half_;
+    Dtype dtype_;
 };
 
 class OnGpu : public GpuKernel {
@@ -162,20 +197,12 @@ public:
         // Threads may share a stream: the launches of one must not come between those of another, on one workspace.
         const std::lock_guard lock(mutex_);
         const Device& device = gpu_.device();
-        const std::vector<group_norm::Plan>& plans = plans_for(p);
+        const std::vector<group_norm::Plan>& plans = plans_.of(p, dtype_, device);
         p.workspace = workspace(context.stream(), group_norm::workspace_bytes(p, device, plans));
-        run(context, group_norm::key(p, dtype_), group_norm::variants(plans),
-            [&](const std::string& variant) { return group_norm::launches(p, dtype_, device, plans, variant); });
+        run_plans(gpu_, context.stream(), p, dtype_, plans);
     }
 
 private:
-    // Made once a shape: on NVIDIA that takes the host 20 µs, as long as the GPU computes.
-    const std::vector<group_norm::Plan>& plans_for(const Problem& p) {
-        const auto [found, is_new] = plans_.try_emplace({p.images, p.hw, p.channels, p.x_channels, p.groups});
-        if (is_new) found->second = group_norm::plans(p, dtype_, gpu_.device());
-        return found->second;
-    }
-
     // Launches on one workspace must not overlap, so each stream has its own. A smaller one that is outgrown stays: a
     // captured graph may use it.
     void* workspace(void* stream, size_t bytes) {
@@ -191,7 +218,7 @@ private:
     Dtype dtype_;
     std::mutex mutex_;
     std::map<void*, std::pair<void*, size_t>> workspaces_;
-    std::map<std::array<int64_t, 5>, std::vector<group_norm::Plan>> plans_;
+    Plans plans_;
 };
 
 constexpr auto kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
@@ -222,6 +249,15 @@ const Registration kExtendedGroupNorm{{
     .outputs = {{"Y"}, {"S", true}},
     .make_cpu = on_cpu<OnCpu, kExtended>,
     .make_gpu = on_gpu<OnGpu, kExtended>,
+}};
+
+const Registration kBiasGroupNorm{{
+    .domain = kSdort,
+    .name = "BiasGroupNorm",
+    .inputs = {{"X"}, {"gamma", false, kFloat}, {"beta", false, kFloat}, {"bias"}},
+    .outputs = {{"Y"}, {"S", true}},
+    .make_cpu = on_cpu<OnCpu, kBias>,
+    .make_gpu = on_gpu<OnGpu, kBias>,
 }};
 
 }  // namespace

@@ -13,7 +13,7 @@ inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device&
     const int64_t blocks = rows::held_blocks(p, device, variant);
     const Args args{p, static_cast<uint32_t>(p.rows), static_cast<uint32_t>(p.skip_rows), static_cast<uint32_t>(p.width),
                     p.epsilon};
-    return rows::launches(p, dtype, variant, blocks, args);
+    return rows::launches(p, dtype, variant, blocks, args, rows::kHeldThreads);
 }
 
 }  // namespace sdort::skip_layer_norm

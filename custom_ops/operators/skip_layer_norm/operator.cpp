@@ -1,7 +1,7 @@
 // com.microsoft::SkipLayerNormalization. Inputs: X (N, S, C), skip (N, S, C), (1, S, C) or (S, C), gamma (C), beta (C, optional),
 // bias (C, optional). Outputs: Y, mean and inv_std_var (not computed), S = X + skip + bias (optional).
-#include <cmath>
-
+// sdort::BiasLayerNormalization. Inputs: X (..., C), gamma (C), beta (C), bias (C). Output: Y, of X + bias.
+#include "cpu/normalize.h"
 #include "geometry.h"
 #include "rows/operator.h"
 
@@ -11,17 +11,6 @@ namespace {
 enum { kX, kSkip, kGamma, kBeta, kBias };
 enum { kY, kMean, kInvStdVar, kSum };
 constexpr auto kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-
-// Eight partial sums: vectors without licence to reorder additions, and less rounding than one sum.
-template <class Term>
-SDORT_CPU_INLINE float sum(int64_t count, Term term) {
-    float parts[8] = {};
-    int64_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        for (int k = 0; k < 8; ++k) parts[k] += term(i + k);
-    for (; i < count; ++i) parts[i % 8] += term(i);
-    return ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
-}
 
 struct SkipLayerNorm {
     using Problem = skip_layer_norm::Problem;
@@ -53,43 +42,45 @@ struct SkipLayerNorm {
 
     template <class T>
     SDORT_CPU_INLINE static void rows(const Problem& p, int64_t first, int64_t count) {
-        std::vector<float> values(p.width);
-        for (int64_t row = first; row < first + count; ++row) normalise<T>(p, row, values.data());
-    }
-
-    // `values` holds one row: x + skip + bias in float32.
-    template <class T>
-    SDORT_CPU_INLINE static void normalise(const Problem& p, int64_t row, float* values) {
-        const int64_t width = p.width;
-        const T* x = static_cast<const T*>(p.x) + row * width;
-        const T* skip = static_cast<const T*>(p.skip) + row % p.skip_rows * width;
-        const T* bias = static_cast<const T*>(p.bias);
-        const T* gamma = static_cast<const T*>(p.gamma);
-        const T* beta = static_cast<const T*>(p.beta);
-        T* y = static_cast<T*>(p.y) + row * width;
-        T* total = static_cast<T*>(p.sum) + (p.sum ? row * width : 0);
-        for (int64_t i = 0; i < width; ++i) values[i] = static_cast<float>(x[i]) + static_cast<float>(skip[i]);
-        if (bias)
-            for (int64_t i = 0; i < width; ++i) values[i] += static_cast<float>(bias[i]);
-        if (p.sum)
-            for (int64_t i = 0; i < width; ++i) total[i] = static_cast<T>(values[i]);
-        const float mean = sum(width, [&](int64_t i) { return values[i]; }) / static_cast<float>(width);
-        const float variance =
-            sum(width, [&](int64_t i) { return (values[i] - mean) * (values[i] - mean); }) / static_cast<float>(width);
-        const float scale = 1.0f / std::sqrt(variance + p.epsilon);
-        for (int64_t i = 0; i < width; ++i) {
-            const float shift = beta ? static_cast<float>(beta[i]) : 0.0f;
-            y[i] = static_cast<T>((values[i] - mean) * scale * static_cast<float>(gamma[i]) + shift);
+        cpu::Normalizer<T> normalize(p);
+        std::vector<float> bias(p.width), room(p.width);
+        if (p.bias) cpu::widen(static_cast<const T*>(p.bias), bias.data(), p.width);
+        for (int64_t row = first; row < first + count; ++row) {
+            float* const values = normalize.room.data();
+            const float* const x = cpu::widened(static_cast<const T*>(p.x) + row * p.width, values, p.width);
+            const float* const skip = cpu::widened(static_cast<const T*>(p.skip) + row % p.skip_rows * p.width, room.data(), p.width);
+            const float* const shift = bias.data();
+            for (int64_t i = 0; i < p.width; ++i) values[i] = x[i] + skip[i] + shift[i];
+            if (p.sum) cpu::narrow(values, static_cast<T*>(p.sum) + row * p.width, p.width);
+            normalize(values, static_cast<T*>(p.y) + row * p.width);
         }
     }
 
     float epsilon;
 };
 
+// A bias is a skip of one row, which all rows of X read.
+struct BiasLayerNorm : SkipLayerNorm {
+    using SkipLayerNorm::SkipLayerNorm;
+
+    Problem problem(Context& context, Dtype) const {
+        const Input x = context.input(0), gamma = context.input(1), beta = context.input(2), bias = context.input(3);
+        require(!x.shape.empty(), "X must have at least one dimension");
+        const int64_t width = x.shape.back();
+        rows::require_vector(gamma, width, "gamma");
+        rows::require_vector(beta, width, "beta");
+        rows::require_vector(bias, width, "bias");
+        const int64_t rows = width ? element_count(x.shape) / width : 0;
+        return {{x.data, bias.data, gamma.data, beta.data, nullptr, context.output(0, x.shape), nullptr}, rows, 1, width, epsilon};
+    }
+};
+
+SDORT_ROW_OPERATOR(BiasLayerNorm, .domain = kSdort, .name = "BiasLayerNormalization",
+                   .inputs = {{"X"}, {"gamma"}, {"beta"}, {"bias"}}, .outputs = {{"Y"}})
 SDORT_ROW_OPERATOR(SkipLayerNorm, .domain = kMicrosoft, .name = "SkipLayerNormalization",
                    .inputs = {{"input"}, {"skip"}, {"gamma"}, {"beta", true}, {"bias", true}},
                    .outputs = {{"output"}, {"mean", true, kFloat}, {"inv_std_var", true, kFloat}, {"input_skip_bias_sum", true}},
-                   .slower_on_cuda = true)  // 0.89 to 0.99 of the speed of ONNX Runtime's on an H100
+                   .slower_on_cuda = true)  // 0.92 to 1.02 of the speed of ONNX Runtime's on an H100
 
 }  // namespace
 }  // namespace sdort

@@ -1,17 +1,19 @@
 // SkipLayerNormalization: S = X + skip + bias; Y = (S - mean) / sqrt(variance + epsilon) * gamma + beta, over the last axis.
 //
 // Shapes      X, Y, S (rows, C); skip (skip rows, C), row r reads row r modulo the skip rows; gamma, beta, bias (C).
-// Geometry    one, two or four waves own a row and keep it in registers, V vectors of 16 bytes a lane ("w2v1"): one pass
-//             over memory, and the variance is the mean of (S - mean)^2, exact where mean >> std. A wave alone needs no
-//             LDS and no barrier; more waves shorten what a lane does after its loads, which is what small tensors wait
-//             for. Blocks of 256 threads. C = 1280 in fp16 is 160 vectors: five waves' worth of 32 lanes, three of 64.
+// Geometry    16, 32 or 128 lanes own a row and keep it in registers, V vectors of 16 bytes a lane ("l32v5"): one pass over
+//             memory, and the variance is the mean of (S - mean)^2, exact where mean >> std. Lanes of one wave need no LDS and
+//             no barrier; 128 shorten what a lane does after its loads, which is what few rows wait for. C = 320, 640 and 1280
+//             in fp16 are 40, 80 and 160 vectors: 16 x 3, 32 x 3 and 32 x 5 leave a sixth of the room or none. Blocks of
+//             128 threads: eight rows at most, so few wait for the slowest load. A loop over rows with gamma, beta and
+//             bias kept in registers is 2 % slower. S is stored before the sums, while lanes would wait for each other.
 //             Wider rows, or ones that 16 bytes do not divide, are read three times by a wave ("wide").
-// Registers   24 to 44 of a lane with one vector, 45 to 77 with two, 65 to 113 with three; 64 bytes of shared memory where
-//             waves share a row. Blocks a compute unit at least: eight, six and four on AMD GPUs, five, three and two
-//             on NVIDIA (REGISTERS.md).
+// Registers   24 to 40 of a lane with one vector, 46 to 70 with two, 67 to 98 with three, 109 to 146 with five; 32 bytes of
+//             shared memory. Blocks a compute unit at least: sixteen, twelve, eight and six on AMD GPUs, twelve, eight,
+//             six and three on NVIDIA (REGISTERS.md).
 // Roofline    8 bytes an element in fp16 with S written (read 2, write 2), 6 without; about 10 flops: bandwidth-bound.
-// Measured    H100 80GB, 2026-11-22, fp16: 2x4096x320 10.0 µs (71% of copy), 2x1024x640 5.7 µs (61% of copy); not measured on
-//             AMD hardware.
+// Measured    H100 80GB, 2026-11-23, fp16: 2x4096x320 9.3 µs (76% of copy), 2x1024x640 5.7 µs (62% of copy); not measured
+//             on AMD hardware.
 #pragma once
 
 #include "rows/rows.h"

@@ -11,7 +11,7 @@ from sdort.model.convert import convert
 from sdort.model.pieces import gather, split
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
-from sdort.pipelines.adapters.delta import Delta
+from sdort.pipelines.adapters.delta import Difference
 
 
 class Adapted(Weight):
@@ -21,7 +21,7 @@ class Adapted(Weight):
     effect, and a scale is a share of the way from the old weight to the new one.
     """
 
-    def __init__(self, operand: Weight, deltas: Sequence[tuple[Delta, float]]) -> None:
+    def __init__(self, operand: Weight, deltas: Sequence[tuple[Difference, float]]) -> None:
         super().__init__(operand.shape, np.float32)
         self.operand = operand
         self.deltas = tuple(deltas)
@@ -60,7 +60,7 @@ class Adapted(Weight):
         return total
 
 
-def adapted(weight: Weight, deltas: Sequence[tuple[Delta, float]]) -> Weight:
+def adapted(weight: Weight, deltas: Sequence[tuple[Difference, float]]) -> Weight:
     """``weight`` with differences, each times its scale; ``weight`` itself where there are none or all scales are 0.
 
     Raises:

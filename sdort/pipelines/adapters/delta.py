@@ -260,6 +260,21 @@ class Table:
         return lambda rows: np.ascontiguousarray((up @ down[:, rows]).T)
 
 
+class Difference(Protocol):
+    """What is added to a parameter."""
+
+    @property
+    def shape(self) -> Shape:
+        """The parameter's."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether some rows of it can be computed without the others."""
+
+    def rows(self) -> Callable[[int, Array], Array]:
+        """A function as :meth:`Delta.rows` returns it."""
+
+
 @dataclass(frozen=True)
 class Delta:
     """The difference that an adapter of scale 1 adds to a parameter of ``shape``."""

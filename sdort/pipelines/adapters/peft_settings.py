@@ -17,7 +17,7 @@ from sdort.machine.json_text import parse_json
 from sdort.pipelines.adapters.module_index import component_of, without_component
 from sdort.pipelines.configs import optional_config
 
-_KEY = "lora_adapter_metadata"
+SETTINGS_KEY = "lora_adapter_metadata"
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -50,11 +50,11 @@ def read_settings(path: Path, notes: Mapping[str, str]) -> PeftSettings:
     Raises:
         BadModelError: they are damaged.
     """
-    if _KEY in notes:
+    if SETTINGS_KEY in notes:
         try:
-            config = parse_json(notes[_KEY].encode())
+            config = parse_json(notes[SETTINGS_KEY].encode())
         except ValueError as error:
-            raise _damaged(path, f"its {_KEY} {error}") from error
+            raise _damaged(path, f"its {SETTINGS_KEY} {error}") from error
         return PeftSettings(_by_component(path, config))
     if path.name == _WEIGHTS:
         return PeftSettings({"": _checked(path, optional_config(path.with_name(_CONFIG)))})
@@ -63,7 +63,7 @@ def read_settings(path: Path, notes: Mapping[str, str]) -> PeftSettings:
 
 def _by_component(path: Path, config: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(config, dict):
-        raise _damaged(path, f"its {_KEY} is no JSON object")
+        raise _damaged(path, f"its {SETTINGS_KEY} is no JSON object")
     configs: dict[str, dict[str, Any]] = {}
     for key, value in config.items():
         component, _, name = key.rpartition(".")

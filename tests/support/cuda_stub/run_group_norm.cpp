@@ -33,7 +33,7 @@ public:
         p.groups = 32;
         const Device& device = gpu_.device();
         const std::vector<group_norm::Plan> plans = group_norm::plans(p, Dtype::kFloat16, device);
-        run(context, group_norm::key(p, Dtype::kFloat16), group_norm::variants(plans),
+        run_variant(gpu_, context.stream(), group_norm::key(p, Dtype::kFloat16), group_norm::variants(plans),
             [&](const std::string& variant) { return group_norm::launches(p, Dtype::kFloat16, device, plans, variant); });
     }
 };

@@ -25,7 +25,8 @@ What it cannot see
     - Memory is sequentially consistent: every access is complete before the next instruction. Missing waits
       (s_waitcnt), fences and cache invalidations, and hazards that need s_nop, go unnoticed; those instructions do
       nothing.
-    - Time: throughput, occupancy beyond ``resident``, clocks, bank conflicts. Waves never change places within an
+    - Time: throughput, occupancy beyond ``resident``, clocks. :mod:`emulator.counts` counts what time is made of.
+      Waves never change places within an
       instruction.
     - The order and width of the matrix instructions' sums: they are a chain of fused multiplications and additions in
       float32, in the order of k. CDNA 2 flushes subnormal operands and results of them, as that hardware does.
@@ -45,7 +46,7 @@ import importlib
 from collections.abc import Sequence
 
 import kernel_report
-from support.emulator import code_object, core, decode, translate
+from support.emulator import code_object, core, counts, decode, translate
 
 __all__ = ["CodeObject", "EmulationError"]
 
@@ -112,6 +113,8 @@ class CodeObject:
         memory: Sequence[tuple[int, int, bool]],
         seed: int,
         resident: int | None = None,
+        blocks: range | None = None,
+        counter: counts.Counter | None = None,
     ) -> None:
         """Runs a kernel to its end.
 
@@ -122,6 +125,8 @@ class CodeObject:
             memory: (begin address, end address, writable) of what the kernel may touch, to the byte.
             seed: of the interleaving of waves and of the poison in registers and LDS.
             resident: blocks on the device at a time, started in order as others end; None: all.
+            blocks: which of the grid's, numbered row after row, run at all; None: all.
+            counter: counts what they do.
 
         Raises:
             EmulationError: the kernel does what no kernel may do, or needs what is not emulated.
@@ -134,11 +139,16 @@ class CodeObject:
         every = [*memory, (begin, begin + taken.kernarg_bytes, False)]
         launch = self._launch(taken, grid, threads, every)
         launch.kernarg, launch.seed, launch.resident = begin, seed & (1 << 64) - 1, resident or 0xFFFFFFFF
+        chosen = range(grid[0] * grid[1]) if blocks is None else blocks
+        launch.first, launch.blocks = chosen.start, len(chosen)
         report = core.Report()
-        failed = core.library().emulate(ctypes.byref(launch), records, len(names), ctypes.byref(report))
+        counting = ctypes.byref(counter.begin(self.family, names, len(every))) if counter else None
+        failed = core.library().emulate(ctypes.byref(launch), records, len(names), ctypes.byref(report), counting)
         self.instructions += report.instructions
         if failed:
             raise self._error(kernel, names, report)
+        if counter:
+            counter.end(self.family, names, records)
 
     def _checked(self, kernel: str, threads: int, args: bytes) -> code_object.Kernel:
         if kernel not in self._kernels:

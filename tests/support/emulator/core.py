@@ -35,9 +35,40 @@ class Launch(ctypes.Structure):
             (name, ctypes.c_uint32)
             for name in (
                 *("threads", "wave", "family", "registers", "accumulation_offset", "lds", "kernarg_register"),
-                *("user_registers", "workgroup_ids", "ieee", "flushes_products", "resident"),
+                *("user_registers", "workgroup_ids", "ieee", "flushes_products", "resident", "first", "blocks"),
             )
         ),
+    )
+
+
+class Access(ctypes.Structure):
+    """core/count.h's ``Access``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint8) for name in ("kind", "write", "bytes", "addresses")),
+        ("step", ctypes.c_uint16),
+    )
+
+
+class Count(ctypes.Structure):
+    """core/count.h's ``Count``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("executed", "lanes", "bytes", "lines", "least_lines", "cycles", "least_cycles")
+    )
+
+
+class Counting(ctypes.Structure):
+    """core/count.h's ``Counting``."""
+
+    _fields_ = (
+        ("accesses", ctypes.POINTER(Access)),
+        ("counts", ctypes.POINTER(Count)),
+        ("lines", ctypes.POINTER(ctypes.c_uint64)),
+        ("phases", ctypes.c_char_p),
+        ("line", ctypes.c_uint32),
+        ("banks", ctypes.c_uint32),
     )
 
 
@@ -84,7 +115,8 @@ def library() -> ctypes.CDLL:
     sources["flags"] = " ".join((*FLAGS, *_machine_flags())).encode()
     core = ctypes.CDLL(str(native.built(sources, _build) / "emulator.so"))
     core.emulator_operation.restype = ctypes.c_char_p
-    core.emulate.argtypes = (ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_uint32, ctypes.POINTER(Report))
+    core.emulate.argtypes = (ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_uint32)
+    core.emulate.argtypes += (ctypes.POINTER(Report), ctypes.POINTER(Counting))
     return core
 
 

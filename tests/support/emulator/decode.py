@@ -316,6 +316,8 @@ def _scalar(f: Fields, name: str, member: Any, family: str) -> Record:
     r.literal, r.immediate = f.number("literal"), f.number("simm16")
     if f.form.name == "SOPK":  # the pseudo-code names the constant S0 or SIMM16
         r.src[0], r.width[1], r.literal = LITERAL, 4, r.immediate
+    if name.startswith("S_CMPK"):  # of what stands where others have their result, with a constant S1 or SIMM16
+        r.dst, r.src[:2], r.width[:3] = NONE, [f.number("sdst"), LITERAL], [0, 4, 4]
     return r
 
 

@@ -40,6 +40,7 @@ def _expression(text: str) -> str:
     text = text.replace("<>", "!=")
     text = re.sub(r"VCC\.u64\[laneId\](\.u\d+)?", "uint32_t(C.carry)", text)
     text = re.sub(r"\bSCC\.u\d+", "SCC", text)
+    text = re.sub(r"(S0\.u\d+)\[(S1\.u32)\[(\d+) : 0\]\]", r"bits(\1 >> bits(\2, \3, 0), 0, 0)", text)
     text = re.sub(r"([\w.]+)\[(\d+) : (\d+)\](?:\.[ub]\d+)?", r"bits(\1, \2, \3)", text)
     text = re.sub(r"([\w.]+)\[(\d+)\]", r"bits(\1, \2, \2)", text)
     text = re.sub(r"\{ ([^,{}]+), ([^,{}]+) \}", r"concatenated(\1, \2)", text)

@@ -8,6 +8,7 @@ Runtime's own kernels compute nothing, sdort's run as CPU code on the buffers th
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from support import wheels
+from support import native, wheels
 
 FOLDER = Path(__file__).resolve().parent
 WHEEL = "onnxruntime-rocm==1.22.2.post3"
@@ -80,7 +81,7 @@ def _build(provider: Path, libraries: Path) -> None:
     shutil.rmtree(libraries, ignore_errors=True)
     libraries.mkdir()
     wanted = _undefined(provider)
-    hand_written = set(re.findall(r"^\S.*?\b(\w+)\([^;]*\) \{", (FOLDER / "hip.c").read_text(), re.MULTILINE))
+    hand_written = _hand_written()
     for library, pattern in LIBRARIES.items():
         mine = {name: version for name, version in wanted.items() if re.match(pattern, name)}
         hip = library.startswith("libamdhip64")
@@ -92,6 +93,31 @@ def _build(provider: Path, libraries: Path) -> None:
             sources = [str(generated), *([str(FOLDER / "hip.c")] if hip else [])]
             flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{library}", f"-Wl,--version-script,{script}"]
             wheels.run_command([os.environ.get("CC", "cc"), *flags, "-o", str(libraries / library), *sources, "-ldl"])
+
+
+def _hand_written() -> set[str]:
+    return set(re.findall(r"^\S.*?\b(\w+)\([^;]*\) \{", (FOLDER / "hip.c").read_text(), re.MULTILINE))
+
+
+@cache
+def load_driver() -> None:
+    """Have this process know a HIP driver, with what sdort's library itself asks for.
+
+    By a name that nothing but the library tries: the rest of the process goes on without HIP.
+    """
+    wanted = set(re.findall(r'"(hip[A-Z]\w+)"', (native.SOURCE / "driver" / "gpu.cpp").read_text()))
+    generated = "".join(_function(name) for name in sorted(wanted - _hand_written()))
+    name = "libamdhip64.so.5"
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "generated.c").write_text(generated)
+        flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+        sources = [str(folder / "generated.c"), str(FOLDER / "hip.c")]
+        wheels.run_command([os.environ.get("CC", "cc"), *flags, *sources, "-ldl"])
+
+    sources = {name: b"", "hip.c": (FOLDER / "hip.c").read_bytes(), "generated.c": generated.encode()}
+    ctypes.CDLL(str(native.built(sources, make) / name))
 
 
 def _undefined(library: Path) -> dict[str, str]:

@@ -29,6 +29,10 @@ Results = dict[str, tuple[Array, Array]]
 """Field of the problem -> values in float64, and the error that each may have; in the order of the outputs."""
 
 
+HELD = [(16, 3), (16, 5), *itertools.product((32, 128), (1, 2, 3, 5))]
+"""Lanes of a row and vectors of a lane: the forms in which ``rows::held`` keeps a row in registers."""
+
+
 @dataclass(frozen=True)
 class Promise:
     """What a kernel's header counts on; a field is None, or 0, where nothing is said."""
@@ -51,12 +55,9 @@ def columns(dtype: Any, wave: int) -> Iterator[tuple[str, Rows]]:
 
 def held(dtype: Any, wave: int) -> Iterator[tuple[str, Rows]]:
     """The variants of ``rows::held``: a row more than a block has, each the last but one vector of its lanes' room."""
-    lanes = 16 // np.dtype(dtype).itemsize
-    for waves, vectors in itertools.product((1, 2, 4), (1, 2, 3)):
-        yield (
-            f"w{waves}v{vectors}",
-            rows_of(dtype, 256 // (waves * 32) + 1, vectors * waves * wave * lanes - wave * lanes // 32),
-        )
+    elements = 16 // np.dtype(dtype).itemsize
+    for lanes, vectors in HELD:
+        yield f"l{lanes}v{vectors}", rows_of(dtype, 128 // lanes + 1, (lanes * vectors - 1) * elements)
     yield "wide", rows_of(dtype, 9, 101, 3, optional=False)
 
 
@@ -99,6 +100,10 @@ class RowOperator:
     spread: float | None = None
     """The standard deviation of drawn inputs, if any one does not do."""
     domain: str = "com.microsoft"
+    sizes: Callable[[Rows], dict[str, int]] = lambda case: {}
+    """Numbers of the problem that the case's tensors say."""
+    shapes_alone: frozenset[str] = frozenset()
+    """Inputs of which the node reads no more than the shape: the problem does not have them."""
     kernels: str = ""
     """How the kernels' names begin: the folder, filled in by :func:`operators`."""
 
@@ -106,12 +111,12 @@ class RowOperator:
         return self.kernels
 
     def bind(self, case: Rows, inputs: Inputs, outputs: Mapping[str, Guarded]) -> ctypes.Structure:
-        """The problem of tensors that the caller keeps alive; numbers are attributes, or the case's of that name."""
-        tensors = {name: pointer(value) for name, value in inputs.items()}
+        """The problem of tensors that the caller keeps alive; numbers: attributes, sizes, or the case's."""
+        tensors = {name: pointer(value) for name, value in inputs.items() if name not in self.shapes_alone}
         tensors |= {name: output.pointer for name, output in outputs.items()}
-        attributes = self.attributes(case)
+        stated = self.attributes(case) | self.sizes(case)
         numbers = {
-            field[0]: attributes[field[0]] if field[0] in attributes else getattr(case, field[0])
+            field[0]: stated[field[0]] if field[0] in stated else getattr(case, field[0])
             for field in problem_type(self.kernels)._fields_
             if field[1] is not ctypes.c_void_p
         }

@@ -1,4 +1,4 @@
-"""SkipLayerNormalization: ``w<waves a row>v<vectors a lane>``; S is exact but for its rounding."""
+"""SkipLayerNormalization: ``l<lanes a row>v<vectors a lane>``; S is exact but for its rounding."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def as_input(case: Rows, name: str, value: Array) -> Array:
 
 
 def promise(variant: str, nvidia: bool) -> Promise:
-    vectors = 1 if variant == "wide" else int(variant[-1])
-    blocks = {1: 5, 2: 3, 3: 2}[vectors] if nvidia else {1: 8, 2: 6, 3: 4}[vectors]
     if variant == "wide":
-        return Promise(blocks)
+        return Promise(12 if nvidia else 16)
+    vectors = int(variant[-1])
+    blocks = {1: 12, 2: 8, 3: 6, 5: 3}[vectors] if nvidia else {1: 16, 2: 12, 3: 8, 5: 6}[vectors]
     return Promise(blocks, 2 * vectors, 5 * vectors, 2 * vectors)  # X, skip, gamma, beta, bias; Y, S
 
 

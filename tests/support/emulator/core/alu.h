@@ -46,6 +46,7 @@ EMULATOR_VECTOR(V_DIV_SCALE_F32, D0.f32 = div_scale(S0.f32, S1.f32, S2.f32, C.re
 EMULATOR_VECTOR(V_DIV_FMAS_F32, D0.f32 = div_fmas(S0.f32, S1.f32, S2.f32, C.carry);)
 EMULATOR_VECTOR(V_DIV_FIXUP_F32, D0.f32 = div_fixup(S0.f32, S1.f32, S2.f32);)
 
+EMULATOR_VECTOR(V_CEIL_F32, D0.f32 = std::ceil(S0.f32);)
 EMULATOR_VECTOR(V_EXP_F32, D0.f32 = transcendental(S0.f32, [](double x) { return std::exp2(x); });)
 EMULATOR_VECTOR(V_LOG_F32, D0.f32 = transcendental(S0.f32, [](double x) { return std::log2(x); });)
 EMULATOR_VECTOR(V_RCP_F32, D0.f32 = transcendental(S0.f32, [](double x) { return 1 / x; });)
@@ -139,8 +140,9 @@ inline void pk_mov_b32(Wave& w, const Instruction& i) {
     packed_f32(w, both, [](const uint32_t* x, int half) { return x[half]; });
 }
 
-// Products of halves of words: op_sel picks the half of each source for the low result, op_sel_hi for the high one.
-inline void pk_mul_lo_u16(Wave& w, const Instruction& i) {
+// function(a, b) of halves of words: op_sel picks the half of each source for the low result, op_sel_hi for the high one.
+template <class Function>
+void packed_16(Wave& w, const Instruction& i, Function function) {
     Source s[2];
     uint64_t writes = w.exec();
     Instruction plain = i;
@@ -149,14 +151,24 @@ inline void pk_mul_lo_u16(Wave& w, const Instruction& i) {
         if (i.src[n] >= 128 && i.src[n] < kVector) throw Fault{"operand not implemented", "a constant of two halves"};
         fetch(w, plain, n, s[n], writes);
     }
-    if (i.clamp || i.neg || i.neg_hi) throw Fault{"operand not implemented", "modifiers of integers"};
+    if (i.clamp || i.neg || i.neg_hi) throw Fault{"operand not implemented", "modifiers of halves"};
     Results r;
     for (unsigned l = 0; l < w.lanes; ++l) {
         const auto half = [&](int n, unsigned picks) { return static_cast<uint32_t>(s[n].at(l)) >> 16 * (picks >> n & 1) & 0xffff; };
-        const uint32_t low = half(0, i.opsel) * half(1, i.opsel), high = half(0, i.opsel_hi) * half(1, i.opsel_hi);
+        const uint32_t low = function(half(0, i.opsel), half(1, i.opsel));
+        const uint32_t high = function(half(0, i.opsel_hi), half(1, i.opsel_hi));
         r.low[l] = (low & 0xffff) | high << 16;
     }
     write_back(w, i, r, writes);
+}
+
+inline void pk_mul_lo_u16(Wave& w, const Instruction& i) {
+    packed_16(w, i, [](uint32_t a, uint32_t b) { return a * b; });
+}
+inline void pk_mul_f16(Wave& w, const Instruction& i) {
+    packed_16(w, i, [](uint32_t a, uint32_t b) {  // exact in float, then rounded
+        return static_cast<uint32_t>(narrow(widen(static_cast<uint16_t>(a)) * widen(static_cast<uint16_t>(b))));
+    });
 }
 
 }  // namespace emulator::own

@@ -51,6 +51,7 @@ struct Launch {
     const Range* ranges;
     uint32_t range_count, grid[2], threads, wave, family, registers, accumulation_offset, lds, kernarg_register,
         user_registers, workgroup_ids, ieee, flushes_products, resident;
+    uint32_t first, blocks;  // which of the grid's blocks run: so many from the first on
 };
 
 struct Report {
@@ -88,6 +89,7 @@ enum class State : uint8_t { kRuns, kWaits, kEnded };
 
 struct Block;
 struct Device;
+class Counter;
 
 struct Wave {
     Device* device;
@@ -143,6 +145,7 @@ struct Device {
     uint64_t changes = 0;   // stores that altered memory
     uint64_t executed = 0;
     uint32_t last_range = 0;
+    Counter* counter = nullptr;
     static constexpr uint32_t kNowhere = ~0u;
     static constexpr uint64_t kAperture = 1ull << 48;  // flat addresses of LDS: beyond what a host program has
 

@@ -37,9 +37,8 @@ inline char* memory_at(Wave& w, uint64_t address, unsigned bytes, unsigned align
 constexpr unsigned natural(unsigned bytes) { return bytes < 4 ? bytes : 4; }
 constexpr unsigned natural_shared(unsigned bytes) { return bytes == 12 ? 16 : bytes; }
 
-// Where a lane of a global or flat access points to.
-template <bool Flat>
-char* pointed(Wave& w, const Instruction& i, unsigned lane, unsigned bytes, unsigned alignment, bool write) {
+// The address that a lane of a global or flat access names; a flat one may be of LDS.
+inline uint64_t address_of(Wave& w, const Instruction& i, unsigned lane) {
     uint64_t address;
     if (i.mask == kNone) {
         const uint32_t* const low = w.row(i.src[0], 2);
@@ -47,8 +46,15 @@ char* pointed(Wave& w, const Instruction& i, unsigned lane, unsigned bytes, unsi
     } else {
         address = w.scalar64(i.mask, i) + w.row(i.src[0], 1)[lane];
     }
-    address += static_cast<int64_t>(i.immediate);
-    if (Flat && address >> 32 == Device::kAperture >> 32)
+    return address + static_cast<int64_t>(i.immediate);
+}
+inline bool is_shared(uint64_t address) { return address >> 32 == Device::kAperture >> 32; }
+
+// What it points to.
+template <bool Flat>
+char* pointed(Wave& w, const Instruction& i, unsigned lane, unsigned bytes, unsigned alignment, bool write) {
+    const uint64_t address = address_of(w, i, lane);
+    if (Flat && is_shared(address))
         return shared_at(w, address & 0xffffffff, bytes, alignment, static_cast<int>(lane));
     return memory_at(w, address, bytes, alignment, write, static_cast<int>(lane));
 }
@@ -137,9 +143,14 @@ void atomic_or(Wave& w, const Instruction& i) {
     atomic<Type, Flat>(w, i, [](Type old, Type operand) { return static_cast<Type>(old | operand); });
 }
 
-// LDS: `Step` is the bytes that a unit of the two offsets of a "2addr" access counts for. Sums wrap at 32 bits (LLVM,
-// hasUsableDSOffset).
-inline uint32_t shared_address(Wave& w, const Instruction& i, unsigned lane) { return w.row(i.src[0], 1)[lane]; }
+// LDS: one address with an offset, or two with one each, which count units of `step` bytes ("2addr"). Sums wrap at 32 bits
+// (LLVM, hasUsableDSOffset).
+inline uint32_t shared_address(Wave& w, const Instruction& i, unsigned lane) {
+    return w.row(i.src[0], 1)[lane] + static_cast<uint32_t>(i.immediate);
+}
+inline uint32_t shared_address(Wave& w, const Instruction& i, unsigned lane, unsigned n, unsigned step) {
+    return w.row(i.src[0], 1)[lane] + (i.immediate >> 8 * n & 0xff) * step;
+}
 
 template <unsigned Bytes>
 void ds_load(Wave& w, const Instruction& i) {
@@ -148,7 +159,7 @@ void ds_load(Wave& w, const Instruction& i) {
     uint32_t* const out = w.row(i.dst, kWords);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
+        const uint32_t address = shared_address(w, i, l);
         const char* const from = shared_at(w, address, Bytes, natural_shared(Bytes), static_cast<int>(l));
         for (unsigned word = 0; word < kWords; ++word) std::memcpy(&out[word * w.lanes + l], from + 4 * word, 4);
     }
@@ -160,7 +171,7 @@ void ds_load_narrow(Wave& w, const Instruction& i) {
     uint32_t* const out = w.row(i.dst, 1);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
+        const uint32_t address = shared_address(w, i, l);
         out[l] = extended<Type>(shared_at(w, address, sizeof(Type), sizeof(Type), static_cast<int>(l)));
     }
 }
@@ -173,7 +184,7 @@ void ds_store(Wave& w, const Instruction& i) {
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
         const auto words = words_of<kWords>(w, data, l);
-        const uint32_t address = shared_address(w, i, l) + static_cast<uint32_t>(i.immediate);
+        const uint32_t address = shared_address(w, i, l);
         put(*w.device, shared_at(w, address, Bytes, natural_shared(Bytes), static_cast<int>(l)), words.data(), Bytes);
     }
 }
@@ -184,13 +195,12 @@ void ds_load_two(Wave& w, const Instruction& i) {
     uint32_t* const out = w.row(i.dst, 2 * Words);
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint32_t base = shared_address(w, i, l);
+        uint32_t read[2 * Words];  // the register of the address may be one of the results
         for (unsigned n = 0; n < 2; ++n) {
-            const uint32_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
-            const char* const from = shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l));
-            for (unsigned word = 0; word < Words; ++word)
-                std::memcpy(&out[(n * Words + word) * w.lanes + l], from + 4 * word, 4);
+            const uint32_t address = shared_address(w, i, l, n, Step);
+            std::memcpy(read + n * Words, shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l)), 4 * Words);
         }
+        for (unsigned word = 0; word < 2 * Words; ++word) out[word * w.lanes + l] = read[word];
     }
 }
 
@@ -199,11 +209,10 @@ void ds_store_two(Wave& w, const Instruction& i) {
     const uint64_t exec = w.exec();
     for (unsigned l = 0; l < w.lanes; ++l) {
         if (!(exec >> l & 1)) continue;
-        const uint32_t base = shared_address(w, i, l);
         for (unsigned n = 0; n < 2; ++n) {
             const uint32_t* const data = w.row(i.src[1 + n], Words);
             const auto words = words_of<Words>(w, data, l);
-            const uint32_t address = base + (i.immediate >> 8 * n & 0xff) * Step;
+            const uint32_t address = shared_address(w, i, l, n, Step);
             put(*w.device, shared_at(w, address, 4 * Words, 4 * Words, static_cast<int>(l)), words.data(), 4 * Words);
         }
     }

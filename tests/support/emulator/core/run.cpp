@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cfenv>
 
+#include "count.h"
 #include "table.h"
 #include "translated.h"
 
@@ -76,6 +77,7 @@ void step(Device& d, Wave& w) {
     const Instruction& i = d.program[w.pc];
     const bool dual = i.flags & kDual;
     w.next = w.pc + (dual ? 2 : 1);
+    if (d.counter) d.counter->see(w, i, w.pc);
     if (dual) run_dual(w, i, d.run[w.pc], d.program[w.pc + 1], d.run[w.pc + 1]);
     else d.run[w.pc](w, i);
     w.pc = w.next;
@@ -87,10 +89,9 @@ public:
     Scheduler(Device& device, Wave*& current) : d_(device), current_(current) {}
 
     void run() {
-        const uint32_t blocks = d_.launch.grid[0] * d_.launch.grid[1];
-        const uint32_t most = std::min(blocks, d_.launch.resident);
+        const uint32_t blocks = d_.launch.blocks, most = std::min(blocks, d_.launch.resident);
         for (uint32_t next = 0, ended = 0; ended < blocks;) {
-            while (next < blocks && resident_.size() < most) start(next++);
+            while (next < blocks && resident_.size() < most) start(d_.launch.first + next++);
             run_some();
             const auto gone = std::remove_if(resident_.begin(), resident_.end(), [](const auto& b) { return !b->live; });
             if (gone == resident_.end()) continue;
@@ -203,12 +204,14 @@ const char* emulator_operation(uint32_t n, uint32_t* families) {
     return table()[n].name;
 }
 
-// 0, or 1 for a fault that `report` describes.
-int emulate(const Launch* launch, const Instruction* program, uint32_t count, Report* report) {
+// 0, or 1 for a fault that `report` describes. With `counting` it is counted what the blocks do.
+int emulate(const Launch* launch, const Instruction* program, uint32_t count, Report* report, const Counting* counting) {
     std::fenv_t environment;
     std::feholdexcept(&environment);
     std::fesetenv(FE_DFL_ENV);  // nearest, with subnormals, whatever the process has set
     Device d{*launch, program, count, {}, {}, {}, {launch->seed}};
+    std::unique_ptr<Counter> counter(counting ? new Counter(*counting, *launch) : nullptr);
+    d.counter = counter.get();
     Wave* current = nullptr;
     Scheduler scheduler(d, current);  // outlives the fault, which names a wave
     int failed = 0;

@@ -1,0 +1,54 @@
+"""``sdort integrate``: sdort inside of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  sdort integrate comfyui ~/ComfyUI
+  sdort integrate comfyui ~/ComfyUI --remove
+"""
+)
+def command() -> None:
+    """Put sdort into the program that you draw with."""
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  sdort integrate comfyui ~/ComfyUI
+  sdort integrate comfyui ~/ComfyUI --overwrite      after an update of sdort
+"""
+)
+@click.argument("path", type=click.Path(path_type=Path), metavar="PATH/TO/COMFYUI")
+@click.option("--remove", is_flag=True, help="Remove the nodes.")
+@click.option("--overwrite", is_flag=True, help="Replace the nodes that are there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def comfyui(path: Path, remove: bool, overwrite: bool, as_json: bool) -> None:
+    """Add nodes to ComfyUI that run its models on ONNX Runtime.
+
+    Writes a folder of two small files, custom_nodes/sdort-nodes. The Python that runs ComfyUI needs sdort and an ONNX
+    Runtime; the nodes themselves are in sdort, so that its updates need nothing here.
+    """
+    from sdort.console import conclude, emit_json, is_quiet
+    from sdort.errors import UsageError
+    from sdort.integrations.comfyui.node_folder import remove_comfyui_nodes, write_comfyui_nodes
+
+    if remove and overwrite:
+        raise UsageError("--remove and --overwrite exclude each other")
+    folder = remove_comfyui_nodes(path) if remove else write_comfyui_nodes(path, overwrite=overwrite)
+    if as_json:
+        emit_json(folder)
+    elif remove and not is_quiet():
+        conclude(f"removed {folder.path}; restart ComfyUI")
+    elif not is_quiet():
+        conclude(
+            f"wrote {folder.path}; restart ComfyUI, and find the nodes under sdort. The Python that runs it needs "
+            "sdort too. To install it there, in sdort's checkout:",
+            "path/to/comfyui's/python -m pip install '.[cpu]'",
+        )

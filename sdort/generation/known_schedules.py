@@ -1,0 +1,173 @@
+"""Schedules as numbers, kept between runs: who asks for a known one again imports no diffusers, which takes seconds.
+
+An entry is a line of JSON and the arrays of :class:`Recurrence` behind it. Its key has everything that the numbers
+depend on: the scheduler's config and all that a request says of it, and the sources of diffusers' schedulers and of
+sdort's own part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from sdort.generation.recurrence import MAX_STEPS, Recurrence, find_recurrence
+from sdort.generation.request import Request, scheduler_of
+from sdort.generation.schedule_part import Part
+from sdort.machine.cache_folder import schedules_folder
+from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
+from sdort.machine.verified_cache import VerifiedCache
+from sdort.machine.version import __version__
+from sdort.model.signature import Array
+from sdort.pipelines.folder import PipelineFolder, read_scheduler_config
+
+_FORMAT = 1
+_LIMIT = 4 * 2**20
+"""Bytes of an entry: 500 steps and more. Longer schedules are computed every time, which is little beside their run."""
+_SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
+    "diffusers": {"": ("schedulers", "utils")},
+    "sdort": {"": ("generation",)},
+}
+"""Packages -> the folders of theirs that make the numbers."""
+_TIMES = ("int64", "int32", "float64", "float32")
+
+
+@dataclass(frozen=True)
+class ScheduleCounts:
+    """How many calls of the UNet a schedule has, and how many of them a step takes."""
+
+    calls: int
+    order: int
+
+
+@dataclass(frozen=True)
+class KnownSchedule:
+    """The schedule of a request.
+
+    Attributes:
+        folder: the pipeline whose scheduler it is.
+        request: names the scheduler, or leaves it to the folder.
+        steps: of the whole schedule.
+    """
+
+    folder: PipelineFolder
+    request: Request
+    steps: int
+
+    def counts(self) -> ScheduleCounts:
+        """The number of its calls.
+
+        Raises:
+            BadModelError, UsageError: as :func:`scheduler_of`.
+        """
+        content = self._load(None)
+        known = None if content is None else _counts(content)
+        if known is None:
+            scheduler = self.scheduler()
+            known = ScheduleCounts(len(scheduler.timesteps), int(getattr(scheduler, "order", 1)))
+            self._store(None, json.dumps([known.calls, known.order]).encode())
+        return known
+
+    def recurrence(self, part: Part) -> Recurrence | None:
+        """As :func:`find_recurrence`."""
+        content = self._load(part)
+        known = None if content is None else _unpack(content)
+        if known is None:
+            known = find_recurrence(self.scheduler, part)
+            packed = b"" if known is None else _pack(known)
+            if known is not None and len(packed) < _LIMIT // 2:
+                self._store(part, packed)
+        return known
+
+    def scheduler(self) -> Any:
+        """Diffusers' scheduler, a new one each time."""
+        return scheduler_of(self.folder, self.request, self.steps)
+
+    def _load(self, part: Part | None) -> bytes | None:
+        return _cache().load("schedule", self._key(part))
+
+    def _store(self, part: Part | None, content: bytes) -> None:
+        latest = process_start_ns() + 1_000_000_000
+        if all(sources.changed_ns <= latest for sources in _sources().values()):
+            _cache().store("schedule", self._key(part), content)
+
+    def _key(self, part: Part | None) -> dict[str, Any]:
+        config = read_scheduler_config(self.folder.path / "scheduler")
+        return {
+            "format": _FORMAT,
+            "versions": _versions(),
+            "sources": {name: sources.digest for name, sources in _sources().items()},
+            "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),  # may hold Infinity
+            "scheduler": [self.request.scheduler, self.request.timestep_spacing, self.request.eta],
+            "steps": self.steps,
+            "part": part and [part.first, part.last, part.begin.value, part.masked],
+        }
+
+
+def _cache() -> VerifiedCache:
+    return VerifiedCache(schedules_folder(), "the schedule", ".schedule", _LIMIT)
+
+
+@cache
+def _versions() -> list[str]:
+    return [__version__, version("torch"), np.__version__]
+
+
+@cache
+def _sources() -> dict[str, PackageSources]:
+    """Of this process, which imports each of them once."""
+    memo = VerifiedCache(schedules_folder(), "the hash of sources", ".sources", 4096)
+    return {name: read_sources(package_folder(name), memo, only) for name, only in _SOURCES.items()}
+
+
+def _counts(content: bytes) -> ScheduleCounts | None:
+    """Stored counts; None where a stranger wrote something else."""
+    try:
+        calls, order = json.loads(content)
+        assert all(type(count) is int and 0 < count <= 2 * MAX_STEPS for count in (calls, order))
+    except (ValueError, TypeError, RecursionError, AssertionError):
+        return None
+    return ScheduleCounts(calls, order)
+
+
+def _pack(recurrence: Recurrence) -> bytes:
+    arrays = [recurrence.timesteps, recurrence.inputs, recurrence.result]
+    if recurrence.outside is not None:
+        arrays.append(recurrence.outside)
+    header = [recurrence.takes_image, str(arrays[0].dtype), [list(array.shape) for array in arrays]]
+    return json.dumps(header).encode() + b"\n" + b"".join(array.tobytes() for array in arrays)
+
+
+def _unpack(content: bytes) -> Recurrence | None:
+    """A stored recurrence; None where a stranger wrote something else."""
+    line, _, values = content.partition(b"\n")
+    try:
+        takes_image, times, shapes = json.loads(line)
+        arrays = list(_arrays(values, times, shapes))
+        steps, rows = arrays[1].shape
+        expected = [(steps,), (steps, rows), (rows,), (steps + 1, 2)][: len(arrays)]
+        sound = [array.shape for array in arrays] == expected and rows > steps > 0 and type(takes_image) is bool
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    if not sound or len(arrays) < 3 or not all(np.isfinite(array).all() for array in arrays):
+        return None
+    return Recurrence(arrays[0], arrays[1], arrays[2], takes_image, *arrays[3:])
+
+
+def _arrays(values: bytes, times: str, shapes: list[list[int]]) -> Iterator[Array]:
+    """The arrays that follow one another in ``values``, which end with them."""
+    begin = 0
+    for number, shape in enumerate(shapes):
+        dtype = np.dtype(_TIMES[_TIMES.index(times)] if number == 0 else "float64")
+        count = math.prod(shape)
+        yield np.frombuffer(values, dtype, count, begin).reshape(shape)
+        begin += count * dtype.itemsize
+    if begin != len(values):
+        raise ValueError(f"{len(values) - begin} bytes are left")

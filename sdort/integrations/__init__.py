@@ -1,0 +1,1 @@
+"""sdort inside of other programs."""

@@ -1,0 +1,133 @@
+"""The folder in ComfyUI's ``custom_nodes`` that loads sdort's nodes.
+
+It holds no code of its own: the nodes are sdort's, of the Python that runs ComfyUI.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.console import document
+from sdort.errors import OutputError, UsageError
+from sdort.errors.plain_text import some
+from sdort.machine.input_file import read_input
+from sdort.machine.version import __version__
+from sdort.staging import staged_directory
+
+NAME = "sdort-nodes"
+"""The folder's name."""
+NODES = "custom_nodes"
+_OF_COMFYUI = ("main.py", "nodes.py", "comfy/sd.py", NODES)
+"""Files and folders by which ComfyUI's folder is known."""
+
+_INIT = '''"""sdort's nodes for ComfyUI. Written by `sdort integrate comfyui`; the nodes are in the package sdort."""
+
+try:
+    from sdort.integrations.comfyui.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+except ImportError as error:
+    import sys
+
+    raise ImportError(
+        f"sdort's nodes cannot be loaded, as the Python that runs ComfyUI ({sys.executable}) lacks something: {error}. "
+        f"Install sdort there, with one ONNX Runtime: in sdort's checkout  {sys.executable} -m pip install '.[cpu]'  "
+        "(or rocm, cuda, migraphx in the place of cpu)"
+    ) from error
+
+__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+'''
+_PYPROJECT = f"""[project]
+name = "sdort-nodes"
+description = "Optimized Stable Diffusion on ONNX Runtime: AMD GPUs, NVIDIA GPUs and CPUs"
+version = "{__version__}"
+dependencies = ["sdort"]
+
+[tool.comfy]
+PublisherId = "sdort"
+DisplayName = "sdort"
+"""
+_FILES = {"__init__.py": _INIT, "pyproject.toml": _PYPROJECT}
+_MARK = "Written by `sdort integrate comfyui`"
+"""What stands in the ``__init__.py`` of every release."""
+_MOST = 1 << 20
+"""Bytes of an ``__init__.py`` that is looked at."""
+
+
+@document("integrate", 1)
+@dataclass(frozen=True)
+class NodeFolder:
+    """The folder of sdort's nodes in a ComfyUI.
+
+    Attributes:
+        path: the folder.
+        written: whether it is there now; False where it was removed.
+    """
+
+    path: Path
+    written: bool
+
+
+def write_comfyui_nodes(path: str | Path, *, overwrite: bool = False) -> NodeFolder:
+    """Write the folder of nodes.
+
+    Args:
+        path: ComfyUI's folder.
+        overwrite: replace the folder if it is there and sdort wrote all of it.
+
+    Raises:
+        UsageError: ``path`` is not ComfyUI's folder.
+        OutputError: the folder exists and is not to be replaced, or cannot be written.
+    """
+    out = _place(Path(path))
+    with staged_directory(out, overwrite, why_foreign=why_not_ours) as stage:
+        for name, text in _FILES.items():
+            (stage / name).write_bytes(text.encode())
+    return NodeFolder(out, True)
+
+
+def remove_comfyui_nodes(path: str | Path) -> NodeFolder:
+    """Remove the folder of nodes.
+
+    Raises:
+        UsageError: ``path`` is not ComfyUI's folder, or has no nodes of sdort's.
+        OutputError: something else is in the folder, or it cannot be removed.
+    """
+    folder = _place(Path(path))
+    if not folder.is_dir():
+        raise UsageError(f"{folder} does not exist: there is nothing to remove")
+    if kept := "is a link" if folder.is_symlink() else why_not_ours(folder):
+        raise OutputError(f"{folder} is not removed: it {kept}", hint="Look what is in it, and remove it yourself.")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise OutputError(f"cannot remove {folder}: {error.strerror or error}") from error
+    return NodeFolder(folder, False)
+
+
+def why_not_ours(folder: Path) -> str | None:
+    """What in a folder is not of :func:`write_comfyui_nodes`, of any release; None if nothing is."""
+    others = sorted(path.name for path in folder.iterdir() if path.name not in (*_FILES, "__pycache__"))
+    if others:
+        return f"holds what sdort did not write ({some(others)})"
+    start = folder / "__init__.py"
+    if start.is_file() and _MARK.encode() not in read_input(start, limit=_MOST):
+        return "holds nodes that sdort did not write"
+    return None
+
+
+def _place(comfyui: Path) -> Path:
+    """Where the nodes of a ComfyUI are.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if comfyui.name == NODES and (comfyui.parent / _OF_COMFYUI[0]).is_file():
+        raise UsageError(f"{comfyui} is a part of ComfyUI", hint=f"Give ComfyUI's folder:\n    {comfyui.parent}")
+    missing = [name for name in _OF_COMFYUI if not (comfyui / name).exists()]
+    if missing:
+        raise UsageError(
+            f"{comfyui} is not ComfyUI's folder: it has no {' and no '.join(missing)}",
+            hint="Give the folder with ComfyUI's main.py; of the desktop and portable versions it is called ComfyUI.",
+        )
+    return comfyui / NODES / NAME

@@ -1,0 +1,108 @@
+"""An optimized UNet in the original layout, as ComfyUI and the web UIs before it call it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sdort.errors import BadModelError
+from sdort.generation.typed_options import LoadOptions
+from sdort.integrations.comfyui.denoiser import Denoiser
+from sdort.integrations.comfyui.original_state import empty_unet, original_names
+from sdort.integrations.comfyui.weight_patches import PatchedWeights
+from sdort.integrations.torch.opened_component import open_components
+from sdort.integrations.torch.tensor_session import TensorSession
+from sdort.integrations.torch.unet_adapters import UNET
+from sdort.model.signature import static_size
+from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
+from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.probe import choose_provider
+
+_SIZES = (0, SIZE_NUMBERS, AESTHETIC_NUMBERS)
+"""Sizes that the UNet of a family takes beside the pooled text."""
+
+
+def load_denoiser(path: str | Path, provider: str = "auto") -> Denoiser:
+    """The UNet of an optimized pipeline, called as the original one is: ``unet(x, timesteps, context=..., y=...)``.
+
+    Args:
+        path: the pipeline's folder.
+        provider: an execution provider by name, or ``auto`` for the best one that works here.
+
+    Raises:
+        BadModelError: the folder has no UNet, or none of a family of Stable Diffusion.
+        ProviderError: the provider does not load, or cannot run the UNet.
+    """
+    return UnetFolder(open_folder(Path(path), (UNET,)), choose_provider(RuntimeOptions(provider))[0]).denoiser()
+
+
+@dataclass(frozen=True)
+class UnetFolder:
+    """An optimized UNet on disk, and where it runs."""
+
+    folder: PipelineFolder
+    provider: Provider
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The UNet's.
+
+        Raises:
+            BadModelError: there is none.
+        """
+        config = self.folder.config(UNET)
+        if not config:
+            raise BadModelError(
+                f"{self.folder.path / UNET} has no config.json", component=UNET, hint="Export it with sdort export."
+            )
+        return config
+
+    @cached_property
+    def sizes(self) -> int:
+        """How many sizes the UNet takes beside the pooled text; 0 where it takes none.
+
+        Raises:
+            BadModelError: a number that no family has.
+        """
+        spec = self.folder.file(UNET).signature.inputs.get("time_ids")
+        count = (static_size(spec.shape, 1) or 0) if spec else 0
+        if count not in _SIZES:
+            raise BadModelError(f"it takes {count} sizes, as no SDXL and no refiner does", component=UNET)
+        return count
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Original names of the UNet's parameters -> diffusers'."""
+        return original_names(self._empty, self.config)
+
+    @cached_property
+    def empty(self) -> dict[str, torch.Tensor]:
+        """The parameters by their original names, without values."""
+        return {name: self._empty[own] for name, own in self.names.items()}
+
+    @cached_property
+    def _empty(self) -> dict[str, torch.Tensor]:
+        return empty_unet(self.config)
+
+    def open(self, *, control: bool, adapters: bool) -> TensorSession:
+        """Open the UNet, with its inputs for residuals, and with weights that may change.
+
+        Raises:
+            BadModelError, ProviderError: as :func:`open_components`.
+        """
+        options: LoadOptions = {"provider": self.provider.name, "adapters": adapters}
+        return open_components(self.folder.path, (UNET,), options, control_inputs=control).sessions[UNET]
+
+    def denoiser(self) -> Denoiser:
+        """The UNet, open.
+
+        Raises:
+            BadModelError, ProviderError: as :func:`open_components`.
+        """
+        return Denoiser(self.open, self.config, self.sizes, self.empty, PatchedWeights(self.names))

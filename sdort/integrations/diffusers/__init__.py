@@ -1,0 +1,17 @@
+"""Diffusers' own pipelines on optimized components.
+
+::
+
+    from sdort.integrations.diffusers import load_pipeline
+
+    pipeline = load_pipeline("fast", provider="cuda")
+    pipeline("a lighthouse at dusk").images[0].save("lighthouse.png")
+
+Schedulers, callbacks and what else works outside of the UNet is as in diffusers (docs/integrations.md).
+"""
+
+from __future__ import annotations
+
+from sdort.integrations.diffusers.assembled_pipeline import load_pipeline
+
+__all__ = ["load_pipeline"]

@@ -1,0 +1,169 @@
+"""Diffusers' pipelines, put together of components that run as ONNX graphs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers import CLIPTokenizer
+
+from sdort.console import quiet_libraries
+from sdort.engines.original import checkpoint_of
+from sdort.engines.torch import TorchEngine
+from sdort.errors import UsageError
+from sdort.generation.prompts import load_tokenizer
+from sdort.generation.schedulers import load_scheduler
+from sdort.generation.typed_options import LoadOptions
+from sdort.integrations.diffusers.first_use import Precision, optimized_checkpoint
+from sdort.integrations.diffusers.pipeline_tasks import pipeline_class
+from sdort.integrations.torch.control_module import load_controlnet
+from sdort.integrations.torch.graph_module import reloader
+from sdort.integrations.torch.opened_component import OpenedComponents, open_components
+from sdort.integrations.torch.text_module import load_text_encoder, text_encoder_of
+from sdort.integrations.torch.unet_adapters import UNET
+from sdort.integrations.torch.unet_module import load_unet, unet_of
+from sdort.integrations.torch.vae_module import load_vae, vae_of
+from sdort.model.component_names import DECODER, ENCODER
+from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.providers import CPU
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+TextEncoders = Literal["sdort", "torch"]
+
+
+def load_pipeline(
+    path: str | Path,
+    task: str = "text-to-image",
+    *,
+    controlnet: Any = None,
+    text_encoder: TextEncoders = "sdort",
+    optimize: bool | Precision = False,
+    **options: Unpack[LoadOptions],
+) -> Any:
+    """Diffusers' own pipeline for a task, with the components of an exported or optimized pipeline in it.
+
+    Args:
+        path: the folder of a Stable Diffusion 1.x, 2.x or XL pipeline, or of a refiner; with ``optimize`` a checkpoint.
+        task: ``text-to-image``, ``image-to-image``, ``inpainting``, ``controlnet``, ``controlnet-image-to-image`` or
+            ``controlnet-inpainting``.
+        controlnet: for the tasks with one, its folder, or its module; several in a list.
+        text_encoder: ``torch`` takes the text encoders of the checkpoint that the pipeline was made from, for textual
+            inversion and what else changes their inside.
+        optimize: export and optimize a checkpoint (a diffusers folder or a single file) on first use into sdort's
+            cache, with a progress bar: ``"fp16"``, ``"fp32"``, or True, which is fp16 on a GPU and fp32 on the CPU.
+        options: those of :func:`sdort.load`. ``adapters`` lets ``load_lora_weights`` change the UNet.
+
+    Returns:
+        ``StableDiffusionPipeline``, ``StableDiffusionXLImg2ImgPipeline`` and so on, with the scheduler that the
+        checkpoint has.
+
+    Raises:
+        UsageError: there is no such task, there is nothing to optimize, a ControlNet is missing or of no use, or the
+            checkpoint of ``text_encoder="torch"`` is not on this machine.
+        BadModelError: the pipeline is not for this task, or a component does not load.
+        ProviderError: the provider does not load and ``fallback`` is not True, or it cannot run a component.
+
+    Example:
+        >>> pipeline = load_pipeline("fast", provider="cuda")
+        >>> pipeline("a lighthouse at dusk").images[0].save("lighthouse.png")
+    """
+    folder = open_folder(optimized_checkpoint(Path(path), optimize, options) if optimize else Path(path))
+    kind = pipeline_class(folder, task)
+    steered = task.startswith("controlnet")
+    _check_controlnet(task, steered, controlnet)
+    parts = _components(folder, options, text_encoder, steered)
+    if steered:
+        parts["controlnet"] = _controlnets(controlnet, options)
+    parts |= _processors(folder) | _settings(folder)
+    taken = inspect.signature(kind.__init__).parameters
+    with quiet_libraries():
+        return kind(**{name: part for name, part in parts.items() if name in taken})
+
+
+def _components(
+    folder: PipelineFolder, options: LoadOptions, text_encoder: TextEncoders, steered: bool
+) -> dict[str, Any]:
+    """The modules by diffusers' names; an encoder that the family does not have is None."""
+    if text_encoder not in ("sdort", "torch"):
+        raise UsageError(f"there is no text_encoder={text_encoder!r}", hint="There are 'sdort' and 'torch'.")
+    encoders = [encoder.component for encoder in folder.family.encoders]
+    ours = encoders if text_encoder == "sdort" else []
+    opened = open_components(folder.path, (*ours, UNET, DECODER), options, optional=(ENCODER,), control_inputs=steered)
+    parts: dict[str, Any] = {
+        "unet": unet_of(opened, reloader(load_unet, folder.path, options, control_inputs=steered)),
+        "vae": vae_of(opened, reloader(load_vae, folder.path, options)),
+        **dict.fromkeys(("text_encoder", "text_encoder_2")),
+    }
+    for name in ours:
+        parts[name] = text_encoder_of(opened, name, reloader(load_text_encoder, folder.path, options, component=name))
+    return parts | (_torch_encoders(opened, encoders) if not ours else {})
+
+
+def _torch_encoders(opened: OpenedComponents, names: Sequence[str]) -> dict[str, Any]:
+    """The checkpoint's text encoders, where the UNet is and in its dtype.
+
+    Raises:
+        UsageError: it is not known where the checkpoint is.
+        BadModelError: they do not load.
+    """
+    unet = opened.sessions[UNET]
+    provider = CPU if unet.device.type == "cpu" else unet.session.provider
+    with checkpoint_of(opened.folder.path) as checkpoint:
+        engine = TorchEngine(
+            checkpoint,
+            provider,
+            str(unet.dtype).removeprefix("torch."),
+            compiled=False,
+            device_id=unet.session.options.device_id,
+        )
+        return {name: getattr(engine.pipeline(name), name) for name in names}
+
+
+def _check_controlnet(task: str, steered: bool, controlnet: Any) -> None:
+    if steered and controlnet is None:
+        raise UsageError(f"{task} needs a ControlNet", hint="Give its folder: controlnet='canny'.")
+    if controlnet is not None and not steered:
+        raise UsageError(f"{task} takes no ControlNet", hint="Give a task that does: task='controlnet'.")
+
+
+def _controlnets(controlnet: Any, options: LoadOptions) -> Any:
+    if isinstance(controlnet, (list, tuple)):
+        return [_controlnets(each, options) for each in controlnet]
+    return load_controlnet(controlnet, **options) if isinstance(controlnet, (str, Path)) else controlnet
+
+
+def _processors(folder: PipelineFolder) -> dict[str, Any]:
+    """The scheduler and the tokenizers."""
+    tokenizers = {each.tokenizer: _tokenizer(folder.path / each.tokenizer) for each in folder.family.encoders}
+    return {
+        "scheduler": load_scheduler(folder.path / "scheduler", None),
+        **dict.fromkeys(("tokenizer", "tokenizer_2")),
+        **tokenizers,
+    }
+
+
+def _tokenizer(path: Path) -> Any:
+    """Transformers' own, which pipelines take, from files that sdort's reads too.
+
+    Raises:
+        BadModelError: the files are none of a tokenizer.
+    """
+    load_tokenizer(path)
+    return CLIPTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _settings(folder: PipelineFolder) -> dict[str, Any]:
+    """The other arguments of pipelines."""
+    return {
+        "safety_checker": None,
+        "feature_extractor": None,
+        "image_encoder": None,
+        "requires_safety_checker": False,
+        "force_zeros_for_empty_prompt": folder.empty_is_zero,
+        "requires_aesthetics_score": folder.family.aesthetic,
+        "add_watermarker": False,
+    }

@@ -1,0 +1,244 @@
+"""A component's session on torch tensors: the core of every integration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from sdort.errors import UsageError
+from sdort.integrations.torch.kept_prompts import KeptPrompts, MadeOfPrompt
+from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
+from sdort.integrations.torch.torch_place import TorchPlace
+from sdort.model.signature import TensorSpec, cast_feeds, timestep_shape
+from sdort.runtime.preparation import Part, Preparation
+from sdort.runtime.session import Session
+from sdort.runtime.step_split import SAMPLE, TIMESTEP
+from sdort.workload.image_inputs import image_inputs
+from sdort.workload.residuals import residual_shapes
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _uncompiled(function: _F) -> _F:
+    """Keep torch.compile out of a function: it would trace what hands tensors to ONNX Runtime, again for each input."""
+    kept: _F = torch.compiler.disable(function)
+    return kept
+
+
+class TensorSession:
+    """An open component that takes and gives torch tensors.
+
+    Inputs and outputs have the names of the graph's (:attr:`inputs`, :attr:`outputs`). What does not change from step
+    to step of a UNet or ControlNet is computed once for the same prompts. Threads may call it at the same time: they
+    take turns.
+
+    Args:
+        session: an open session of sdort's, on ``place.address``.
+        place: where it and torch meet (:func:`sdort.integrations.torch.torch_place.find_place`).
+
+    Raises:
+        UsageError: the session records graphs of a device that torch does not have.
+    """
+
+    def __init__(self, session: Session, place: TorchPlace) -> None:
+        self.session = session
+        self.place = place
+        graph = session.options.graph
+        if graph and place.stream is None:
+            raise UsageError(
+                f"with graph=True tensors have to be on the GPU of {session.provider.name}, and this torch has none",
+                hint="Install the torch of that GPU's vendor, or leave graph=True out.",
+            )
+        self.lock = threading.RLock()
+        """Held while it runs; to be taken by who changes its weights."""
+        self._fitting: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+        self._zeros: tuple[tuple[int, ...], dict[str, torch.Tensor]] | None = None
+        self._step = TensorBinding(session, _step_inputs(session), place, graph)
+        self._prompts, self._time = None, None
+        if parts := session.preparation:
+            self._time = _bound(parts.time, place) if parts.time else None
+            prompt = _bound(parts.prompt, place) if parts.prompt else None
+            self._prompts = KeptPrompts(prompt, parts.taken, parts.beside) if prompt else None
+        self._rows: dict[int, PreparedInputs] = {}
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """The inputs of the whole component by name."""
+        return self.session.inputs
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """The outputs, in their order."""
+        return self.session.outputs
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are taken without a copy, and where outputs are."""
+        return self.place.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the outputs."""
+        return torch_dtype(self.outputs[0].dtype)
+
+    @_uncompiled
+    def run(self, feeds: Tensors) -> dict[str, torch.Tensor]:
+        """Run the component once.
+
+        Args:
+            feeds: inputs by name, of any dtype and on any device; they are converted to what the graph declares. A
+                UNet's inputs for controls and for images of IP-Adapters may be left out, which is zeros. ``timestep``
+                may be one for all samples or one for each, whatever the graph takes.
+
+        Returns:
+            The outputs by name, on :attr:`device`, in memory of torch's. On a GPU they are ready when torch's current
+            stream is.
+
+        Raises:
+            UsageError: an input is no tensor; a static graph has other sizes; the timesteps are neither one nor as many
+                as the samples, or several where the graph takes one; a gradient is asked for.
+            BadModelError: an input is missing, or a shape does not fit.
+            ProviderError: the provider failed, or ran out of memory.
+        """
+        _check_tensors(feeds)
+        # Tensors that are kept from one run to the next have to be of use under torch.inference_mode and outside.
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            with self.place.running():
+                outputs = self._outputs(self._complete(feeds))
+            for value in outputs.values():
+                self.place.hand_over(value)
+        return outputs
+
+    def synchronize(self) -> None:
+        """Wait until everything that was asked of it is done, as before its weights change."""
+        if self.place.stream is not None:
+            self.place.stream.synchronize()
+
+    def _outputs(self, feeds: Tensors) -> dict[str, torch.Tensor]:
+        parts = self.session.preparation
+        if parts is None:
+            return self._step.run(feeds)
+        made = self._prompts.of(feeds, self.session.weights.version) if self._prompts else None
+        prepared = [made.step] if made else []
+        prepared += [self._timed(parts, feeds, made)] if self._time else []
+        return self._step.run({name: feeds[name] for name in parts.step}, *prepared)
+
+    def _timed(self, parts: Preparation, feeds: Tensors, made: MadeOfPrompt | None) -> PreparedInputs:
+        """What is made of the timesteps, on the device: a row for each sample, or one for all."""
+        samples = feeds[SAMPLE].shape[0]
+        prepared = [made.time] if made else []
+        known = made.time.values if made else {}
+        given = {name: feeds[name] for name in parts.beside if name not in known}
+        timesteps = feeds[TIMESTEP].reshape(-1).expand(samples)
+        assert self._time is not None
+        rows = self._time.run({TIMESTEP: timesteps, **given}, *prepared, in_place=True)
+        if samples not in self._rows:
+            own = {name: values if name in parts.each_sample else values[:1] for name, values in rows.items()}
+            self._rows[samples] = PreparedInputs(own, fixed=True)
+        return self._rows[samples]
+
+    def _complete(self, feeds: Tensors) -> Tensors:
+        """All inputs, of sizes that the graph takes."""
+        given = {name: value for name, value in feeds.items() if name in self.inputs}
+        if TIMESTEP in given and SAMPLE in given:
+            given[TIMESTEP] = self._timesteps(given[TIMESTEP], given[SAMPLE].shape[0])
+        shapes = tuple((name, tuple(value.shape)) for name, value in given.items())
+        if shapes not in self._fitting:
+            for name, shape in shapes:
+                _check_sizes(self.session.component, self.inputs[name], shape)
+            self._fitting.add(shapes)
+        if SAMPLE in given:
+            given = {**self._unsteered(tuple(given[SAMPLE].shape)), **given}
+        complete: dict[str, torch.Tensor] = cast_feeds(given, self.inputs.values(), self.session.component)
+        return complete
+
+    def _unsteered(self, sample: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        """Zeros for the inputs of controls and of IP-Adapters' images."""
+        if self._zeros is None or self._zeros[0] != sample:
+            shapes = residual_shapes(self.inputs, sample)
+            for name in image_inputs(self.inputs):
+                shapes[name] = (
+                    sample[0],
+                    *(size if isinstance(size, int) else 1 for size in self.inputs[name].shape[1:]),
+                )
+            made = {
+                name: torch.zeros(shape, dtype=torch_dtype(self.inputs[name].dtype), device=self.device)
+                for name, shape in shapes.items()
+            }
+            self._zeros = sample, made
+        return self._zeros[1]
+
+    def _timesteps(self, timestep: torch.Tensor, samples: int) -> torch.Tensor:
+        """The timestep in the shape that the graph takes.
+
+        Raises:
+            UsageError: there are neither one nor as many as samples; or it takes one for all samples, and these have
+                several.
+        """
+        shape = timestep_shape(self.inputs, samples)
+        values = timestep.reshape(-1)
+        if len(values) not in (1, samples):
+            raise UsageError(
+                f"{self.session.component} got {len(values)} timesteps for {samples} samples",
+                hint="Give one for all samples, or one for each.",
+            )
+        if shape != (samples,) and len(values) > 1:
+            if not bool((values == values[0]).all()):
+                raise UsageError(
+                    f"{self.session.component} takes one timestep for all samples, and these have several",
+                    hint="Run samples of different timesteps one after the other.",
+                )
+            values = values[:1]
+        return values.expand(shape) if shape else values[0]
+
+
+def _check_tensors(feeds: Tensors) -> None:
+    """Refuse inputs that are no tensors, and those that ask for a gradient.
+
+    Raises:
+        UsageError: one is or does.
+    """
+    for name, value in feeds.items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"the input {name!r} is a {type(value).__name__}, and no tensor of torch's",
+                hint="Give torch tensors: torch.as_tensor() makes them.",
+            )
+        if value.requires_grad and torch.is_grad_enabled():
+            raise UsageError(
+                f"the input {name!r} wants a gradient, and an ONNX graph gives none",
+                hint="Run it under torch.no_grad(), or train the torch model.",
+            )
+
+
+def _step_inputs(session: Session) -> list[TensorSpec]:
+    """The inputs of a session's own graph: the component's, or those of a step with what is prepared for it."""
+    parts = session.preparation
+    if parts is None:
+        return list(session.inputs.values())
+    specs = {**session.inputs, **{spec.name: spec for part in parts.parts for spec in part.outputs}}
+    return [specs[name] for name in parts.taken]
+
+
+def _bound(part: Part, place: TorchPlace) -> TensorBinding:
+    return TensorBinding(part, part.inputs.values(), place, graph=False)
+
+
+def _check_sizes(component: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    """Refuse sizes that a static graph does not have.
+
+    Raises:
+        UsageError: it has others.
+    """
+    fits = len(shape) == len(spec.shape) and all(
+        size == own for own, size in zip(spec.shape, shape, strict=True) if isinstance(own, int)
+    )
+    if not fits:
+        declared = " x ".join(str(size) if isinstance(size, int) else "any" for size in spec.shape)
+        raise UsageError(
+            f"{component} takes {spec.name!r} of {declared}, and not of {' x '.join(map(str, shape))}",
+            hint="Sizes that a graph was exported with (sdort export --static) stay: export without, or give these.",
+        )

@@ -1,0 +1,198 @@
+"""Modules of torch and diffusers that compute by ``torch.ops.sdort``: subclasses without state of their own.
+
+An instance of the base class becomes one by its ``__class__``: parameters, buffers, hooks and names stay as they are,
+so state dicts, adapters and ``isinstance`` know no difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.activations import GEGLU
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from torch import Tensor, nn
+
+from sdort.integrations.torch_operators import definitions as _definitions  # noqa: F401  (registers torch.ops.sdort)
+
+_ops = torch.ops.sdort
+
+
+class FusedGroupNorm(nn.GroupNorm):  # type: ignore[misc]
+    """``torch.ops.sdort.group_norm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, ...) to the same."""
+        y: Tensor = _ops.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return y
+
+
+class FusedGroupNormSilu(nn.GroupNorm):  # type: ignore[misc]
+    """With the SiLU behind it, which nobody else computes then, and what is added before."""
+
+    def forward(self, input: Tensor, shift: Tensor | None = None) -> Tensor:
+        """(N, C, ...) to the same; the shift is of (N, C)."""
+        y: Tensor = _ops.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, True, shift)
+        return y
+
+
+class FusedLayerNorm(nn.LayerNorm):  # type: ignore[misc]
+    """``torch.ops.sdort.layer_norm``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., C) to the same."""
+        y: Tensor = _ops.layer_norm(input, self.weight, self.bias, self.eps)
+        return y
+
+
+class FusedSkipLayerNorm(FusedLayerNorm):
+    """``torch.ops.sdort.skip_layer_norm`` where there is something to add before."""
+
+    def forward(self, input: Tensor, skip: Tensor | None = None) -> Any:
+        """(..., C) to the same: normalized; with a skip the sum's, and the sum."""
+        if skip is None:
+            return super().forward(input)
+        if input.dtype != skip.dtype:  # under autocast
+            total = input + skip
+            return super().forward(total), total
+        return _ops.skip_layer_norm(input, skip, self.weight, self.bias, self.eps)
+
+
+class FusedResnetBlock2D(ResnetBlock2D):  # type: ignore[misc]
+    """Its normalizations have the SiLU in them, the second one the addition of the time embedding."""
+
+    def forward(self, input_tensor: Tensor, temb: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """(N, C, H, W) and (N, T) to (N, C', H, W)."""
+        hidden = self.conv1(self.norm1(input_tensor))
+        if self.time_emb_proj is not None:
+            temb = self.time_emb_proj(temb if self.skip_time_act else self.nonlinearity(temb))
+        elif self.time_embedding_norm != "default":  # of a VAE
+            temb = None
+        hidden = self.conv2(self.dropout(self.norm2(hidden, temb)))
+        if self.conv_shortcut is not None:
+            input_tensor = self.conv_shortcut(input_tensor)
+        output = input_tensor + hidden
+        return output if self.output_scale_factor == 1 else output / self.output_scale_factor
+
+
+class FusedGEGLU(GEGLU):  # type: ignore[misc]
+    """The projection's bias, the gate and the product in one operator."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """(..., C) to (..., H)."""
+        proj = self.proj
+        y: Tensor
+        if type(proj) is nn.Linear and proj.bias is not None and not _is_hooked(proj):
+            y = _ops.bias_split_gelu(F.linear(hidden_states, proj.weight), proj.bias)
+        else:  # with an adapter, or moved by hooks
+            hidden_states = proj(hidden_states)
+            y = _ops.bias_split_gelu(hidden_states, hidden_states.new_zeros(hidden_states.shape[-1]))
+        return y
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or hasattr(module, "_hf_hook")
+
+
+class FusedTransformerBlock(BasicTransformerBlock):  # type: ignore[misc]
+    """The residual additions with the layer normalizations behind them."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        timestep: Tensor | None = None,
+        cross_attention_kwargs: dict[str, Any] | None = None,
+        class_labels: Tensor | None = None,
+        added_cond_kwargs: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """(N, S, C) to the same; as diffusers has it in chunks, with GLIGEN or for four dimensions."""
+        options = dict(cross_attention_kwargs or {})
+        if self._chunk_size is not None or "gligen" in options or hidden_states.dim() != 3:
+            given = attention_mask, encoder_hidden_states, encoder_attention_mask, timestep, cross_attention_kwargs
+            y: Tensor = super().forward(hidden_states, *given, class_labels, added_cond_kwargs)
+            return y
+        attended = self.attn1(
+            self.norm1(hidden_states),
+            encoder_hidden_states=encoder_hidden_states if self.only_cross_attention else None,
+            attention_mask=attention_mask,
+            **options,
+        )
+        normalized, hidden_states = self.norm2(attended, hidden_states)
+        attended = self.attn2(
+            normalized,
+            encoder_hidden_states=encoder_hidden_states,
+            attention_mask=encoder_attention_mask,
+            **options,
+        )
+        normalized, hidden_states = self.norm3(attended, hidden_states)
+        output: Tensor = self.ff(normalized) + hidden_states
+        return output
+
+
+class ChannelsLastTransformer2DModel(Transformer2DModel):  # type: ignore[misc]
+    """Without the copy to (N, C, H, W) behind its blocks: the tensor lies channels-last there already."""
+
+    def _get_output_for_continuous_inputs(
+        self, hidden_states: Tensor, residual: Tensor, batch_size: int, height: int, width: int, inner_dim: int
+    ) -> Tensor:
+        if self.use_linear_projection:
+            hidden_states = self.proj_out(hidden_states)
+        hidden_states = hidden_states.reshape(batch_size, height, width, -1).permute(0, 3, 1, 2)
+        if not self.use_linear_projection:
+            hidden_states = self.proj_out(hidden_states)
+        return hidden_states + residual
+
+
+class OperatorAttnProcessor(AttnProcessor2_0):  # type: ignore[misc]
+    """``torch.ops.sdort.attention`` where no gradient is wanted: its backward holds all weights, torch's does not.
+
+    With a mask, or norms of heads or of another latent, diffusers' own.
+    """
+
+    def __call__(
+        self,
+        attn: Attention,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        temb: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """(N, S, C) or (N, C, H, W) to the same."""
+        others = attention_mask, attn.spatial_norm, attn.norm_q, attn.norm_k
+        y: Tensor
+        if any(other is not None for other in others):
+            given = hidden_states, encoder_hidden_states, attention_mask, temb
+            y = super().__call__(attn, *given, *args, **kwargs)
+            return y
+        residual, shape = hidden_states, hidden_states.shape
+        if hidden_states.dim() == 4:
+            hidden_states = hidden_states.flatten(2).transpose(1, 2)
+        if attn.group_norm is not None:
+            hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        if encoder_hidden_states is not None and attn.norm_cross:
+            source = attn.norm_encoder_hidden_states(source)
+        projected = attn.to_q(hidden_states), attn.to_k(source), attn.to_v(source)
+        y = _attend(*(x.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for x in projected))
+        y = attn.to_out[1](attn.to_out[0](y.transpose(1, 2).flatten(2)))
+        if residual.dim() == 4:
+            y = y.transpose(1, 2).reshape(shape)
+        if attn.residual_connection:
+            y = y + residual
+        return y if attn.rescale_output_factor == 1 else y / attn.rescale_output_factor
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    y: Tensor = (F.scaled_dot_product_attention if learns else _ops.attention)(query, key, value)
+    return y

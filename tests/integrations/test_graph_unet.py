@@ -1,0 +1,204 @@
+"""The UNet's graph as a torch module: diffusers' numbers, whatever comes in, and torch's manners."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_pipeline
+from support.tiny_pipeline import Tiny
+
+from sdort.errors import UsageError
+from sdort.integrations.torch import GraphUNet, load_unet
+
+TOLERANCE = 1e-4
+"""fp32 on both sides, outputs of about 1: 3e-6 is seen, and a wrong tensor gives 0.01 and more."""
+
+
+@pytest.fixture(scope="module")
+def unet(tiny: Tiny) -> GraphUNet:
+    return load_unet(tiny.onnx, provider="cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def prompts(batch: int = 2, seed: int = 0, tokens: int = 77) -> torch.Tensor:
+    return torch.randn(batch, tokens, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def latents(batch: int = 2, height: int = 16, width: int = 16) -> torch.Tensor:
+    return torch.randn(batch, 4, height, width, generator=torch.Generator().manual_seed(9))
+
+
+def assert_same(ours: GraphUNet, theirs: torch.nn.Module, *inputs: Any) -> None:
+    torch.testing.assert_close(ours(*inputs).sample, theirs(*inputs).sample, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("sample", "timestep", "context"),
+    [
+        pytest.param(latents(), 999, prompts(), id="integer"),
+        pytest.param(latents(), torch.tensor(3.5), prompts(), id="fraction"),
+        pytest.param(latents(), torch.tensor([7, 7]), prompts(), id="one each"),
+        pytest.param(latents(1, 16, 24), 20, prompts(1), id="another size"),
+        pytest.param(latents(3), 20, prompts(3, tokens=154), id="long prompts"),
+        pytest.param(latents().transpose(2, 3), 20, prompts(), id="not contiguous"),
+        pytest.param(latents().double(), 20, prompts().double(), id="another dtype"),
+    ],
+)
+def test_the_numbers_are_diffusers(
+    unet: GraphUNet, tiny: Tiny, sample: torch.Tensor, timestep: Any, context: torch.Tensor
+) -> None:
+    made = unet(sample, timestep, context, return_dict=False)[0]
+    expected = tiny.pipeline.unet(sample.float(), timestep, context.float()).sample
+    torch.testing.assert_close(made, expected.to(sample.dtype), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_prompt_that_changed_in_place_is_another_one(unet: GraphUNet, tiny: Tiny, mode: Callable[[], Any]) -> None:
+    with mode():
+        sample, context = latents(), prompts(seed=1)
+        assert_same(unet, tiny.pipeline.unet, sample, 5, context)
+        context[0].mul_(2)
+        assert_same(unet, tiny.pipeline.unet, sample, 5, context)
+        context.copy_(prompts(seed=2))
+        assert_same(unet, tiny.pipeline.unet, sample, 6, context)
+
+
+def test_what_a_prompt_decides_is_computed_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    unet = load_unet(tiny.onnx, provider="cpu")
+    preparation = unet.session.session.preparation
+    assert preparation is not None
+    assert preparation.prompt is not None
+    part, runs = preparation.prompt, []
+    run = part.run_bound
+
+    def counted(*args: Any) -> None:
+        runs.append(args)
+        run(*args)
+
+    monkeypatch.setattr(part, "run_bound", counted)
+    one, other = prompts(seed=1), prompts(seed=2)
+    for step, context in enumerate([one, one, other, one, other, one.clone()]):
+        unet(latents(), step, context)
+    assert len(runs) == 2
+
+
+def test_outputs_are_memory_of_their_own(unet: GraphUNet) -> None:
+    first = unet(latents(), 5, prompts()).sample
+    kept = first.clone()
+    second = unet(latents(), 900, prompts()).sample
+    assert first.data_ptr() != second.data_ptr()
+    torch.testing.assert_close(first, kept, atol=0, rtol=0)
+
+
+def test_threads_take_turns(unet: GraphUNet) -> None:
+    calls = [(latents() * number, number, prompts(seed=number)) for number in range(1, 9)]
+    expected = [unet(*call).sample for call in calls]
+
+    def run(call: tuple[Any, ...]) -> torch.Tensor:
+        with torch.no_grad():
+            made: torch.Tensor = unet(*call).sample
+            return made
+
+    with ThreadPoolExecutor(4) as pool:
+        for made, one in zip(pool.map(run, calls), expected, strict=True):
+            torch.testing.assert_close(made, one, atol=0, rtol=0)
+
+
+def test_torch_compile_leaves_a_graph_alone(unet: GraphUNet) -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    made = torch.compile(lambda sample: unet(sample * 2, 5, prompts()).sample + 1, backend=backend)(latents())
+    torch.testing.assert_close(made, unet(latents() * 2, 5, prompts()).sample + 1, atol=0, rtol=0)
+    assert not {"data_ptr", "empty", "expand"} & set(seen), seen
+    torch._dynamo.reset()
+
+
+def test_a_module_is_pickled_by_its_path(unet: GraphUNet, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = pickle.dumps(unet)
+    assert len(text) < 1000
+    monkeypatch.chdir("/")
+    assert_same(pickle.loads(text), tiny.pipeline.unet, latents(), 5, prompts())
+
+
+def test_a_module_that_is_dropped_frees_its_sessions(tiny: Tiny) -> None:
+    unet = load_unet(tiny.onnx, provider="cpu")
+    unet(latents(), 5, prompts())
+    session = unet.session.session
+    parts = [session, *session.preparation.parts] if session.preparation else []
+    assert len(parts) == 3
+    freed = [weakref.ref(part.ort) for part in parts]
+    del session, parts, unet
+    assert [ort() for ort in freed] == [None] * 3
+
+
+def test_it_is_where_it_is_and_says_so(unet: GraphUNet) -> None:
+    assert len(list(unet.parameters())) == 1
+    assert (unet.dtype, unet.device) == (torch.float32, torch.device("cpu"))
+    assert unet.to("cpu") is unet
+    assert unet.to("cpu", torch.float32) is unet.float()
+    assert unet.config.in_channels == 4
+    assert unet.config.time_cond_proj_dim is None
+    for move in (unet.half, lambda: torch.nn.Sequential(unet).to(torch.float16)):
+        with pytest.raises(UsageError, match=r"takes torch\.float32 and cannot become torch\.float16"):
+            move()
+    with pytest.raises(UsageError, match="runs on cpu and cannot be moved to meta"):
+        unet.to("meta")
+    if not torch.backends.cuda.is_built():
+        with pytest.raises(UsageError, match="runs on cpu and cannot be moved: Torch not compiled with CUDA"):
+            torch.nn.Sequential(unet).to("cuda")
+    with pytest.raises(UsageError, match="Copy the folder"):
+        unet.save_pretrained("there")
+    with pytest.raises(AttributeError, match="runs as an ONNX graph and has no 'enable_freeu'"):
+        unet.enable_freeu(s1=1, s2=1, b1=1, b2=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"timestep": torch.tensor([1, 2])}, "one timestep for all samples", id="timesteps"),
+        pytest.param({"timestep": torch.ones(3)}, "got 3 timesteps for 2 samples", id="more timesteps"),
+        pytest.param({"timestep": torch.ones(0)}, "got 0 timesteps for 2 samples", id="no timestep"),
+        pytest.param({"encoder_hidden_states": None}, "'encoder_hidden_states' is a NoneType", id="no prompt"),
+        pytest.param({"class_labels": torch.zeros(2)}, "does not take class_labels", id="labels"),
+        pytest.param({"added_cond_kwargs": {"image_embeds": torch.zeros(2)}}, "take image_embeds", id="image"),
+        pytest.param({"cross_attention_kwargs": {"gligen": {}}}, "gligen would change the inside", id="attention"),
+        pytest.param(
+            {"mid_block_additional_residual": torch.zeros(2)}, "sdort export MODEL OUT --control", id="control"
+        ),
+        pytest.param({"sample": latents()[0]}, "any x 4 x any x any, and not of 4 x 16 x 16", id="rank"),
+    ],
+)
+def test_what_a_graph_cannot_do_is_refused(unet: GraphUNet, arguments: dict[str, Any], message: str) -> None:
+    usual = {"sample": latents(), "timestep": 1, "encoder_hidden_states": prompts()}
+    with pytest.raises(UsageError, match=message):
+        unet(**{**usual, **arguments})
+
+
+def test_a_gradient_is_refused(unet: GraphUNet) -> None:
+    with torch.enable_grad(), pytest.raises(UsageError, match="'sample' wants a gradient"):
+        unet(latents().requires_grad_(), 1, prompts())
+
+
+def test_a_static_graph_says_which_sizes_it_has(tiny: Tiny, tmp_path: Path) -> None:
+    tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "onnx", batch=2)
+    unet = load_unet(tmp_path / "onnx", provider="cpu")
+    assert_same(unet, tiny.pipeline.unet, latents(), 5, prompts())
+    with pytest.raises(UsageError, match="takes 'sample' of 2 x 4 x 16 x 16, and not of 3 x 4 x 16 x 16"):
+        unet(latents(3), 5, prompts(3))

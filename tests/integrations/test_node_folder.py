@@ -1,0 +1,85 @@
+"""``sdort integrate comfyui``: a folder of nodes comes, is replaced and goes, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sdort.cli import cli
+from sdort.errors import OutputError, UsageError
+from sdort.integrations.comfyui.node_folder import NodeFolder, remove_comfyui_nodes, write_comfyui_nodes
+
+
+@pytest.fixture
+def comfyui(tmp_path: Path) -> Path:
+    for name in ("main.py", "nodes.py", "comfy/sd.py", "custom_nodes/other/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_nodes_come_and_go(comfyui: Path) -> None:
+    before = sorted(comfyui.rglob("*"))
+    folder = write_comfyui_nodes(comfyui).path
+    assert folder.parent == comfyui / "custom_nodes"
+    assert {path.name for path in folder.iterdir()} == {"__init__.py", "pyproject.toml"}
+    (folder / "__pycache__").mkdir()  # ComfyUI has run
+    with pytest.raises(OutputError, match="exists"):
+        write_comfyui_nodes(comfyui)
+    assert write_comfyui_nodes(comfyui, overwrite=True) == NodeFolder(folder, True)
+    assert remove_comfyui_nodes(comfyui) == NodeFolder(folder, False)
+    assert sorted(comfyui.rglob("*")) == before
+    with pytest.raises(UsageError, match="nothing to remove"):
+        remove_comfyui_nodes(comfyui)
+
+
+@pytest.mark.parametrize(("name", "text"), [("notes.txt", ""), ("__init__.py", "NODE_CLASS_MAPPINGS = {}")])
+def test_what_sdort_did_not_write_stays(comfyui: Path, name: str, text: str) -> None:
+    folder = write_comfyui_nodes(comfyui).path
+    (folder / name).write_text(text)
+    with pytest.raises(OutputError, match="sdort did not write"):
+        write_comfyui_nodes(comfyui, overwrite=True)
+    with pytest.raises(OutputError, match="sdort did not write"):
+        remove_comfyui_nodes(comfyui)
+    assert (folder / name).read_text() == text
+
+
+def test_a_linked_folder_is_not_removed(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = write_comfyui_nodes(comfyui).path
+    place = tmp_path_factory.mktemp("elsewhere") / "nodes"
+    folder.rename(place)
+    folder.symlink_to(place)
+    with pytest.raises(OutputError, match="is a link"):
+        remove_comfyui_nodes(comfyui)
+    assert (place / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("place", "missing", "message"),
+    [
+        ("", "comfy/sd.py", "is not ComfyUI's folder: it has no comfy/sd.py"),
+        ("custom_nodes", "", "is a part of ComfyUI"),
+        ("nowhere", "", "is not ComfyUI's folder"),
+    ],
+)
+def test_another_folder_is_refused(comfyui: Path, place: str, missing: str, message: str) -> None:
+    if missing:
+        (comfyui / missing).unlink()
+    with pytest.raises(UsageError, match=message):
+        write_comfyui_nodes(comfyui / place)
+
+
+def test_the_command_says_what_it_did(comfyui: Path) -> None:
+    folder = comfyui / "custom_nodes" / "sdort-nodes"
+    written = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui)])
+    assert written.output.startswith(f"wrote {folder}; ")
+    assert "pip install" in written.output
+    removed = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui), "--remove"])
+    assert removed.output == f"removed {folder}; restart ComfyUI\n"
+    as_json = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui), "--json"])
+    assert json.loads(as_json.stdout)["path"] == str(folder)
+    refused = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui), "--remove", "--overwrite"])
+    assert "exclude each other" in refused.output

@@ -1,0 +1,429 @@
+"""``torch.ops.sdort.*``: kernels on tensors, what torch asks of an operator, and where torch's own run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import native, rocm_stub
+from support.operator_cases import Call, calls, results
+from torch import Tensor
+
+from sdort.errors import UsageError
+from sdort.integrations.torch_operators import definitions, launching
+from sdort.ops.pointer_kernels import Attention, GroupNorm, Place, Problem, load_kernels
+
+NAMES = list(calls(torch.float32))
+OPERATORS = [schema.partition("(")[0] for schema in definitions.SCHEMAS]
+each_call = pytest.mark.parametrize("name", NAMES)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+
+pytestmark = pytest.mark.usefixtures("operator_kernels")
+
+
+def by_formula(call: Call) -> tuple[Tensor, ...]:
+    kept = launching._loaded
+    launching._loaded = lambda: (None, "of this test")  # type: ignore[assignment]
+    try:
+        return call()
+    finally:
+        launching._loaded = kept
+
+
+def assert_near(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
+    """But for float32 arithmetic in another order: eight units of the largest value in the last place, of fp16 one."""
+    for a, b in zip(actual, wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+        limit = (2.0**-10 if a.dtype == torch.float16 else 2.0**-20) * b.abs().max()
+        assert (a.double() - b.double()).abs().max() <= limit
+
+
+def test_every_operator_has_a_call() -> None:
+    assert {call.operator for call in calls(torch.float32).values()} == set(OPERATORS)
+
+
+@dtypes
+@pytest.mark.parametrize("width", [40, 12], ids=["vectors", "narrow"])
+@each_call
+def test_the_cpu_computes_what_onnxruntime_does_with_the_library(
+    name: str, width: int, dtype: torch.dtype, told: list[str]
+) -> None:
+    """To the last bit: shapes, strides and attributes reach the same code."""
+    call = calls(dtype, width)[name]
+    for actual, wanted in zip(call(), call.node(*call.arguments), strict=True):
+        np.testing.assert_array_equal(actual.numpy(), wanted)
+    assert told == []
+
+
+@dtypes
+def test_gpu_kernels_compute_it_too(dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels' source as CPU code behind a HIP driver, on the stream and with the workspaces of a GPU."""
+    rocm_stub.load_driver()
+    monkeypatch.setenv("SDORT_STUB_BODIES", str(native.build_folder() / "libsdort_simulated_wmma_gfx11.so"))
+    monkeypatch.setattr(launching, "_kept", {})
+    monkeypatch.setattr(launching, "_LEAST_WORKSPACE", 1)
+    for call in [small_group_norm(dtype), *calls(dtype).values(), *wide_attention(dtype)]:
+        on_cpu = call()
+        with monkeypatch.context() as patch:
+            patch.setattr(definitions, "where_of", lambda _: launching.Where(Place.HIP, 0, 64))
+            assert_near(call(), on_cpu)
+    assert told == []
+    ((where, kept),) = launching._kept.items()
+    assert where == (0, 64)
+    assert len(kept) > 1  # it was outgrown
+
+
+class Launches:
+    """Kernels that note where they are to run, and need a workspace."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[Any, ...]] = []
+        self.workspaces: list[tuple[int | None, int]] = []
+        self.needed = 64
+
+    def run(self, problem: Problem, half: bool, place: Place, *, device: int, stream: int, workspace: int = 0) -> int:
+        self.places.append((place, device, stream))
+        assert isinstance(problem, GroupNorm | Attention)
+        self.workspaces.append((problem.workspace, workspace))
+        return self.needed if workspace < self.needed else 0
+
+
+@pytest.mark.parametrize("problem", [GroupNorm(), Attention()], ids=lambda problem: type(problem).__name__)
+def test_every_launch_is_on_the_tensors_device_and_stream(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_kept", {})
+    launches: Any = Launches()
+    where = launching.Where(Place.HIP, 3, 64)
+    launching.launch(problem, torch.empty(1), where, launches)
+    assert launches.places == [where] * 2
+    assert list(launching._kept) == ([(3, 64)] if isinstance(problem, GroupNorm) else [])
+
+
+def test_a_workspace_that_is_outgrown_stays_beside_a_cleared_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_kept", {})
+    launches: Any = Launches()
+    for launches.needed in (64, 1 << 22):
+        launching.launch(GroupNorm(), torch.empty(1), launching.Where(Place.HIP, 3, 64), launches)
+    first, second = launching._kept[3, 64]
+    had, has = ((memory.data_ptr(), memory.numel()) for memory in (first, second))
+    assert launches.workspaces == [(None, 0), had, had, has]
+    assert not first.any()
+    assert not second.any()
+
+
+@pytest.mark.parametrize(("hip", "place"), [("6.4", Place.HIP), (None, Place.CUDA)], ids=["hip", "cuda"])
+def test_a_gpu_tensor_is_where_torch_has_it(hip: str | None, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device's own current stream and machine code; the device is the thread's current one meanwhile."""
+    x: Any = SimpleNamespace(is_cpu=False, is_cuda=True, device=torch.device("cuda:2"))
+    streams = {x.device: SimpleNamespace(cuda_stream=640)}
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    where = launching.where_of(x)
+    assert where == (place, 2, 640)
+    guard = launching.current(x)
+    assert isinstance(guard, torch.cuda.device)
+    assert guard.idx == 2
+    asked: list[tuple[Any, ...]] = []
+    kernels: Any = SimpleNamespace(why_not=lambda *given: asked.append(given))
+    monkeypatch.setattr(launching, "_loaded", lambda: (kernels, ""))
+    assert launching.kernels_for(where) is kernels
+    assert asked == [(place, 2)]
+
+
+def small_group_norm(dtype: torch.dtype) -> Call:
+    """With less of a workspace than the others."""
+    x, one = torch.randn(1, 8, 1, 1, generator=torch.Generator().manual_seed(0)).to(dtype), torch.ones(8)
+    return Call("group_norm", (x, 1, one, one, 1.0, False, None), lambda *_: [])
+
+
+def wide_attention(dtype: torch.dtype) -> list[Call]:
+    """With a workspace in fp16."""
+    x = torch.randn(1, 1, 20, 192, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return [Call("attention", (x, x, x), lambda *_: [])]
+
+
+@each_call
+def test_formulas_compute_it_too(name: str) -> None:
+    call = calls(torch.float32)[name]
+    assert_near(by_formula(call), call())
+
+
+def test_formulas_leave_results_where_kernels_do() -> None:
+    """Which torch's own group norm does not in three dimensions."""
+    x, *rest = calls(torch.float32)["group_norm"].arguments
+    call = Call("group_norm", (x.flatten(2), *rest), lambda *_: [])
+    assert_near(by_formula(call), call())
+
+
+def changed(change: Callable[[Tensor], Tensor], call: Call) -> Call:
+    """Every tensor of several dimensions in another place of memory, with the same values."""
+    arguments = (change(x) if isinstance(x, Tensor) and x.dim() > 2 else x for x in call.arguments)
+    return Call(call.operator, tuple(arguments), call.node)
+
+
+def every_second(x: Tensor) -> Tensor:
+    room = x.new_zeros(*x.shape[:-1], 2 * x.shape[-1])
+    room[..., ::2] = x
+    return room[..., ::2]
+
+
+def askew(x: Tensor) -> Tensor:
+    """As dense as before, from an address that is no multiple of 16 bytes."""
+    room = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].as_strided(x.shape, x.stride())
+    return room.copy_(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (every_second, r"(is not contiguous|is not channels-last|last dimension is not contiguous) \("),
+        (askew, r"a tensor does not lie at a multiple of 16 bytes \(clone\(\) moves it\)$"),
+        (lambda x: x.to(torch.bfloat16), "there are kernels for float32 and float16, not for bfloat16$"),
+    ],
+    ids=["strides", "address", "type"],
+)
+@pytest.mark.parametrize("name", ["bias_add", "bias_split_gelu", "skip_layer_norm", "skip_group_norm", "attention"])
+def test_what_kernels_cannot_read_runs_as_torchs_own(
+    name: str, change: Callable[[Tensor], Tensor], reason: str, told: list[str]
+) -> None:
+    call = changed(change, calls(torch.float32)[name])
+    for _ in range(2):
+        assert_near(call(), by_formula(call))
+    (message, _of_by_formula) = told
+    assert message.startswith(f"torch.ops.sdort.{name} runs as torch's own operators: ")
+    assert re.search(reason, message), message
+
+
+def test_a_contiguous_image_stays_so_and_is_told(told: list[str]) -> None:
+    x, *rest = calls(torch.float32)["group_norm"].arguments
+    y = torch.ops.sdort.group_norm(x.contiguous(), *rest)
+    assert y.is_contiguous()
+    assert_near((y,), (torch.ops.sdort.group_norm(x, *rest).contiguous(),))
+    assert told == [
+        "torch.ops.sdort.group_norm runs as torch's own operators: x is not channels-last"
+        " (model.to(memory_format=torch.channels_last) makes it so)"
+    ]
+
+
+def test_a_channels_last_image_is_read_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three dimensions too, as diffusers' attention has it."""
+    problems: list[Any] = []
+    monkeypatch.setattr(definitions, "launch", lambda problem, *_: problems.append(problem))
+    x, *rest = calls(torch.float32)["group_norm"].arguments
+    torch.ops.sdort.group_norm(x, *rest)
+    y = torch.ops.sdort.group_norm(x.flatten(2), *rest)
+    assert [problem.x for problem in problems] == [x.data_ptr()] * 2
+    assert y.stride() == x.flatten(2).stride()
+
+
+def test_heads_are_read_where_they_lie(told: list[str]) -> None:
+    """Query, key and value as views of one tensor."""
+    packed = torch.randn(2, 6, 3, 3, 40, generator=torch.Generator().manual_seed(1)).half()
+    views = [packed[:, :, :, i].transpose(1, 2) for i in range(3)]
+    apart = [view.contiguous() for view in views]
+    assert torch.equal(torch.ops.sdort.attention(*views), torch.ops.sdort.attention(*apart))
+    assert told == []
+
+
+@pytest.mark.parametrize("name", ["group_norm", "layer_norm"])
+def test_weights_of_another_type_are_converted(name: str) -> None:
+    x, *rest = calls(torch.float16)[name].arguments
+    other = [
+        v.to(torch.float16 if v.dtype == torch.float32 else torch.float32) if isinstance(v, Tensor) else v for v in rest
+    ]
+    back = [v.to(w.dtype) if isinstance(w, Tensor) else v for v, w in zip(other, rest, strict=True)]
+    operator = getattr(torch.ops.sdort, name)
+    assert torch.equal(operator(x, *other), operator(x, *back))
+    for values in (*other, *back):  # as an EMA of weights does, which no version counter tells
+        if isinstance(values, Tensor):
+            values.data.mul_(2)
+    assert torch.equal(operator(x, *other), operator(x, *back))
+
+
+def test_without_the_library_torchs_own_run_and_that_is_told_once(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_kernels.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "_loaded", _loaded)
+        for name in ("bias_add", "layer_norm", "bias_add"):
+            calls(torch.float32)[name]()
+    _loaded.cache_clear()
+    load_kernels.cache_clear()
+    assert told == [
+        "torch.ops.sdort.* run as torch's own operators: the library is not built here. Build it: sdort ops build"
+    ]
+
+
+_loaded = launching._loaded
+"""Before the fixture."""
+
+
+def test_without_machine_code_torchs_own_run_and_that_is_told_once(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "where_of", lambda _: launching.Where(Place.CUDA, 0, 0))
+    for name in ("bias_add", "layer_norm"):
+        call = calls(torch.float32)[name]
+        assert_near(call(), by_formula(call))
+    assert told[0] == "torch.ops.sdort.* run as torch's own operators: no cuda driver can be loaded here"
+    assert len(told) == 2  # by_formula's
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("bias_add", (floats(2, 8), floats(7), floats(2, 8)), "bias must have the shape (8), it has (7)"),
+        ("bias_add", (floats(2, 8), floats(8), floats(8)), "skip must have the shape of x, (2, 8), it has (8)"),
+        (
+            "bias_add",
+            (floats(2, 8), floats(8), floats(2, 8).half()),
+            "skip must have the type of x, torch.float32, it is torch.float16",
+        ),
+        ("bias_add", (floats(), floats(1), floats()), "x must have 1 dimensions or more, it has the shape ()"),
+        (
+            "bias_add",
+            (floats(2, 8), floats(8).to("meta"), floats(2, 8)),
+            "bias is on meta, x on cpu\n  Move it: bias.to(x.device)",
+        ),
+        (
+            "bias_add",
+            (floats(2, 8).int(), floats(8), floats(2, 8).int()),
+            "x must be of a floating type, it is torch.int32\n  Convert it: x.to(torch.float16)",
+        ),
+        (
+            "bias_split_gelu",
+            (floats(2, 7), floats(7)),
+            "x must have an even number of columns, it has the shape (2, 7)",
+        ),
+        ("layer_norm", (floats(2, 8), floats(8), floats(1, 8)), "bias must have the shape (8), it has (1, 8)"),
+        ("layer_norm", (floats(2, 8), floats(8), None, -1.0), "eps must not be negative, it is -1.0"),
+        (
+            "skip_layer_norm",
+            (floats(2, 8), floats(2, 8), floats(8), None, 1e-5, floats(2, 8)),
+            "shift must have the shape (8), it has (2, 8)",
+        ),
+        (
+            "group_norm",
+            (floats(1, 8, 2), 3, floats(8), floats(8)),
+            "groups must divide the 8 channels of x, it is 3",
+        ),
+        (
+            "group_norm",
+            (floats(1, 8), 2, floats(8), floats(8)),
+            "x must have 3 dimensions or more, it has the shape (1, 8)",
+        ),
+        (
+            "group_norm",
+            (floats(2, 8, 2), 2, floats(8), floats(8), 1e-5, False, floats(1, 8)),
+            "shift must have the shape (8) or (2, 8), it has (1, 8)",
+        ),
+        (
+            "skip_group_norm",
+            (floats(2, 8, 2), floats(2, 8, 3), 2, floats(8), floats(8)),
+            "skip must have the shape of x, (2, 8, 2), it has (2, 8, 3)",
+        ),
+        (
+            "attention",
+            (floats(1, 2, 3, 4), floats(1, 2, 3, 5), floats(1, 2, 3, 4)),
+            "the shapes must be (N, h, S, d), (N, h, L, d) and (N, h, L, e),"
+            " they are query (1, 2, 3, 4), key (1, 2, 3, 5), value (1, 2, 3, 4)",
+        ),
+        (
+            "attention",
+            (floats(1, 2, 3, 4), floats(1, 2, 3, 4), floats(1, 2, 2, 4)),
+            "the shapes must be (N, h, S, d), (N, h, L, d) and (N, h, L, e),"
+            " they are query (1, 2, 3, 4), key (1, 2, 3, 4), value (1, 2, 2, 4)",
+        ),
+        (
+            "attention",
+            (floats(1, 2, 3, 4), floats(1, 2, 0, 4), floats(1, 2, 0, 4)),
+            "there must be a key, and heads of a size, key has the shape (1, 2, 0, 4)",
+        ),
+        (
+            "attention",
+            (floats(1, 1, 2, 3, 4), floats(1, 2, 3, 4), floats(1, 2, 3, 4)),
+            "query must have four dimensions, it has the shape (1, 1, 2, 3, 4)",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "(" not in value and " " not in value else "",
+)
+def test_malformed_calls_are_refused_in_words_before_anything_runs(
+    name: str, arguments: tuple[Any, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "launch", pytest.fail)
+    with pytest.raises(UsageError) as error:
+        getattr(torch.ops.sdort, name)(*arguments)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("bias_add", (floats(0, 8), floats(8), floats(0, 8))),
+        ("bias_split_gelu", (floats(2, 0), floats(0))),
+        ("layer_norm", (floats(0, 8), floats(8))),
+        ("group_norm", (floats(0, 8, 2, 2), 2, floats(8), floats(8))),
+        ("attention", (floats(1, 2, 0, 4), floats(1, 2, 3, 4), floats(1, 2, 3, 4))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_empty_stays_so(name: str, arguments: tuple[Any, ...]) -> None:
+    assert getattr(torch.ops.sdort, name)(*arguments).numel() == 0
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_torch_checks_the_registration(name: str) -> None:
+    """Schema, autograd, fake tensors, and tracing with sizes that change."""
+    call = next(call for call in calls(torch.float32).values() if call.operator == name)
+    arguments = tuple(
+        x.detach().clone(memory_format=torch.preserve_format).requires_grad_() if isinstance(x, Tensor) else x
+        for x in call.arguments
+    )
+    torch.library.opcheck(getattr(torch.ops.sdort, name).default, arguments)
+
+
+@each_call
+def test_gradients_are_those_of_the_function(name: str) -> None:
+    call = calls(torch.float32, width=8)[name]
+    assert torch.autograd.gradcheck(getattr(torch.ops.sdort, call.operator), call.in_float64(), fast_mode=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_all_of_them_compile_to_one_graph(backend: str) -> None:
+    arguments = {name: call.arguments for name, call in calls(torch.float32).items()}
+    operators = {name: getattr(torch.ops.sdort, call.operator) for name, call in calls(torch.float32).items()}
+    leaf = torch.ones((), requires_grad=True)
+
+    def model(factor: Tensor) -> list[Tensor]:
+        made = []
+        for name, (x, *rest) in arguments.items():
+            made += [y * 2 for y in results(operators[name](x * factor, *rest))]
+        return made
+
+    wanted = model(leaf)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)(leaf)
+    for actual, expected in zip(compiled, wanted, strict=True):
+        assert torch.equal(actual, expected)
+    (gradient,) = torch.autograd.grad(sum(y.square().sum() for y in compiled), leaf)
+    (expected,) = torch.autograd.grad(sum(y.square().sum() for y in wanted), leaf)
+    assert torch.equal(gradient, expected)
+
+
+def test_the_profiler_names_them() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        calls(torch.float32)["group_norm"]()
+    assert "sdort::group_norm" in {event.name for event in profile.events()}
