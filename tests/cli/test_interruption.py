@@ -41,7 +41,11 @@ main()
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
-    _, said = process.communicate(timeout=60)
+    with process:
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()  # one that hangs would fail other tests, too
     return process.returncode, said
 
 
@@ -157,6 +161,7 @@ def test_a_run_that_begins_while_the_interrupt_waits_ends_too(tmp_path: Path) ->
         import slow
         with stoppable(ended.release):
             ended.acquire()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])  # the sleep is no run that anyone stops
         time.sleep(60)
         """)
     process.send_signal(signal.SIGINT)
