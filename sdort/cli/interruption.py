@@ -2,15 +2,14 @@
 
 While a command runs, the first signal raises KeyboardInterrupt in the main thread, so that every ``with`` and
 ``finally`` cleans up; before and after, it ends the process. Python runs signal handlers between its own instructions
-only, and ONNX Runtime computes for minutes: a thread hears of every signal at once, ends ONNX Runtime's runs, and ends
-the process where people insist. What a process that ends so leaves behind (hidden folders) the next command for the
-same output removes (:mod:`sdort.staging`).
+only, and ONNX Runtime computes for minutes: a thread hears of every signal at once, ends ONNX Runtime's runs, wakes the
+main thread until it has raised, and ends the process where people insist. What a process that ends so leaves behind
+(hidden folders) the next command for the same output removes (:mod:`sdort.staging`).
 """
 
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import select
 import signal
@@ -29,7 +28,8 @@ _PATIENCE = 1.0
 """Seconds after which people are told why nothing seems to happen."""
 
 _AGAIN = 0.01
-"""Seconds until an interrupt is raised that had to wait for something whole, or that a destructor could not pass on."""
+"""Seconds after which the main thread is woken again while the interrupt is due: it had to wait for something whole, a
+destructor could not pass it on, or it came just before a system call, which Python then does not break off."""
 
 _WHOLE = ("<frozen importlib", str(Path(__file__).parents[1] / "staging.py"))
 """Files whose functions are not broken off: C++ of a module that is imported ends the process if Python raises in it,
@@ -43,6 +43,8 @@ _exit_code = 1
 _running = False
 _received: int | None = None
 _raised = False
+_due = False
+"""A signal was received and its KeyboardInterrupt is still to be raised."""
 
 
 def received() -> int | None:
@@ -56,7 +58,7 @@ def install() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_disown)
-    threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+    threading.Thread(target=_watch, args=(reader, threading.get_ident()), daemon=True).start()
     sys.unraisablehook = _unraisable
     signal.signal(signal.SIGALRM, _raise)
     atexit.register(_end)  # the first one, so it runs after all others
@@ -68,14 +70,12 @@ def install() -> None:
 @contextmanager
 def unwinding() -> Iterator[None]:
     """A block in which a signal raises KeyboardInterrupt, once, rather than end the process."""
-    global _running, _received, _raised
-    _running, _received, _raised = True, None, False
+    global _running, _received, _raised, _due
+    _running, _received, _raised, _due = True, None, False, False
     try:
         yield
     finally:
-        _running = False
-        if _received is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # nothing is there to raise in
+        _running = _due = False
 
 
 def leave(signum: int) -> None:
@@ -88,24 +88,20 @@ def leave(signum: int) -> None:
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:
-    global _received
+    global _received, _due
     if not _running:
         leave(signum)
     if _received is None:
-        _received = signum
+        _received, _due = signum, True
         _raise(signum, frame)
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, now or when what must not be broken off is over."""
-    global _raised
-    if not _running:
-        return
-    if _is_whole(frame):
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
-        return
-    _raised = True
-    raise KeyboardInterrupt
+    """Raise the KeyboardInterrupt that is due, unless in what must not be broken off."""
+    global _raised, _due
+    if _due and not _is_whole(frame):
+        _raised, _due = True, False
+        raise KeyboardInterrupt
 
 
 def _is_whole(frame: FrameType | None) -> bool:
@@ -154,27 +150,28 @@ def _end() -> None:
 
 def _unraisable(caught: Any) -> None:
     """An exception that its place cannot pass on (a destructor, a callback): the interrupt is raised elsewhere."""
+    global _due
     if _received is not None and issubclass(caught.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        _due = _running
     else:
         sys.__unraisablehook__(caught)
 
 
-def _watch(reader: int) -> None:
-    count, patient_until = 0, math.inf
+def _watch(reader: int, main_thread: int) -> None:
+    count, since, told = 0, 0.0, False
     while True:
-        if count == 1 and not _raised and time.monotonic() >= patient_until:
-            patient_until = math.inf  # once
-            _tell("stopping; Ctrl-C again ends it at once")
-        if not select.select([reader], [], [], _PATIENCE if patient_until < math.inf else None)[0]:
-            continue
-        for signum in os.read(reader, 64):
-            if signum in SIGNAL_WORDS:
-                count += 1
-                patient_until = min(patient_until, time.monotonic() + _PATIENCE)
-                _react(count, signum)
-            elif _received is not None:
-                _stop_runs()  # an alarm: what was whole is over, and a run may have begun since
+        if select.select([reader], [], [], _AGAIN if count else None)[0]:
+            for signum in os.read(reader, 64):
+                if signum in SIGNAL_WORDS:
+                    count += 1
+                    since = since or time.monotonic()
+                    _react(count, signum)
+        elif _received is None or _due:
+            _stop_runs()  # one may have begun since
+            signal.pthread_kill(main_thread, signal.SIGALRM)
+            if not told and not _raised and time.monotonic() >= since + _PATIENCE:
+                told = True
+                _tell("stopping; Ctrl-C again ends it at once")
 
 
 def _react(count: int, signum: int) -> None:

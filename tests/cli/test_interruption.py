@@ -155,13 +155,23 @@ def test_a_run_that_begins_while_the_interrupt_waits_ends_too(tmp_path: Path) ->
     process = start(f"""\
         import threading
         from sdort.runtime.stopping import stoppable
-        ended = threading.Lock()
-        ended.acquire()
+        ended = threading.Event()
         sys.path.insert(0, {str(tmp_path)!r})
         import slow
-        with stoppable(ended.release):
-            ended.acquire()
+        with stoppable(ended.set):
+            ended.wait()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])  # the sleep is no run that anyone stops
+        time.sleep(60)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_a_system_call_that_the_signal_did_not_break_off_is_woken() -> None:
+    """As for one that arrives between Python's last look and the call: here another thread has it."""
+    process = start("""\
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        print("here", flush=True)
         time.sleep(60)
         """)
     process.send_signal(signal.SIGINT)
@@ -213,18 +223,33 @@ def test_who_interrupts_again_while_it_cleans_up_is_told_and_then_obeyed() -> No
     assert finish(process) == (130, "Error: interrupted\n")
 
 
+def test_what_cleans_up_is_interrupted_once() -> None:
+    process = start("""\
+        try:
+            print("here", flush=True)
+            time.sleep(60)
+        finally:
+            time.sleep(0.2)
+            print("clean", flush=True)
+        """)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout
+    assert process.stdout.read() == "clean\n"
+    assert finish(process) == (130, "Error: interrupted\n")
+
+
 def test_a_run_of_onnxruntime_ends() -> None:
     """Its run does not return to Python by itself: ``stop`` ends it."""
     process = start("""\
         import threading
         from sdort.runtime.stopping import stoppable
-        ended = threading.Lock()
-        ended.acquire()
-        with stoppable(ended.release):
+        ended = threading.Event()
+        signals = [signal.SIGINT, signal.SIGALRM]
+        with stoppable(ended.set):
             print("here", flush=True)
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the main thread hears of nothing, as in C code
-            ended.acquire()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # the main thread hears of nothing, as in C code
+            ended.wait()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         time.sleep(60)
         """)
     process.send_signal(signal.SIGINT)
