@@ -81,15 +81,10 @@ def taken(control: dict[str, list[Any]]) -> dict[str, float]:
 )
 def test_residuals_go_where_comfyui_puts_them(control: dict[str, list[Any]]) -> None:
     before = {kind: [*values] for kind, values in control.items()}
-    feeds = residual_feeds(control, INPUTS, CONFIG, samples=2)
+    feeds = residual_feeds(control, INPUTS, CONFIG)
     assert {name: float(value.flatten()[0]) for name, value in feeds.items()} == taken(control)
     assert feeds
     assert control == before
-
-
-def test_one_residual_is_for_all_samples() -> None:
-    feeds = residual_feeds({"middle": [residual(1, samples=1)]}, INPUTS, CONFIG, samples=3)
-    assert feeds["mid"].shape == (3, 3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +97,12 @@ def test_one_residual_is_for_all_samples() -> None:
 )
 def test_residuals_without_a_place_are_refused(control: dict[str, list[Any]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        residual_feeds(control, INPUTS, CONFIG, samples=2)
+        residual_feeds(control, INPUTS, CONFIG)
 
 
 def test_a_unet_without_inputs_for_residuals_refuses_them() -> None:
     with pytest.raises(UsageError, match="was exported without inputs for it"):
-        residual_feeds({"output": [residual(1)]}, {"controlnet": [], "t2i_adapter": []}, CONFIG, samples=2)
+        residual_feeds({"output": [residual(1)]}, {"controlnet": [], "t2i_adapter": []}, CONFIG)
 
 
 @pytest.mark.parametrize("config", [models.UNET_SD1, tiny_sdxl.UNET], ids=["sd1", "sdxl"])

@@ -102,7 +102,7 @@ def test_residuals_are_added_beside_patches(made: tuple[Path, Any], patcher: Any
     clone = patcher.patched({"diffusion_model.out.2.weight": torch.ones_like(weight) * 0.05})
     shapes = [(2, 16, 16, 16), (2, 16, 16, 16), (2, 16, 8, 8), (2, 32, 8, 8)]
     skips = [torch.randn(shape, generator=torch.Generator().manual_seed(number)) for number, shape in enumerate(shapes)]
-    middle = torch.randn(2, 32, 8, 8, generator=torch.Generator().manual_seed(8))
+    middle = torch.randn(1, 32, 8, 8, generator=torch.Generator().manual_seed(8))
     weight.add_(0.05)
     expected = unet(x, 7, context, down_block_additional_residuals=skips, mid_block_additional_residual=middle).sample
     weight.sub_(0.05)

@@ -344,6 +344,37 @@ def test_a_unet_without_control_inputs_says_how_to_load_it(family: Any, controln
         unet(torch.zeros(1, 4, 8, 8), 1, torch.zeros(1, 77, 32), mid_block_additional_residual=torch.zeros(1))
 
 
+def test_what_controls_add_has_the_sizes_of_the_sample(family: Any, controlnet: Any) -> None:
+    built, (net, folder) = family("sd1"), controlnet
+    unet, module = load_unet(built.folder, control_inputs=True, provider="cpu"), load_controlnet(folder, provider="cpu")
+    sample, context, image = torch.randn(2, 4, 16, 16), torch.randn(2, 77, 32), torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        down, mid = net(sample, 5, context, image, return_dict=False)
+        for made, expected in zip(module(sample, 5, context, image, return_dict=False)[0], down, strict=True):
+            torch.testing.assert_close(made, expected, atol=1e-4, rtol=0)
+        one = {"down_block_additional_residuals": [each[:1] for each in down], "mid_block_additional_residual": mid}
+        made, expected = (each(sample, 5, context, **one).sample for each in (unet, built.pipeline.unet))
+        torch.testing.assert_close(made, expected, atol=1e-4, rtol=0)
+        one["mid_block_additional_residual"] = mid[..., :7]
+        with pytest.raises(UsageError, match="'mid_block_additional_residual' of 2 x 32 x 8 x 8, and not of 2 x 32 x "):
+            unet(sample, 5, context, **one)
+        with pytest.raises(UsageError, match="takes 'controlnet_cond' of 2 x 3 x 64 x 64, and not of 2 x 3 x 32 x 64"):
+            module(sample, 5, context, image[:, :, :32])
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(1, 78, dtype=torch.long), "takes at most 77 tokens, and these are 78"),
+        (torch.full((1, 77), 514), "knows the tokens 0 to 513, and not 514"),
+    ],
+)
+def test_tokens_that_an_encoder_does_not_have(ids: torch.Tensor, message: str, family: Any) -> None:
+    encoder = load_text_encoder(family("sd1").folder, provider="cpu")
+    with torch.no_grad(), pytest.raises(UsageError, match=message):
+        encoder(ids)
+
+
 # --- adapters ---
 
 

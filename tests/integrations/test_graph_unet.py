@@ -183,6 +183,19 @@ def test_it_is_where_it_is_and_says_so(unet: GraphUNet) -> None:
             {"mid_block_additional_residual": torch.zeros(2)}, "sdort export MODEL OUT --control", id="control"
         ),
         pytest.param({"sample": latents()[0]}, "any x 4 x any x any, and not of 4 x 16 x 16", id="rank"),
+        pytest.param({"sample": torch.tensor(1.0)}, "any x 4 x any x any, and not of one number", id="no tensor"),
+        pytest.param({"sample": latents(0)}, "any x 4 x any x any, and not of 0 x 4 x 16 x 16", id="empty"),
+        pytest.param(
+            {"encoder_hidden_states": prompts(3)},
+            "'encoder_hidden_states' of 2 x any x 32, and not of 3 x 77 x 32(.|\n)*'sample' is 2 x 4 x 16 x 16",
+            id="another batch",
+        ),
+        pytest.param(
+            {"encoder_hidden_states": prompts()[..., :24]},
+            "of 2 x any x 32, and not of 2 x 77 x 24(.|\n)*is for another model",
+            id="another width",
+        ),
+        pytest.param({"encoder_hidden_states": prompts(tokens=0)}, "and not of 2 x 0 x 32", id="no tokens"),
     ],
 )
 def test_what_a_graph_cannot_do_is_refused(unet: GraphUNet, arguments: dict[str, Any], message: str) -> None:

@@ -174,7 +174,7 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
         feeds = {"sample": x, "timestep": timesteps, "encoder_hidden_states": self._checked(context)}
         feeds |= self._condition(y)
         if control is not None:
-            feeds |= self._residuals(control, len(x))
+            feeds |= self._residuals(control)
         (output,) = self._session.run(feeds).values()
         return output.to(x.device, x.dtype)
 
@@ -199,9 +199,9 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
             self._numbers = y.clone(), split_condition(y, self._sizes)[1]
         return {"text_embeds": y[:, : y.shape[1] - WIDTH * self._sizes], "time_ids": self._numbers[1]}
 
-    def _residuals(self, control: Residuals, samples: int) -> dict[str, torch.Tensor]:
+    def _residuals(self, control: Residuals) -> dict[str, torch.Tensor]:
         self._open_with(control=True)
-        return residual_feeds(control, residual_inputs(self._session.inputs), self._config, samples)
+        return residual_feeds(control, residual_inputs(self._session.inputs), self._config)
 
 
 def _refuse_changes(options: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ SKIPS, MIDDLE, BLOCKS = "output", "middle", "input"
 
 
 def residual_feeds(
-    control: Residuals, inputs: Mapping[str, Sequence[str]], config: Mapping[str, Any], samples: int
+    control: Residuals, inputs: Mapping[str, Sequence[str]], config: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
     """The UNet's inputs for residuals by name; those that nothing is for are left out.
 
@@ -31,7 +31,6 @@ def residual_feeds(
         control: as ComfyUI's UNet gets it; it is left as it is.
         inputs: :func:`sdort.workload.residuals.residual_inputs` of the graph.
         config: the UNet's.
-        samples: of the batch. A residual of one sample is for all.
 
     Raises:
         UsageError: there are more than the UNet takes, one for a block where it takes none, or the graph has no such
@@ -60,7 +59,7 @@ def residual_feeds(
                     hint="sdort's UNets take those of T2I-Adapters alone, one a level.",
                 )
             if value is not None:
-                feeds[name] = value.expand(samples, *value.shape[1:])
+                feeds[name] = value
     return feeds
 
 

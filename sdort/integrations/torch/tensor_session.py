@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from sdort.runtime.preparation import Part, Preparation
 from sdort.runtime.session import Session
 from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.image_inputs import image_inputs
-from sdort.workload.residuals import residual_shapes
+from sdort.workload.residuals import IMAGE, all_residuals, named_sizes, residual_shapes, shape_at
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -91,16 +91,18 @@ class TensorSession:
         Args:
             feeds: inputs by name, of any dtype and on any device; they are converted to what the graph declares. A
                 UNet's inputs for controls and for images of IP-Adapters may be left out, which is zeros. ``timestep``
-                may be one for all samples or one for each, whatever the graph takes.
+                may be one for all samples or one for each, whatever the graph takes; so may what controls add, and a
+                ControlNet's image.
 
         Returns:
             The outputs by name, on :attr:`device`, in memory of torch's. On a GPU they are ready when torch's current
             stream is.
 
         Raises:
-            UsageError: an input is no tensor; a static graph has other sizes; the timesteps are neither one nor as many
-                as the samples, or several where the graph takes one; a gradient is asked for.
-            BadModelError: an input is missing, or a shape does not fit.
+            UsageError: an input is no tensor; its sizes are not the graph's, or not those that the other inputs' go
+                with; the timesteps are neither one nor as many as the samples, or several where the graph takes one; a
+                gradient is asked for.
+            BadModelError: an input is missing.
             ProviderError: the provider failed, or ran out of memory.
         """
         _check_tensors(feeds)
@@ -143,12 +145,15 @@ class TensorSession:
     def _complete(self, feeds: Tensors) -> Tensors:
         """All inputs, of sizes that the graph takes."""
         given = {name: value for name, value in feeds.items() if name in self.inputs}
-        if TIMESTEP in given and SAMPLE in given:
-            given[TIMESTEP] = self._timesteps(given[TIMESTEP], given[SAMPLE].shape[0])
+        if SAMPLE in given and given[SAMPLE].ndim:
+            samples = given[SAMPLE].shape[0]
+            for name in given.keys() & {*all_residuals(given), IMAGE}:
+                given[name] = _for_all(given[name], samples)
+            if TIMESTEP in given:
+                given[TIMESTEP] = self._timesteps(given[TIMESTEP], samples)
         shapes = tuple((name, tuple(value.shape)) for name, value in given.items())
         if shapes not in self._fitting:
-            for name, shape in shapes:
-                _check_sizes(self.session.component, self.inputs[name], shape)
+            _check_sizes(self.session.component, self.inputs, dict(shapes))
             self._fitting.add(shapes)
         if SAMPLE in given:
             given = {**self._unsteered(tuple(given[SAMPLE].shape)), **given}
@@ -227,18 +232,45 @@ def _bound(part: Part, place: TorchPlace) -> TensorBinding:
     return TensorBinding(part, part.inputs.values(), place, graph=False)
 
 
-def _check_sizes(component: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Refuse sizes that a static graph does not have.
+def _for_all(value: torch.Tensor, samples: int) -> torch.Tensor:
+    """What is added to the samples, for each of them: one is for all, as in torch's sums."""
+    return value.expand(samples, *value.shape[1:]) if value.shape[:1] == (1,) else value
+
+
+def _check_sizes(component: str, inputs: Mapping[str, TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse sizes that a graph does not have, and sizes that do not go together.
+
+    Of the dimensions by one name, in the inputs' order, the first says how large the others are.
 
     Raises:
-        UsageError: it has others.
+        UsageError: an input has others.
     """
-    fits = len(shape) == len(spec.shape) and all(
-        size == own for own, size in zip(spec.shape, shape, strict=True) if isinstance(own, int)
-    )
-    if not fits:
-        declared = " x ".join(str(size) if isinstance(size, int) else "any" for size in spec.shape)
-        raise UsageError(
-            f"{component} takes {spec.name!r} of {declared}, and not of {' x '.join(map(str, shape))}",
-            hint="Sizes that a graph was exported with (sdort export --static) stay: export without, or give these.",
-        )
+    sizes: dict[str, int] = {}
+    for name, spec in inputs.items():
+        if name not in shapes:
+            continue
+        shape, expected = shapes[name], shape_at(spec, sizes)
+        if len(shape) != len(expected) or not all(
+            size and own in (size, None) for own, size in zip(expected, shape, strict=True)
+        ):
+            raise UsageError(
+                f"{component} takes {name!r} of {_written(expected)}, and not of {_written(shape)}",
+                hint=_size_hint(spec, shape, {own: shapes[own] for own in inputs if own in shapes}),
+            )
+        sizes = {**named_sizes(spec, shape), **sizes}
+
+
+def _size_hint(spec: TensorSpec, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """What to do about an input of other sizes; ``shapes`` are those of all inputs in the graph's order."""
+    if all(isinstance(size, int) for size in spec.shape):
+        return "Sizes that a graph was exported with (sdort export --static) stay: export without, or give these."
+    if len(shape) == len(spec.shape) and all(
+        own == size for own, size in zip(spec.shape, shape, strict=True) if isinstance(own, int)
+    ):
+        first, own = next(iter(shapes.items()))
+        return f"It is {_written(spec.shape)}, each at least 1; {first!r} is {_written(own)}."
+    return f"It is {_written(spec.shape)}: this tensor is for another model, or for another input."
+
+
+def _written(shape: Sequence[int | str | None]) -> str:
+    return " x ".join("any" if size is None else str(size) for size in shape) or "one number"

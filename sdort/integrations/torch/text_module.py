@@ -87,7 +87,8 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
             encoder that projects, ``text_embeds`` [B, width] first.
 
         Raises:
-            UsageError: a mask, positions or attentions are asked for, or states that the graph does not have.
+            UsageError: a mask, positions or attentions are asked for, or states that the graph does not have; there are
+                more tokens than it takes, or tokens that it does not know.
             BadModelError, ProviderError: as :meth:`sdort.integrations.torch.tensor_session.TensorSession.run`.
         """
         asked = {
@@ -98,6 +99,7 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         if any(asked.values()):
             names = ", ".join(name for name, value in asked.items() if value)
             raise UsageError(f"the graph of {self.component} takes no {names}", hint="Take text_encoder='torch'.")
+        self._check_tokens(input_ids)
         outputs = self.session.run({next(iter(self.session.inputs)): input_ids})
         outputs = {name: value.to(input_ids.device) for name, value in outputs.items()}
         # Whatever another exporter calls it, it comes first.
@@ -111,6 +113,24 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
             )
         )
         return made.to_tuple() if return_dict is False else made
+
+    def _check_tokens(self, input_ids: torch.Tensor) -> None:
+        """Refuse what the graph's tables of positions and words do not have.
+
+        Raises:
+            UsageError: there are more tokens, or others.
+        """
+        positions, words = self.config.max_position_embeddings, self.config.vocab_size
+        if input_ids.ndim == 2 and input_ids.shape[1] > positions:
+            raise UsageError(
+                f"{self.component} takes at most {positions} tokens, and these are {input_ids.shape[1]}",
+                hint="Encode a longer prompt in pieces, and join what comes of them (compel does).",
+            )
+        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < words:
+            raise UsageError(
+                f"{self.component} knows the tokens 0 to {words - 1}, and not {int(input_ids.max())}",
+                hint="For new words (textual inversion) take text_encoder='torch'.",
+            )
 
     def _states(self, outputs: Mapping[str, torch.Tensor]) -> Sequence[torch.Tensor]:
         numbered = [name for name in outputs if name.startswith(_STATES)]
