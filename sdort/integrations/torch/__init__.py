@@ -9,17 +9,24 @@
 Where torch and the execution provider compute on the same GPU, tensors are read and written where they are, on torch's
 current stream; elsewhere ONNX Runtime copies each once. :class:`TensorSession` is the core, for programs with
 signatures of their own. :func:`replace` leaves a model torch's, with sdort's kernels in it.
+
+A name is imported when it is first asked for: :class:`TensorSession` needs torch alone, the modules need diffusers or
+transformers, whose import takes seconds.
 """
 
 from __future__ import annotations
 
-from sdort.integrations.torch.control_module import GraphControlNet, load_controlnet
-from sdort.integrations.torch.opened_component import open_components
-from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.integrations.torch.text_module import GraphTextEncoder, load_text_encoder
-from sdort.integrations.torch.unet_module import GraphUNet, load_unet
-from sdort.integrations.torch.vae_module import GraphAutoencoderKL, GraphAutoencoderTiny, load_vae
-from sdort.integrations.torch_operators import Replacement, replace
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdort.integrations.torch.control_module import GraphControlNet, load_controlnet
+    from sdort.integrations.torch.opened_component import open_components
+    from sdort.integrations.torch.tensor_session import TensorSession
+    from sdort.integrations.torch.text_module import GraphTextEncoder, load_text_encoder
+    from sdort.integrations.torch.unet_module import GraphUNet, load_unet
+    from sdort.integrations.torch.vae_module import GraphAutoencoderKL, GraphAutoencoderTiny, load_vae
+    from sdort.integrations.torch_operators import Replacement, replace
 
 __all__ = [
     "GraphAutoencoderKL",
@@ -36,3 +43,27 @@ __all__ = [
     "open_components",
     "replace",
 ]
+
+_MODULES = {
+    "control_module": ("GraphControlNet", "load_controlnet"),
+    "opened_component": ("open_components",),
+    "tensor_session": ("TensorSession",),
+    "text_module": ("GraphTextEncoder", "load_text_encoder"),
+    "unet_module": ("GraphUNet", "load_unet"),
+    "vae_module": ("GraphAutoencoderKL", "GraphAutoencoderTiny", "load_vae"),
+    ".torch_operators": ("Replacement", "replace"),
+}
+"""Module -> the public names that it defines."""
+
+_HOME = {name: f".{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 
@@ -18,14 +18,6 @@ from sdort.runtime.session import Session
 from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.image_inputs import image_inputs
 from sdort.workload.residuals import IMAGE, all_residuals, named_sizes, residual_shapes, shape_at
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _uncompiled(function: _F) -> _F:
-    """Keep torch.compile out of a function: it would trace what hands tensors to ONNX Runtime, again for each input."""
-    kept: _F = torch.compiler.disable(function)
-    return kept
 
 
 class TensorSession:
@@ -44,6 +36,7 @@ class TensorSession:
     """
 
     def __init__(self, session: Session, place: TorchPlace) -> None:
+        _leave_uncompiled()
         self.session = session
         self.place = place
         graph = session.options.graph
@@ -84,7 +77,6 @@ class TensorSession:
         """The dtype of the outputs."""
         return torch_dtype(self.outputs[0].dtype)
 
-    @_uncompiled
     def run(self, feeds: Tensors) -> dict[str, torch.Tensor]:
         """Run the component once.
 
@@ -198,6 +190,15 @@ class TensorSession:
                 )
             values = values[:1]
         return values.expand(shape) if shape else values[0]
+
+
+@cache
+def _leave_uncompiled() -> None:
+    """Keep torch.compile out of runs: it would trace what hands tensors to ONNX Runtime, again for each input.
+
+    Done when the first session opens, as it imports the compiler, which takes a second.
+    """
+    TensorSession.run = torch.compiler.disable(TensorSession.run)  # type: ignore[method-assign]
 
 
 def _check_tensors(feeds: Tensors) -> None:
