@@ -18,8 +18,11 @@ from sdort.exporter.command import export
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
 from sdort.machine.version import __version__
+from sdort.onnx_io.component_file import file_identity
 from sdort.optimizer.command import optimize
-from sdort.pipelines.configs import read_config, write_json
+from sdort.pipelines.configs import MANIFEST, read_config, write_json
+from sdort.pipelines.own_files import listed_files
+from sdort.pipelines.remembered_hashes import RememberedHashes
 from sdort.pipelines.wrong_input import not_there
 from sdort.staging import scratch_folder, staged_directory
 
@@ -66,6 +69,7 @@ def optimized_model(checkpoint: Path, making: Making) -> Path:
     hint = f"Somebody moved or changed it. Remove it, and it is made anew:\n    rm -r {shlex.quote(str(folder))}"
     try:
         found = read_config(folder / MADE_OF)
+        listed = listed_files(folder / MODEL)
     except BadModelError as error:
         raise BadModelError(error.message, hint=hint) from error
     if found != made_of:
@@ -73,22 +77,36 @@ def optimized_model(checkpoint: Path, making: Making) -> Path:
             f"{folder} is not of {checkpoint.name}: {MADE_OF} in it names another checkpoint or other options",
             hint=hint,
         )
+    if not listed:
+        raise BadModelError(
+            f"{folder / MODEL} has no {MANIFEST} that lists its files, so they cannot be checked", hint=hint
+        )
     return folder / MODEL
 
 
 def _digest(checkpoint: Path) -> str:
-    """The SHA-256 of a file, or of the names and contents of a folder's files.
+    """The SHA-256 of a file, or of the names and contents of a folder's files; what is remembered is not read again.
 
     Raises:
         UsageError: there is nothing.
     """
     if not checkpoint.exists():
         raise not_there(str(checkpoint))
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    files = [checkpoint]
+    if checkpoint.is_dir():
+        files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    remembered, digests = RememberedHashes(folder, "sha256"), dict[str, str]()
+    for file in files:
+        place, identity = file.relative_to(folder).as_posix(), file_identity(file)
+        known = remembered.find(place)
+        digests[place] = known or file_digest(file)
+        if not known:
+            remembered.add(place, identity, digests[place])
+    remembered.keep()
     if checkpoint.is_file():
-        return file_digest(checkpoint)
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    lines = [f"{file_digest(file)} {file.relative_to(checkpoint).as_posix()}\n" for file in files]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return digests[checkpoint.name]
+    return hashlib.sha256("".join(f"{digest} {place}\n" for place, digest in digests.items()).encode()).hexdigest()
 
 
 def _make(checkpoint: Path, making: Making, folder: Path, made_of: dict[str, object]) -> None:

@@ -24,7 +24,8 @@ def file_digest(path: Path, *, tensors: bool = False) -> str:
     """
     with open_input(path) as file:
         status = os.fstat(file.fileno())
-    return _digest(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns), tensors)
+    identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return _digest(path.absolute(), identity, tensors)
 
 
 @lru_cache(maxsize=64)

@@ -7,32 +7,27 @@ mix-ups; against forgery there is the signature.
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
-from sdort.machine.cache_folder import checked_folder, models_folder
+from sdort.machine.cache_folder import models_folder
 from sdort.machine.input_file import open_input
-from sdort.machine.verified_cache import VerifiedCache, key_of
 from sdort.model.component_names import COMPONENTS
-from sdort.onnx_io.component_file import SETTLED_NS, Identity, file_identity
+from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.own_files import ListedFile, listed_files
+from sdort.pipelines.remembered_hashes import RememberedHashes
 from sdort.staging import real
 
 SMALL = 4 * 2**20
 """Bytes up to which a file is compared at once: hashing it costs less than a look at what is remembered."""
 
-_CACHE_LIMIT = 2**20
 _CONFIGS = ("config.json", "scheduler_config.json", INDEX)
 _TOKENIZERS = ("tokenizer", "tokenizer_2")
 _PARTS = (*COMPONENTS, "vae", "scheduler")
@@ -191,17 +186,16 @@ class ContentCheck:
 
     def _compare_large(self, places: Iterable[str]) -> None:
         """Compare large files but for those that are remembered, and remember them."""
-        memory = _Memory(self._scope)
+        remembered = RememberedHashes(self._scope, "xxh128")
         try:
             for place in places:
                 identity = file_identity(self._scope / place)
-                if memory.knows(place, identity, self._listed[place].xxh128):
+                if remembered.find(place) == self._listed[place].xxh128:
                     continue
-                digest = self._compare(place)
-                if digest and identity == file_identity(self._scope / place):
-                    memory.add(place, identity, digest)
+                if digest := self._compare(place):
+                    remembered.add(place, identity, digest)
         finally:
-            memory.keep()
+            remembered.keep()
 
     def _wrong(self, path: Path, problem: str) -> BadModelError:
         made = "sdort optimize" if self._optimized else "sdort export"
@@ -222,35 +216,3 @@ def _read_unasked(folder: Path) -> Iterator[Path]:
         yield from (path for path in (folder / name, *(folder / part / name for part in _PARTS)) if path.is_file())
     for part in _TOKENIZERS:
         yield from (path for path in (folder / part).glob("[!.]*") if path.is_file())
-
-
-class _Memory:
-    """The files of a folder that were compared before: path in it -> identity on disk and hash."""
-
-    def __init__(self, folder: Path) -> None:
-        self._cache = VerifiedCache(checked_folder(), "the record of checked files", ".json", _CACHE_LIMIT)
-        self._key = {"folder": str(real(folder))}
-        self._is_new = False
-        known: Any = None
-        with suppress(ValueError):
-            known = json.loads(self._cache.load("files", self._key) or b"{}")
-        self._files: dict[str, Any] = known if isinstance(known, dict) else {}
-
-    def knows(self, place: str, identity: Identity | None, digest: str) -> bool:
-        return identity is not None and self._files.get(place) == [*identity, digest]
-
-    def add(self, place: str, identity: Identity | None, digest: str) -> None:
-        if identity and time.time_ns() - max(identity[-2:]) > SETTLED_NS:
-            self._files[place] = [*identity, digest]
-            self._is_new = True
-
-    def keep(self) -> None:
-        """Store what is new; what was remembered of folders that are gone goes."""
-        if not self._is_new:
-            return
-        self._cache.store("files", self._key, json.dumps(self._files).encode())
-        for path in self._cache.folder.glob(f"files-*{self._cache.suffix}"):
-            folder = (key_of(path) or self._key).get("folder")
-            with suppress(OSError):  # another process cleans up
-                if isinstance(folder, str) and not os.path.lexists(folder):
-                    path.unlink()

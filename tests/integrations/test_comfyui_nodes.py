@@ -14,13 +14,11 @@ from support.pipelines import trace_folder
 from support.relisted import relist
 
 from sdort.console import progress
-from sdort.errors import BadModelError, MemoryShortageError, ParityError, ProviderError, UsageError
+from sdort.errors import MemoryShortageError, ParityError, ProviderError, UsageError
 from sdort.integrations import optimized_models
 from sdort.integrations.comfyui import nodes
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
-from sdort.integrations.optimized_models import Making, optimized_model
-from sdort.machine.cache_folder import models_folder
 from sdort.optimizer.command import optimize
 from sdort.pipelines.configs import read_config, write_json
 from sdort.providers import CPU
@@ -259,41 +257,6 @@ def test_a_checkpoint_is_made_once(made: tuple[Path, Any], monkeypatch: pytest.M
         (None, True),
         ("1x64x64", False),
     ]
-
-
-def test_a_model_of_another_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fake(source: Path, out: Path, **options: Any) -> None:
-        out.mkdir()
-        (out / "of").write_bytes(Path(source).read_bytes() if Path(source).is_file() else (source / "of").read_bytes())
-
-    for name in ("export", "optimize"):
-        monkeypatch.setattr(optimized_models, name, fake)
-    making = Making(("unet",), "cpu")
-    folders = []
-    for content in (b"one", b"two"):
-        (tmp_path / f"{content.decode()}.safetensors").write_bytes(content)
-        folders.append(optimized_model(tmp_path / f"{content.decode()}.safetensors", making))
-        assert (folders[-1] / "of").read_bytes() == content
-    one, two = (folder.parent for folder in folders)
-    two.rename(tmp_path / "away")
-    one.rename(two)
-    with pytest.raises(BadModelError, match=r"is not of two\.safetensors"):
-        optimized_model(tmp_path / "two.safetensors", making)
-    (two / optimized_models.MADE_OF).unlink()
-    with pytest.raises(BadModelError, match=r"made-of\.json: No such file(.|\n)*made anew:\n    rm -r "):
-        optimized_model(tmp_path / "two.safetensors", making)
-
-
-def test_a_checkpoint_that_changes_while_it_is_made_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "one.safetensors"
-    monkeypatch.setattr(optimized_models, "export", lambda *_, **__: file.write_bytes(b"half of another"))
-    monkeypatch.setattr(optimized_models, "optimize", lambda _, out, **__: out.mkdir())
-    file.write_bytes(b"one")
-    with pytest.raises(BadModelError, match="changed while it was exported"):
-        optimized_model(file, Making(("unet",), "cpu"))
-    assert not list(models_folder().glob("model-*"))
 
 
 def test_nodes_refuse_what_is_not_here(tmp_path: Path, patcher: Any) -> None:

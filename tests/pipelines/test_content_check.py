@@ -12,6 +12,7 @@ import pytest
 
 import sdort.onnx_io.hashing
 import sdort.pipelines.content_check
+import sdort.pipelines.remembered_hashes
 from sdort.errors import BadModelError, OutputError, ParityError
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.verified_cache import key_of
@@ -25,7 +26,7 @@ DATA = "unet/model.onnx.data"
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Weights of a megabyte are large, files on disk are settled at once, and nothing is remembered from elsewhere."""
     monkeypatch.setattr(sdort.pipelines.content_check, "SMALL", 2**16)
-    monkeypatch.setattr(sdort.pipelines.content_check, "SETTLED_NS", 0)
+    monkeypatch.setattr(sdort.pipelines.remembered_hashes, "SETTLED_NS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -109,7 +110,7 @@ def test_weights_that_nobody_reads_are_not_hashed(folder: Path, hashed: list[int
 def test_a_file_that_was_written_just_now_is_not_remembered(
     folder: Path, hashed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdort.pipelines.content_check, "SETTLED_NS", 10**18)
+    monkeypatch.setattr(sdort.pipelines.remembered_hashes, "SETTLED_NS", 10**18)
     read(folder)
     read(folder)
     assert hashed.count(2**20) == 2
