@@ -259,6 +259,22 @@ def test_a_checkpoint_is_made_once(made: tuple[Path, Any], monkeypatch: pytest.M
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("512", "the node's size '512': expected BxHxW"),
+        ("1x0x512", "the node's size 0 is not a whole number"),
+        ("1x65x64", "the node's size 1x65x64: height and width must be multiples of 4"),
+    ],
+)
+def test_a_wrong_size_is_said_of_the_field(
+    size: str, message: str, made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes.LoadVAE, "_path", lambda *_: made[0].parent / "pipeline")
+    with pytest.raises(UsageError, match=message):
+        nodes.LoadVAE().load("tiny", "cpu", "auto", size)
+
+
 def test_nodes_refuse_what_is_not_here(tmp_path: Path, patcher: Any) -> None:
     (tmp_path / "models" / "checkpoints" / "a.safetensors").write_bytes(b"")
     with pytest.raises(ProviderError, match="rocm cannot be used"):

@@ -30,6 +30,8 @@ _CATEGORY = "sdort"
 _BAR = 1000
 """Steps of ComfyUI's progress bar."""
 _PRECISION = ("auto", "fp16", "fp32")
+_STATIC = "--static"
+"""The option of the command line that the field ``size`` is."""
 
 
 def _provider_input() -> tuple[Any, ...]:
@@ -78,7 +80,7 @@ class LoadCheckpoint:
 
         path, chosen = _file("checkpoints", ckpt_name), _chosen(provider)
         with _progress():
-            made = optimized_model(path, _making((UNET,), chosen, precision, size, "fp16"))
+            made = _optimized(path, _making((UNET,), chosen, precision, size, "fp16"))
             patcher = make_patcher(made, chosen)
         embeddings = folder_paths.get_folder_paths("embeddings")
         loaded = comfy.sd.load_checkpoint_guess_config(
@@ -122,7 +124,7 @@ class LoadVAE:
         chosen = _chosen(provider)
         with _progress():
             making = _making((DECODER, ENCODER), chosen, precision, size, "fp32")
-            return (make_vae(optimized_model(self._path(vae_name), making), chosen),)
+            return (make_vae(_optimized(self._path(vae_name), making), chosen),)
 
 
 class LoadFolder:
@@ -223,6 +225,21 @@ def _chosen(provider: str) -> Provider:
 def _making(components: tuple[str, ...], provider: Provider, precision: str, size: str, on_gpu: str) -> Making:
     usual = on_gpu if provider.on_gpu else "fp32"
     return Making(components, provider.name, usual if precision == "auto" else precision, size.strip())
+
+
+def _optimized(path: Path, making: Making) -> Path:
+    """The optimized model of a checkpoint; what is wrong with an option is said of the node's field.
+
+    Raises:
+        SdortError: as :func:`optimized_model`.
+    """
+    try:
+        return optimized_model(path, making)
+    except UsageError as error:
+        if _STATIC not in error.message:
+            raise
+        hint = "Empty, the model works at all sizes."
+        raise UsageError(error.message.replace(_STATIC, "the node's size"), hint=hint) from error
 
 
 @contextmanager
