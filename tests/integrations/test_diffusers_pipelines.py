@@ -18,6 +18,7 @@ from support.adapter_files import make_lora
 from support.pipelines import locked, trace_folder
 from support.task_parity import Built, mask, picture, variant
 from support.tiny_control import build_controlnet, build_t2i_adapter, export_part
+from support.tiny_ip_adapter import build_image_encoder, build_ip_adapter, published_state
 
 from sdort import console
 from sdort.demo import DEMO, DEMO_FOLDER
@@ -291,6 +292,26 @@ def test_torch_s_text_encoder_takes_new_words(family: Any, tmp_path: Path) -> No
         pipeline.load_textual_inversion(str(tmp_path / "star.safetensors"), token="<star>")
     made, same = (image_of(each, built, "text-to-image", negative_prompt="<star>") for each in (ours, expected))
     assert_alike(made, same, image_of(ours, built, "text-to-image", negative_prompt="star"))
+
+
+def test_what_would_change_a_graph_says_how_to_export_it(family: Any, tmp_path: Path) -> None:
+    built = family("sd1")
+    pipeline = load_pipeline(built.folder, provider="cpu")
+    save_file({"<star>": torch.randn(2, 32)}, tmp_path / "star.safetensors")
+    with pytest.raises(UsageError, match=r"a word cannot be added(.|\n)*sdort export MODEL OUT --embedding FILE"):
+        pipeline.load_textual_inversion(str(tmp_path / "star.safetensors"), token="<star>")
+    encoder = build_image_encoder(tmp_path / "encoder")
+    build_ip_adapter(tmp_path / "plain.safetensors", built.pipeline.unet, "plain", encoder)
+    state = published_state(tmp_path / "plain.safetensors")
+    with pytest.raises(
+        UsageError, match=r"IP-Adapter into an ONNX graph(.|\n)*sdort export MODEL OUT --ip-adapter FILE"
+    ):
+        pipeline.load_ip_adapter(state, subfolder="", weight_name="", image_encoder_folder=None)
+    assert_alike(
+        image_of(pipeline, built, "text-to-image"),
+        image_of(theirs(built, "text-to-image"), built, "text-to-image"),
+        image_of(pipeline, built, "text-to-image", seed=4),
+    )
 
 
 def test_a_vae_s_slices_and_tiles_are_diffusers(family: Any) -> None:

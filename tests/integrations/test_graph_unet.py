@@ -53,6 +53,7 @@ def assert_same(ours: GraphUNet, theirs: torch.nn.Module, *inputs: Any) -> None:
         pytest.param(latents(1, 16, 24), 20, prompts(1), id="another size"),
         pytest.param(latents(3), 20, prompts(3, tokens=154), id="long prompts"),
         pytest.param(latents().transpose(2, 3), 20, prompts(), id="not contiguous"),
+        pytest.param(torch._neg_view(latents()), 20, prompts(), id="negated when read"),
         pytest.param(latents().double(), 20, prompts().double(), id="another dtype"),
     ],
 )
@@ -184,6 +185,11 @@ def test_it_is_where_it_is_and_says_so(unet: GraphUNet) -> None:
         ),
         pytest.param({"sample": latents()[0]}, "any x 4 x any x any, and not of 4 x 16 x 16", id="rank"),
         pytest.param({"sample": torch.tensor(1.0)}, "any x 4 x any x any, and not of one number", id="no tensor"),
+        pytest.param({"sample": latents().to("meta")}, "'sample' is a tensor without values", id="meta"),
+        pytest.param({"sample": latents().to_sparse()}, r"'sample' is a tensor of torch\.sparse_coo", id="sparse"),
+        pytest.param(
+            {"sample": latents().to(torch.complex64)}, r"'sample' is a tensor of torch\.complex64", id="complex"
+        ),
         pytest.param({"sample": latents(0)}, "any x 4 x any x any, and not of 0 x 4 x 16 x 16", id="empty"),
         pytest.param(
             {"encoder_hidden_states": prompts(3)},

@@ -107,7 +107,8 @@ class TensorBinding:
         dtype = self._graph.inputs[name][1]
         if value.is_floating_point() and not dtype.is_floating_point:
             value = value.round()  # timesteps: cut off, 998.9999 would be 998
-        return value.to(self._graph.place.device, dtype).contiguous()
+        # Views that torch negates when it reads them are read here by their address.
+        return value.to(self._graph.place.device, dtype).resolve_neg().contiguous()
 
     def run(self, values: Tensors, *prepared: PreparedInputs, in_place: bool = False) -> dict[str, torch.Tensor]:
         """The outputs by name, on the place's device.

@@ -91,9 +91,9 @@ class TensorSession:
             stream is.
 
         Raises:
-            UsageError: an input is no tensor; its sizes are not the graph's, or not those that the other inputs' go
-                with; the timesteps are neither one nor as many as the samples, or several where the graph takes one; a
-                gradient is asked for.
+            UsageError: an input is no dense tensor of real numbers; its sizes are not the graph's, or do not go with
+                those of the other inputs; the timesteps are neither one nor as many as the samples, or several where
+                the graph takes one; a gradient is asked for.
             BadModelError: an input is missing.
             ProviderError: the provider failed, or ran out of memory.
         """
@@ -202,7 +202,7 @@ def _leave_uncompiled() -> None:
 
 
 def _check_tensors(feeds: Tensors) -> None:
-    """Refuse inputs that are no tensors, and those that ask for a gradient.
+    """Refuse inputs that are no dense tensors of real numbers, and those that ask for a gradient.
 
     Raises:
         UsageError: one is or does.
@@ -212,6 +212,12 @@ def _check_tensors(feeds: Tensors) -> None:
             raise UsageError(
                 f"the input {name!r} is a {type(value).__name__}, and no tensor of torch's",
                 hint="Give torch tensors: torch.as_tensor() makes them.",
+            )
+        if value.layout is not torch.strided or value.is_meta or value.is_complex():
+            kind = "without values" if value.is_meta else f"of {value.dtype if value.is_complex() else value.layout}"
+            raise UsageError(
+                f"the input {name!r} is a tensor {kind}, which no ONNX graph takes",
+                hint="Give a dense tensor of real numbers.",
             )
         if value.requires_grad and torch.is_grad_enabled():
             raise UsageError(

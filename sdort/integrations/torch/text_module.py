@@ -120,6 +120,8 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         Raises:
             UsageError: there are more tokens, or others.
         """
+        if not isinstance(input_ids, torch.Tensor):
+            return  # which the session says
         positions, words = self.config.max_position_embeddings, self.config.vocab_size
         if input_ids.ndim == 2 and input_ids.shape[1] > positions:
             raise UsageError(
@@ -137,6 +139,18 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         if numbered:
             return tuple(outputs[f"{_STATES}{layer}"] for layer in range(len(numbered)))
         return SkippedStates(outputs, self.config.num_hidden_layers)
+
+    def get_input_embeddings(self) -> NoReturn:
+        """Refused: ``load_textual_inversion`` would add words to it.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"a word cannot be added to the ONNX graph of {self.component}",
+            hint="Take text_encoder='torch', or export the checkpoint with the word: "
+            "sdort export MODEL OUT --embedding FILE",
+        )
 
     def load_adapter(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from diffusers import ConfigMixin, ModelMixin, UNet2DConditionModel
@@ -106,6 +106,20 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
         feeds |= self._residuals(T2I_ADAPTER, list(down_intrablock_additional_residuals or ()))
         made = like(next(iter(self._run(feeds, scale).values())), sample)
         return UNet2DConditionOutput(sample=made) if return_dict else (made,)
+
+    def _load_ip_adapter_weights(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: ``load_ip_adapter`` would put layers into it.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "diffusers cannot load an IP-Adapter into an ONNX graph",
+            hint="Export the checkpoint with it, and give the image to sdort's own pipeline:\n"
+            "    sdort export MODEL OUT --ip-adapter FILE\n"
+            "    sdort run OUT --prompt TEXT --ip-adapter-image IMAGE\n"
+            "A pipeline of diffusers' takes it with torch's UNet alone.",
+        )
 
     def _residuals(self, kind: str, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """What controls add, by the names of the graph's inputs."""
