@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from support.relisted import relist
 from sdort.console import progress
 from sdort.errors import MemoryShortageError, ParityError, ProviderError, UsageError
 from sdort.integrations import optimized_models
-from sdort.integrations.comfyui import nodes
+from sdort.integrations.comfyui import nodes, unet_folder
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
 from sdort.optimizer.command import optimize
 from sdort.pipelines.configs import read_config, write_json
 from sdort.providers import CPU
+from sdort.tuning.store import Store
+from sdort.warmup.command import warm
 
 TOLERANCE = 1e-4
 """fp32 on both sides, outputs of about 1: 3e-6 is seen, and a wrong tensor gives 0.01 and more."""
@@ -92,6 +95,42 @@ def test_patches_of_a_clone_are_its_own(made: tuple[Path, Any], patcher: Any) ->
     assert (changed - plain).abs().max() > 100 * TOLERANCE
     for model, expected in ((clone, changed), (patcher, plain), (clone, changed)):
         assert_close(model.predict(x, 7.0, context), expected)
+
+
+def test_a_warm_up_tunes_and_keeps_what_it_finds(
+    made: tuple[Path, Any], patcher: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing can be tuned on the CPU: there ``warm`` runs each shape once, and marks it as done."""
+    unet, denoiser, x, context = made[1].unet, patcher.model.diffusion_model, latents(), prompts()
+    assert denoiser._tune is None, "there is something to tune on the CPU"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(unet_folder, "can_tune", lambda *_: True)
+    patcher = make_patcher(made[0], CPU)
+    denoiser, asked = patcher.model.diffusion_model, list[dict[str, Any]]()
+    clone = patcher.patched({"diffusion_model.out.2.weight": torch.ones_like(unet.conv_out.weight) * 0.05})
+    changed = clone.predict(x, 7.0, context)
+    session = weakref.ref(denoiser.session.session.ort)
+
+    def counted(path: Path, **options: Any) -> Any:
+        assert session() is None, "two UNets are open"
+        asked.append(options)
+        return warm(path, **options)
+
+    monkeypatch.setattr(unet_folder, "warm", counted)
+    assert nodes.WarmUp().warm(clone, 96, 64, 2) == (clone,)
+    assert asked == [{"sizes": [(64, 96)], "batch_sizes": [2], "components": ["unet"], "provider": "cpu"}]
+    (kept,) = (Store().read(name) for name in Store().names())
+    assert dict(kept.key.shapes)["sample"] == (4, 4, 16, 24)
+    assert_close(clone.predict(x, 7.0, context), changed)
+    assert_close(patcher.predict(x, 7.0, context), unet(x, 7, context).sample)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ProviderError("no room")
+
+    monkeypatch.setattr(unet_folder, "warm", fail)
+    with pytest.raises(ProviderError, match="no room"):
+        denoiser.warm_up(1, 64, 64)
+    assert_close(patcher.predict(x, 7.0, context), unet(x, 7, context).sample)
 
 
 def test_residuals_are_added_beside_patches(made: tuple[Path, Any], patcher: Any) -> None:

@@ -35,6 +35,12 @@ class OpenSession(Protocol):
     def __call__(self, *, control: bool, adapters: bool) -> TensorSession: ...
 
 
+class Tune(Protocol):
+    """A function that tunes a UNet for images of a height and width in pixels, and keeps what it finds."""
+
+    def __call__(self, images: int, height: int, width: int) -> None: ...
+
+
 class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
     """ComfyUI's ``diffusion_model`` on a session of sdort's.
 
@@ -48,6 +54,7 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
         sizes: how many sizes SDXL's UNet takes behind the pooled text; 0 for none.
         parameters: tensors without values by original names, for the nodes that look for them (LoRA).
         patched: puts patches into the weights.
+        tune: None where the provider has nothing to tune.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
         sizes: int,
         parameters: Mapping[str, torch.Tensor],
         patched: PatchedWeights,
+        tune: Tune | None,
     ) -> None:
         super().__init__()
         self._open = open_session
@@ -66,6 +74,7 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
         self._sizes = sizes
         self._parameters_by_name = parameters
         self._patched = patched
+        self._tune = tune
         self._patches: Patches = {}
         self._patches_id: object = None
         self._numbers: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -84,12 +93,24 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
         """The open UNet."""
         return self._session
 
-    def warm_up(self, samples: int, height: int, width: int) -> None:
-        """Run once on a batch of zeros, for images of a height and width in pixels, with prompts of 77 tokens.
+    def warm_up(self, images: int, height: int, width: int) -> None:
+        """Tune for images of a height and width in pixels, where there is something to tune, and run once on a batch of
+        zeros: each image with and without a prompt, of 77 tokens.
 
         Raises:
+            UsageError: a size that the UNet cannot do.
             BadModelError, ProviderError: as :meth:`TensorSession.run`.
+            OutputError: what was found cannot be kept.
         """
+        if self._tune:
+            del self._session  # before another one is there: two need the memory of two
+            try:
+                self._tune(images, height, width)
+            finally:
+                self._session = self._open(**self._opened_with)
+                if self._patches:
+                    self._patched.use(self._patches, self._session)
+        samples = 2 * images
         shape = (samples, self._config["in_channels"], height // PIXELS, width // PIXELS)
         feeds = {
             "sample": torch.zeros(shape),

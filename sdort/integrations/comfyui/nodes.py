@@ -158,8 +158,8 @@ class WarmUp:
     FUNCTION = "warm"
     CATEGORY = _CATEGORY
     DESCRIPTION = (
-        "Runs the UNet once at a size, with and without a prompt in one batch as samplers do: kernels are chosen and "
-        "memory is there before the first image."
+        "Runs the UNet once at a size, with and without a prompt in one batch as samplers do: memory is there before "
+        "the first image. On a GPU kernels are tuned for the size first, once: what is found is kept for later starts."
     )
 
     @classmethod
@@ -177,7 +177,7 @@ class WarmUp:
                 hint="Connect the MODEL of a node of sdort's.",
             )
         with _progress():
-            denoiser.warm_up(2 * batch_size, height, width)
+            denoiser.warm_up(batch_size, height, width)
         return (model,)
 
 

@@ -21,8 +21,9 @@ from sdort.model.signature import static_size
 from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.probe import choose_provider
+from sdort.warmup.command import warm
 
 _SIZES = (0, SIZE_NUMBERS, AESTHETIC_NUMBERS)
 """Sizes that the UNet of a family takes beside the pooled text."""
@@ -105,4 +106,15 @@ class UnetFolder:
         Raises:
             BadModelError, ProviderError: as :func:`open_components`.
         """
-        return Denoiser(self.open, self.config, self.sizes, self.empty, PatchedWeights(self.names))
+        tune = self.tune if can_tune(self.provider, RuntimeOptions(self.provider.name)) else None
+        return Denoiser(self.open, self.config, self.sizes, self.empty, PatchedWeights(self.names), tune)
+
+    def tune(self, images: int, height: int, width: int) -> None:
+        """Tune the UNet for images of a height and width in pixels, and keep what is found, as ``sdort warm`` does.
+
+        Raises:
+            SdortError: as :func:`sdort.warmup.command.warm`, or the UNet does not run.
+        """
+        sizes, provider = [(height, width)], self.provider.name
+        done = warm(self.folder.path, sizes=sizes, batch_sizes=[images], components=[UNET], provider=provider)
+        done.raise_if_failed()
