@@ -156,7 +156,13 @@ class LoadOptions(TypedDict, total=False):
 
 
 def runtime_options(options: LoadOptions, **more: Any) -> RuntimeOptions:
-    """The runtime's options that these are, and ``more`` of them."""
+    """The runtime's options that these are, and ``more`` of them.
+
+    Raises:
+        TypeError: there is no option of that name.
+    """
+    if unknown := sorted(options.keys() - LoadOptions.__annotations__.keys()):
+        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(LoadOptions.__annotations__)}")
     given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
     return RuntimeOptions(**given, **more)
 

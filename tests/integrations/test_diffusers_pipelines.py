@@ -345,6 +345,9 @@ def test_a_vae_s_slices_and_tiles_are_diffusers(family: Any) -> None:
         pytest.param({"task": "outpainting"}, UsageError, "no task 'outpainting'", id="task"),
         pytest.param({"task": "controlnet"}, UsageError, "controlnet needs a ControlNet", id="controlnet"),
         pytest.param({"controlnet": "canny"}, UsageError, "text-to-image takes no ControlNet", id="not needed"),
+        pytest.param({"task": "controlnet", "controlnet": []}, UsageError, "needs a ControlNet", id="no controlnets"),
+        pytest.param({"task": "controlnet", "controlnet": 3}, UsageError, "cannot be a int", id="no module"),
+        pytest.param({"torch_dtype": "fp16"}, TypeError, "no option torch_dtype; there are provider", id="option"),
         pytest.param({"text_encoder": "onnx"}, UsageError, "no text_encoder='onnx'", id="encoder"),
     ],
 )
@@ -449,6 +452,27 @@ def test_loras_reach_the_weights_of_the_graph(family: Any, adapters: list[Path])
     finally:
         expected.unload_lora_weights()
     assert ours.unet.peft_config == {}
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
+def test_an_adapter_takes_the_place_of_another(family: Any, adapters: list[Path]) -> None:
+    """By a name that is no file's, as those of model sites."""
+    built = family("sd1")
+    pipeline = load_pipeline(built.folder, provider="cpu", adapters=True)
+    sample, context = torch.randn(2, 4, 16, 16), torch.randn(2, 77, 32)
+    made = []
+    for first, second in (adapters, adapters[::-1]):
+        pipeline.load_lora_weights(str(first), adapter_name="../lines/v1")
+        with torch.no_grad():
+            pipeline.unet(sample, 5, context)
+            pipeline.load_lora_weights(str(second), adapter_name="../lines/v1", hotswap=True)
+            made.append(pipeline.unet(sample, 5, context).sample)
+        assert pipeline.get_list_adapters() == {"unet": ["../lines/v1"]}
+        pipeline.unload_lora_weights()
+    assert (made[0] - made[1]).abs().max() > 0.05
+    pipeline.load_lora_weights(str(adapters[1]))
+    with torch.no_grad():
+        torch.testing.assert_close(pipeline.unet(sample, 5, context).sample, made[0], atol=1e-4, rtol=0)
 
 
 def test_a_lora_that_cannot_be_says_what_to_do(family: Any, adapters: list[Path], tmp_path: Path) -> None:

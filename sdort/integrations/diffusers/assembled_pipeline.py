@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from transformers import CLIPTokenizer
 
 from sdort.console import quiet_libraries
@@ -124,7 +125,7 @@ def _torch_encoders(opened: OpenedComponents, names: Sequence[str]) -> dict[str,
 
 
 def _check_controlnet(task: str, steered: bool, controlnet: Any) -> None:
-    if steered and controlnet is None:
+    if steered and (controlnet is None or controlnet in ([], ())):
         raise UsageError(f"{task} needs a ControlNet", hint="Give its folder: controlnet='canny'.")
     if controlnet is not None and not steered:
         raise UsageError(f"{task} takes no ControlNet", hint="Give a task that does: task='controlnet'.")
@@ -133,7 +134,13 @@ def _check_controlnet(task: str, steered: bool, controlnet: Any) -> None:
 def _controlnets(controlnet: Any, options: LoadOptions) -> Any:
     if isinstance(controlnet, (list, tuple)):
         return [_controlnets(each, options) for each in controlnet]
-    return load_controlnet(controlnet, **options) if isinstance(controlnet, (str, Path)) else controlnet
+    if isinstance(controlnet, (str, Path)):
+        return load_controlnet(controlnet, **options)
+    if not isinstance(controlnet, torch.nn.Module):
+        raise UsageError(
+            f"a ControlNet cannot be a {type(controlnet).__name__}", hint="Give its folder, or its torch module."
+        )
+    return controlnet
 
 
 def _processors(folder: PipelineFolder) -> dict[str, Any]:

@@ -6,7 +6,9 @@ them again (:mod:`sdort.generation.adapted_weights`).
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,6 +29,8 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.staging import temporary_folder
 
 UNET = "unet"
+_NAME_LENGTH = 100
+"""Characters of an adapter's name in that of its file, which messages show."""
 _TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 
 
@@ -42,6 +46,7 @@ class UnetAdapters:
         self._folder = folder
         self._running = RunningAdapters({UNET: session.session})
         self._applied: list[AdapterChoice] | None = []
+        self._numbers = itertools.count()
         self.files: dict[str, Path] = {}
         """All that are loaded, by name."""
         self.weights: dict[str, float] = {}
@@ -52,14 +57,20 @@ class UnetAdapters:
         weakref.finalize(self, stack.close)
 
     def add(self, name: str, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-        """Load an adapter, which is then the active one.
+        """Load an adapter, which is then the active one; it takes the place of one by the same name.
 
         Raises:
             BadModelError: it does not fit, or the file of the UNet does not say what its weights are made of.
         """
-        path = self._place / f"{name}.safetensors"
+        # A folder for each: one that takes the place of another of its name is told from it by its path.
+        folder = self._place / str(next(self._numbers))
+        folder.mkdir()
+        shown = re.sub(r"[^\w.-]", "_", name)[:_NAME_LENGTH]
+        path = folder / f"{shown}.safetensors"
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path, dict(notes))
         plan_adapters(self._folder, [AdapterChoice(path)])
+        if name in self.files:
+            self.files[name].unlink()
         self.files[name] = path
         self.weights = {name: 1.0}
 
