@@ -334,7 +334,7 @@ double Gpu::time(void* stream, const std::vector<Launch>& launches) {
         for (int i = 0; i < kRepeats; ++i)
             for (const Launch& one : launches) launch(stream, one);
         check(driver, driver.record_event(events[1], stream), "recording an event");
-        check(driver, driver.wait_event(events[1]), "waiting for a kernel");
+        check(driver, driver.wait_event(events[1]), "waiting for " + launches.front().kernel);
         float milliseconds = 0;
         check(driver, driver.elapsed(&milliseconds, events[0], events[1]), "reading an event");
         if (batch > 0) times.push_back(milliseconds * 1000 / kRepeats);  // the first one warms up

@@ -3,12 +3,19 @@
 // Geometry    two warpgroups of 64 queries each; K and V in tiles of 64 keys, four in flight, rows of 128 bytes whatever the
 //             head size (a head of 80 has two tiles side by side): 81 KiB of shared memory at 40 and 64, where two workgroups
 //             share a multiprocessor and one warpgroup's exponentials run beside the products of others; 161 KiB at 80.
-// Registers   114, 123 and 138 (REGISTERS.md): of them scores 32, weights 16, sums d / 2.
+// Registers   114 to 138 (REGISTERS.md): of them scores 32, weights 16, sums d / 2.
 // d = 40      is contracted as 48, the rest of K's and Q's rows being zero, and summed as 40.
+// fma         has every eighth exponential computed by multiplications and additions (device/exp2.h). Of 64 queries and 64
+//             keys a multiprocessor's four schedulers have, in clocks: 256 of exponentials (16 a clock), products 176, 256 and
+//             320 at d = 40, 64 and 80 (2048 multiply-adds a clock), and as many issued instructions as a warp has, which at 40
+//             are 210, six more for each of the 32 exponentials that moves. So at 40 an eighth is best, with 235 issued and 224
+//             of exponentials; a quarter issues 259. At 64 products stay the bound, and have the multiprocessor for
+//             themselves; at 80 there is nothing to gain.
 // Roofline    as in attention.h: at d = 40 exponentials bound it, 2x4096x4096 8x40 at 0.07 ms on an H100.
-// Measured    not yet: other variants come before it, until a GPU has timed them.
+// Measured    not yet, on no GPU has it run: other variants come before it, until a GPU has timed them.
 #pragma once
 
+#include "device/exp2.h"
 #include "wgmma_stage.h"
 
 #if defined(SDORT_WGMMA)
@@ -22,6 +29,7 @@ using namespace wgmma_stage;
 constexpr int kQueries = kFlashWgmmaQueries, kKeys = kFlashWgmmaKeys, kStages = kFlashWgmmaStages;
 constexpr int kEights = kKeys / 8, kSteps = kKeys / 16;  // of keys
 constexpr float kMost = 65504.0f;                        // as in wave.h
+constexpr int kEighth = 8;                               // of the exponentials
 
 // A head's rows, cut into tiles of 64 columns.
 template <int Size>
@@ -85,13 +93,20 @@ struct Softmax {
         }
     }
 
+    // Every `Polynomial`-th weight by polynomial_exp2, none if that is zero.
+    template <int Polynomial>
     SDORT_INLINE void weigh(const float (&scores)[kKeys / 2], float factor, wgmma::Fragment (&weights)[kSteps]) {
+        const auto weight = [&](int i) {
+            const float from = shift[i / 2 % 2];
+            if constexpr (Polynomial != 0)
+                if (i % Polynomial == Polynomial - 1) return polynomial_exp2(scores[i], factor, from);
+            return fast_exp2(fmaf(scores[i], factor, -from));
+        };
         step_sums[0] = step_sums[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < kKeys / 4; ++i) {
             const int half_row = i % 2;
-            const float first = fast_exp2(fmaf(scores[2 * i], factor, -shift[half_row]));
-            const float second = fast_exp2(fmaf(scores[2 * i + 1], factor, -shift[half_row]));
+            const float first = weight(2 * i), second = weight(2 * i + 1);
             step_sums[half_row] += first + second;
             weights[i / 4].words[i % 4] = narrow_pair(first, second);
         }
@@ -101,7 +116,7 @@ struct Softmax {
     SDORT_INLINE bool beyond() const { return wave_any(!(step_sums[0] <= kMost && step_sums[1] <= kMost)); }
 };
 
-template <int Size>
+template <int Size, int Polynomial>
 SDORT_INLINE void flash(const Args& args) {
     using R = Rows<Size>;
     constexpr int kRows = R::template kBytes<kKeys>, kQueryBytes = R::template kBytes<kQueries>;
@@ -137,10 +152,10 @@ SDORT_INLINE void flash(const Args& args) {
             wgmma::wait<0>();  // and those of the step before with V, so that weights and y are free
             if ((step + 1) * kKeys > args.keys) Softmax::hide(scores, not_before(args.keys - step * kKeys));
             if (step == 0) softmax.set_shift(scores, args.scale, y);
-            softmax.weigh(scores, args.scale, weights);
+            softmax.weigh<Polynomial>(scores, args.scale, weights);
             if (softmax.beyond()) {
                 softmax.set_shift(scores, args.scale, y);
-                softmax.weigh(scores, args.scale, weights);
+                softmax.weigh<Polynomial>(scores, args.scale, weights);
             }
             softmax.sums[0] += softmax.step_sums[0];
             softmax.sums[1] += softmax.step_sums[1];
@@ -167,9 +182,11 @@ SDORT_INLINE void flash(const Args& args) {
 
 }  // namespace flash_wgmma
 
-SDORT_KERNEL_RESIDENT(attention_f16_40_flash_wgmma, kWgmmaThreads, 2, Args, flash_wgmma::flash<40>)
-SDORT_KERNEL_RESIDENT(attention_f16_64_flash_wgmma, kWgmmaThreads, 2, Args, flash_wgmma::flash<64>)
-SDORT_KERNEL_RESIDENT(attention_f16_80_flash_wgmma, kWgmmaThreads, 1, Args, flash_wgmma::flash<80>)
+SDORT_KERNEL_RESIDENT(attention_f16_40_flash_wgmma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<40, 0>))
+SDORT_KERNEL_RESIDENT(attention_f16_64_flash_wgmma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<64, 0>))
+SDORT_KERNEL_RESIDENT(attention_f16_80_flash_wgmma, kWgmmaThreads, 1, Args, (flash_wgmma::flash<80, 0>))
+SDORT_KERNEL_RESIDENT(attention_f16_40_flash_wgmma_fma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<40, flash_wgmma::kEighth>))
+SDORT_KERNEL_RESIDENT(attention_f16_64_flash_wgmma_fma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<64, flash_wgmma::kEighth>))
 
 }  // namespace sdort::attention
 

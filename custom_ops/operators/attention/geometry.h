@@ -14,11 +14,14 @@ namespace sdort::attention {
 inline constexpr int kGeneralWidths[] = {64, 192, 512};  // of Y that one workgroup of the general form computes
 constexpr int kGeneralTile = 32, kGeneralBlock = 256;
 constexpr int kShortest = 80;  // most keys of a "whole" kernel
-inline constexpr int kFlashWgmmaSizes[] = {40, 64, 80};
 
 struct Instance {
     int size;
     const char* variant;
+};
+
+inline constexpr Instance kFlashWgmma[] = {
+    {40, "flash_wgmma"}, {64, "flash_wgmma"}, {80, "flash_wgmma"}, {40, "flash_wgmma_fma"}, {64, "flash_wgmma_fma"},
 };
 
 // Of a head size, those come first that are best where the device is full: 32 queries a wave read shared memory half as
@@ -55,10 +58,6 @@ inline bool strides_fit(const Problem& p) {
 // Whether the matrix kernels compute it: what they leave out is rare, and the general form does it.
 inline bool has_matrix_form(const Problem& p, Dtype dtype) {
     return dtype == Dtype::kFloat16 && p.size == p.value_size && !p.bias && !p.causal && p.scale > 0 && strides_fit(p);
-}
-
-inline bool has_flash_wgmma(const Problem& p, Dtype dtype, const Device& device) {
-    return device.wgmma && has_matrix_form(p, dtype) && std::ranges::count(kFlashWgmmaSizes, p.size);
 }
 
 // Whether the kernels of wide heads compute it, of which no registers hold the sums of the others.
@@ -103,7 +102,9 @@ inline std::vector<std::string> variants(const Problem& p, Dtype dtype, const De
     // Half the queries a workgroup where whole ones would leave multiprocessors idle.
     const bool few = p.batches * p.heads * ceil_div(p.queries, 128) < device.compute_units;
     if (few) std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name[1] == '1'; });
-    if (has_flash_wgmma(p, dtype, device)) names.push_back("flash_wgmma");
+    if (device.wgmma && has_matrix_form(p, dtype))
+        for (const Instance& i : kFlashWgmma)
+            if (i.size == p.size) names.push_back(i.variant);
     if (names.empty() && has_wide_form(p, dtype)) {
         if (device.wgmma && p.size % 64 == 0) names.push_back("wide_wgmma");
         names.push_back("wide");
@@ -128,7 +129,7 @@ inline std::vector<std::string> kernels(Dtype dtype, const Device& device) {
     if (dtype == Dtype::kFloat16) names.insert(names.end(), {"attention_wide_scores_f16", "attention_wide_values_f16"});
     if (dtype == Dtype::kFloat16 && device.wgmma) {
         names.insert(names.end(), {"attention_wide_scores_wgmma_f16", "attention_wide_values_wgmma_f16"});
-        for (const int size : kFlashWgmmaSizes) names.push_back(kernel_name(size, "flash_wgmma"));
+        for (const Instance& i : kFlashWgmma) names.push_back(kernel_name(i.size, i.variant));
     }
     return names;
 }
@@ -187,7 +188,7 @@ inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device&
     if (variant == "wide" || variant == "wide_wgmma") return wide(p, device, variant == "wide_wgmma");
     Args args = arguments(p);
     const int64_t heads = p.batches * p.heads;
-    if (variant == "flash_wgmma")
+    if (variant.rfind("flash", 0) == 0)
         return {make_launch(kernel_name(static_cast<int>(p.size), variant), heads, ceil_div(p.queries, kFlashWgmmaQueries),
                             kWgmmaThreads, args, static_cast<uint32_t>(1024 + ceil_div(p.size, 64) * kFlashWgmmaBytes))};
     const int64_t tiles = ceil_div(p.queries, (variant[1] - '0') * 64);

@@ -1,4 +1,5 @@
-// What tests ask of attention's geometry beyond what they ask of every operator (simulated/simulated.cpp).
+// What tests ask of attention beyond what they ask of every operator (simulated/simulated.cpp).
+#include "device/exp2.h"
 #include "geometry.h"
 
 using namespace sdort;
@@ -8,4 +9,8 @@ extern "C" int64_t simulated_attention_workspace(const attention::Problem* probl
                                                  int compute_units) {
     const Device device{.architecture = architecture, .compute_units = compute_units};
     return attention::workspace_bytes(*problem, half ? Dtype::kFloat16 : Dtype::kFloat32, device);
+}
+
+extern "C" void simulated_polynomial_exp2(const float* x, float* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = polynomial_exp2(x[i], 1.0f, 0.0f);
 }
