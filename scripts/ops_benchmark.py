@@ -2,12 +2,16 @@
 """Times ONNX Runtime's kernels against sdort's custom operators on a GPU, and checks both against float64.
 
     python scripts/ops_benchmark.py --library libsdort_ops.so --provider cuda --json ops.json --markdown ops.md
+    python scripts/ops_benchmark.py --library libsdort_ops.so --variants --json attention.json
 
 Every operator runs at the shapes that Stable Diffusion 1.5 gives it (batch 2, 64x64 latents; the VAE at batch 1), norms
 and BiasSplitGelu also at those of SDXL (128x128 latents) and of batch 16, in fp16, with ONNX Runtime's kernel and with
 ours in one process, in turn. A time is the slope between models of few and of many equal nodes, each on inputs of its
 own, replayed as a CUDA or HIP graph with everything on the device: launch overhead and the run's fixed cost cancel.
 Medians of 30 after 5 warm-ups. Needs onnxruntime-gpu or onnxruntime-rocm.
+
+With --variants, attention's kernels one by one, each beside ONNX Runtime's. Every measurement is a process of its own:
+one that crashes or hangs fails alone, with a sentence, and the script ends with 1.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import ctypes
 import json
 import math
+import multiprocessing
 import os
 import statistics
 import sys
@@ -31,6 +36,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnx import helper
 
+from sdort.ops.pointer_kernels import Attention, AttentionTensor, Kernels, Place, Problem
+
 Array = npt.NDArray[Any]
 
 STEP = 16
@@ -38,6 +45,9 @@ STEP = 16
 MOST_BYTES = 2**31
 """Of one model's tensors: fewer nodes where they are large."""
 WARM_UP, REPEAT = 5, 30
+FIRST = slice(16)
+APART = slice(None, None, 63)
+"""Queries at each place of a tile of 64, of 128 and so on: warps differ in what they may get wrong."""
 OWN = "sdort"
 """The domain of operators that ONNX Runtime has in several nodes alone, which are what they are timed against."""
 
@@ -60,6 +70,10 @@ class Case:
     """Inputs that all nodes share, as weights are."""
     unfused: tuple[int, int, int, int] | None = None
     """Of attention: batch x heads, tokens, keys, head size; it is also timed as two MatMuls and a Softmax."""
+    rows: slice = field(default_factory=lambda: slice(None))
+    """Of the output's second dimension, what ``reference`` computes: all would take minutes."""
+    problem: Callable[[], Problem] | None = None
+    """What the library is asked about its variants."""
 
 
 def half(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
@@ -118,7 +132,7 @@ def skip_group_norm(side: int, channels: int, batch: int = 2) -> Case:
 
 def bias_split_gelu(tokens: int, width: int, batch: int = 2) -> Case:
     def reference(v: dict[str, Array]) -> Array:
-        wide = v["X"][:, :16].astype(np.float64) + v["bias"]  # the first tokens: erfc is slow
+        wide = v["X"][:, FIRST].astype(np.float64) + v["bias"]  # erfc is slow
         return np.asarray(wide[..., :width] * gelu(wide[..., width:]))
 
     return Case(
@@ -128,6 +142,7 @@ def bias_split_gelu(tokens: int, width: int, batch: int = 2) -> Case:
         reference,
         6 * batch * tokens * width,
         constant=("bias",),
+        rows=FIRST,
     )
 
 
@@ -187,14 +202,13 @@ def skip_layer_norm(tokens: int, channels: int, batch: int = 2) -> Case:
 
 
 def softmax_attention(q: Array, k: Array, v: Array, heads: int) -> Array:
-    """The first two of the batch's query rows of every head are enough to check; the rest would take minutes."""
     n, _, width = q.shape
     size = width // heads
-    split = [x.astype(np.float64).reshape(n, -1, heads, size).transpose(0, 2, 1, 3) for x in (q[:, :2], k, v)]
+    split = [x.astype(np.float64).reshape(n, -1, heads, size).transpose(0, 2, 1, 3) for x in (q[:, APART], k, v)]
     scores = split[0] @ split[1].transpose(0, 1, 3, 2) / math.sqrt(size)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     result = weights / weights.sum(-1, keepdims=True) @ split[2]
-    return np.asarray(result.transpose(0, 2, 1, 3).reshape(n, 2, width))
+    return np.asarray(result.transpose(0, 2, 1, 3).reshape(n, -1, width))
 
 
 def attention(tokens: int, keys: int, heads: int, size: int, batch: int = 2) -> Case:
@@ -212,7 +226,17 @@ def attention(tokens: int, keys: int, heads: int, size: int, batch: int = 2) -> 
         4 * batch * heads * tokens * keys * size,
         attributes={"num_heads": heads},
         unfused=(batch * heads, tokens, keys, size),
+        rows=APART,
+        problem=lambda: attention_problem(batch, tokens, keys, heads, size),
     )
+
+
+def attention_problem(batch: int, tokens: int, keys: int, heads: int, size: int) -> Attention:
+    """As the node's inputs lie."""
+    queries, others = (AttentionTensor(None, rows * heads * size, heads * size, size) for rows in (tokens, keys))
+    p = Attention(queries, others, others, scale=size**-0.5)
+    p.batches, p.heads, p.queries, p.keys, p.size, p.value_size = batch, heads, tokens, keys, size, size
+    return p
 
 
 def bias_group_norm(side: int, channels: int, batch: int = 2) -> Case:
@@ -301,6 +325,8 @@ CASES = [
     *(norm(side * side, c, batch=16) for norm in (layer_norm, skip_layer_norm) for side, c in LEVELS),
     *(attention(side * side, side * side, 8, c // 8) for side, c in LEVELS),
     *(attention(side * side, 77, 8, c // 8) for side, c in LEVELS),
+    attention(4096, 4096, 8, 40, batch=16),
+    *(attention(side * side, keys, c // 64, 64) for side, c in XL for keys in (side * side, 77)),
     attention(4096, 4096, 1, 512, batch=1),
     *(bias_group_norm(side, c, batch) for batch in (2, 16) for side, c in LEVELS),
     *(bias_group_norm(side, c, batch=1) for side, c in VAE),
@@ -431,8 +457,8 @@ class Runner:
         return value
 
 
-def measure(case: Case, provider: str, library: Path) -> dict[str, Any]:
-    """Microseconds a node for both sides, their errors, and the variant that tuning chose."""
+def measure(case: Case, provider: str, library: Path, variant: str | None = None) -> dict[str, Any]:
+    """Microseconds a node for both sides and their errors; of the variant that tuning chooses, or of a named one."""
     rng = np.random.default_rng(0)
     first = case.inputs(rng)
     more = max(2, min(STEP, MOST_BYTES // case.bytes))
@@ -440,7 +466,10 @@ def measure(case: Case, provider: str, library: Path) -> dict[str, Any]:
     values = [first] * many
     exact = case.reference(first)
     row: dict[str, Any] = {"operator": case.operator, "shape": case.label}
-    if provider != "cpu":  # tuning measures with events, which a graph cannot capture
+    if variant is not None:
+        row["variant"] = variant
+        choose(case, provider, library, variant)
+    elif provider != "cpu":  # tuning measures with events, which a graph cannot capture
         os.environ["SDORT_OPS_TUNE"] = "1"
         Runner(build(case, 1, values), feeds(case, values, 1), provider, library, False)
         os.environ["SDORT_OPS_TUNE"] = "0"
@@ -457,15 +486,78 @@ def measure(case: Case, provider: str, library: Path) -> dict[str, Any]:
         short, long = (statistics.median(times[side, count][WARM_UP:]) for count in (few, many))
         row[f"{side}_us"] = (long - short) / more * 1e6
         output = runners[side, many].output(f"Y_{many - 1}").astype(np.float64)
-        row[f"{side}_error"] = float(np.abs(output[:, : exact.shape[1]] - exact).max() / exact.std())
+        row[f"{side}_error"] = float(np.abs(output[:, case.rows] - exact).max() / exact.std())
     row["ratio"] = row["ort_us"] / row["sdort_us"]
     row["gb_s"] = case.bytes / row["sdort_us"] / 1e3
     row["bytes"] = case.bytes
     if case.flops:
         row["tflop_s"] = case.flops / row["sdort_us"] / 1e6
-    if case.unfused:
+    if case.unfused and variant is None:
         row["unfused_us"] = unfused_microseconds(case.unfused, provider)
     return row
+
+
+PLACES = {"cuda": Place.CUDA, "rocm": Place.HIP}
+
+
+def variants(case: Case, provider: str, library: Path) -> tuple[str, list[str]]:
+    """How a tuning table's line of the case begins, and the variants that this GPU has for it."""
+    if case.problem is None:
+        raise ValueError(f"the variants of {case.operator} are not known here")
+    return Kernels(library).variants(case.problem(), True, PLACES[provider])
+
+
+def choose(case: Case, provider: str, library: Path, variant: str) -> None:
+    """Have the sessions of this process run that variant: the tuning table becomes one of its line."""
+    where, names = variants(case, provider, library)
+    if variant not in names:
+        raise ValueError(f"{case.label} has the variants {', '.join(names)}, not {variant}")
+    Path(os.environ["SDORT_OPS_TUNING"]).write_text(f"{where}\t{variant}\t0\n")
+
+
+class Failed(Exception):
+    """Why a process has no result, in a sentence."""
+
+
+def isolated(seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, in a process of its own, where CUDA's errors stay until the process ends.
+
+    Raises:
+        Failed: it raised, its process ended without a result, or it took longer.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(theirs, function, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise Failed(f"no result in {seconds:.0f} seconds: the process was ended")
+        result, reason = ours.recv()
+    except EOFError:
+        process.join()
+        raise Failed(f"the process ended without a result (exit code {process.exitcode})") from None
+    finally:
+        process.kill()
+        process.join()
+    if reason is not None:
+        raise Failed(reason)
+    return result
+
+
+def answer(pipe: Any, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        pipe.send((function(*arguments), None))
+    except (Exception, SystemExit) as error:
+        pipe.send((None, str(error) or type(error).__name__))
+
+
+def variants_of(index: int, provider: str, library: Path) -> list[str]:
+    return variants(CASES[index], provider, library)[1]
+
+
+def measure_case(index: int, provider: str, library: Path, variant: str | None) -> dict[str, Any]:
+    return measure(CASES[index], provider, library, variant)
 
 
 def feeds(case: Case, values: Sequence[dict[str, Array]], count: int) -> dict[str, Array]:
@@ -504,6 +596,10 @@ def unmeasured(rows: Sequence[dict[str, Any]], library: Path) -> list[str]:
     return sorted(names - {row["operator"] for row in rows})
 
 
+def shape_of(row: Mapping[str, Any]) -> str:
+    return f"{row['shape']} {row['variant']}" if "variant" in row else str(row["shape"])
+
+
 def markdown(rows: Sequence[dict[str, Any]], copy: float | None, missing: Sequence[str] = ()) -> str:
     lines = [
         "| operator | shape | ORT µs | sdort µs | ratio | GB/s | of copy | error ORT, sdort |",
@@ -512,11 +608,11 @@ def markdown(rows: Sequence[dict[str, Any]], copy: float | None, missing: Sequen
     for row in rows:
         share = f"{row['gb_s'] / copy:.0%}" if copy else ""
         lines.append(
-            f"| {row['operator']} | {row['shape']} | {row['ort_us']:.2f} | {row['sdort_us']:.2f} | {row['ratio']:.2f} "
+            f"| {row['operator']} | {shape_of(row)} | {row['ort_us']:.2f} | {row['sdort_us']:.2f} | {row['ratio']:.2f} "
             f"| {row['gb_s']:.0f} | {share} | {row['ort_error']:.1e}, {row['sdort_error']:.1e} |"
         )
     lines += [f"| {operator} | not measured | | | | | | |" for operator in missing]
-    for operator in dict.fromkeys(row["operator"] for row in rows):
+    for operator in dict.fromkeys(row["operator"] for row in rows if "variant" not in row):
         ratios = [row["ratio"] for row in rows if row["operator"] == operator]
         lines.append(f"| **{operator}** | geometric mean of {len(ratios)} | | | **{geomean(ratios):.2f}** | | | |")
     return "\n".join(lines)
@@ -528,50 +624,79 @@ def main() -> int:
     parser.add_argument("--provider", choices=["cuda", "rocm", "cpu"], default="cuda")
     parser.add_argument("--operator", action="append", help="only this one; may be repeated")
     parser.add_argument("--tuning", type=Path, help="tuning table to keep (default: a temporary one)")
+    parser.add_argument("--variants", action="store_true", help="attention's kernels one by one, on cuda or rocm")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds of one measurement (default %(default)s)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
+    if args.variants and args.provider == "cpu":
+        parser.error("--variants is of GPUs: on the CPU there is one kernel")
+    if args.variants and args.tuning:
+        parser.error("--variants tunes nothing: leave out --tuning")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SDORT_OPS_TUNING"] = str(args.tuning or Path(folder) / "tuning.tsv")
         os.environ["SDORT_OPS"] = "all"
         os.environ["SDORT_OPS_PROVIDER"] = args.provider
-        rows = []
-        for case in CASES:
-            if args.operator and case.operator not in args.operator:
-                continue
-            try:
-                rows.append(measure(case, args.provider, args.library))
-            except Exception as error:
-                print(f"{case.operator} {case.label}: {error}", file=sys.stderr)
-                continue
-            row = rows[-1]
-            print(
-                f"{row['operator']:24} {row['shape']:24} ORT {row['ort_us']:8.2f} us  sdort {row['sdort_us']:8.2f} us  "
-                f"ratio {row['ratio']:5.2f}  {row['gb_s']:6.0f} GB/s  "
-                f"errors {row['ort_error']:.1e} {row['sdort_error']:.1e}"
-                + (
-                    f"  {row['tflop_s']:.0f} TFLOP/s, unfused {row['unfused_us']:.1f} us" if "unfused_us" in row else ""
-                ),
-                flush=True,
-            )
+        rows, failures = run(args)
         tuning = Path(os.environ["SDORT_OPS_TUNING"])
         table = tuning.read_text() if tuning.exists() else ""
-    copy = None if args.provider == "cpu" else copy_bandwidth(args.provider)
+    copy = None
+    if args.provider != "cpu":
+        try:
+            copy = isolated(args.timeout, copy_bandwidth, args.provider)
+        except Failed as error:
+            failures.append(f"copy: {error}")
     print(f"copy: {copy:.0f} GB/s" if copy else "", table, sep="\n")
-    text = markdown(rows, copy, unmeasured(rows, args.library))
-    print(text)
+    text = markdown(rows, copy, [] if args.variants else unmeasured(rows, args.library))
+    print(text, *(f"failed: {failure}" for failure in failures), sep="\n")
     if args.json:
         result = {
             "onnxruntime": ort.__version__,
             "provider": args.provider,
             "copy_gb_s": copy,
             "rows": rows,
+            "failures": failures,
             "tuning": table,
         }
         args.json.write_text(json.dumps(result, indent=1))
     if args.markdown:
         args.markdown.write_text(text + "\n")
-    return 0
+    return 1 if failures else 0
+
+
+def run(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows, each printed as it comes, and why others are missing."""
+    rows: list[dict[str, Any]] = []
+    failures: list[str] = []
+
+    def attempt(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return isolated(args.timeout, function, *arguments)
+        except Failed as error:
+            failures.append(f"{label}: {error}")
+            print(failures[-1], file=sys.stderr, flush=True)
+            return None
+
+    for index, case in enumerate(CASES):
+        if (args.operator and case.operator not in args.operator) or (args.variants and case.problem is None):
+            continue
+        label, where = f"{case.operator} {case.label}", (index, args.provider, args.library)
+        names = (attempt(label, variants_of, *where) or []) if args.variants else [None]
+        for name in names:
+            row = attempt(f"{label} {name}" if name else label, measure_case, *where, name)
+            if row is not None:
+                rows.append(row)
+                print(line(row), flush=True)
+    return rows, failures
+
+
+def line(row: Mapping[str, Any]) -> str:
+    text = (
+        f"{row['operator']:24} {shape_of(row):24} ORT {row['ort_us']:8.2f} us  sdort {row['sdort_us']:8.2f} us  "
+        f"ratio {row['ratio']:5.2f}  {row['gb_s']:6.0f} GB/s  errors {row['ort_error']:.1e} {row['sdort_error']:.1e}"
+    )
+    text += f"  {row['tflop_s']:.0f} TFLOP/s" if "tflop_s" in row else ""
+    return text + (f", unfused {row['unfused_us']:.1f} us" if "unfused_us" in row else "")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,19 @@ SDORT_EXPORT int64_t sdort_kernel_device(int place, int device) {
     return guarded([&]() -> int64_t { return gpu_of(place, device), 0; });
 }
 
+// How a tuning table's line of a problem begins, and the variants that compute it on a GPU, the library's own choice first, a
+// line each. Null is an error; the text is this thread's until it asks again.
+SDORT_EXPORT const char* sdort_kernel_variants(const char* name, const void* problem, size_t problem_bytes, int half, int place,
+                                               int device) {
+    thread_local std::string text;
+    const int64_t code = guarded([&]() -> int64_t {
+        const Direct& direct = find_direct(name, problem_bytes);
+        text = direct.variants(problem, half ? Dtype::kFloat16 : Dtype::kFloat32, gpu_of(place, device).device());
+        return 0;
+    });
+    return code == 0 ? text.c_str() : nullptr;
+}
+
 // Computes a problem: on `threads` threads of the CPU (place 0), or queued on a stream of a GPU of HIP (1) or CUDA (2). Half:
 // 0 for float32, 1 for float16. Returns 0; -1 for an error; or the bytes that the problem's workspace has to have, where that
 // is more than `workspace_bytes`: nothing was queued then.

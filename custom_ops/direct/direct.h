@@ -30,6 +30,8 @@ struct Direct {
     // Queues the launches and returns 0; or queues nothing and returns how many bytes of workspace they need, where that is
     // more than there are.
     std::function<size_t(const void* problem, Dtype dtype, Gpu& gpu, void* stream, size_t workspace_bytes)> on_gpu;
+    // How a tuning table's line of the problem begins, architecture and key, and the variants on the device, a line each.
+    std::function<std::string(const void* problem, Dtype dtype, const Device& device)> variants;
 };
 
 // The first of a name stays. Returns true.
@@ -47,6 +49,12 @@ bool add_direct(const std::string& name, void (*on_cpu)(const Problem&, Dtype, c
                                    [on_gpu](const void* bytes, Dtype dtype, Gpu& gpu, void* stream, size_t room) {
                                        const auto& problem = *static_cast<const Problem*>(bytes);
                                        return is_empty(problem) ? size_t{0} : on_gpu(problem, dtype, gpu, stream, room);
+                                   },
+                                   [](const void* bytes, Dtype dtype, const Device& device) {
+                                       const auto& problem = *static_cast<const Problem*>(bytes);
+                                       std::string text = device.architecture + '\t' + key(problem, dtype);
+                                       for (const std::string& variant : variants(problem, dtype, device)) text += "\n" + variant;
+                                       return text;
                                    }});
 }
 

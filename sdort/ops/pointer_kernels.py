@@ -119,15 +119,16 @@ class Kernels:
         use_tuning_table()
         try:
             library = ctypes.CDLL(str(path))  # which lets go of the interpreter while a function runs
-            self._run, self._device, self._error = (
-                getattr(library, f"sdort_kernel_{name}") for name in ("run", "device", "error")
+            self._run, self._device, self._variants, self._error = (
+                getattr(library, f"sdort_kernel_{name}") for name in ("run", "device", "variants", "error")
             )
         except (OSError, AttributeError) as error:
             raise UsageError(f"{path} has no kernels for pointers: {library_reason(error)}") from error
         size, number = ctypes.c_size_t, ctypes.c_int
-        self._error.restype = ctypes.c_char_p
+        self._error.restype = self._variants.restype = ctypes.c_char_p
         self._run.restype = self._device.restype = ctypes.c_int64
         self._run.argtypes = [ctypes.c_char_p, _POINTER, size, number, number, number, _POINTER, size, size]
+        self._variants.argtypes = [ctypes.c_char_p, _POINTER, size, number, number, number]
         self._device.argtypes = [number, number]
         self._reasons: dict[tuple[int, int], str | None] = {}
 
@@ -139,6 +140,22 @@ class Kernels:
         if key not in self._reasons:
             self._reasons[key] = self._error().decode() if self._device(*key) else None
         return self._reasons[key]
+
+    def variants(self, problem: Problem, half: bool, place: Place, device: int = 0) -> tuple[str, list[str]]:
+        """How a tuning table's line of a problem begins, and the kernels' variants, the library's choice first.
+
+        Returns:
+            Architecture and key, separated by a tab as in the table; the names that may follow.
+
+        Raises:
+            ProviderError: there is no such GPU, or the kernels have no form for the problem.
+        """
+        where = ctypes.addressof(problem), ctypes.sizeof(problem)
+        text: bytes | None = self._variants(problem.kernel, *where, half, place, device)
+        if text is None:
+            raise ProviderError(f"{problem.kernel.decode()}: {self._error().decode()}")
+        where_in_table, *names = text.decode().splitlines()
+        return where_in_table, names
 
     def run(
         self,

@@ -136,6 +136,17 @@ def attention() -> tuple[Attention, Guarded]:
 
 
 @pytest.mark.usefixtures("on_hip")
+def test_a_tuning_tables_line_of_a_problem_and_its_variants(loaded: Kernels) -> None:
+    where = "gfx1100\tattention f16 n=1 s=70 l=70 h=1 d=192"
+    assert loaded.variants(attention()[0], True, Place.HIP) == (where, ["wide"])
+    where, names = loaded.variants(bias_add()[0], False, Place.HIP)
+    assert where.startswith("gfx1100\tbias_add f32 ")
+    assert names
+    with pytest.raises(ProviderError, match=r"^bias_subtract: no kernel is named bias_subtract$"):
+        loaded.variants(Unknown(), False, Place.HIP)
+
+
+@pytest.mark.usefixtures("on_hip")
 @pytest.mark.parametrize(("make", "half"), [(group_norm, False), (attention, True)], ids=["group_norm", "attention"])
 def test_a_workspace_that_is_too_small_is_asked_for(make: Any, half: bool, loaded: Kernels) -> None:
     """Nothing is launched before; with it the results are the CPU's, but for float32 arithmetic in another order."""
