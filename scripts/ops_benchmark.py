@@ -623,12 +623,15 @@ def main() -> int:
     parser.add_argument("--library", type=Path, required=True, help="libsdort_ops.so (sdort ops build)")
     parser.add_argument("--provider", choices=["cuda", "rocm", "cpu"], default="cuda")
     parser.add_argument("--operator", action="append", help="only this one; may be repeated")
+    parser.add_argument("--shape", action="append", help='only this one, as "2x4096x77 8x40"; may be repeated')
     parser.add_argument("--tuning", type=Path, help="tuning table to keep (default: a temporary one)")
     parser.add_argument("--variants", action="store_true", help="attention's kernels one by one, on cuda or rocm")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of one measurement (default %(default)s)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
+    if unknown := set(args.shape or ()) - {case.label for case in CASES}:
+        parser.error(f"no case has the shape {', '.join(sorted(unknown))}")
     if args.variants and args.provider == "cpu":
         parser.error("--variants is of GPUs: on the CPU there is one kernel")
     if args.variants and args.tuning:
@@ -678,7 +681,8 @@ def run(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
             return None
 
     for index, case in enumerate(CASES):
-        if (args.operator and case.operator not in args.operator) or (args.variants and case.problem is None):
+        named = case.operator in (args.operator or [case.operator]) and case.label in (args.shape or [case.label])
+        if not named or (args.variants and case.problem is None):
             continue
         label, where = f"{case.operator} {case.label}", (index, args.provider, args.library)
         names = (attempt(label, variants_of, *where) or []) if args.variants else [None]
