@@ -198,10 +198,9 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
             f"{path} is a part of the pipeline {above.parent}", hint=f"Give the whole pipeline:\n    {above.parent}"
         )
     if missing:
-        raise BadModelError(
-            f"{path} has no {', '.join(missing)}",
-            hint="Text to image wants a whole pipeline: sdort export MODEL OUT, without --component.",
-        )
+        whole = "Text to image wants a whole pipeline: sdort export MODEL OUT, without --component."
+        parts = "Export the checkpoint that has it:\n    sdort export MODEL OUT"
+        raise BadModelError(f"{path} has no {', '.join(missing)}", hint=whole if needed is None else parts)
     return folder
 
 

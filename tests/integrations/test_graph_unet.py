@@ -14,8 +14,8 @@ import torch
 from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
 
-from sdort.errors import UsageError
-from sdort.integrations.torch import GraphUNet, load_unet
+from sdort.errors import BadModelError, UsageError
+from sdort.integrations.torch import GraphUNet, load_controlnet, load_unet
 
 TOLERANCE = 1e-4
 """fp32 on both sides, outputs of about 1: 3e-6 is seen, and a wrong tensor gives 0.01 and more."""
@@ -176,6 +176,7 @@ def test_it_is_where_it_is_and_says_so(unet: GraphUNet) -> None:
         pytest.param({"timestep": torch.tensor([1, 2])}, "one timestep for all samples", id="timesteps"),
         pytest.param({"timestep": torch.ones(3)}, "got 3 timesteps for 2 samples", id="more timesteps"),
         pytest.param({"timestep": torch.ones(0)}, "got 0 timesteps for 2 samples", id="no timestep"),
+        pytest.param({"timestep": None}, "the timestep is a NoneType, and no number", id="nothing"),
         pytest.param({"encoder_hidden_states": None}, "'encoder_hidden_states' is a NoneType", id="no prompt"),
         pytest.param({"class_labels": torch.zeros(2)}, "does not take class_labels", id="labels"),
         pytest.param({"added_cond_kwargs": {"image_embeds": torch.zeros(2)}}, "take image_embeds", id="image"),
@@ -208,6 +209,11 @@ def test_what_a_graph_cannot_do_is_refused(unet: GraphUNet, arguments: dict[str,
     usual = {"sample": latents(), "timestep": 1, "encoder_hidden_states": prompts()}
     with pytest.raises(UsageError, match=message):
         unet(**{**usual, **arguments})
+
+
+def test_a_component_that_is_not_there_is_named(tiny: Tiny) -> None:
+    with pytest.raises(BadModelError, match=r"has no controlnet(.|\n)*Export the checkpoint that has it"):
+        load_controlnet(tiny.onnx, provider="cpu")
 
 
 def test_a_gradient_is_refused(unet: GraphUNet) -> None:

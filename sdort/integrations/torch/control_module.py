@@ -13,7 +13,7 @@ from diffusers.models.modeling_utils import ModelMixin
 
 from sdort.exporter.component_configs import class_defaults
 from sdort.generation.typed_options import LoadOptions
-from sdort.integrations.torch.graph_module import GraphModule, StandIn, known_inputs, like, reloader
+from sdort.integrations.torch.graph_module import GraphModule, StandIn, as_timestep, known_inputs, like, reloader
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.model.component_names import CONTROLNET
@@ -79,7 +79,7 @@ class GraphControlNet(GraphModule, ControlNetModel, metaclass=StandIn):  # type:
         }
         feeds = {
             "sample": sample,
-            "timestep": torch.as_tensor(timestep),
+            "timestep": as_timestep(timestep),
             "encoder_hidden_states": encoder_hidden_states,
             "controlnet_cond": controlnet_cond,
             "conditioning_scale": self._factors(float(conditioning_scale), guess_mode),

@@ -165,6 +165,20 @@ def reloader(load: Callable[..., torch.nn.Module], path: str | Path, options: Lo
     return partial(load, str(Path(path).resolve()), **options, **more)
 
 
+def as_timestep(timestep: Any) -> torch.Tensor:
+    """A timestep as a tensor.
+
+    Raises:
+        UsageError: it is neither a number nor numbers.
+    """
+    try:
+        return torch.as_tensor(timestep)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the timestep is a {type(timestep).__name__}, and no number", hint="Give a number, or a tensor of one."
+        ) from error
+
+
 def like(value: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """An output on the device and in the dtype of the input that it belongs to; the same tensor where it is so."""
     return value.to(given.device, given.dtype)

@@ -15,7 +15,15 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from sdort.errors import UsageError
 from sdort.exporter.component_configs import class_defaults
 from sdort.generation.typed_options import LoadOptions
-from sdort.integrations.torch.graph_module import GraphModule, Reload, StandIn, known_inputs, like, reloader
+from sdort.integrations.torch.graph_module import (
+    GraphModule,
+    Reload,
+    StandIn,
+    as_timestep,
+    known_inputs,
+    like,
+    reloader,
+)
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_binding import Tensors
 from sdort.integrations.torch.tensor_session import TensorSession
@@ -96,7 +104,7 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
         }
         feeds = {
             "sample": sample,
-            "timestep": torch.as_tensor(timestep),
+            "timestep": as_timestep(timestep),
             "encoder_hidden_states": encoder_hidden_states,
             **known_inputs(self.session, optional),
         }
