@@ -12,7 +12,8 @@
 //             of exponentials; a quarter issues 259. At 64 products stay the bound, and have the multiprocessor for
 //             themselves; at 80 there is nothing to gain.
 // Roofline    as in attention.h: at d = 40 exponentials bound it, 2x4096x4096 8x40 at 0.07 ms on an H100.
-// Measured    not yet, on no GPU has it run: other variants come before it, until a GPU has timed them.
+// Measured    not yet, on no GPU has it run: other variants come before it, until a GPU has timed them. Beyond what
+//             wide_wgmma_kernel.h has done on one: products of V with 40 and 80 columns, which read a part of a tile of 64.
 #pragma once
 
 #include "device/exp2.h"
