@@ -7,14 +7,16 @@ Everything is checked against torch in fp32 before it is timed; both sides of ev
         [--family sd15|sd21|sdxl|sdxl-refiner|tiny] [--components unet,vae_decoder]
         [--engines sdort,torch,compile,ort] [--custom-ops FILE] [--static] [--ablation] [--checkpoint DIR] [--json FILE]
 
+Rows are printed, and written to FILE, as they are measured: a run that is stopped leaves what it has.
+
 Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR;
 with --family another one's UNet and VAE. A row of sdort is a session as `sdort run --graph` opens it, on a graph of
 dynamic sizes; with --static one that was exported for its size follows. --ablation adds rows that lack one thing each.
 
-The peers: torch eager, torch.compile in the mode reduce-overhead (CUDA graphs, no max-autotune), and what ONNX
-Runtime's own optimizer (onnxruntime.transformers.optimizer, fp16) makes of a TorchScript export, with and without a
-graph of the device; for a full UNet that takes minutes and 17 GB of memory. An engine that fails has a row that says
-why, and the exit code is 5.
+The peers: torch eager and torch.compile in the mode reduce-overhead (CUDA graphs, no max-autotune), both in
+channels-last and with cuDNN's own search, and what ONNX Runtime's own optimizer (onnxruntime.transformers.optimizer,
+fp16) makes of a TorchScript export, with and without a graph of the device; for a full UNet that takes minutes and
+17 GB of memory. An engine that fails has a row that says why, and the exit code is 5.
 
 --provider cpu --family tiny tries all of it in seconds, without a GPU; its times say nothing.
 """
@@ -22,13 +24,15 @@ why, and the exit code is 5.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,14 +57,17 @@ def main() -> int:
     args.device = "cpu" if args.provider == "cpu" else "cuda"
     checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", args.device)
     rows: list[dict[str, Any]] = []
+    where = environment(args.device)
+    print(json.dumps(where), HEADER, sep="\n", flush=True)
     for component in args.components.split(","):
         for size in args.sizes.split(","):
             for batch in map(int, args.batches.split(",")):
                 args.size, args.batch = size, batch
-                rows += benchmark(component, checkpoint, args)
-    show(rows, args.device)
-    if args.json:
-        args.json.write_text(json.dumps({"environment": environment(args.device), "rows": rows}, indent=2))
+                for row in benchmark(component, checkpoint, args):
+                    rows.append(row)
+                    print(line(row), flush=True)
+                    if args.json:
+                        args.json.write_text(json.dumps({"environment": where, "rows": rows}, indent=2))
     return 0 if all(row["ok"] for row in rows) else 5
 
 
@@ -142,7 +149,7 @@ VAE: dict[str, Any] = {
 def make_checkpoint(family: str, folder: Path, device: str) -> Path:
     """A diffusers directory of the family's full architecture with seeded random weights."""
     if family == "sd15":
-        return make_pipeline(folder)
+        return make_pipeline(folder, device)
     if not (folder / "model_index.json").exists():
         import diffusers
 
@@ -158,7 +165,7 @@ def make_checkpoint(family: str, folder: Path, device: str) -> Path:
     return folder
 
 
-def make_pipeline(folder: Path) -> Path:
+def make_pipeline(folder: Path, device: str = "cpu") -> Path:
     """Stable Diffusion 1.5's architecture with seeded random weights, as a diffusers directory."""
     if (folder / "model_index.json").exists():
         return folder
@@ -173,12 +180,14 @@ def make_pipeline(folder: Path) -> Path:
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, projection_dim=768,
         vocab_size=size, bos_token_id=size - 2, eos_token_id=size - 1, pad_token_id=size - 1,
     )  # fmt: skip
-    vae = diffusers.AutoencoderKL(**VAE)
+    with torch.device(device):  # random numbers take a minute on the host
+        unet = diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
+        vae = diffusers.AutoencoderKL(**VAE)
     diffusers.StableDiffusionPipeline(
         vae=vae,
         text_encoder=transformers.CLIPTextModel(text),
         tokenizer=transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer"),
-        unet=diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768),
+        unet=unet,
         scheduler=diffusers.PNDMScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
         ),
@@ -248,12 +257,16 @@ def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, fe
     import compare_ort_optimizer
 
     folder: Path = args.work / f"{checkpoint.name}-{component}-{args.provider}-ort"
-    source, out = folder / "exported" / "model.onnx", folder / "model.onnx"
-    if not out.exists():
-        source.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.partial")
+        source, out = partial / "exported" / "model.onnx", partial / "model.onnx"
+        shutil.rmtree(partial, ignore_errors=True)
+        source.parent.mkdir(parents=True)
+        # Sizes vary, so that a trace of 128x128 pixels does; it takes seconds where 1024x1024 take minutes.
+        feeds = {k: v[..., :16, :16].cpu() if v.dim() == 4 else v.cpu() for k, v in feeds.items()}
         sizes = {4: {0: "batch", 2: "height", 3: "width"}, 3: {0: "batch", 1: "tokens"}, 2: {0: "batch"}}
         torch.onnx.export(
-            torch_module(component, checkpoint, torch.float32, "cpu"), tuple(each.cpu() for each in feeds.values()),
+            torch_module(component, checkpoint, torch.float32, "cpu"), tuple(feeds.values()),
             str(source), input_names=[*feeds], output_names=["result"], opset_version=17, dynamo=False,
             dynamic_axes={name: sizes[each.dim()] for name, each in feeds.items() if each.dim() in sizes},
         )  # fmt: skip
@@ -263,7 +276,9 @@ def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, fe
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"ONNX Runtime's optimizer failed: {done.stderr.strip()[-300:]}")
-    return out
+        shutil.rmtree(source.parent)
+        partial.rename(folder)
+    return folder / "model.onnx"
 
 
 def inputs(component: str, args: argparse.Namespace, checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -305,7 +320,7 @@ class OrtRunner:
         }[args.provider]  # fmt: skip
         self.session = onnxruntime.InferenceSession(model, options, providers=[(name, settings)])
         if name not in self.session.get_providers():
-            raise SystemExit(f"{name} did not load: {self.session.get_providers()}")
+            raise RuntimeError(f"{name} did not load: {self.session.get_providers()}")
         self.binding = self.session.io_binding()
         self.kept: list[torch.Tensor] = []
         for value in self.session.get_inputs():
@@ -320,6 +335,7 @@ class OrtRunner:
         dtype = torch.float16 if "16" in out.type else torch.float32
         self.output = torch.full(tuple(shape), float("nan"), dtype=dtype, device=args.device)
         self._bind(self.binding.bind_output, out.name, self.output)
+        synchronize(self.device)  # the session runs on a stream of its own
 
     def _bind(self, bind: Any, name: str, tensor: torch.Tensor) -> None:
         self.kept.append(tensor)
@@ -349,23 +365,43 @@ class SdortRunner:
         return torch.from_numpy(output).float().to(self.device)
 
 
-def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    feeds = inputs(component, args, checkpoint)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of a component at one size, each as soon as it is measured."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the reference is fp32 indeed
+    row = {"component": component, "batch": args.batch, "size": args.size}
     with torch.inference_mode():
-        reference = torch_module(component, checkpoint, torch.float32, args.device)(*feeds.values())
-        torch.cuda.empty_cache()
-        rows = []
+        free(args.device)
+        torch.backends.cudnn.benchmark = False
+        try:
+            feeds = inputs(component, args, checkpoint)
+            reference = torch_module(component, checkpoint, torch.float32, args.device)(*feeds.values())
+        except Exception as error:  # no memory for this size, say; the other sizes keep their rows
+            yield {**row, "engine": "reference", "ok": False, "error": why(error)}
+            return
+        torch.backends.cudnn.benchmark = True  # torch's rows have the fastest convolutions that cuDNN finds
         for name, make in runners(component, checkpoint, args, feeds, reference.shape):
+            free(args.device)
+            row["engine"] = name
             try:
-                rows.append(measure(component, name, make(), reference, args))
+                found = {**row, **measure(make(), reference, args.device)}
             except Exception as error:  # one engine's failure leaves the others their numbers
-                print(f"{component} {name}: {type(error).__name__}: {str(error)[:400]}", file=sys.stderr)
-                failed = {"engine": name, "batch": args.batch, "size": args.size, "error": str(error)[:400]}
-                rows.append({"component": component, "ok": False, **failed})
-            torch.cuda.empty_cache()
-    return rows
+                found = {**row, "ok": False, "error": why(error)}
+            yield found
+
+
+def free(device: str) -> None:
+    """Give back what the last row held: what torch compiled, its CUDA graphs with their memory, and sessions.
+
+    A graph that was compiled for another size would also have the next one compiled for sizes that vary.
+    """
+    torch._dynamo.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:400]
 
 
 def runners(
@@ -387,7 +423,7 @@ def runners(
         def compiled() -> Any:
             model = torch_module(component, checkpoint, torch.float16, args.device)
             model = model.to(memory_format=torch.channels_last)
-            fast = torch.compile(model, mode="reduce-overhead")
+            fast = torch.compile(model, mode="reduce-overhead", dynamic=False)
             return lambda: fast(*half.values())
 
         rows.append(("torch.compile", compiled))
@@ -448,21 +484,21 @@ def sdort_runner(
     return SdortRunner(model, component, options, feeds)
 
 
-def measure(component: str, name: str, run: Any, reference: torch.Tensor, args: argparse.Namespace) -> dict[str, Any]:
+def measure(run: Any, reference: torch.Tensor, device: str) -> dict[str, Any]:
+    """Times in milliseconds, and how far the output is from the reference and from itself once it ran again."""
     output = run().float()
     error = float((output - reference).norm() / reference.norm())
     worst = float((output - reference).abs().max() / reference.std())
     times = []
     for index in range(WARMUP + REPEAT):
-        synchronize(args.device)
+        synchronize(device)
         clock = time.perf_counter()
         run()
-        synchronize(args.device)
+        synchronize(device)
         if index >= WARMUP:
             times.append((time.perf_counter() - clock) * 1e3)
     again = float((run().float() - output).norm() / reference.norm())
     return {
-        "component": component, "engine": name, "batch": args.batch, "size": args.size,
         "median_ms": statistics.median(times), "min_ms": min(times), "p90_ms": sorted(times)[int(0.9 * len(times))],
         "error": error, "worst": worst, "rerun": again, "ok": bool(np.isfinite(error) and error < 2e-2),
     }  # fmt: skip
@@ -479,27 +515,27 @@ def environment(device: str) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "torch": torch.__version__,
+        "runtime": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}",
         "onnxruntime": onnxruntime.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def show(rows: list[dict[str, Any]], device: str) -> None:
-    print(json.dumps(environment(device)))
-    print(
-        f"{'component':12} {'batch':>5} {'size':10} {'engine':36} {'median ms':>10} {'min':>8} {'p90':>8} "
-        f"{'error':>9} {'max/std':>9} {'rerun':>9}"
+HEADER = (
+    f"{'component':12} {'batch':>5} {'size':10} {'engine':36} {'median ms':>10} {'min':>8} {'p90':>8} "
+    f"{'error':>9} {'max/std':>9} {'rerun':>9}"
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table; one without times says why."""
+    what = f"{row['component']:12} {row['batch']:5} {row['size']:10} {row['engine']:36}"
+    if "median_ms" not in row:
+        return f"{what} {' '.join(row['error'].split())}"
+    return (
+        f"{what} {row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
+        f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{'' if row['ok'] else '  WRONG'}"
     )
-    for row in rows:
-        if "median_ms" not in row:
-            print(f"{row['component']:12} {row['batch']:5} {row['size']:10} {row['engine']:36} {row['error'][:300]}")
-            continue
-        mark = "" if row["ok"] else "  WRONG"
-        print(
-            f"{row['component']:12} {row['batch']:5} {row['size']:10} {row['engine']:36} "
-            f"{row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
-            f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{mark}"
-        )
 
 
 if __name__ == "__main__":
