@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import statistics
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch  # loads the CUDA libraries that ONNX Runtime needs
 
 import sdort
 from sdort.engines.onnx import OnnxEngine
+from sdort.errors import SdortError
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import Case
@@ -31,11 +33,14 @@ from sdort.workload.cases import Case
 RUNS, WARMUP, REPEAT = 5, 5, 30
 
 
-def main() -> None:
+def main() -> int:
     sdort.set_verbosity(0)
     args = arguments()
-    graph = timed(args)
-    kernels = profiled(args)
+    try:
+        graph, kernels = timed(args), profiled(args)
+    except SdortError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     total = sum(microseconds for _, microseconds in kernels.values())
     print(f"{torch.cuda.get_device_name()}: {args.component}, batch {args.batch}, {args.size}")
     print(f"a run in a device graph {graph:,.0f} us; kernels {total:,.0f} us, the rest {graph - total:,.0f} us")
@@ -47,6 +52,7 @@ def main() -> None:
     print(f"{sum(t for _, (_, t) in rest):9.1f} {sum(n for _, (n, _) in rest):8.0f}  {len(rest)} other kernels")
     if args.json:
         args.json.write_text(json.dumps({"graph_us": graph, "kernels": kernels}, indent=2))
+    return 0
 
 
 def arguments() -> argparse.Namespace:
@@ -107,4 +113,4 @@ def short(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from bench_control import FAMILIES, TOKENS
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-from peft import LoraConfig
 
 from sdort.integrations.torch_operators import replace
 from sdort.integrations.torch_operators.launching import kernels_for, where_of
@@ -102,6 +101,8 @@ def forward_of(name: str, args: argparse.Namespace, compiled: bool, replaced: bo
 
 def training_of(_: str, args: argparse.Namespace, compiled: bool, replaced: bool) -> Callable[[], torch.Tensor]:
     """A step of a LoRA in fp32 on the UNet's attention; the result is the gradients before it."""
+    from peft import LoraConfig
+
     model = made(unet, args)
     if replaced:
         replace(model)
@@ -156,7 +157,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 wanted = result if wanted is None else wanted
                 found["difference"] = float((result - wanted).norm() / wanted.norm())
                 found["ms"] = milliseconds(run, args)
-            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:  # no compiler, no memory
+            except (RuntimeError, ImportError, torch._dynamo.exc.TorchDynamoException) as error:  # no compiler, no peft
                 found["not measured"] = str(error).strip().splitlines()[0][:200]
             yield found
 

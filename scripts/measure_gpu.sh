@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Every table that a GPU is asked for, most wanted first, AMD's and NVIDIA's: each step has a log and a limit of time,
+# and one that fails leaves the others.
+#
+#   scripts/measure_gpu.sh cuda|rocm|cpu [STEP]...     all steps, or these (peers: all whose name begins so)
+#
+# Nothing is downloaded: models have the released architectures and random weights. The Python that runs (PYTHON, python3)
+# has this checkout, onnxruntime-gpu or onnxruntime-rocm, torch, diffusers and transformers; peft for the LoRA's row.
+# Settings: OUT (logs and JSON, ./measured), WORK (models, up to 60 GB, OUT/work), MINUTES (limit of a step, 10).
+# cpu tries all of it in minutes with tiny models, without a GPU; its times say nothing.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+provider=${1:-}
+case $provider in
+    cuda | rocm) family=sd15 operators=sd1 backend=inductor size=512 large=1024x1024 steps=20 ;;
+    cpu) family=tiny operators=tiny backend=aot_eager size=64 large=128x128 steps=2 ;;
+    *)
+        sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
+        exit 2
+        ;;
+esac
+shift
+wanted=("$@")
+python=${PYTHON:-python3}
+out=$(mkdir -p "${OUT:-measured}" && cd "${OUT:-measured}" && pwd) || exit 2
+work=${WORK:-$out/work}
+mkdir -p "$work" || exit 2
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+known=() ran=() failed=()
+
+# measure STEP COMMAND...: run it if it is wanted, into OUT/STEP.log.
+measure() {
+    local name=$1 each chosen=$((${#wanted[@]} == 0)) status begun=$SECONDS
+    shift
+    known+=("$name")
+    for each in ${wanted[@]+"${wanted[@]}"}; do
+        [[ $name == "$each" || $name == "$each"-* ]] && chosen=1
+    done
+    [ "$chosen" = 1 ] || return 0
+    printf '\n==> %s\n' "$name"
+    ran+=("$name")
+    timeout --kill-after=20 "$((${MINUTES:-10} * 60))" "$@" 2>&1 | tee "$out/$name.log"
+    status=${PIPESTATUS[0]}
+    echo "==> $name: $((SECONDS - begun)) s"
+    [ "$status" = 0 ] && return
+    [ "$status" = 124 ] && status="stopped after ${MINUTES:-10} minutes" || status="exit code $status"
+    failed+=("$name: $status, see $out/$name.log")
+}
+
+# gpu_only: whether there is a GPU, said where there is none.
+gpu_only() {
+    [ "$provider" != cpu ] && return
+    echo "this step times kernels of a GPU: there is nothing to measure on the CPU"
+    return 1
+}
+
+# benchmark STEP FAMILY ARGUMENTS...: rows of scripts/gpu_benchmark.py; on the CPU of the tiny family.
+benchmark() {
+    local family=$2
+    [ "$provider" = cpu ] && family=tiny
+    "$python" scripts/gpu_benchmark.py --work "$work" --provider "$provider" --family "$family" --json "$out/$1.json" "${@:3}"
+}
+
+# optimized: the folder of SD 1.5 (of the demo model on the CPU) that sdort optimizes, made once. Its path is $work/fast.
+optimized() {
+    [ -d "$work/fast" ] && return
+    local model=demo
+    if [ "$provider" != cpu ]; then
+        model=$work/checkpoint-sd15
+        "$python" -c "import sys; sys.path.insert(0, 'scripts'); import pathlib, gpu_benchmark
+gpu_benchmark.make_pipeline(pathlib.Path('$model'), 'cuda')" || return
+    fi
+    "$python" -m sdort export "$model" "$work/exported" --overwrite || return
+    "$python" -m sdort optimize "$work/exported" "$work/fast" --provider "$provider" --fp16
+}
+
+attention() {
+    gpu_only || return 0
+    local library
+    library=$("$python" -c 'from sdort.ops.library import resolve; print(resolve("on"))') || return
+    "$python" scripts/ops_benchmark.py --library "$library" --provider "$provider" --operator MultiHeadAttention \
+        --json "$out/attention.json" --markdown "$out/attention.md"
+}
+
+torch_overhead() {
+    optimized && "$python" scripts/torch_overhead.py "$work/fast" --provider "$provider" --side "$((size / 8))"
+}
+
+torch_operators() {
+    "$python" scripts/torch_operators_benchmark.py --family "$operators" --size "$size" --backend "$backend" \
+        --models "$1" --json "$out/operators-$1.json"
+}
+
+cold() {
+    local graph=--graph
+    [ "$provider" = cpu ] && graph=
+    optimized && "$python" scripts/cold_start.py "$work/fast" --provider "$provider" --steps 4 --processes 3 $graph \
+        --json "$out/cold.json"
+}
+
+kernels() {
+    gpu_only || return 0
+    optimized || return
+    local component
+    for component in unet vae_decoder; do
+        "$python" scripts/gpu_kernels.py "$work/fast" --component "$component" --provider "$provider" \
+            --batch "$([ $component = unet ] && echo 2 || echo 1)" --json "$out/kernels-$component.json" || return
+    done
+}
+
+drawing() {
+    "$python" scripts/diffusers_benchmark.py --work "$work" --provider "$provider" --family "$family" --size "$size" \
+        --steps "$steps" --json "$out/diffusers.json"
+}
+export -f gpu_only benchmark optimized attention torch_overhead torch_operators cold kernels drawing
+export provider family operators backend size steps python out work
+
+call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which a limit can end
+    measure "$1" bash -c '"$@"' measure "${@:2}"
+}
+
+small=${size}x$size
+call build "$python" -m sdort ops build
+call attention attention
+call peers-sd1 benchmark peers-sd1 sd15 --components unet --batch 2,16 --size "$small"
+call peers-vae benchmark peers-vae sd15 --components vae_decoder --batch 1 --size "$small,$large"
+call peers-sdxl benchmark peers-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,torch,compile
+call torch torch_overhead
+call operators-unet torch_operators unet
+call operators-vae torch_operators vae
+call operators-lora torch_operators lora
+call diffusers drawing
+call cold cold
+call ablation-unet benchmark ablation-unet sd15 --components unet --batch 2 --size "$small" --engines sdort --ablation
+call ablation-vae benchmark ablation-vae sd15 --components vae_decoder --batch 1 --size "$small" --engines sdort --ablation
+call kernels kernels
+sizes=512x512,768x768,1024x1024
+[ "$provider" = cpu ] && sizes=64x64,128x128
+for each in sd15 sd21 sdxl; do
+    call "sizes-$each" benchmark "sizes-$each" "$each" --components unet --batch 1,2,8,16 --size "$sizes" --engines sdort
+done
+call sizes-vae benchmark sizes-vae sd15 --components vae_decoder --batch 1,2 --size "$sizes" --engines sdort
+# ONNX Runtime's optimizer takes many minutes and much memory for SDXL's UNet: last.
+call optimizer-sdxl benchmark optimizer-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,ort
+
+if [ ${#ran[@]} -eq 0 ]; then
+    echo "There is no such step. Steps: ${known[*]}" >&2
+    exit 2
+fi
+printf '\n%s of %s steps measured what they should; logs and JSON are in %s.\n' \
+    "$((${#ran[@]} - ${#failed[@]}))" "${#ran[@]}" "$out"
+[ ${#failed[@]} -eq 0 ] && exit 0
+printf 'failed: %s\n' "${failed[@]}" >&2
+exit 1
