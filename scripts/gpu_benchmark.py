@@ -515,7 +515,7 @@ def environment(device: str) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "torch": torch.__version__,
-        "runtime": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}",
+        **{name: number for name in ("cuda", "hip") if (number := getattr(torch.version, name))},
         "onnxruntime": onnxruntime.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }

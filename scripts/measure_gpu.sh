@@ -33,14 +33,17 @@ known=() ran=() failed=()
 measure() {
     local name=$1 each chosen=$((${#wanted[@]} == 0)) status begun=$SECONDS
     shift
-    known+=("$name")
+    if [ "$listing" ]; then
+        known+=("$name")
+        return
+    fi
     for each in ${wanted[@]+"${wanted[@]}"}; do
         [[ $name == "$each" || $name == "$each"-* ]] && chosen=1
     done
     [ "$chosen" = 1 ] || return 0
     printf '\n==> %s\n' "$name"
     ran+=("$name")
-    timeout --kill-after=20 "$((${MINUTES:-10} * 60))" "$@" 2>&1 | tee "$out/$name.log"
+    timeout --kill-after=20 "${MINUTES:-10}m" "$@" 2>&1 | tee "$out/$name.log"
     status=${PIPESTATUS[0]}
     echo "==> $name: $((SECONDS - begun)) s"
     [ "$status" = 0 ] && return
@@ -121,33 +124,42 @@ call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which
 }
 
 small=${size}x$size
-call build "$python" -m sdort ops build
-call attention attention
-call peers-sd1 benchmark peers-sd1 sd15 --components unet --batch 2,16 --size "$small"
-call peers-vae benchmark peers-vae sd15 --components vae_decoder --batch 1 --size "$small,$large"
-call peers-sdxl benchmark peers-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,torch,compile
-call torch torch_overhead
-call operators-unet torch_operators unet
-call operators-vae torch_operators vae
-call operators-lora torch_operators lora
-call diffusers drawing
-call cold cold
-call ablation-unet benchmark ablation-unet sd15 --components unet --batch 2 --size "$small" --engines sdort --ablation
-call ablation-vae benchmark ablation-vae sd15 --components vae_decoder --batch 1 --size "$small" --engines sdort --ablation
-call kernels kernels
-sizes=512x512,768x768,1024x1024
-[ "$provider" = cpu ] && sizes=64x64,128x128
-for each in sd15 sd21 sdxl; do
-    call "sizes-$each" benchmark "sizes-$each" "$each" --components unet --batch 1,2,8,16 --size "$sizes" --engines sdort
-done
-call sizes-vae benchmark sizes-vae sd15 --components vae_decoder --batch 1,2 --size "$sizes" --engines sdort
-# ONNX Runtime's optimizer takes many minutes and much memory for SDXL's UNet: last.
-call optimizer-sdxl benchmark optimizer-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,ort
+steps() {
+    call build "$python" -m sdort ops build
+    call attention attention
+    call peers-sd1 benchmark peers-sd1 sd15 --components unet --batch 2,16 --size "$small"
+    call peers-vae benchmark peers-vae sd15 --components vae_decoder --batch 1 --size "$small,$large"
+    call peers-sdxl benchmark peers-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,torch,compile
+    call torch torch_overhead
+    call operators-unet torch_operators unet
+    call operators-vae torch_operators vae
+    call operators-lora torch_operators lora
+    call diffusers drawing
+    call cold cold
+    call ablation-unet benchmark ablation-unet sd15 --components unet --batch 2 --size "$small" --engines sdort --ablation
+    call ablation-vae benchmark ablation-vae sd15 --components vae_decoder --batch 1 --size "$small" --engines sdort --ablation
+    call kernels kernels
+    local each sizes=512x512,768x768,1024x1024
+    [ "$provider" = cpu ] && sizes=64x64,128x128
+    for each in sd15 sd21 sdxl; do
+        call "sizes-$each" benchmark "sizes-$each" "$each" --components unet --batch 1,2,8,16 --size "$sizes" --engines sdort
+    done
+    call sizes-vae benchmark sizes-vae sd15 --components vae_decoder --batch 1,2 --size "$sizes" --engines sdort
+    # ONNX Runtime's optimizer takes many minutes and much memory for SDXL's UNet: last.
+    call optimizer-sdxl benchmark optimizer-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,ort
+}
 
-if [ ${#ran[@]} -eq 0 ]; then
-    echo "There is no such step. Steps: ${known[*]}" >&2
-    exit 2
-fi
+listing=1
+steps
+for each in ${wanted[@]+"${wanted[@]}"}; do
+    if [[ " ${known[*]} " != *" $each "* && " ${known[*]}" != *" $each-"* ]]; then
+        echo "there is no step $each; steps: ${known[*]}" >&2
+        exit 2
+    fi
+done
+listing=
+steps
+
 printf '\n%s of %s steps measured what they should; logs and JSON are in %s.\n' \
     "$((${#ran[@]} - ${#failed[@]}))" "${#ran[@]}" "$out"
 [ ${#failed[@]} -eq 0 ] && exit 0
