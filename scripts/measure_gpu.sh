@@ -40,6 +40,7 @@ measure() {
     for each in ${wanted[@]+"${wanted[@]}"}; do
         [[ $name == "$each" || $name == "$each"-* ]] && chosen=1
     done
+    [ "$name" = build ] && chosen=1 # what all others measure
     [ "$chosen" = 1 ] || return 0
     printf '\n==> %s\n' "$name"
     ran+=("$name")
@@ -76,6 +77,14 @@ gpu_benchmark.make_pipeline(pathlib.Path('$model'), 'cuda')" || return
     fi
     "$python" -m sdort export "$model" "$work/exported" --overwrite || return
     "$python" -m sdort optimize "$work/exported" "$work/fast" --provider "$provider" --fp16
+}
+
+# library: the operators for this GPU's vendor, which are built once.
+library() {
+    local kinds=(--no-hip --no-cuda)
+    [ "$provider" = cuda ] && kinds=(--no-hip --cuda)
+    [ "$provider" = rocm ] && kinds=(--hip --no-cuda)
+    "$python" -m sdort ops build "${kinds[@]}"
 }
 
 attention() {
@@ -116,7 +125,7 @@ drawing() {
     "$python" scripts/diffusers_benchmark.py --work "$work" --provider "$provider" --family "$family" --size "$size" \
         --steps "$steps" --json "$out/diffusers.json"
 }
-export -f gpu_only benchmark optimized attention torch_overhead torch_operators cold kernels drawing
+export -f gpu_only benchmark optimized library attention torch_overhead torch_operators cold kernels drawing
 export provider family operators backend size steps python out work
 
 call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which a limit can end
@@ -125,7 +134,7 @@ call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which
 
 small=${size}x$size
 steps() {
-    call build "$python" -m sdort ops build
+    call build library
     call attention attention
     call peers-sd1 benchmark peers-sd1 sd15 --components unet --batch 2,16 --size "$small"
     call peers-vae benchmark peers-vae sd15 --components vae_decoder --batch 1 --size "$small,$large"

@@ -25,9 +25,9 @@ def test_a_failed_step_leaves_the_others_and_is_named_at_the_end(tmp_path: Path)
     out = tmp_path / "out"
     assert done.returncode == 1
     assert done.stderr == f"failed: peers-vae: exit code 7, see {out}/peers-vae.log\n"
-    assert "3 of 4 steps measured what they should" in done.stdout
+    assert "4 of 5 steps measured what they should" in done.stdout
     assert sorted(log.name for log in out.glob("*.log")) == [
-        "kernels.log", "peers-sd1.log", "peers-sdxl.log", "peers-vae.log"
+        "build.log", "kernels.log", "peers-sd1.log", "peers-sdxl.log", "peers-vae.log"
     ]  # fmt: skip
     assert "--family tiny" in (out / "peers-sdxl.log").read_text()
     assert (out / "kernels.log").read_text().startswith("this step times kernels of a GPU")
