@@ -166,6 +166,14 @@ for each in ${wanted[@]+"${wanted[@]}"}; do
         exit 2
     fi
 done
+packages=$(
+    "$python" -c 'import importlib.util as u
+print(*[name for name in ("torch", "diffusers", "transformers", "onnxruntime", "onnx", "click") if not u.find_spec(name)])'
+) || exit 2
+if [ "$packages" ]; then
+    echo "$python lacks: $packages. Install sdort for $provider (docs/guide/install.md), or name another Python in PYTHON" >&2
+    exit 2
+fi
 listing=
 steps
 

@@ -7,16 +7,18 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_gpu.sh"
 PYTHON = """#!/bin/sh
+case "$*" in *find_spec*) echo $MISSING; exit ;; esac
 echo "$@"
 case "$*" in *vae_decoder*) exit 7 ;; *cold_start*) sleep 30 ;; esac
 """
 
 
-def run(folder: Path, *words: str, minutes: str = "1") -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, minutes: str = "1", missing: str = "") -> subprocess.CompletedProcess[str]:
     python = folder / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)
     settings = {"OUT": str(folder / "out"), "PYTHON": str(python), "MINUTES": minutes, "PATH": "/usr/bin:/bin"}
+    settings["MISSING"] = missing
     return subprocess.run(["bash", str(SCRIPT), *words], env=settings, capture_output=True, text=True, timeout=120)
 
 
@@ -48,3 +50,9 @@ def test_a_step_that_is_none_is_refused_before_anything_runs(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("there is no step kernel; steps: build attention peers-sd1 ")
     assert "measure_gpu.sh cuda|rocm|cpu" in run(tmp_path).stderr
+
+
+def test_a_python_without_the_packages_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, "rocm", missing="torch diffusers")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "lacks: torch diffusers. Install sdort for rocm" in done.stderr
