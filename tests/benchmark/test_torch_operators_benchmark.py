@@ -1,0 +1,51 @@
+"""scripts/torch_operators_benchmark.py on a tiny decoder and the CPU: a row that fails is said, in the exit code too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_operators_benchmark
+
+EAGER, COMPILED = ["eager", "eager + operators"], ["compile", "compile + operators"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, report: Path) -> tuple[int, dict[str, Any]]:
+    monkeypatch.setattr(torch_operators_benchmark, "kernels_for", lambda where: object())
+    words = ["--family", "tiny", "--size", "64", "--models", "vae", "--repeats", "1", "--json", str(report)]
+    monkeypatch.setattr(sys, "argv", ["torch_operators_benchmark.py", *words])
+    code = torch_operators_benchmark.main()
+    return code, {row["row"]: row for row in json.loads(report.read_text())["rows"]}
+
+
+def test_a_row_that_fails_leaves_the_others_and_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(*_: object, **__: object) -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch_operators_benchmark, "replace", lambda model: model)
+    monkeypatch.setattr(torch, "compile", missing)
+    code, rows = run(monkeypatch, tmp_path / "rows.json")
+    assert code == 5
+    assert [name for name, row in rows.items() if row.get("ms", 0) > 0] == EAGER
+    assert [name for name, row in rows.items() if row.get("not measured") == "no compiler here"] == COMPILED
+
+
+def test_nothing_is_compared_with_an_eager_row_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole, calls = torch_operators_benchmark.forward_of, []
+
+    def forward_of(name: str, args: Any, compiled: bool, replaced: bool) -> Any:
+        calls.append((compiled, replaced))
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        return whole(name, args, False, False)
+
+    monkeypatch.setattr(torch_operators_benchmark, "forward_of", forward_of)
+    code, rows = run(monkeypatch, tmp_path / "rows.json")
+    assert (code, rows["eager"]["not measured"]) == (5, "no memory")
+    assert len(calls) == 4
+    assert not any("ms" in row or "difference" in row for row in rows.values())
+    assert rows["compile"]["not measured"] == "eager, which it is compared with, was not measured"
