@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -47,7 +48,8 @@ def calls_of(unet: GraphUNet, feeds: Tensors) -> dict[str, Callable[[], object]]
     session, parts = core.session, core.session.preparation
     outputs = core.run(feeds)  # what a prompt decides is made, and sizes are known
     made = core._prompts.of(feeds, session.weights.version) if core._prompts else None
-    rows = core._timed(parts, feeds, made) if parts and core._time else None
+    make_rows = partial(core._timed, core._rows, parts, feeds, made) if parts and core._rows else None
+    rows = make_rows() if make_rows else None
     graph_of_step = core._step._graph
     bound, number = session.io_binding(), session.new_graph()
     values = {name: feeds[name].contiguous() for name in (parts.step if parts else session.inputs)}
@@ -64,8 +66,8 @@ def calls_of(unet: GraphUNet, feeds: Tensors) -> dict[str, Callable[[], object]]
             session.run_bound(bound, number)
 
     calls: dict[str, Callable[[], object]] = {"graph": graph}
-    if parts and core._time:
-        calls["rows"] = lambda: core._timed(parts, feeds, made)
+    if make_rows:
+        calls["rows"] = make_rows
     calls["tensors"] = lambda: core.run(feeds)
     calls["module"] = lambda: unet(*(feeds[name] for name in others), added_cond_kwargs=added)
     return calls

@@ -12,6 +12,9 @@ std::string list(const std::vector<std::string>& items) {
     return text + "]";
 }
 
+// Whose GPUs they are, as the providers of sdort name them: the build calls code by its platform.
+std::string company(const std::string& platform) { return platform == "hip" ? "amd" : "nvidia"; }
+
 // {"operators": [{"domain", "name", "cpu", "gpu", "by_default_on_cuda"}], "code_objects": [{"vendor", "architecture", "bytes"}]}
 std::string describe() {
     const auto flag = [](bool value) { return value ? "true" : "false"; };
@@ -22,7 +25,7 @@ std::string describe() {
                           ", \"by_default_on_cuda\": " + flag(op->make_gpu && !op->slower_on_cuda) + "}");
     for (size_t i = 0; i < kCodeObjectCount; ++i) {
         const CodeObject& object = kCodeObjects[i];
-        objects.push_back("{\"vendor\": " + quoted(object.vendor) + ", \"architecture\": " + quoted(object.architecture) +
+        objects.push_back("{\"vendor\": " + quoted(company(object.vendor)) + ", \"architecture\": " + quoted(object.architecture) +
                           ", \"bytes\": " + std::to_string(object.end - object.begin) + "}");
     }
     return "{\"operators\": " + list(entries) + ", \"code_objects\": " + list(objects) + "}";

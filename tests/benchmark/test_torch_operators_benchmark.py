@@ -1,4 +1,4 @@
-"""scripts/torch_operators_benchmark.py on a tiny decoder and the CPU: a row that fails is said, in the exit code too."""
+"""scripts/torch_operators_benchmark.py on a tiny decoder: a row that fails is said, in the exit code too."""
 
 from __future__ import annotations
 

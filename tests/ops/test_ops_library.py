@@ -91,8 +91,17 @@ def test_the_library_describes_itself() -> None:
     assert by_name["com.microsoft", "BiasAdd"].gpu
     assert not by_name["com.microsoft", "NhwcConv"].gpu
     vendors = {each.vendor for each in found.code_objects}
-    assert vendors <= {"hip", "cuda"}
+    assert vendors <= {"amd", "nvidia"}
     assert all(each.bytes > 1000 for each in found.code_objects)
+
+
+def test_a_provider_has_the_kernels_for_its_gpus(built: Path) -> None:
+    """What ``sdort optimize`` goes by where nothing says whether to use the library's operators."""
+    architectures = [each.architecture for each in library.describe_library(built).code_objects]
+    for provider, prefix in {"rocm": "gfx", "cuda": "sm_"}.items():
+        reason = library.why_no_kernels(provider)
+        assert (reason is None) == any(name.startswith(prefix) for name in architectures), (provider, reason)
+    assert library.why_no_kernels("rocm") is None  # the tests' build always has code for AMD GPUs
 
 
 def test_sessions_register_it(built: Path) -> None:

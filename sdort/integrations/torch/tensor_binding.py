@@ -17,6 +17,8 @@ from sdort.runtime.session import UNRECORDED
 
 Tensors = Mapping[str, torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
+ALIGNMENT = 256
+"""Bytes of which the addresses of tensors in one piece of memory are multiples, as those of allocators are."""
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -27,6 +29,28 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def shapes_of(values: Tensors) -> Shapes:
     """The shapes of tensors, in their order."""
     return tuple(tuple(value.shape) for value in values.values())
+
+
+def in_one_piece(values: Tensors) -> dict[str, torch.Tensor]:
+    """Copies of tensors of one device that share a piece of memory, which is copied at once (:func:`piece_of`)."""
+    starts, end = [], 0
+    for value in values.values():
+        starts.append(end)
+        end += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+    memory = torch.empty(end, dtype=torch.uint8, device=next(iter(values.values())).device)
+    made = {
+        name: memory[start : start + value.nbytes].view(value.dtype).view(value.shape)
+        for start, (name, value) in zip(starts, values.items(), strict=True)
+    }
+    for name, value in values.items():
+        made[name].copy_(value)
+    return made
+
+
+def piece_of(values: Tensors) -> torch.Tensor:
+    """The memory that tensors of :func:`in_one_piece` share, as bytes."""
+    one = next(iter(values.values()))
+    return torch.empty(0, dtype=torch.uint8, device=one.device).set_(one.untyped_storage())
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +140,8 @@ class TensorBinding:
         Args:
             values: the inputs that are not prepared.
             prepared: the others.
-            in_place: whether the outputs are the same tensors in every run on inputs of the same sizes.
+            in_place: whether the outputs are the same tensors in every run on inputs of the same sizes, and share a
+                piece of memory.
 
         Raises:
             BadModelError, ProviderError: as :meth:`sdort.runtime.session.Session.run`.
@@ -126,6 +151,8 @@ class TensorBinding:
         if sizes in self._sized:
             return self._sized[sizes].run(fitted, prepared, in_place)
         made = self._first(fitted, prepared)
+        if in_place:
+            made = in_one_piece(made)
         self._sized[sizes] = _SizedRuns(self._graph, shapes_of(made), made if in_place else None)
         return made
 

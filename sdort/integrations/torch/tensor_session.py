@@ -10,6 +10,7 @@ import torch
 
 from sdort.errors import UsageError
 from sdort.integrations.torch.kept_prompts import KeptPrompts, MadeOfPrompt
+from sdort.integrations.torch.kept_rows import KeptRows
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
 from sdort.integrations.torch.torch_place import TorchPlace
 from sdort.model.signature import TensorSpec, cast_feeds, timestep_shape
@@ -23,9 +24,9 @@ from sdort.workload.residuals import IMAGE, all_residuals, named_sizes, residual
 class TensorSession:
     """An open component that takes and gives torch tensors.
 
-    Inputs and outputs have the names of the graph's (:attr:`inputs`, :attr:`outputs`). What does not change from step
-    to step of a UNet or ControlNet is computed once for the same prompts. Threads may call it at the same time: they
-    take turns.
+    Inputs and outputs have the names of the graph's (:attr:`inputs`, :attr:`outputs`). What prompts and timesteps
+    decide in a UNet or ControlNet is computed once, and kept for those that come again. Threads may call it at the same
+    time: they take turns.
 
     Args:
         session: an open session of sdort's, on ``place.address``.
@@ -50,12 +51,12 @@ class TensorSession:
         self._fitting: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._zeros: tuple[tuple[int, ...], dict[str, torch.Tensor]] | None = None
         self._step = TensorBinding(session, _step_inputs(session), place, graph)
-        self._prompts, self._time = None, None
+        self._prompts, self._rows = None, None
         if parts := session.preparation:
-            self._time = _bound(parts.time, place) if parts.time else None
+            if parts.time:
+                self._rows = KeptRows(_bound(parts.time, place), parts.each_sample, waits=place.stream is not None)
             prompt = _bound(parts.prompt, place) if parts.prompt else None
             self._prompts = KeptPrompts(prompt, parts.taken, parts.beside) if prompt else None
-        self._rows: dict[int, PreparedInputs] = {}
 
     @property
     def inputs(self) -> Mapping[str, TensorSpec]:
@@ -117,22 +118,16 @@ class TensorSession:
             return self._step.run(feeds)
         made = self._prompts.of(feeds, self.session.weights.version) if self._prompts else None
         prepared = [made.step] if made else []
-        prepared += [self._timed(parts, feeds, made)] if self._time else []
+        if self._rows:
+            prepared.append(self._timed(self._rows, parts, feeds, made))
         return self._step.run({name: feeds[name] for name in parts.step}, *prepared)
 
-    def _timed(self, parts: Preparation, feeds: Tensors, made: MadeOfPrompt | None) -> PreparedInputs:
-        """What is made of the timesteps, on the device: a row for each sample, or one for all."""
-        samples = feeds[SAMPLE].shape[0]
-        prepared = [made.time] if made else []
-        known = made.time.values if made else {}
-        given = {name: feeds[name] for name in parts.beside if name not in known}
-        timesteps = feeds[TIMESTEP].reshape(-1).expand(samples)
-        assert self._time is not None
-        rows = self._time.run({TIMESTEP: timesteps, **given}, *prepared, in_place=True)
-        if samples not in self._rows:
-            own = {name: values if name in parts.each_sample else values[:1] for name, values in rows.items()}
-            self._rows[samples] = PreparedInputs(own, fixed=True)
-        return self._rows[samples]
+    def _timed(self, rows: KeptRows, parts: Preparation, feeds: Tensors, made: MadeOfPrompt | None) -> PreparedInputs:
+        """What is made of the timesteps, on the device."""
+        prepared = made.time if made and made.time.values else None
+        known = prepared.values if prepared else {}
+        beside = {name: feeds[name] for name in parts.beside if name not in known}
+        return rows.of(feeds[TIMESTEP], len(feeds[SAMPLE]), beside, prepared, self.session.weights.version)
 
     def _complete(self, feeds: Tensors) -> Tensors:
         """All inputs, of sizes that the graph takes."""

@@ -1,0 +1,127 @@
+"""What is made of timesteps before a step, kept for the timesteps that come again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, piece_of
+from sdort.runtime.step_split import TIMESTEP
+
+KEPT_ROWS = 256
+"""Timesteps of which what was made is kept, some ten kilobytes each; the oldest give way."""
+KEPT_SCHEDULES = 4
+"""Schedules whose numbers are known."""
+LONGEST_SCHEDULE = 4096
+"""Elements of a tensor whose numbers are read at once: schedulers have at most a thousand timesteps."""
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """A piece of memory as it was; that it is held keeps torch from giving it to another tensor."""
+
+    memory: torch.UntypedStorage
+    dtype: torch.dtype
+    changes: int
+    numbers: tuple[float, ...]
+
+    def is_of(self, timesteps: torch.Tensor) -> bool:
+        if self.changes != timesteps._version or self.dtype != timesteps.dtype:
+            return False
+        return bool(self.memory.data_ptr() == timesteps.untyped_storage().data_ptr())
+
+
+class KnownTimesteps:
+    """The numbers in tensors of timesteps.
+
+    Reading a GPU's memory has the host wait until everything is done. A step's timestep is a view of a schedule,
+    mostly: all of that is read at once, and known for as long as torch counts no change in place, which it does for
+    every operation but those through ``tensor.data``.
+
+    Args:
+        waits: whether reading waits; else numbers are read each time.
+    """
+
+    def __init__(self, waits: bool) -> None:
+        self._waits = waits
+        self._schedules: list[_Schedule] = []
+
+    def number(self, timesteps: torch.Tensor) -> float | None:
+        """The number that all elements are, of one at least; None if they may differ, if torch counts no changes of the
+        tensor (``torch.inference_mode``), or if its memory is too large to be a schedule's.
+        """
+        shape, strides = timesteps.shape, timesteps.stride()
+        if any(stride and size > 1 for size, stride in zip(shape, strides, strict=True)):
+            return None
+        if not self._waits:
+            return float(timesteps[(0,) * len(shape)])
+        if timesteps.is_inference() or timesteps.is_neg():  # which torch negates when it reads it
+            return None
+        offset = timesteps.storage_offset()
+        found = next((each for each in self._schedules if each.is_of(timesteps)), None) or self._read(timesteps)
+        return found.numbers[offset] if found else None
+
+    def _read(self, timesteps: torch.Tensor) -> _Schedule | None:
+        memory = timesteps.untyped_storage()
+        elements = memory.nbytes() // timesteps.element_size()
+        if elements > LONGEST_SCHEDULE:
+            return None
+        numbers = tuple(timesteps.as_strided((elements,), (1,), 0).tolist())
+        read = _Schedule(memory, timesteps.dtype, timesteps._version, numbers)
+        self._schedules = [read, *self._schedules][:KEPT_SCHEDULES]
+        return read
+
+
+class KeptRows:
+    """The outputs of the graph that timesteps decide, where the step reads them: a row for each sample, or one for all.
+
+    Args:
+        binding: of that graph.
+        each_sample: outputs of which each sample has a row.
+        waits: as of :class:`KnownTimesteps`.
+    """
+
+    def __init__(self, binding: TensorBinding, each_sample: Collection[str], waits: bool) -> None:
+        self._binding = binding
+        self._each_sample = each_sample
+        self._known = KnownTimesteps(waits)
+        self._read: dict[int, tuple[PreparedInputs, torch.Tensor]] = {}
+        self._kept: dict[tuple[float, int], torch.Tensor] = {}
+        self._source: tuple[PreparedInputs | None, int] = None, 0
+
+    def of(
+        self, timesteps: torch.Tensor, samples: int, beside: Tensors, prepared: PreparedInputs | None, version: int
+    ) -> PreparedInputs:
+        """The rows: the same memory for as many samples, until the next call.
+
+        Args:
+            timesteps: one for all samples, or [samples].
+            beside: the graph's other inputs that are not prepared, a row for each sample.
+            prepared: those that are.
+            version: of the weights.
+        """
+        if self._source[0] is not prepared or self._source[1] != version:
+            self._source, self._kept = (prepared, version), {}
+        number = None if beside else self._known.number(timesteps)
+        kept = None if number is None else self._kept.get((number, samples))
+        if kept is None:
+            return self._make(timesteps.reshape(-1).expand(samples), number, beside)
+        inputs, piece = self._read[samples]
+        piece.copy_(kept)
+        return inputs
+
+    def _make(self, timesteps: torch.Tensor, number: float | None, beside: Tensors) -> PreparedInputs:
+        samples, prepared = len(timesteps), self._source[0]
+        given = [prepared] if prepared else []
+        rows = self._binding.run({TIMESTEP: timesteps, **beside}, *given, in_place=True)
+        if samples not in self._read:
+            own = {name: values if name in self._each_sample else values[:1] for name, values in rows.items()}
+            self._read[samples] = PreparedInputs(own, fixed=True), piece_of(rows)
+        inputs, piece = self._read[samples]
+        if number is not None:
+            if len(self._kept) == KEPT_ROWS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[number, samples] = piece.clone()
+        return inputs
