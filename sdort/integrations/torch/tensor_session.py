@@ -48,6 +48,7 @@ class TensorSession:
             )
         self.lock = threading.RLock()
         """Held while it runs; to be taken by who changes its weights."""
+        self._one_for_all = frozenset({*all_residuals(session.inputs), IMAGE})
         self._fitting: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._zeros: tuple[tuple[int, ...], dict[str, torch.Tensor]] | None = None
         self._step = TensorBinding(session, _step_inputs(session), place, graph)
@@ -134,7 +135,7 @@ class TensorSession:
         given = {name: value for name, value in feeds.items() if name in self.inputs}
         if SAMPLE in given and given[SAMPLE].ndim:
             samples = given[SAMPLE].shape[0]
-            for name in given.keys() & {*all_residuals(given), IMAGE}:
+            for name in given.keys() & self._one_for_all:
                 given[name] = _for_all(given[name], samples)
             if TIMESTEP in given:
                 given[TIMESTEP] = self._timesteps(given[TIMESTEP], samples)
