@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support import native
 from support.attention_cases import FORMS, HEAD_SIZES, WIDE_SIZES, Case, Drawn, close, draw_case, make, workspace_bytes
 from support.drawn import drawn
-from support.kernel_cases import Guarded, simulate
+from support.kernel_cases import Guarded, simulate, variant_names
 from support.native import MACHINES
 
 Array = npt.NDArray[Any]
@@ -23,7 +21,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 def variants(machine: str, size: int) -> int:
     """How many kernels there are for any number of keys."""
-    wgmma = {40: 2, 64: 2, 80: 1}.get(size, 0) if machine == "mma_sync" else 0
+    wgmma = machine == "mma_sync" and size in (40, 64, 80)
     return (2 if size == 40 or (size in (64, 80) and machine != "wmma_gfx11") else 1) + wgmma
 
 
@@ -135,31 +133,28 @@ def test_more_tiles_than_are_in_flight(size: int, keys: int) -> None:
     assert check("mma_sync", make(np.float16, 1, 20, keys, 1, size))
 
 
-def polynomial_exp2(x: Array) -> Array:
-    y = np.full(x.shape, np.nan, np.float32)
-    native.simulated("mma_sync").simulated_polynomial_exp2(x.ctypes, y.ctypes, ctypes.c_int64(x.size))
-    return y
+@pytest.mark.parametrize("units", [1, 132])
+@pytest.mark.parametrize("size", HEAD_SIZES)
+def test_the_first_choice_on_hopper(size: int, units: int) -> None:
+    """wgmma where it was measured, whether or not the queries fill the device; with few keys what has all at once."""
+    sizes = (1, 130)
+    few, many, biased = (
+        make(np.float16, *sizes, 80, 1, size),
+        make(np.float16, *sizes, 81, 1, size),
+        make(np.float16, *sizes, 81, 1, size, bias=True),
+    )
 
+    def names(case: Case, architecture: str = "sm_90") -> list[str]:
+        inputs = case.inputs("apart")
+        problem = case.problem(inputs, "apart", Guarded(case.output_shape, np.float16).pointer)
+        return variant_names("mma_sync", "attention", problem, np.float16, units, architecture)
 
-def test_exponentials_by_multiplications_and_additions() -> None:
-    """A relative error below half of float16's rounding, 2^-11, wherever float16 has anything of it."""
-    x = np.concatenate([np.linspace(-126, 17, 1 << 20), np.linspace(-1, 1, 1 << 16)]).astype(np.float32)
-    exact = np.exp2(x.astype(np.float64))
-    assert np.abs(polynomial_exp2(x) / exact - 1).max() < 1.2e-4 < 2.0**-12
-
-
-def test_exponentials_that_are_zero() -> None:
-    """Of a score that no query sees, and of all that float32 has no normal number for."""
-    lowest = np.array([-np.inf, np.finfo(np.float32).min, -1e6, -300, -128, -127.01], np.float32)
-    np.testing.assert_array_equal(polynomial_exp2(lowest), 0)
-    subnormal = polynomial_exp2(np.linspace(-127, -126, 4096, dtype=np.float32)[:-1])
-    assert ((subnormal >= 0) & (subnormal < 2.0**-126)).all()
-
-
-def test_exponentials_that_float16_does_not_hold() -> None:
-    """Never a small one of a large number: that float16 does not hold it is how the kernel knows."""
-    high = np.array([17, 17.5, 100, 127.5, 128, 129, 300, 1e6, np.finfo(np.float32).max, np.inf], np.float32)
-    np.testing.assert_array_equal(polynomial_exp2(high), 2.0**17)
+    has = size in (40, 64, 80)
+    assert (names(many)[0] == "flash_wgmma") == has
+    assert names(few)[0] == ("q1_whole" if size < 160 else "q1_k32_s32")
+    assert names(few).count("flash_wgmma") == names(many).count("flash_wgmma") == has
+    assert names(many, "sm_80") == [name for name in names(many) if name != "flash_wgmma"]
+    assert names(biased) == ["general"]
 
 
 @machines

@@ -56,6 +56,35 @@ def pointer(values: Array | None) -> int | None:
     return None if values is None else values.ctypes.data
 
 
+def variant_names(
+    machine: str,
+    operator: str,
+    problem: ctypes.Structure,
+    dtype: npt.DTypeLike,
+    units: int = 4,
+    architecture: str | None = None,
+) -> list[str]:
+    """The variants that are legal for the problem, the geometry's own choice first."""
+    library = native.simulated(machine)
+    names = library.simulated_variants(*_where(machine, operator, problem, dtype, units, architecture))
+    if names is None:
+        raise RuntimeError(library.simulated_error().decode())
+    return [name.decode() for name in names.split()]
+
+
+def _where(
+    machine: str,
+    operator: str,
+    problem: ctypes.Structure,
+    dtype: npt.DTypeLike,
+    units: int,
+    architecture: str | None,
+) -> tuple[Any, ...]:
+    half = np.dtype(dtype) == np.float16
+    device = ((architecture or ARCHITECTURES[machine]).encode(), units, WAVES[machine])
+    return (operator.encode(), ctypes.byref(problem), ctypes.c_size_t(ctypes.sizeof(problem)), int(half), *device)
+
+
 def simulate(
     machine: str,
     operator: str,
@@ -76,16 +105,12 @@ def simulate(
         RuntimeError: the geometry refused, or the kernel deadlocked; the library's text.
     """
     library = native.simulated(machine)
-    half = np.dtype(dtype) == np.float16
-    device = ((architecture or ARCHITECTURES[machine]).encode(), units, WAVES[machine])
-    where = (operator.encode(), ctypes.byref(problem), ctypes.c_size_t(ctypes.sizeof(problem)), int(half), *device)
-    variants = library.simulated_variants(*where)
-    if variants is None:
-        raise RuntimeError(library.simulated_error().decode())
-    if variant >= len(variants.split()):
+    names = variant_names(machine, operator, problem, dtype, units, architecture)
+    if variant >= len(names):
         return False
     library.sdort_body_order(ctypes.c_uint64(order))
-    if library.simulate(*where, variants.split()[variant]):
+    where = _where(machine, operator, problem, dtype, units, architecture)
+    if library.simulate(*where, names[variant].encode()):
         raise RuntimeError(library.simulated_error().decode())
     return True
 

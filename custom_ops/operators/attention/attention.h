@@ -5,9 +5,8 @@
 //             bias (2 * h * d + h * e) is added to Q, K and V. K's share adds Q . bias to all scores of a row, which
 //             softmax does not see, so it is not read; the weights of V sum to one, so V's share is added to Y.
 //             causal: query s sees the keys up to s.
-// Kernels     kernel.h: matrix instructions, fp16, d in kHeadSizes; flash_wgmma_kernel.h: d = 40, 64 and 80 on Hopper, where
-//             tuning finds it, or its form "fma", faster. wide_kernel.h and, on Hopper, wide_wgmma_kernel.h: fp16, d above 160
-//             in whole 32s. general_kernel.h: the rest.
+// Kernels     kernel.h: matrix instructions, fp16, d in kHeadSizes; flash_wgmma_kernel.h: d = 40, 64 and 80 on Hopper.
+//             wide_kernel.h and, on Hopper, wide_wgmma_kernel.h: fp16, d above 160 in whole 32s. general_kernel.h: the rest.
 // Geometry    a workgroup of four waves has 64 or 128 queries of one head, 16 or 32 a wave (q1, q2): with 32, what is read of
 //             K and V in shared memory serves twice as many products, with 16 more workgroups find room. Keys come in
 //             tiles of 32 or 64 (k), scored 32 or 64 at a time (s), or all at once where there are 80 or fewer (whole),

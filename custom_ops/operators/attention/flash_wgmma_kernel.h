@@ -5,18 +5,14 @@
 //             share a multiprocessor and one warpgroup's exponentials run beside the products of others; 161 KiB at 80.
 // Registers   114 to 138 (REGISTERS.md): of them scores 32, weights 16, sums d / 2.
 // d = 40      is contracted as 48, the rest of K's and Q's rows being zero, and summed as 40.
-// fma         has every eighth exponential computed by multiplications and additions (device/exp2.h). Of 64 queries and 64
-//             keys a multiprocessor's four schedulers have, in clocks: 256 of exponentials (16 a clock), products 176, 256 and
-//             320 at d = 40, 64 and 80 (2048 multiply-adds a clock), and as many issued instructions as a warp has, which at 40
-//             are 210, six more for each of the 32 exponentials that moves. So at 40 an eighth is best, with 235 issued and 224
-//             of exponentials; a quarter issues 259. At 64 products stay the bound, and have the multiprocessor for
-//             themselves; at 80 there is nothing to gain.
-// Roofline    as in attention.h: at d = 40 exponentials bound it, 2x4096x4096 8x40 at 0.07 ms on an H100.
-// Measured    not yet, on no GPU has it run: other variants come before it, until a GPU has timed them. Beyond what
-//             wide_wgmma_kernel.h has done on one: products of V with 40 and 80 columns, which read a part of a tile of 64.
+// Roofline    as in attention.h. Of 64 queries and 64 keys a multiprocessor's four schedulers have, in clocks: 256 of
+//             exponentials (16 a clock), products 176, 256 and 320 at d = 40, 64 and 80 (2048 multiply-adds a clock), and as
+//             many issued instructions as a warp has, 210 at 40. So exponentials bound it at 40 (2x4096x4096 8x40: 0.07 ms on
+//             an H100), they and products alike at 64, products at 80.
+// Measured    H200, 2026-11-23: 2x4096x4096 8x40 138.5 µs (310 TFLOP/s), 2x4096x4096 10x64 180.3 µs (476), 2x1024x1024 8x80
+//             19.6 µs (274), where the kernels of kernel.h take 182.6, 275.6 and 29.6 µs.
 #pragma once
 
-#include "device/exp2.h"
 #include "wgmma_stage.h"
 
 #if defined(SDORT_WGMMA)
@@ -30,7 +26,6 @@ using namespace wgmma_stage;
 constexpr int kQueries = kFlashWgmmaQueries, kKeys = kFlashWgmmaKeys, kStages = kFlashWgmmaStages;
 constexpr int kEights = kKeys / 8, kSteps = kKeys / 16;  // of keys
 constexpr float kMost = 65504.0f;                        // as in wave.h
-constexpr int kEighth = 8;                               // of the exponentials
 
 // A head's rows, cut into tiles of 64 columns.
 template <int Size>
@@ -94,15 +89,8 @@ struct Softmax {
         }
     }
 
-    // Every `Polynomial`-th weight by polynomial_exp2, none if that is zero.
-    template <int Polynomial>
     SDORT_INLINE void weigh(const float (&scores)[kKeys / 2], float factor, wgmma::Fragment (&weights)[kSteps]) {
-        const auto weight = [&](int i) {
-            const float from = shift[i / 2 % 2];
-            if constexpr (Polynomial != 0)
-                if (i % Polynomial == Polynomial - 1) return polynomial_exp2(scores[i], factor, from);
-            return fast_exp2(fmaf(scores[i], factor, -from));
-        };
+        const auto weight = [&](int i) { return fast_exp2(fmaf(scores[i], factor, -shift[i / 2 % 2])); };
         step_sums[0] = step_sums[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < kKeys / 4; ++i) {
@@ -117,7 +105,7 @@ struct Softmax {
     SDORT_INLINE bool beyond() const { return wave_any(!(step_sums[0] <= kMost && step_sums[1] <= kMost)); }
 };
 
-template <int Size, int Polynomial>
+template <int Size>
 SDORT_INLINE void flash(const Args& args) {
     using R = Rows<Size>;
     constexpr int kRows = R::template kBytes<kKeys>, kQueryBytes = R::template kBytes<kQueries>;
@@ -153,10 +141,10 @@ SDORT_INLINE void flash(const Args& args) {
             wgmma::wait<0>();  // and those of the step before with V, so that weights and y are free
             if ((step + 1) * kKeys > args.keys) Softmax::hide(scores, not_before(args.keys - step * kKeys));
             if (step == 0) softmax.set_shift(scores, args.scale, y);
-            softmax.weigh<Polynomial>(scores, args.scale, weights);
+            softmax.weigh(scores, args.scale, weights);
             if (softmax.beyond()) {
                 softmax.set_shift(scores, args.scale, y);
-                softmax.weigh<Polynomial>(scores, args.scale, weights);
+                softmax.weigh(scores, args.scale, weights);
             }
             softmax.sums[0] += softmax.step_sums[0];
             softmax.sums[1] += softmax.step_sums[1];
@@ -183,11 +171,9 @@ SDORT_INLINE void flash(const Args& args) {
 
 }  // namespace flash_wgmma
 
-SDORT_KERNEL_RESIDENT(attention_f16_40_flash_wgmma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<40, 0>))
-SDORT_KERNEL_RESIDENT(attention_f16_64_flash_wgmma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<64, 0>))
-SDORT_KERNEL_RESIDENT(attention_f16_80_flash_wgmma, kWgmmaThreads, 1, Args, (flash_wgmma::flash<80, 0>))
-SDORT_KERNEL_RESIDENT(attention_f16_40_flash_wgmma_fma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<40, flash_wgmma::kEighth>))
-SDORT_KERNEL_RESIDENT(attention_f16_64_flash_wgmma_fma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<64, flash_wgmma::kEighth>))
+SDORT_KERNEL_RESIDENT(attention_f16_40_flash_wgmma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<40>))
+SDORT_KERNEL_RESIDENT(attention_f16_64_flash_wgmma, kWgmmaThreads, 2, Args, (flash_wgmma::flash<64>))
+SDORT_KERNEL_RESIDENT(attention_f16_80_flash_wgmma, kWgmmaThreads, 1, Args, (flash_wgmma::flash<80>))
 
 }  // namespace sdort::attention
 

@@ -20,9 +20,7 @@ struct Instance {
     const char* variant;
 };
 
-inline constexpr Instance kFlashWgmma[] = {
-    {40, "flash_wgmma"}, {64, "flash_wgmma"}, {80, "flash_wgmma"}, {40, "flash_wgmma_fma"}, {64, "flash_wgmma_fma"},
-};
+inline constexpr int kFlashWgmmaSizes[] = {40, 64, 80};  // of heads (flash_wgmma_kernel.h)
 
 // Of a head size, those come first that are best where the device is full: 32 queries a wave read shared memory half as
 // often, and 32 keys a step leave registers for four workgroups at a time. (Not measured on AMD GPUs.)
@@ -102,9 +100,9 @@ inline std::vector<std::string> variants(const Problem& p, Dtype dtype, const De
     // Half the queries a workgroup where whole ones would leave multiprocessors idle.
     const bool few = p.batches * p.heads * ceil_div(p.queries, 128) < device.compute_units;
     if (few) std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name[1] == '1'; });
-    if (device.wgmma && has_matrix_form(p, dtype))
-        for (const Instance& i : kFlashWgmma)
-            if (i.size == p.size) names.push_back(i.variant);
+    // Fastest wherever it was measured, which is with more keys than a "whole" kernel takes: that one stays before it.
+    if (device.wgmma && has_matrix_form(p, dtype) && std::ranges::find(kFlashWgmmaSizes, p.size) != std::end(kFlashWgmmaSizes))
+        names.insert(names.begin() + (p.keys <= kShortest), "flash_wgmma");
     if (names.empty() && has_wide_form(p, dtype)) {
         if (device.wgmma && p.size % 64 == 0) names.push_back("wide_wgmma");
         names.push_back("wide");
@@ -129,7 +127,7 @@ inline std::vector<std::string> kernels(Dtype dtype, const Device& device) {
     if (dtype == Dtype::kFloat16) names.insert(names.end(), {"attention_wide_scores_f16", "attention_wide_values_f16"});
     if (dtype == Dtype::kFloat16 && device.wgmma) {
         names.insert(names.end(), {"attention_wide_scores_wgmma_f16", "attention_wide_values_wgmma_f16"});
-        for (const Instance& i : kFlashWgmma) names.push_back(kernel_name(i.size, i.variant));
+        for (const int size : kFlashWgmmaSizes) names.push_back(kernel_name(size, "flash_wgmma"));
     }
     return names;
 }
@@ -188,7 +186,7 @@ inline std::vector<Launch> launches(const Problem& p, Dtype dtype, const Device&
     if (variant == "wide" || variant == "wide_wgmma") return wide(p, device, variant == "wide_wgmma");
     Args args = arguments(p);
     const int64_t heads = p.batches * p.heads;
-    if (variant.rfind("flash", 0) == 0)
+    if (variant == "flash_wgmma")
         return {make_launch(kernel_name(static_cast<int>(p.size), variant), heads, ceil_div(p.queries, kFlashWgmmaQueries),
                             kWgmmaThreads, args, static_cast<uint32_t>(1024 + ceil_div(p.size, 64) * kFlashWgmmaBytes))};
     const int64_t tiles = ceil_div(p.queries, (variant[1] - '0') * 64);

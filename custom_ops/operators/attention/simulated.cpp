@@ -1,5 +1,4 @@
 // What tests ask of attention beyond what they ask of every operator (simulated/simulated.cpp).
-#include "device/exp2.h"
 #include "geometry.h"
 
 using namespace sdort;
@@ -9,8 +8,4 @@ extern "C" int64_t simulated_attention_workspace(const attention::Problem* probl
                                                  int compute_units) {
     const Device device{.architecture = architecture, .compute_units = compute_units};
     return attention::workspace_bytes(*problem, half ? Dtype::kFloat16 : Dtype::kFloat32, device);
-}
-
-extern "C" void simulated_polynomial_exp2(const float* x, float* y, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) y[i] = polynomial_exp2(x[i], 1.0f, 0.0f);
 }
