@@ -97,6 +97,13 @@ def test_what_has_no_number() -> None:
     assert known.number(counts_nothing) is None
 
 
+def test_nothing_is_known_while_torch_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, schedule = KnownTimesteps(waits=True), torch.tensor([981, 961])
+    assert known.number(schedule[0]) == 981
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert known.number(schedule[0]) is None
+
+
 def test_numbers_are_read_each_time_where_nothing_waits() -> None:
     known = KnownTimesteps(waits=False)
     with torch.inference_mode():

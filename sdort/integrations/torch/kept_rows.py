@@ -49,8 +49,10 @@ class KnownTimesteps:
         self._schedules: list[_Schedule] = []
 
     def number(self, timesteps: torch.Tensor) -> float | None:
-        """The number that all elements are, of one at least; None if they may differ, if torch counts no changes of the
-        tensor (``torch.inference_mode``), or if its memory is too large to be a schedule's.
+        """The number that all elements are, of one at least.
+
+        None if they may differ, if torch counts no changes of the tensor (``torch.inference_mode``), if its memory is too
+        large to be a schedule's, or while torch records a graph, which will be replayed with other numbers there.
         """
         shape, strides = timesteps.shape, timesteps.stride()
         if any(stride and size > 1 for size, stride in zip(shape, strides, strict=True)):
@@ -58,6 +60,8 @@ class KnownTimesteps:
         if not self._waits:
             return float(timesteps[(0,) * len(shape)])
         if timesteps.is_inference() or timesteps.is_neg():  # which torch negates when it reads it
+            return None
+        if torch.cuda.is_current_stream_capturing():
             return None
         offset = timesteps.storage_offset()
         found = next((each for each in self._schedules if each.is_of(timesteps)), None) or self._read(timesteps)
