@@ -4,11 +4,13 @@ All rows run in one process with random weights, in channels-last; every one is 
 
     python scripts/torch_operators_benchmark.py --family sd1 --size 512
     python scripts/torch_operators_benchmark.py --family sdxl --size 1024 --json sdxl.json
+    python scripts/torch_operators_benchmark.py --family sd1 --size 512 --mode reduce-overhead
     python scripts/torch_operators_benchmark.py --family tiny --size 64 --repeats 3
 
 Models: the UNet's step of two samples, the VAE's decoder, and one training step of a LoRA on the UNet (forward,
 backward, AdamW). On a GPU in fp16, on the CPU in fp32. A row that torch cannot run here is "not measured", with the
-reason, and the exit code is 5. Rows are printed, and written to the file, as they are measured.
+reason, and the exit code is 5. Rows are printed, and written to the file, as they are measured. Where the host bounds
+a step, --mode reduce-overhead (CUDA graphs) compares what the GPU does; compiled rows bear the mode in their names.
 --overhead prints what a call costs the host beside torch's own, on tensors of a few elements.
 """
 
@@ -41,6 +43,7 @@ ROWS = {
     "compile + operators": (True, True),
 }
 """Row -> whether it is compiled, whether modules are replaced."""
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WARM_UP = 3
 LOSS_SCALE = 2.0**14
 """Times the loss in fp16: without it gradients of a mean over an image's latents are below fp16's normal numbers."""
@@ -93,7 +96,7 @@ def forward_of(name: str, args: argparse.Namespace, compiled: bool, replaced: bo
     else:
         latents = torch.randn(1, 4, args.size // 8, args.size // 8, dtype=args.dtype, device=args.device)
         inputs, call = {"z": latents.to(memory_format=torch.channels_last)}, model.decode
-    call = torch.compile(call, backend=args.backend) if compiled else call
+    call = torch.compile(call, backend=args.backend, mode=args.mode) if compiled else call
 
     def run() -> torch.Tensor:
         with torch.no_grad():
@@ -121,7 +124,8 @@ def training_of(_: str, args: argparse.Namespace, compiled: bool, replaced: bool
     torch.manual_seed(1)
     inputs = unet_inputs(args, 1)
     target = torch.randn_like(inputs["sample"])
-    call = torch.compile(model.train(), backend=args.backend) if compiled else model.train()
+    call = model.train()
+    call = torch.compile(call, backend=args.backend, mode=args.mode) if compiled else call
     scale = LOSS_SCALE if args.dtype == torch.float16 else 1.0
 
     def run() -> torch.Tensor:
@@ -154,7 +158,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         wanted = None
         for row, (compiled, replaced) in ROWS.items():
             torch._dynamo.reset()
-            found: dict[str, Any] = {"model": name, "row": row}
+            found: dict[str, Any] = {"model": name, "row": f"{row} ({args.mode})" if compiled else row}
             try:
                 run = (training_of if name == "lora" else forward_of)(name, args, compiled, replaced)
                 for _ in range(WARM_UP):
@@ -209,6 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile")
     parser.add_argument("--json", type=Path, help="write the rows to this file too")
     parser.add_argument("--overhead", action="store_true", help="the cost of a call, nothing else")
     args = parser.parse_args()
@@ -233,7 +238,7 @@ def main() -> int:
         rows.append(found)
         time_text = f"{found['ms']:9.2f} ms" if "ms" in found else f"not measured: {found['not measured']}"
         difference = f"   differs by {found['difference']:.1e}" if "difference" in found else ""
-        print(f"{found['model']:5} {found['row']:20} {time_text}{difference}", flush=True)
+        print(f"{found['model']:5} {found['row']:48} {time_text}{difference}", flush=True)
         if args.json:
             args.json.write_text(json.dumps({"device": place, "torch": torch.__version__, "rows": rows}, indent=1))
     return 5 if any("not measured" in row for row in rows) else 0

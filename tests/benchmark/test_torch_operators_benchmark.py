@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch_operators_benchmark
 
-EAGER, COMPILED = ["eager", "eager + operators"], ["compile", "compile + operators"]
+EAGER, COMPILED = ["eager", "eager + operators"], ["compile (default)", "compile + operators (default)"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, report: Path) -> tuple[int, dict[str, Any]]:
+def run(monkeypatch: pytest.MonkeyPatch, report: Path, *more: str) -> tuple[int, dict[str, Any]]:
     monkeypatch.setattr(torch_operators_benchmark, "kernels_for", lambda where: object())
-    words = ["--family", "tiny", "--size", "64", "--models", "vae", "--repeats", "1", "--json", str(report)]
+    words = ["--family", "tiny", "--size", "64", "--models", "vae", "--repeats", "1", "--json", str(report), *more]
     monkeypatch.setattr(sys, "argv", ["torch_operators_benchmark.py", *words])
     code = torch_operators_benchmark.main()
     return code, {row["row"]: row for row in json.loads(report.read_text())["rows"]}
@@ -48,4 +48,18 @@ def test_nothing_is_compared_with_an_eager_row_that_failed(monkeypatch: pytest.M
     assert (code, rows["eager"]["not measured"]) == (5, "no memory")
     assert len(calls) == 4
     assert not any("ms" in row or "difference" in row for row in rows.values())
-    assert rows["compile"]["not measured"] == "eager, which it is compared with, was not measured"
+    assert rows["compile (default)"]["not measured"] == "eager, which it is compared with, was not measured"
+
+
+def test_the_mode_reaches_the_compiler_and_the_rows_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    modes = []
+
+    def compiled(call: Any, *, backend: str, mode: str) -> Any:
+        modes.append(mode)
+        return call
+
+    monkeypatch.setattr(torch_operators_benchmark, "replace", lambda model: model)
+    monkeypatch.setattr(torch, "compile", compiled)
+    code, rows = run(monkeypatch, tmp_path / "rows.json", "--mode", "reduce-overhead")
+    assert (code, modes) == (0, ["reduce-overhead"] * 2)
+    assert list(rows) == [*EAGER, "compile (reduce-overhead)", "compile + operators (reduce-overhead)"]
