@@ -51,8 +51,8 @@ class KnownTimesteps:
     def number(self, timesteps: torch.Tensor) -> float | None:
         """The number that all elements are, of one at least.
 
-        None if they may differ, if torch counts no changes of the tensor (``torch.inference_mode``), if its memory is too
-        large to be a schedule's, or while torch records a graph, which will be replayed with other numbers there.
+        None if they may differ, if torch counts no changes of the tensor (``torch.inference_mode``), if its memory is
+        too large to be a schedule's, or while torch records a graph, which will be replayed with other numbers there.
         """
         shape, strides = timesteps.shape, timesteps.stride()
         if any(stride and size > 1 for size, stride in zip(shape, strides, strict=True)):
