@@ -98,9 +98,12 @@ def test_what_has_no_number() -> None:
 
 
 def test_nothing_is_known_while_torch_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = False
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
     known, schedule = KnownTimesteps(waits=True), torch.tensor([981, 961])
     assert known.number(schedule[0]) == 981
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    recording = True
     assert known.number(schedule[0]) is None
 
 

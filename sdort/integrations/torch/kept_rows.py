@@ -46,6 +46,7 @@ class KnownTimesteps:
 
     def __init__(self, waits: bool) -> None:
         self._waits = waits
+        self._gpu = torch.cuda.is_available()  # where it is not, asking whether a graph is recorded raises
         self._schedules: list[_Schedule] = []
 
     def number(self, timesteps: torch.Tensor) -> float | None:
@@ -61,7 +62,7 @@ class KnownTimesteps:
             return float(timesteps[(0,) * len(shape)])
         if timesteps.is_inference() or timesteps.is_neg():  # which torch negates when it reads it
             return None
-        if torch.cuda.is_current_stream_capturing():
+        if self._gpu and torch.cuda.is_current_stream_capturing():
             return None
         offset = timesteps.storage_offset()
         found = next((each for each in self._schedules if each.is_of(timesteps)), None) or self._read(timesteps)
