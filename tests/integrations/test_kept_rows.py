@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.tiny_pipeline import Tiny
@@ -60,7 +61,7 @@ def runs(unet: GraphUNet, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ..
 
 
 def test_a_schedule_is_read_once(reads: list[torch.Size]) -> None:
-    known, schedule = KnownTimesteps(waits=True), torch.tensor([981, 961, 941, 921])
+    known, schedule = KnownTimesteps(waits=lambda _: True), torch.tensor([981, 961, 941, 921])
     assert [known.number(each) for each in schedule] == [981, 961, 941, 921]
     assert known.number(schedule[2].expand(2)) == 941
     assert known.number(schedule[1:2]) == 961
@@ -68,7 +69,7 @@ def test_a_schedule_is_read_once(reads: list[torch.Size]) -> None:
 
 
 def test_a_schedule_that_changed_in_place_is_read_again(reads: list[torch.Size]) -> None:
-    known, schedule = KnownTimesteps(waits=True), torch.tensor([981.0, 961.0])
+    known, schedule = KnownTimesteps(waits=lambda _: True), torch.tensor([981.0, 961.0])
     assert known.number(schedule[1]) == 961
     schedule[1] = 950.5
     assert known.number(schedule[1]) == 950.5
@@ -76,19 +77,19 @@ def test_a_schedule_that_changed_in_place_is_read_again(reads: list[torch.Size])
 
 
 def test_the_next_schedule_is_another_one() -> None:
-    known = KnownTimesteps(waits=True)
+    known = KnownTimesteps(waits=lambda _: True)
     for first in range(100):  # torch gives memory that is free to the next tensor of its size
         assert known.number(torch.tensor([first, 7])[0]) == first
 
 
 def test_numbers_of_another_dtype_in_the_same_memory() -> None:
-    known, schedule = KnownTimesteps(waits=True), torch.tensor([981.0, 961.0])
+    known, schedule = KnownTimesteps(waits=lambda _: True), torch.tensor([981.0, 961.0])
     assert known.number(schedule[0]) == 981
     assert known.number(schedule.view(torch.int32)[0]) == int(schedule.view(torch.int32)[0])
 
 
 def test_what_has_no_number() -> None:
-    known = KnownTimesteps(waits=True)
+    known = KnownTimesteps(waits=lambda _: True)
     assert known.number(torch.tensor([1, 2])) is None
     assert known.number(torch._neg_view(torch.tensor([3.0]))) is None
     assert known.number(torch.arange(kept_rows.LONGEST_SCHEDULE + 1)[3]) is None
@@ -101,14 +102,14 @@ def test_nothing_is_known_while_torch_records(monkeypatch: pytest.MonkeyPatch) -
     recording = False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
-    known, schedule = KnownTimesteps(waits=True), torch.tensor([981, 961])
+    known, schedule = KnownTimesteps(waits=lambda _: True), torch.tensor([981, 961])
     assert known.number(schedule[0]) == 981
     recording = True
     assert known.number(schedule[0]) is None
 
 
 def test_numbers_are_read_each_time_where_nothing_waits() -> None:
-    known = KnownTimesteps(waits=False)
+    known = KnownTimesteps(waits=lambda _: False)
     with torch.inference_mode():
         timestep = torch.tensor([5, 6])
         assert known.number(timestep[1]) == 6
@@ -125,6 +126,15 @@ def test_rows_are_made_once_for_a_timestep(unet: GraphUNet, tiny: Tiny, runs: li
     assert len(runs) == 2
     unet(samples[:1], 7, context[:1])  # a row for each sample
     assert len(runs) == 3
+
+
+def test_numpy_may_change_a_timestep(unet: GraphUNet, tiny: Tiny) -> None:
+    samples, context, number = torch.randn(1, 4, 16, 16), torch.randn(1, 77, 32), np.array([7.0], np.float32)
+    timestep = torch.from_numpy(number)
+    for value in (7, 900):
+        number[0] = value
+        expected = tiny.pipeline.unet(samples, value, context).sample
+        torch.testing.assert_close(unet(samples, timestep, context).sample, expected, atol=TOLERANCE, rtol=0)
 
 
 def test_rows_are_made_again_for_other_weights(unet: GraphUNet, runs: list[tuple[Any, ...]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -38,13 +38,13 @@ class KnownTimesteps:
 
     Reading a GPU's memory has the host wait until everything is done. A step's timestep is a view of a schedule,
     mostly: all of that is read at once, and known for as long as torch counts no change in place, which it does for
-    every operation but those through ``tensor.data``.
+    every operation but those through ``tensor.data``. The host's memory, which NumPy may share, is read each time.
 
     Args:
-        waits: whether reading waits; else numbers are read each time.
+        waits: whether reading a tensor waits.
     """
 
-    def __init__(self, waits: bool) -> None:
+    def __init__(self, waits: Callable[[torch.Tensor], bool]) -> None:
         self._waits = waits
         self._gpu = torch.cuda.is_available()  # where it is not, asking whether a graph is recorded raises
         self._schedules: list[_Schedule] = []
@@ -58,7 +58,7 @@ class KnownTimesteps:
         shape, strides = timesteps.shape, timesteps.stride()
         if any(stride and size > 1 for size, stride in zip(shape, strides, strict=True)):
             return None
-        if not self._waits:
+        if not self._waits(timesteps):
             return float(timesteps[(0,) * len(shape)])
         if timesteps.is_inference() or timesteps.is_neg():  # which torch negates when it reads it
             return None
@@ -85,13 +85,12 @@ class KeptRows:
     Args:
         binding: of that graph.
         each_sample: outputs of which each sample has a row.
-        waits: as of :class:`KnownTimesteps`.
     """
 
-    def __init__(self, binding: TensorBinding, each_sample: Collection[str], waits: bool) -> None:
+    def __init__(self, binding: TensorBinding, each_sample: Collection[str]) -> None:
         self._binding = binding
         self._each_sample = each_sample
-        self._known = KnownTimesteps(waits)
+        self._known = KnownTimesteps(waits=lambda timesteps: not timesteps.is_cpu)
         self._read: dict[int, tuple[PreparedInputs, torch.Tensor]] = {}
         self._kept: dict[tuple[float, int], torch.Tensor] = {}
         self._source: tuple[PreparedInputs | None, int] = None, 0

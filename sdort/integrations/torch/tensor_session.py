@@ -55,7 +55,7 @@ class TensorSession:
         self._prompts, self._rows = None, None
         if parts := session.preparation:
             if parts.time:
-                self._rows = KeptRows(_bound(parts.time, place), parts.each_sample, waits=place.stream is not None)
+                self._rows = KeptRows(_bound(parts.time, place), parts.each_sample)
             prompt = _bound(parts.prompt, place) if parts.prompt else None
             self._prompts = KeptPrompts(prompt, parts.taken, parts.beside) if prompt else None
 
