@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -16,6 +17,9 @@ KEPT_SCHEDULES = 4
 """Schedules whose numbers are known."""
 LONGEST_SCHEDULE = 4096
 """Elements of a tensor whose numbers are read at once: schedulers have at most a thousand timesteps."""
+
+_Made: TypeAlias = tuple[float, int, PreparedInputs | None, int]
+"""What rows are made of: a timestep, a number of samples, what is prepared of a prompt, a version of the weights."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,7 @@ class KeptRows:
         self._each_sample = each_sample
         self._known = KnownTimesteps(waits=lambda timesteps: not timesteps.is_cpu)
         self._read: dict[int, tuple[PreparedInputs, torch.Tensor]] = {}
-        self._kept: dict[tuple[float, int], torch.Tensor] = {}
-        self._source: tuple[PreparedInputs | None, int] = None, 0
+        self._kept: dict[_Made, torch.Tensor] = {}
 
     def of(
         self, timesteps: torch.Tensor, samples: int, beside: Tensors, prepared: PreparedInputs | None, version: int
@@ -106,26 +109,25 @@ class KeptRows:
             prepared: those that are.
             version: of the weights.
         """
-        if self._source[0] is not prepared or self._source[1] != version:
-            self._source, self._kept = (prepared, version), {}
         number = None if beside else self._known.number(timesteps)
-        kept = None if number is None else self._kept.get((number, samples))
-        if kept is None:
-            return self._make(timesteps.reshape(-1).expand(samples), number, beside)
+        made = None if number is None else (number, samples, prepared, version)
+        if made not in self._kept:
+            return self._make(timesteps.reshape(-1).expand(samples), beside, prepared, made)
         inputs, piece = self._read[samples]
-        piece.copy_(kept)
+        piece.copy_(self._kept[made])
         return inputs
 
-    def _make(self, timesteps: torch.Tensor, number: float | None, beside: Tensors) -> PreparedInputs:
-        samples, prepared = len(timesteps), self._source[0]
-        given = [prepared] if prepared else []
+    def _make(
+        self, timesteps: torch.Tensor, beside: Tensors, prepared: PreparedInputs | None, made: _Made | None
+    ) -> PreparedInputs:
+        samples, given = len(timesteps), [prepared] if prepared else []
         rows = self._binding.run({TIMESTEP: timesteps, **beside}, *given, in_place=True)
         if samples not in self._read:
             own = {name: values if name in self._each_sample else values[:1] for name, values in rows.items()}
             self._read[samples] = PreparedInputs(own, fixed=True), piece_of(rows)
         inputs, piece = self._read[samples]
-        if number is not None:
+        if made is not None:
             if len(self._kept) == KEPT_ROWS:
                 del self._kept[next(iter(self._kept))]
-            self._kept[number, samples] = piece.clone()
+            self._kept[made] = piece.clone()
         return inputs
