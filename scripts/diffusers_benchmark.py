@@ -31,6 +31,7 @@ from diffusers import DiffusionPipeline
 from gpu_benchmark import environment, free, make_pipeline, why
 
 import sdort
+from sdort.demo import DEMO_FOLDER
 from sdort.integrations.diffusers import load_pipeline
 from sdort.providers import find_provider
 from sdort.runtime.memory import MIB, Meter
@@ -40,7 +41,6 @@ PROMPT, GUIDANCE, SEED = "a small red circle on a white background", 7.5, 7
 WARM_UP = 2
 """Images before those that are timed: the first compiles and records graphs, the second replays them."""
 ROWS = ("torch", "compile", "sdort")
-DEMO = Path(sdort.__file__).parent / "demo" / "model"
 
 
 def main() -> int:
@@ -89,7 +89,7 @@ def arguments() -> argparse.Namespace:
 def checkpoint_of(args: argparse.Namespace) -> Path:
     if args.checkpoint:
         return Path(args.checkpoint)
-    return DEMO if args.family == "tiny" else make_pipeline(args.work / "checkpoint-sd15", args.device)
+    return DEMO_FOLDER if args.family == "tiny" else make_pipeline(args.work / "checkpoint-sd15", args.device)
 
 
 def torch_pipeline(checkpoint: Path, dtype: torch.dtype, args: argparse.Namespace) -> Any:

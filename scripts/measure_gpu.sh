@@ -26,6 +26,7 @@ python=${PYTHON:-python3}
 out=$(mkdir -p "${OUT:-measured}" && cd "${OUT:-measured}" && pwd) || exit 2
 work=${WORK:-$out/work}
 mkdir -p "$work" || exit 2
+fast=$work/diffusers-$family-$provider
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 known=() ran=() failed=()
 
@@ -66,17 +67,13 @@ benchmark() {
     "$python" scripts/gpu_benchmark.py --work "$work" --provider "$provider" --family "$family" --json "$out/$1.json" "${@:3}"
 }
 
-# optimized: the folder of SD 1.5 (of the demo model on the CPU) that sdort optimizes, made once. Its path is $work/fast.
+# optimized: make $fast, the pipeline that the diffusers step draws with too, as sdort exports and optimizes it; once.
 optimized() {
-    [ -d "$work/fast" ] && return
-    local model=demo
-    if [ "$provider" != cpu ]; then
-        model=$work/checkpoint-sd15
-        "$python" -c "import sys; sys.path.insert(0, 'scripts'); import pathlib, gpu_benchmark
-gpu_benchmark.make_pipeline(pathlib.Path('$model'), 'cuda')" || return
-    fi
-    "$python" -m sdort export "$model" "$work/exported" --overwrite || return
-    "$python" -m sdort optimize "$work/exported" "$work/fast" --provider "$provider" --fp16
+    [ -d "$fast" ] && return
+    "$python" -c 'import sys; sys.path.insert(0, "scripts")
+from diffusers_benchmark import arguments, checkpoint_of, optimized
+args = arguments()
+optimized(checkpoint_of(args), args)' --work "$work" --provider "$provider" --family "$family"
 }
 
 # library: the operators for this GPU's vendor, which are built once.
@@ -96,7 +93,7 @@ attention() {
 }
 
 torch_overhead() {
-    optimized && "$python" scripts/torch_overhead.py "$work/fast" --provider "$provider" --side "$((size / 8))"
+    optimized && "$python" scripts/torch_overhead.py "$fast" --provider "$provider" --side "$((size / 8))"
 }
 
 torch_operators() {
@@ -107,7 +104,7 @@ torch_operators() {
 cold() {
     local graph=--graph
     [ "$provider" = cpu ] && graph=
-    optimized && "$python" scripts/cold_start.py "$work/fast" --provider "$provider" --steps 4 --processes 3 $graph \
+    optimized && "$python" scripts/cold_start.py "$fast" --provider "$provider" --steps 4 --processes 3 $graph \
         --json "$out/cold.json"
 }
 
@@ -116,7 +113,7 @@ kernels() {
     optimized || return
     local component
     for component in unet vae_decoder; do
-        "$python" scripts/gpu_kernels.py "$work/fast" --component "$component" --provider "$provider" \
+        "$python" scripts/gpu_kernels.py "$fast" --component "$component" --provider "$provider" \
             --batch "$([ $component = unet ] && echo 2 || echo 1)" --json "$out/kernels-$component.json" || return
     done
 }
@@ -126,7 +123,7 @@ drawing() {
         --steps "$steps" --json "$out/diffusers.json"
 }
 export -f gpu_only benchmark optimized library attention torch_overhead torch_operators cold kernels drawing
-export provider family operators backend size steps python out work
+export provider family operators backend size steps python out work fast
 
 call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which a limit can end
     measure "$1" bash -c '"$@"' measure "${@:2}"

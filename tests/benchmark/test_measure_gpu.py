@@ -36,7 +36,6 @@ def test_a_failed_step_leaves_the_others_and_is_named_at_the_end(tmp_path: Path)
 
 
 def test_all_steps_run_without_a_name(tmp_path: Path) -> None:
-    (tmp_path / "out" / "work" / "fast").mkdir(parents=True)
     done = run(tmp_path, "rocm", minutes="0.02")
     assert "cold: stopped after 0.02 minutes" in done.stderr
     words = (tmp_path / "out" / "sizes-sd21.log").read_text()
