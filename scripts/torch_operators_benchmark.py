@@ -33,7 +33,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from sdort.integrations.torch_operators import replace
-from sdort.integrations.torch_operators.launching import kernels_for, where_of
+from sdort.integrations.torch_operators.launching import serves
 
 MODELS = ("unet", "vae", "lora")
 ROWS = {
@@ -229,7 +229,7 @@ def main() -> int:
         for name, ours, theirs in overhead():
             print(f"{name:17} {ours:6.1f} µs   torch's own {theirs:6.1f} µs")
         return 0
-    if kernels_for(where_of(torch.empty(1, device=args.device))) is None:
+    if not serves(torch.empty(1, device=args.device).get_device()):
         sys.exit("there is nothing to measure without kernels")
     place = torch.cuda.get_device_name() if args.device.type == "cuda" else "CPU"
     print(f"{args.family} {args.size}x{args.size}, {args.dtype}, {place}, torch {torch.__version__}")

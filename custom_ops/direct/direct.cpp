@@ -22,15 +22,6 @@ auto& kernels() {
 
 thread_local std::string last_error;
 
-const Direct& find_direct(const char* name, size_t problem_bytes) {
-    const auto found = kernels().find(std::string_view(name));
-    if (found == kernels().end()) throw Error(std::string("no kernel is named ") + name);
-    if (found->second.problem_bytes != problem_bytes)
-        throw Error(std::string("a problem of ") + name + " has " + std::to_string(found->second.problem_bytes) +
-                    " bytes, not " + std::to_string(problem_bytes));
-    return found->second;
-}
-
 // On the calling thread and others, made for the call: no pool that a forked process or the end of one has to think of.
 void on_threads(size_t threads, size_t count, const std::function<void(size_t)>& body) {
     std::atomic<size_t> next{0};
@@ -42,7 +33,17 @@ void on_threads(size_t threads, size_t count, const std::function<void(size_t)>&
     work();
 }
 
-// -1 where `act` throws, whose reason is then in sdort_kernel_error().
+}  // namespace
+
+const Direct& find_direct(const char* name, size_t problem_bytes) {
+    const auto found = kernels().find(std::string_view(name));
+    if (found == kernels().end()) throw Error(std::string("no kernel is named ") + name);
+    if (found->second.problem_bytes != problem_bytes)
+        throw Error(std::string("a problem of ") + name + " has " + std::to_string(found->second.problem_bytes) +
+                    " bytes, not " + std::to_string(problem_bytes));
+    return found->second;
+}
+
 int64_t guarded(const std::function<int64_t()>& act) noexcept {
     try {
         return act();
@@ -52,14 +53,12 @@ int64_t guarded(const std::function<int64_t()>& act) noexcept {
     }
 }
 
-enum Place { kOnCpu, kOnHip, kOnCuda };
+void set_last_error(const std::string& text) { last_error = text; }
 
-Gpu& gpu_of(int place, int device) {
+Gpu& gpu_of(Place place, int device) {
     if (place != kOnHip && place != kOnCuda) throw Error("place " + std::to_string(place) + " is no kind of GPU");
     return Gpu::get(place == kOnHip ? Vendor::kHip : Vendor::kCuda, device);
 }
-
-}  // namespace
 
 bool add_direct(const std::string& name, const Direct& direct) {
     kernels().emplace(name, direct);
@@ -77,7 +76,7 @@ SDORT_EXPORT const char* sdort_kernel_error() { return last_error.c_str(); }
 
 // 0 if the kernels can be launched on that GPU; -1 where there is no driver, no device or no machine code for it.
 SDORT_EXPORT int64_t sdort_kernel_device(int place, int device) {
-    return guarded([&]() -> int64_t { return gpu_of(place, device), 0; });
+    return guarded([&]() -> int64_t { return gpu_of(static_cast<Place>(place), device), 0; });
 }
 
 // How a tuning table's line of a problem begins, and the variants that compute it on a GPU, the library's own choice first, a
@@ -87,7 +86,7 @@ SDORT_EXPORT const char* sdort_kernel_variants(const char* name, const void* pro
     thread_local std::string text;
     const int64_t code = guarded([&]() -> int64_t {
         const Direct& direct = find_direct(name, problem_bytes);
-        text = direct.variants(problem, half ? Dtype::kFloat16 : Dtype::kFloat32, gpu_of(place, device).device());
+        text = direct.variants(problem, half ? Dtype::kFloat16 : Dtype::kFloat32, gpu_of(static_cast<Place>(place), device).device());
         return 0;
     });
     return code == 0 ? text.c_str() : nullptr;
@@ -105,7 +104,7 @@ SDORT_EXPORT int64_t sdort_kernel_run(const char* name, const void* problem, siz
             direct.on_cpu(problem, dtype, [&](size_t count, const auto& body) { on_threads(threads, count, body); });
             return 0;
         }
-        Gpu& gpu = gpu_of(place, device);
+        Gpu& gpu = gpu_of(static_cast<Place>(place), device);
         gpu.make_current();
         return static_cast<int64_t>(direct.on_gpu(problem, dtype, gpu, stream, workspace_bytes));
     });

@@ -58,4 +58,15 @@ bool add_direct(const std::string& name, void (*on_cpu)(const Problem&, Dtype, c
                                    }});
 }
 
+// Where a problem's memory is.
+enum Place : int { kOnCpu, kOnHip, kOnCuda };
+
+// Both throw Error, in words, where there is none.
+const Direct& find_direct(const char* name, size_t problem_bytes);
+Gpu& gpu_of(Place place, int device);
+
+// What `act` returns; -1 where it throws, whose reason is then in sdort_kernel_error().
+int64_t guarded(const std::function<int64_t()>& act) noexcept;
+void set_last_error(const std::string& text);
+
 }  // namespace sdort

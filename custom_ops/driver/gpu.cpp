@@ -33,6 +33,7 @@ struct Driver {
     int (*clear)(void*, int, size_t);                 // HIP
     int (*cuda_clear)(void*, unsigned char, size_t);  // CUDA
     int (*synchronize)();
+    int (*capture_status)(void* stream, int*);  // or null
     int (*make_event)(void**, unsigned flags);
     int (*record_event)(void* event, void* stream);
     int (*wait_event)(void* event);
@@ -93,6 +94,7 @@ std::unique_ptr<Driver> make_driver(Vendor vendor) {
                    find(library, "hipEventDestroy", driver->destroy_event) &&
                    (find(library, "hipGetDevicePropertiesR0600", driver->hip_properties) ||
                     find(library, "hipGetDeviceProperties", driver->hip_properties));
+        find(library, "hipStreamIsCapturing", driver->capture_status);
     } else {
         int (*initialise)(unsigned) = nullptr;
         complete = find(library, "cuInit", initialise) && initialise(0) == 0 &&
@@ -115,6 +117,7 @@ std::unique_ptr<Driver> make_driver(Vendor vendor) {
                    find(library, "cuCtxSetCurrent", driver->set_context);
         find(library, "cuLaunchCooperativeKernel", driver->launch_together);  // not in every translation layer
         find(library, "cuFuncSetAttribute", driver->set_attribute);
+        find(library, "cuStreamIsCapturing", driver->capture_status);
         find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver->blocks_per_unit);
     }
     return complete ? std::move(driver) : nullptr;
@@ -342,6 +345,13 @@ double Gpu::time(void* stream, const std::vector<Launch>& launches) {
     for (void* event : events) check(driver, driver.destroy_event(event), "destroying an event");
     std::nth_element(times.begin(), times.begin() + kBatches / 2, times.end());
     return times[kBatches / 2];
+}
+
+bool Gpu::is_capturing(void* stream) {
+    int status = 0;
+    const auto ask = state_->driver->capture_status;
+    if (ask) check(*state_->driver, ask(stream, &status), "asking whether a stream is captured");
+    return status != 0;
 }
 
 void* Gpu::zeroed(size_t bytes) {

@@ -35,6 +35,8 @@ public:
     bool fits(const Launch& launch);
     // Queues the launch on `stream`. Throws Error with the driver's text and the launch's numbers.
     void launch(void* stream, const Launch& launch);
+    // Whether what is queued on `stream` becomes part of a graph.
+    bool is_capturing(void* stream);
     // Microseconds that the launches take together: the median of several batches between two events.
     double time(void* stream, const std::vector<Launch>& launches);
     // Device memory, zeroed, that lives as long as the process. Throws Error if there is none left.

@@ -74,8 +74,8 @@ class GroupNorm(Problem):
     """y = act((sum - mean) / sqrt(variance + epsilon) * gamma + beta) of sum = x + skip + bias + embedding.
 
     x, skip, y, sum of images x hw x channels, bias of channels, embedding of images x channels; gamma and beta in
-    float32. All but x, gamma, beta and y may be null. The workspace was zero before its first launch, and launches on
-    it do not overlap.
+    float32, or in float16 (``half_affine``). All but x, gamma, beta and y may be null. The workspace was zero before its
+    first launch, and launches on it do not overlap.
     """
 
     kernel = b"group_norm"
@@ -83,6 +83,7 @@ class GroupNorm(Problem):
         *_of(_POINTER, "x x2 skip bias embedding gamma beta y sum workspace"),
         ("epsilon", _FLOAT),
         ("silu", _FLAG),
+        ("half_affine", _FLAG),
         *_of(_INTEGER, "images hw channels x_channels groups"),
     )
 
@@ -122,14 +123,15 @@ class Kernels:
             self._run, self._device, self._variants, self._error = (
                 getattr(library, f"sdort_kernel_{name}") for name in ("run", "device", "variants", "error")
             )
+            self._register = library.sdort_torch_register
         except (OSError, AttributeError) as error:
             raise UsageError(f"{path} has no kernels for pointers: {library_reason(error)}") from error
         size, number = ctypes.c_size_t, ctypes.c_int
         self._error.restype = self._variants.restype = ctypes.c_char_p
-        self._run.restype = self._device.restype = ctypes.c_int64
+        self._run.restype = self._device.restype = self._register.restype = ctypes.c_int64
         self._run.argtypes = [ctypes.c_char_p, _POINTER, size, number, number, number, _POINTER, size, size]
         self._variants.argtypes = [ctypes.c_char_p, _POINTER, size, number, number, number]
-        self._device.argtypes = [number, number]
+        self._device.argtypes = self._register.argtypes = [number, number]
         self._reasons: dict[tuple[int, int], str | None] = {}
 
     def why_not(self, place: Place, device: int = 0) -> str | None:
@@ -138,8 +140,26 @@ class Kernels:
             return None
         key = int(place), device
         if key not in self._reasons:
-            self._reasons[key] = self._error().decode() if self._device(*key) else None
+            self._reasons[key] = self.last_error() if self._device(*key) else None
         return self._reasons[key]
+
+    def last_error(self) -> str:
+        """Why the last call on this thread did not do what it was asked for, in words."""
+        text: bytes = self._error()
+        return text.decode()
+
+    def serve_torch(self, cpu: Place, gpu: Place) -> None:
+        """Have torch run ``torch.ops.sdort.*.launch``, which are defined already, with these kernels; once a process.
+
+        Args:
+            cpu: where to launch what is in the CPU's memory.
+            gpu: where to launch what is in a GPU's.
+
+        Raises:
+            ProviderError: torch is older than 2.10.
+        """
+        if self._register(cpu, gpu):
+            raise ProviderError(self.last_error())
 
     def variants(self, problem: Problem, half: bool, place: Place, device: int = 0) -> tuple[str, list[str]]:
         """How a tuning table's line of a problem begins, and the kernels' variants, the library's choice first.
@@ -153,7 +173,7 @@ class Kernels:
         where = ctypes.addressof(problem), ctypes.sizeof(problem)
         text: bytes | None = self._variants(problem.kernel, *where, half, place, device)
         if text is None:
-            raise ProviderError(f"{problem.kernel.decode()}: {self._error().decode()}")
+            raise ProviderError(f"{problem.kernel.decode()}: {self.last_error()}")
         where_in_table, *names = text.decode().splitlines()
         return where_in_table, names
 
@@ -184,7 +204,7 @@ class Kernels:
         where = ctypes.addressof(problem), ctypes.sizeof(problem)
         code: int = self._run(problem.kernel, *where, half, place, device, stream, threads, workspace)
         if code < 0:
-            raise ProviderError(f"{problem.kernel.decode()}: {self._error().decode()}")
+            raise ProviderError(f"{problem.kernel.decode()}: {self.last_error()}")
         return code
 
 

@@ -13,12 +13,15 @@ def operator_kernels() -> Iterator[None]:
     from support import native
 
     from sdort.integrations.torch_operators import launching
-    from sdort.ops.pointer_kernels import Kernels
+    from sdort.ops.pointer_kernels import Kernels, Place
 
     kernels = Kernels(native.library())
+    kernels.serve_torch(cpu=Place.CPU, gpu=Place.CUDA)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "_loaded", lambda: (kernels, ""))
+        patch.setattr(launching, "loaded", lambda: (kernels, ""))
+        launching.serves.cache_clear()
         yield
+    launching.serves.cache_clear()
 
 
 @pytest.fixture
@@ -28,5 +31,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     said: list[str] = []
     launching.tell.cache_clear()
+    launching.serves.cache_clear()
     monkeypatch.setattr(launching, "warn", said.append)
     return said

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 import torch
 from support import native, rocm_stub
 from support.operator_cases import Call, calls, results
+from support.problems import struct_type
 from torch import Tensor
 
-from sdort.errors import UsageError
+from sdort.errors import ProviderError, UsageError
 from sdort.integrations.torch_operators import definitions, launching
-from sdort.ops.pointer_kernels import Attention, GroupNorm, Place, Problem, load_kernels
+from sdort.ops.pointer_kernels import Place, load_kernels
 
 NAMES = list(calls(torch.float32))
 OPERATORS = [schema.partition("(")[0] for schema in definitions.SCHEMAS]
@@ -28,12 +30,9 @@ pytestmark = pytest.mark.usefixtures("operator_kernels")
 
 
 def by_formula(call: Call) -> tuple[Tensor, ...]:
-    kept = launching._loaded
-    launching._loaded = lambda: (None, "of this test")  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(definitions, "serves", lambda _: False)
         return call()
-    finally:
-        launching._loaded = kept
 
 
 def assert_near(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
@@ -62,85 +61,128 @@ def test_the_cpu_computes_what_onnxruntime_does_with_the_library(
     assert told == []
 
 
-@dtypes
-def test_gpu_kernels_compute_it_too(dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels' source as CPU code behind a HIP driver, on the stream and with the workspaces of a GPU."""
+@pytest.fixture
+def hip_on_cpu_tensors(operator_kernels: None) -> Iterator[None]:
+    """CPU tensors are launched as if they were on a GPU of HIP, by a stub of its driver."""
     rocm_stub.load_driver()
+    kernels, _ = launching.loaded()
+    assert kernels is not None
+    kernels.serve_torch(cpu=Place.HIP, gpu=Place.HIP)
+    yield
+    kernels.serve_torch(cpu=Place.CPU, gpu=Place.CUDA)
+
+
+@dtypes
+def test_gpu_kernels_compute_it_too(
+    dtype: torch.dtype, told: list[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels' source as CPU code behind a HIP driver, with the workspaces of a GPU."""
+    everything = [small_group_norm(dtype), *calls(dtype).values(), *wide_attention(dtype), *typed_weights(dtype)]
+    on_cpu = [call() for call in everything]
+    request.getfixturevalue("hip_on_cpu_tensors")
     monkeypatch.setenv("SDORT_STUB_BODIES", str(native.build_folder() / "libsdort_simulated_wmma_gfx11.so"))
-    monkeypatch.setattr(launching, "_kept", {})
-    monkeypatch.setattr(launching, "_LEAST_WORKSPACE", 1)
-    for call in [small_group_norm(dtype), *calls(dtype).values(), *wide_attention(dtype)]:
-        on_cpu = call()
-        with monkeypatch.context() as patch:
-            patch.setattr(definitions, "where_of", lambda _: launching.Where(Place.HIP, 0, 64))
-            assert_near(call(), on_cpu)
+    for call, wanted in zip(everything, on_cpu, strict=True):
+        assert_near(call(), wanted)
     assert told == []
-    ((where, kept),) = launching._kept.items()
-    assert where == (0, 64)
-    assert len(kept) > 1  # it was outgrown
 
 
-class Launches:
-    """Kernels that note where they are to run, and need a workspace."""
+@pytest.fixture
+def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[dict[str, Any]]]:
+    """The launches of what is called; they do nothing."""
 
-    def __init__(self) -> None:
-        self.places: list[tuple[Any, ...]] = []
-        self.workspaces: list[tuple[int | None, int]] = []
-        self.needed = 64
+    def noted(act: Callable[[], object]) -> list[dict[str, Any]]:
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        monkeypatch.setenv("SDORT_STUB_LOG", str(log))
+        act()
+        return [line for line in rocm_stub.read_log(log) if line["call"] == "hipModuleLaunchKernel"]
 
-    def run(self, problem: Problem, half: bool, place: Place, *, device: int, stream: int, workspace: int = 0) -> int:
-        self.places.append((place, device, stream))
-        assert isinstance(problem, GroupNorm | Attention)
-        self.workspaces.append((problem.workspace, workspace))
-        return self.needed if workspace < self.needed else 0
-
-
-@pytest.mark.parametrize("problem", [GroupNorm(), Attention()], ids=lambda problem: type(problem).__name__)
-def test_every_launch_is_on_the_tensors_device_and_stream(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_kept", {})
-    launches: Any = Launches()
-    where = launching.Where(Place.HIP, 3, 64)
-    launching.launch(problem, torch.empty(1), where, launches)
-    assert launches.places == [where] * 2
-    assert list(launching._kept) == ([(3, 64)] if isinstance(problem, GroupNorm) else [])
+    return noted
 
 
-def test_a_workspace_that_is_outgrown_stays_beside_a_cleared_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_kept", {})
-    launches: Any = Launches()
-    for launches.needed in (64, 1 << 22):
-        launching.launch(GroupNorm(), torch.empty(1), launching.Where(Place.HIP, 3, 64), launches)
-    first, second = launching._kept[3, 64]
-    had, has = ((memory.data_ptr(), memory.numel()) for memory in (first, second))
-    assert launches.workspaces == [(None, 0), had, had, has]
-    assert not first.any()
-    assert not second.any()
+def workspace_of(launch: dict[str, Any]) -> int:
+    given = struct_type("group_norm", "Args").from_buffer_copy(bytes.fromhex(launch["args"]))
+    address: int = given.workspace
+    return address
+
+
+def cleared(address: int, count: int) -> bool:
+    return not any((ctypes.c_ubyte * count).from_address(address))
+
+
+@pytest.fixture
+def filled() -> Iterator[None]:
+    """New memory is never zero."""
+    tune = ctypes.CDLL(None).mallopt
+    perturb = -6  # M_PERTURB of malloc.h
+    assert tune(perturb, 0x55)
+    yield
+    tune(perturb, 0)
+
+
+def group_norm_of(images: int) -> Call:
+    """With a workspace of 1024 bytes an image and 128 more: 64 groups have 16 each."""
+    x, one = torch.zeros(images, 64, 1, 1).to(memory_format=torch.channels_last), torch.ones(64)
+    return Call("group_norm", (x, 64, one, one), lambda *_: [])
+
+
+@pytest.mark.usefixtures("hip_on_cpu_tensors", "filled")
+def test_a_workspace_that_is_outgrown_gives_way_to_a_cleared_one(launches: Any) -> None:
+    first, *_ = launches(small_group_norm(torch.float32))
+    again, *_ = launches(small_group_norm(torch.float32))
+    assert workspace_of(first) == workspace_of(again)
+    grown, *_ = launches(group_norm_of(128))
+    assert workspace_of(grown) != workspace_of(first)
+    assert cleared(workspace_of(grown), 1 << 17)
+    small, *_ = launches(small_group_norm(torch.float32))
+    assert workspace_of(small) == workspace_of(grown)
+
+
+@pytest.mark.usefixtures("hip_on_cpu_tensors", "filled")
+def test_a_captured_graph_has_a_workspace_of_its_own(launches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, *_ = launches(small_group_norm(torch.float32))
+    monkeypatch.setenv("SDORT_STUB_CAPTURING", "1")
+    captured, *_ = launches(small_group_norm(torch.float32))
+    assert workspace_of(captured) not in (0, workspace_of(kept))  # gone by now, but in a graph's own memory
+    monkeypatch.delenv("SDORT_STUB_CAPTURING")
+    after, *_ = launches(small_group_norm(torch.float32))
+    assert workspace_of(after) == workspace_of(kept)
+
+
+@pytest.mark.usefixtures("hip_on_cpu_tensors")
+def test_what_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+    monkeypatch.setenv("SDORT_STUB_FAIL", "hipModuleLaunchKernel:719")
+    with pytest.raises(ProviderError, match=r"torch\.ops\.sdort\.bias_add: launching bias_add_f32_.* failed"):
+        calls(torch.float32)["bias_add"]()
+    assert told == []
 
 
 @pytest.mark.parametrize(("hip", "place"), [("6.4", Place.HIP), (None, Place.CUDA)], ids=["hip", "cuda"])
-def test_a_gpu_tensor_is_where_torch_has_it(hip: str | None, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its device's own current stream and machine code; the device is the thread's current one meanwhile."""
-    x: Any = SimpleNamespace(is_cpu=False, is_cuda=True, device=torch.device("cuda:2"))
-    streams = {x.device: SimpleNamespace(cuda_stream=640)}
+def test_a_gpus_kernels_are_of_torchs_vendor(hip: str | None, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    where = launching.where_of(x)
-    assert where == (place, 2, 640)
-    guard = launching.current(x)
-    assert isinstance(guard, torch.cuda.device)
-    assert guard.idx == 2
     asked: list[tuple[Any, ...]] = []
     kernels: Any = SimpleNamespace(why_not=lambda *given: asked.append(given))
-    monkeypatch.setattr(launching, "_loaded", lambda: (kernels, ""))
-    assert launching.kernels_for(where) is kernels
-    assert asked == [(place, 2)]
+    monkeypatch.setattr(launching, "loaded", lambda: (kernels, ""))
+    launching.serves.cache_clear()
+    assert launching.serves(2)
+    assert launching.serves(launching.CPU)
+    launching.serves.cache_clear()
+    assert asked == [(place, 2), (Place.CPU, 0)]
 
 
 def small_group_norm(dtype: torch.dtype) -> Call:
     """With less of a workspace than the others."""
     x, one = torch.randn(1, 8, 1, 1, generator=torch.Generator().manual_seed(0)).to(dtype), torch.ones(8)
     return Call("group_norm", (x, 1, one, one, 1.0, False, None), lambda *_: [])
+
+
+def typed_weights(dtype: torch.dtype) -> list[Call]:
+    """Group normalizations, of whole vectors and not, whose weights are of the tensors' type."""
+    found = [call for width in (40, 12) for call in calls(dtype, width).values() if "group_norm" in call.operator]
+    return [
+        Call(call.operator, tuple(x.to(dtype) if isinstance(x, Tensor) else x for x in call.arguments), call.node)
+        for call in found
+    ]
 
 
 def wide_attention(dtype: torch.dtype) -> list[Call]:
@@ -185,7 +227,7 @@ def askew(x: Tensor) -> Tensor:
     [
         (every_second, r"(is not contiguous|is not channels-last|last dimension is not contiguous) \("),
         (askew, r"a tensor does not lie at a multiple of 16 bytes \(clone\(\) moves it\)$"),
-        (lambda x: x.to(torch.bfloat16), "there are kernels for float32 and float16, not for bfloat16$"),
+        (lambda x: x.to(torch.bfloat16), "there are kernels for float32 and float16 alone$"),
     ],
     ids=["strides", "address", "type"],
 )
@@ -196,7 +238,7 @@ def test_what_kernels_cannot_read_runs_as_torchs_own(
     call = changed(change, calls(torch.float32)[name])
     for _ in range(2):
         assert_near(call(), by_formula(call))
-    (message, _of_by_formula) = told
+    (message,) = told
     assert message.startswith(f"torch.ops.sdort.{name} runs as torch's own operators: ")
     assert re.search(reason, message), message
 
@@ -212,15 +254,15 @@ def test_a_contiguous_image_stays_so_and_is_told(told: list[str]) -> None:
     ]
 
 
-def test_a_channels_last_image_is_read_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hip_on_cpu_tensors")
+def test_a_channels_last_image_is_read_where_it_is(launches: Any) -> None:
     """Of three dimensions too, as diffusers' attention has it."""
-    problems: list[Any] = []
-    monkeypatch.setattr(definitions, "launch", lambda problem, *_: problems.append(problem))
     x, *rest = calls(torch.float32)["group_norm"].arguments
-    torch.ops.sdort.group_norm(x, *rest)
-    y = torch.ops.sdort.group_norm(x.flatten(2), *rest)
-    assert [problem.x for problem in problems] == [x.data_ptr()] * 2
-    assert y.stride() == x.flatten(2).stride()
+    for image in (x, x.flatten(2)):
+        (launch, *_) = launches(Call("group_norm", (image, *rest), lambda *_: []))
+        given = struct_type("group_norm", "Args").from_buffer_copy(bytes.fromhex(launch["args"]))
+        assert given.x == x.data_ptr()
+        assert torch.ops.sdort.group_norm(image, *rest).stride() == image.stride()
 
 
 def test_heads_are_read_where_they_lie(told: list[str]) -> None:
@@ -253,7 +295,7 @@ def test_without_the_library_torchs_own_run_and_that_is_told_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_kernels.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "_loaded", _loaded)
+        patch.setattr(launching, "loaded", _loaded)
         for name in ("bias_add", "layer_norm", "bias_add"):
             calls(torch.float32)[name]()
     _loaded.cache_clear()
@@ -263,19 +305,18 @@ def test_without_the_library_torchs_own_run_and_that_is_told_once(
     ]
 
 
-_loaded = launching._loaded
+_loaded = launching.loaded
 """Before the fixture."""
 
 
 def test_without_machine_code_torchs_own_run_and_that_is_told_once(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definitions, "where_of", lambda _: launching.Where(Place.CUDA, 0, 0))
+    monkeypatch.setattr(launching, "CPU", -2)  # so that these tensors are on a GPU
     for name in ("bias_add", "layer_norm"):
         call = calls(torch.float32)[name]
         assert_near(call(), by_formula(call))
-    assert told[0] == "torch.ops.sdort.* run as torch's own operators: no cuda driver can be loaded here"
-    assert len(told) == 2  # by_formula's
+    assert told == ["torch.ops.sdort.* run as torch's own operators: no cuda driver can be loaded here"]
 
 
 def floats(*shape: int) -> Tensor:
@@ -363,7 +404,7 @@ def floats(*shape: int) -> Tensor:
 def test_malformed_calls_are_refused_in_words_before_anything_runs(
     name: str, arguments: tuple[Any, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definitions, "launch", pytest.fail)
+    monkeypatch.setattr(definitions, "serves", pytest.fail)
     with pytest.raises(UsageError) as error:
         getattr(torch.ops.sdort, name)(*arguments)
     assert str(error.value) == message

@@ -26,6 +26,12 @@ Chunk chunk_of(const Problem& p, size_t task) {
     return {image, image * p.hw + first, std::min(rows, p.hw - first)};
 }
 
+// gamma or beta of a channel.
+float affine_at(const Problem& p, const void* values, int64_t channel) {
+    if (p.half_affine) return static_cast<float>(static_cast<const _Float16*>(values)[channel]);
+    return static_cast<const float*>(values)[channel];
+}
+
 // What is added to each channel of an image's rows. `scratch` and `shift` have room for a row.
 template <class T>
 SDORT_FLATTEN void shifts(const Problem& p, int64_t image, float* scratch, float* shift) {
@@ -149,8 +155,8 @@ SDORT_FLATTEN void planes(const Problem& p, size_t task) {
     });
     const float inverse = static_cast<float>(1 / std::sqrt(square / count + p.epsilon));
     for (int64_t c = 0; c < size; ++c) {
-        const float scale = inverse * static_cast<const float*>(p.gamma)[first_channel + c];
-        const float beta = static_cast<const float*>(p.beta)[first_channel + c] - low * scale;
+        const float scale = inverse * affine_at(p, p.gamma, first_channel + c);
+        const float beta = affine_at(p, p.beta, first_channel + c) - low * scale;
         blocks(x + c * p.hw, p.hw, [&](float* values, int64_t n, int64_t first) {
             for (int64_t i = 0; i < n; ++i) values[i] = (values[i] - high) * scale + beta;
             if (p.silu)
@@ -183,10 +189,10 @@ void group_norm_merge(const Problem& p, size_t image, const float* partials, flo
         each(group, [&](double n, double part, double m2) { square += m2 + n * (part - mean) * (part - mean); });
         const double inverse = 1 / std::sqrt(square / count + p.epsilon);
         for (int64_t c = group * size; c < (group + 1) * size; ++c) {
-            const double scale = inverse * static_cast<const float*>(p.gamma)[c];
+            const double scale = inverse * affine_at(p, p.gamma, c);
             to[c] = static_cast<float>(mean);
             to[p.channels + c] = static_cast<float>(scale);
-            to[2 * p.channels + c] = static_cast<float>(static_cast<const float*>(p.beta)[c] - (mean - to[c]) * scale);
+            to[2 * p.channels + c] = static_cast<float>(affine_at(p, p.beta, c) - (mean - to[c]) * scale);
         }
     }
 }

@@ -90,7 +90,8 @@ SDORT_INLINE void apply(const Args& args, const Part& part, const Moments& all) 
         const int row = static_cast<int>(i / args.group_channels);
         const int channel = part.group * args.group_channels + static_cast<int>(i - static_cast<int64_t>(row) * args.group_channels);
         const float value = widen(summed(args, embedding, part.row + row, channel));
-        const float y = fmaf(value - mean - low, scale * args.gamma[channel], args.beta[channel]);
+        const float gamma = affine_at(args, args.gamma, channel), beta = affine_at(args, args.beta, channel);
+        const float y = fmaf(value - mean - low, scale * gamma, beta);
         static_cast<T*>(args.y)[(part.row + row) * args.channels + channel] = Narrow<T>::from(args.silu ? silu(y) : y);
     }
 }

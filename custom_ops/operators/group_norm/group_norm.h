@@ -1,7 +1,7 @@
 // GroupNorm: S = X + skip + bias + embedding, Y = act((S - mean) / sqrt(variance + epsilon) * gamma + beta).
 //
 // Shapes      X (N, H*W, C), or X and X2 side by side, C = C1 + C2, as if concatenated; Y, S, skip as (N, H*W, C); bias (C);
-//             embedding (N, C); gamma, beta (C) in fp32. mean and variance over a group's H*W x C / groups elements. fp16
+//             embedding (N, C); gamma, beta (C) in fp32, or in fp16. mean and variance over a group's H*W x C / groups elements. fp16
 //             or fp32; computed in fp32. S is rounded to the tensors' type before it is normalized, as the graph does that
 //             has it as a tensor. act is SiLU or nothing.
 //
@@ -48,13 +48,14 @@ struct Args {
     const void* skip;       // (N, H*W, channels), or null
     const void* bias;       // (channels), or null
     const void* embedding;  // (N, channels), or null
-    const float* gamma;
-    const float* beta;
+    const void* gamma;      // (channels)
+    const void* beta;       // (channels)
     void* y;
     void* sum;            // S, or null
     uint64_t* workspace;  // a counter of launches, then from kParts on the parts of the statistics; unused if splits == 1
     float epsilon;
     int32_t silu;
+    int32_t half_affine;  // whether gamma and beta are fp16, not fp32
     int32_t hw;
     int32_t channels;
     int32_t x_channels;

@@ -23,6 +23,11 @@ struct Lane {
     uint32_t source_step;
 };
 
+// gamma or beta of a channel.
+SDORT_INLINE float affine_at(const Args& args, const void* values, int channel) {
+    return args.half_affine ? widen(static_cast<const half*>(values)[channel]) : static_cast<const float*>(values)[channel];
+}
+
 SDORT_INLINE int slab_of(const Args& args) { return args.splits == 1 ? block_index() : block_index_y(); }
 SDORT_INLINE int split_of(const Args& args) { return args.splits == 1 ? 0 : block_index(); }
 

@@ -21,6 +21,7 @@ struct Problem {
     void* workspace;  // workspace_bytes() of memory that was zero before its first launch
     float epsilon;
     int32_t silu;
+    int32_t half_affine;  // whether gamma and beta are fp16, not fp32
     int64_t images;
     int64_t hw;
     int64_t channels;
@@ -36,8 +37,9 @@ inline Args arguments(const Problem& p) {
     args.skip = p.skip;
     args.bias = p.bias;
     args.embedding = p.embedding;
-    args.gamma = static_cast<const float*>(p.gamma);
-    args.beta = static_cast<const float*>(p.beta);
+    args.gamma = p.gamma;
+    args.beta = p.beta;
+    args.half_affine = p.half_affine;
     args.y = p.y;
     args.sum = p.sum;
     args.workspace = static_cast<uint64_t*>(p.workspace);

@@ -128,8 +128,8 @@ struct Weights {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             const int c = thread_index() + i * Threads;
-            gamma[i] = c < channels ? args.gamma[tile * channels + c] : 0.0f;
-            beta[i] = c < channels ? args.beta[tile * channels + c] : 0.0f;
+            gamma[i] = c < channels ? affine_at(args, args.gamma, tile * channels + c) : 0.0f;
+            beta[i] = c < channels ? affine_at(args, args.beta, tile * channels + c) : 0.0f;
         }
     }
     SDORT_INLINE void put(float* memory) const {

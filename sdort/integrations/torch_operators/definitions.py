@@ -7,15 +7,17 @@ Results lie in memory as x does, attention's as (N, S, h, e).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sdort.integrations.torch_operators import argument_checks, formulas, problems
-from sdort.integrations.torch_operators.launching import current, kernels_for, launch, tell, where_of
-from sdort.integrations.torch_operators.problems import Kept, UnservedError
+from sdort.errors import ProviderError
+from sdort.integrations.torch_operators import argument_checks, formulas
+from sdort.integrations.torch_operators.launching import reason, serves, tell
 
 _library = torch.library.Library("sdort", "DEF")
 
@@ -147,12 +149,72 @@ def _laid_out(computed: Tensor, wanted: Tensor) -> Tensor:
     return torch.empty_like(wanted, device=computed.device).copy_(computed)
 
 
+class _Shortcut:
+    """``register_autograd`` registers through this: an operator's kernel is called at once where no gradient is wanted.
+
+    The way through torch's autograd and its dispatcher takes the host as long as all the rest of the call.
+    """
+
+    def __init__(self, by_kernel: Callable[..., Result]) -> None:
+        self.by_kernel = by_kernel
+
+    def impl(self, name: str, autograd: Callable[..., Result], key: str, *, with_keyset: bool) -> None:
+        """As ``torch.library.Library.impl``."""
+        by_kernel, grad_enabled = self.by_kernel, torch.is_grad_enabled
+
+        def kernel_or_autograd(keys: Any, *given: Any) -> Result:
+            if not grad_enabled() and _are_plain(keys.raw_repr()):
+                return by_kernel(*given)
+            return autograd(keys, *given)
+
+        _library.impl(name, kernel_or_autograd, key, with_keyset=with_keyset)
+
+
+@cache
+def _are_plain(keys: int) -> bool:
+    """Whether nothing is between autograd and the kernels: no fake tensor, no mode, no subclass, no lazy negation."""
+    below = torch._C.DispatchKeySet.from_raw_repr(keys) & torch._C._after_ADInplaceOrView_keyset
+    return below.highestPriorityTypeId() in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+_QUEUED, _UNSERVED, _COPY_NEEDED = 0, 1, 2
+"""What a launch returns; anything else is an error (``custom_ops/torch/operators.cpp``)."""
+
+
+def _as_vectors(name: str, names: Sequence[str], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with copies of weights and biases, in the kernels' types and layout."""
+    in_float32 = ("weight", "bias") if name.endswith("group_norm") else ()
+
+    def copied(argument: str, x: Any) -> Any:
+        if x is None or argument not in _VECTORS:
+            return x
+        dtype = torch.float32 if argument in in_float32 else given[0].dtype
+        return x.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+    return tuple(copied(argument, x) for argument, x in zip(names, given, strict=True))
+
+
+_VECTORS = ("weight", "bias", "shift")
+
+
+def _define_launch(schema: str) -> Callable[..., int]:
+    """``torch.ops.sdort.NAME.launch``: all arguments and the empty results to one of the numbers above. The library
+    implements it, once it is loaded; nobody else is to call it, as it checks no shapes.
+    """
+    name, arguments, results = re.fullmatch(r"(\w+)\((.*)\) -> (.*)", schema).groups()  # type: ignore[union-attr]
+    outputs = ", ".join(f"Tensor({letter}!) {letter}" for letter in "yz"[: results.count("Tensor")])
+    _library.define(f"{name}.launch({re.sub('=[^,]*', '', arguments)}, {outputs}) -> int")
+    _library.impl(f"{name}.launch", torch.library.fallthrough_kernel, "Autograd")
+    return getattr(torch.ops.sdort, name).launch  # type: ignore[no-any-return]
+
+
 def _define(schema: str) -> None:
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     arguments = getattr(torch.ops.sdort, name).default._schema.arguments
-    defaults = tuple(argument.default_value for argument in arguments)
-    check, formula, problem = (getattr(module, name) for module in (argument_checks, formulas, problems))
+    names, defaults = zip(*((argument.name, argument.default_value) for argument in arguments), strict=True)
+    check, formula = (getattr(module, name) for module in (argument_checks, formulas))
+    launch = _define_launch(schema)
     outputs, saved = _OUTPUTS[name], _SAVED[name]
 
     def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:  # torch leaves out what is as the schema has it
@@ -168,23 +230,19 @@ def _define(schema: str) -> None:
 
     def by_kernel(*given: Any) -> Result:
         given = completed(given)
-        with current(given[0]):
-            return on_device(given)
-
-    def on_device(given: tuple[Any, ...]) -> Result:
-        where = where_of(given[0])
-        kernels = kernels_for(where)
-        if kernels is None:
+        if not serves(given[0].get_device()):
             return by_formula(*given)
-        kept: Kept = []
         out = outputs(None, *given)
-        try:
-            made = problem(out, kept, *given)
-        except UnservedError as reason:
-            tell(f"torch.ops.sdort.{name} runs as torch's own operators: {reason}")
-            return by_formula(*given)
-        launch(made, given[0], where, kernels)
-        return out
+        results = _tensors(out)
+        done = launch(*given, *results)
+        if done == _COPY_NEEDED:
+            done = launch(*_as_vectors(name, names, given), *results)
+        if done == _QUEUED:
+            return out
+        if done != _UNSERVED:
+            raise ProviderError(f"torch.ops.sdort.{name}: {reason()}")
+        tell(f"torch.ops.sdort.{name} runs as torch's own operators: {reason()}")
+        return by_formula(*given)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Result) -> None:
         tensors, ctx.rest = saved(inputs, output)
@@ -193,7 +251,9 @@ def _define(schema: str) -> None:
     for key, function in (("CPU", by_kernel), ("CUDA", by_kernel), ("CompositeExplicitAutograd", by_formula)):
         _library.impl(name, function, key)
     torch.library.register_fake(f"sdort::{name}", lambda *given: outputs(None, *completed(given)), lib=_library)
-    torch.library.register_autograd(f"sdort::{name}", _BACKWARD[name], setup_context=setup_context, lib=_library)
+    torch.library.register_autograd(
+        f"sdort::{name}", _BACKWARD[name], setup_context=setup_context, lib=_Shortcut(by_kernel)
+    )
 
 
 for _schema in SCHEMAS:

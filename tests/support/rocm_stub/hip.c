@@ -7,6 +7,7 @@
 //   SDORT_STUB_BODIES  shared library with the kernels' bodies
 //   SDORT_STUB_FAIL    NAME:CODE, the HIP function that fails with that code: hipModuleLaunchKernel:1; NAME:CODE:N, from
 //                      its Nth call on. Read at every call, so that a process may set it while it runs
+//   SDORT_STUB_CAPTURING  1: every stream is captured
 //   SDORT_STUB_MEMORY  the device's memory in MiB (15360); what does not fit fails
 //
 // Whatever else the provider's library wants is a function that returns 0 (made by __init__.py).
@@ -160,6 +161,11 @@ static hipError_t log_graph(const char* call) {
         fprintf(log, "{\"call\": \"%s\"}\n", call);
         fclose(log);
     }
+    return 0;
+}
+hipError_t hipStreamIsCapturing(void* stream, int* status) {
+    (void)stream;
+    *status = atoi(setting("SDORT_STUB_CAPTURING", "0"));
     return 0;
 }
 hipError_t hipStreamEndCapture(void* stream, void** graph) { (void)stream; *graph = something; return log_graph("record"); }
