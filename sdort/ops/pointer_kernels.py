@@ -74,8 +74,8 @@ class GroupNorm(Problem):
     """y = act((sum - mean) / sqrt(variance + epsilon) * gamma + beta) of sum = x + skip + bias + embedding.
 
     x, skip, y, sum of images x hw x channels, bias of channels, embedding of images x channels; gamma and beta in
-    float32, or in float16 (``half_affine``). All but x, gamma, beta and y may be null. The workspace was zero before its
-    first launch, and launches on it do not overlap.
+    float32, or in float16 (``half_affine``). All but x, gamma, beta and y may be null. The workspace was zero before
+    its first launch, and launches on it do not overlap.
     """
 
     kernel = b"group_norm"
