@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sdort.model.signature import Array
 from sdort.model.weights import Combined, Reshaped, Transposed, as_weight
 from sdort.rewrite.match import Match, Refusal, decline
 
@@ -61,11 +62,17 @@ EXAMPLE = {
 
 _ALWAYS = ("asymmetric", "floor")
 """Settings of Resize that take pixel k // 2 for pixel k, at a size of 2H and of 2H - 1."""
-_TWICE_AS_LARGE = {_ALWAYS, ("asymmetric", "round_prefer_floor"), ("half_pixel", "round_prefer_floor")}
+TWICE_AS_LARGE = {_ALWAYS, ("asymmetric", "round_prefer_floor"), ("half_pixel", "round_prefer_floor")}
 """And those that do at 2H."""
 
 TAPS = ((1, 0, 0), (0, 1, 1), (1, 1, 0), (0, 0, 1))
 """Of a row of three taps those that fall on the same pixel of the small image: even places' two, then odd places'."""
+
+
+def phase_taps() -> Array:
+    """The 3x3 taps of each 2x2 one: float64 [2, 2, 2, 2, 9], by phase of the row and column, then by tap of these."""
+    taps = np.array(TAPS, np.float64)
+    return np.kron(taps, taps).reshape(2, 2, 2, 2, 9).swapaxes(1, 2)
 
 
 def concerns(editor: Any, anchor: Any) -> bool:
@@ -80,7 +87,7 @@ def check(m: Match) -> Refusal | None:
             return decline("its image is not made twice as large", (small, large))
     settings = m.attrs["coordinates"], m.attrs["rounding"]
     twice = all(large == 2 * small for small, large in sides)
-    if settings not in (_TWICE_AS_LARGE if twice else {_ALWAYS}):
+    if settings not in (TWICE_AS_LARGE if twice else {_ALWAYS}):
         return decline("its nearest neighbours are others than of pixel k pixel k // 2", settings)
     return None
 
@@ -88,8 +95,7 @@ def check(m: Match) -> Refusal | None:
 def derive(m: Match) -> dict[str, Any]:
     weight = as_weight(m["weight"]._values)
     count, _, _, channels = weight.shape
-    taps = np.kron(np.array(TAPS), np.array(TAPS)).reshape(2, 2, 2, 2, 9).swapaxes(1, 2).reshape(16, 9)
-    sums = Combined(Reshaped(weight, [count, 9, channels]), 1, taps.tolist())
+    sums = Combined(Reshaped(weight, [count, 9, channels]), 1, phase_taps().reshape(16, 9).tolist())
     phases = Transposed(Reshaped(sums, [count, 4, 4 * channels]), [1, 0, 2])
     filters = m.editor.constant(Reshaped(phases, [4 * count, 2, 2, channels]), m["weight"].name)
     offset = m["bias"] if "bias" in m.tensors else m.editor.constant(np.zeros(count, weight.dtype), "no_bias")

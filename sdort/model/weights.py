@@ -187,7 +187,7 @@ class Scaled(_Unary):
 class Combined(_Unary):
     """Linear combinations of an operand's slices along ``axis``: ``result[r] = sum(matrix[r][c] * operand[c])``.
 
-    Summed in float32, or the operand's own wider dtype, in the order of ``c``, and rounded once to the operand's dtype.
+    Summed in float64, in the order of ``c``, and rounded once to the operand's dtype.
     """
 
     def __init__(self, operand: Weight, axis: int, matrix: Sequence[Sequence[float]]) -> None:
@@ -211,13 +211,12 @@ class Combined(_Unary):
         return (self._combined(slab.reshape(-1, *inner)).reshape(-1) for slab in slabs)
 
     def _combined(self, values: Array) -> Array:
-        wide = np.dtype(np.float32) if self.dtype.itemsize <= 2 else self.dtype
-        slices = np.moveaxis(convert(values, wide), self.axis, 0)
-        out = np.zeros((len(self.matrix), *slices.shape[1:]), wide)
+        slices = np.moveaxis(convert(values, np.float64), self.axis, 0)
+        out = np.zeros((len(self.matrix), *slices.shape[1:]))
         for total, factors in zip(out, self.matrix, strict=True):
             for factor, values_of_slice in zip(factors, slices, strict=True):
                 if factor:
-                    total += values_of_slice if factor == 1 else values_of_slice * np.array(factor, wide)
+                    total += values_of_slice if factor == 1 else values_of_slice * factor
         return convert(np.ascontiguousarray(np.moveaxis(out, 0, self.axis)), self.dtype)
 
 

@@ -146,6 +146,8 @@ def _operators(pattern: Pattern) -> list[str]:
 
 def _state(fusion: Fusion, target: Target) -> str:
     """``on`` or ``off`` for a target, and the condition or the reason."""
+    if not fusion.is_for(target.name):
+        return f"{OFF}: only for {' and '.join(fusion.providers)}, where it was measured to be faster"
     if fusion.stage in ("restore", "raise"):
         return ON
     if fusion.stage == "lower" and (state := _lowering_state(fusion, target)).startswith(OFF):

@@ -21,7 +21,7 @@ from sdort.precision.ranges import MOVES
 from sdort.rewrite.editor import Editor, producer
 
 PASSED = MOVES | {"Cast"}
-ENLARGING = ("Resize", "ConvTranspose", "InterleavePhases")
+ENLARGING = ("Resize", "ConvTranspose", "DepthToSpace", "InterleavePhases")
 DEPTH_OPERATORS = frozenset(
     {"Conv", "MatMul", "Gemm", "Softmax", "Attention", "LayerNormalization", "InstanceNormalization"}
 )  # fmt: skip

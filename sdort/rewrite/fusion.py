@@ -35,7 +35,8 @@ class Fusion:
     variant), ``ANCHOR`` (the operator in Before that makes a place a candidate) and ``EXAMPLE`` (sizes for the numeric
     test). It may define ``check(match)`` (returns a refusal or None), ``derive(match)`` (returns the tensors and
     attributes that After names and Before does not have), ``MUST_FUSE`` (no anchor may remain), ``concerns(editor,
-    anchor)`` (whether an anchor that remains is one at all) and ``RUN_AFTER`` (names of fusions of the same stage).
+    anchor)`` (whether an anchor that remains is one at all), ``RUN_AFTER`` (names of fusions of the same stage) and
+    ``PROVIDERS`` (the only ones that it is for, as it was measured to be faster there; without, its operators decide).
     """
 
     module: ModuleType
@@ -67,6 +68,14 @@ class Fusion:
     @property
     def run_after(self) -> tuple[str, ...]:
         return tuple(getattr(self.module, "RUN_AFTER", ()))
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The providers that it is for; empty where their operators alone decide."""
+        return tuple(getattr(self.module, "PROVIDERS", ()))
+
+    def is_for(self, provider: str) -> bool:
+        return not self.providers or provider in self.providers
 
     @property
     def through_casts(self) -> bool:

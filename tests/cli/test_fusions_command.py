@@ -35,6 +35,7 @@ def test_all_are_listed_and_described() -> None:
         ("group_norm_silu", {"rocm", "cuda"}),  # channels-last
         ("concat_group_norm", {"rocm", "cuda"}),
         ("gelu", {"rocm", "cuda", "cpu"}),  # MIGraphX finds Gelu itself
+        ("upsampling_phases", {"cpu"}),  # standard operators that all have, measured there alone
     ],
 )
 def test_the_providers_of_a_fusion(name: str, on: set[str]) -> None:
@@ -72,6 +73,12 @@ def test_a_condition_of_a_kernel_is_named() -> None:
         "cuda": "on: where the library is built or --sdort-ops asks for them",
         "cpu": "off: cpu has no kernel for sdort.MultiHeadAttention",
     }
+
+
+def test_providers_that_a_fusion_is_not_for_are_told_why() -> None:
+    (fusion,) = sdort.list_fusions(["upsampling_phases"]).fusions
+    off = "off: only for cpu, where it was measured to be faster"
+    assert fusion.providers == {"rocm": off, "migraphx": off, "cuda": off, "cpu": "on"}
 
 
 def test_names_that_are_none() -> None:

@@ -124,6 +124,16 @@ REFUSED: list[tuple[str, int, Change, str]] = [
     ("pooled_token", 1, constant("start", [0, 4]), "the rows do not begin at 0, S, 2 S"),
     ("pooled_token", 1, constant("start", [5, 0]), "the rows do not begin at 0, S, 2 S"),
     *(
+        ("upsampling_phases", 2, constant("sizes", sizes), "its image is not always made twice as large")
+        for sizes in ([2, 4, 5, 10], [2, 4, 6, 9], [2, 4, 9, 10])
+    ),
+    (
+        "upsampling_phases",
+        0,
+        attribute("nearest_mode", "ceil"),
+        "its nearest neighbours are others than of pixel k pixel k // 2",
+    ),
+    *(
         ("upsampling_convolution", 2, constant("sizes", sizes), "its image is not made twice as large")
         for sizes in ([2, 7, 10, 4], [2, 4, 10, 4], [2, 6, 11, 4])
     ),

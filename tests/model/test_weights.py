@@ -86,10 +86,14 @@ def test_pieces_are_the_values_in_order(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(np.concatenate(pieces), expected.reshape(-1))
 
 
-def test_sums_of_halves_are_rounded_once() -> None:
+def test_sums_are_rounded_once() -> None:
     """Not 2048 + 1 to 2048, and then 2049 again; rounding is not pushed below the sum either."""
     taps = np.array([[2048.0, 1.0, 1.0, 2.0]], np.float16)
     assert Combined(Inline(taps), 1, [[1, 1, 1, 1]]).load().tolist() == [[2052.0]]
+    singles = np.array([[2.0**24, 1.0, 1.0, 2.0]], np.float32)
+    assert Combined(Inline(singles), 1, [[1, 1, 1, 1]]).load().tolist() == [[2.0**24 + 4]]
+    close = np.array([[1 + 2**-23, 1.0]], np.float32)
+    assert Combined(Inline(close), 1, [[3, -3]]).load().tolist() == [[3 * 2.0**-23]]
     fine = Inline(np.array([[1.0, 2.0**-12, 2.0**-12]], np.float32))
     assert cast(Combined(fine, 1, [[1, 1, 1]]), np.float16).load().tolist() == [[np.float16(1 + 2**-11)]]
     assert cast(Combined(fine, 1, [[1, 1, 0]]), np.float16).load().tolist() == [[1.0]]

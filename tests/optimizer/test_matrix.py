@@ -12,12 +12,13 @@ import pytest
 from support import exports, models
 from support.exports import Case
 from support.hardware import provider_of
-from support.optimized_models import Exported, check_structure, optimized, samples_of
+from support.optimized_models import Exported, check_structure, described, optimized, samples_of
 from support.parity import compare
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
+from sdort.optimizer.architecture import architecture
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
@@ -89,6 +90,30 @@ def test_other_providers(exported: Exported, tmp_path: Path, family: str, target
     model, report = optimized(exported, case, target, fp16)
     check_structure(case, target, model, report)
     check_parity(exported, case, target, model, tmp_path)
+
+
+@pytest.mark.parametrize("disable", [(), ("upsampling_phases",)], ids=["phases", "disabled"])
+@pytest.mark.parametrize(
+    ("family", "dynamic"),
+    [("vae_decoder", True), ("sd1", True), *((family, False) for family in ("vae_decoder", "sd1", "sd2", "sdxl"))],
+)
+def test_upsamplers_on_the_cpu(
+    exported: Exported, tmp_path: Path, family: str, dynamic: bool, disable: tuple[str, ...]
+) -> None:
+    """Four convolutions each, where the image is always made twice as large: a UNet's goes to odd sizes too."""
+    case = Case(family, "ts17", dynamic)
+    component, config = described(family)
+    model = load_model(exported(case), component)
+    report = optimize_model(model, OptimizeOptions(load_target("cpu"), disable=disable))
+    upsamplers = len(config["block_out_channels"]) - 1
+    phases = 0 if disable or (family != "vae_decoder" and dynamic) else upsamplers
+    counts = {name: report.operators.get(name, 0) for name in ("Conv", "DepthToSpace", "Resize")}
+    assert counts == {
+        "Conv": architecture(config, component)["conv"] + 3 * phases,
+        "DepthToSpace": phases,
+        "Resize": upsamplers - phases,
+    }
+    check_parity(exported, case, "cpu", model, tmp_path)
 
 
 def image_operators(exported: Exported, case: Case) -> dict[str, int]:
