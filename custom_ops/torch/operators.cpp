@@ -90,22 +90,24 @@ void with_workspace(const Tensor& x, void*& workspace, bool cleared, const Queue
     queue(needed);
 }
 
-// The workspace of a stream was cleared once, and launches on a stream do not overlap.
-void with_kept_workspace(const Tensor& x, void* stream, void*& workspace, const Queue& queue) {
+// The workspace of a stream was cleared once, and launches on a stream do not overlap. It is no tensor of torch's: one that is
+// made while torch.compile tries a graph out would be in the graph's pool, which must not outlive it.
+void with_kept_workspace(int32_t device, Gpu& gpu, void* stream, void*& workspace, const Queue& queue) {
     constexpr size_t kLeast = 1 << 16;  // bytes: statistics take ten to some hundred thousand, and grow seldom
+    struct Kept {
+        void* memory = nullptr;
+        size_t bytes = 0;
+    };
     static std::mutex mutex;
-    // Those that were outgrown stay: kernels that are queued may use them. Never freed, as torch may be gone before.
-    static auto& kept = *new std::map<std::pair<int32_t, void*>, std::vector<Tensor>>;
+    static std::map<std::pair<int32_t, void*>, Kept> all;  // what was outgrown stays: kernels that are queued may use it
     const std::lock_guard lock(mutex);
-    std::vector<Tensor>& mine = kept[{x.device(), stream}];
-    size_t room = mine.empty() ? 0 : static_cast<size_t>(mine.back().numel());
-    workspace = room ? mine.back().data() : nullptr;
-    if (const size_t needed = queue(room)) {
-        room = std::max({needed, 2 * room, kLeast});
-        mine.push_back(bytes_beside(x, room));
-        mine.back().clear();
-        workspace = mine.back().data();
-        queue(room);
+    Kept& kept = all[{device, stream}];
+    workspace = kept.memory;
+    if (const size_t needed = queue(kept.bytes)) {
+        const size_t bytes = std::max({needed, 2 * kept.bytes, kLeast});
+        kept = {gpu.zeroed(bytes), bytes};
+        workspace = kept.memory;
+        queue(bytes);
     }
 }
 
@@ -132,7 +134,7 @@ void launch(const char* kernel, Problem& p, const Tensor& x) {
     if constexpr (requires { p.sum, p.workspace; }) {
         // A captured graph has its own workspace, in its own memory, and clears it whenever it is replayed.
         if (gpu.is_capturing(stream)) return with_workspace(x, p.workspace, true, queue);
-        with_kept_workspace(x, stream, p.workspace, queue);
+        with_kept_workspace(x.device(), gpu, stream, p.workspace, queue);
     } else if constexpr (requires { p.workspace; }) {
         with_workspace(x, p.workspace, false, queue);
     } else {

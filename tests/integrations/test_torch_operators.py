@@ -138,6 +138,14 @@ def test_a_workspace_that_is_outgrown_gives_way_to_a_cleared_one(launches: Any) 
     assert workspace_of(small) == workspace_of(grown)
 
 
+@pytest.mark.usefixtures("hip_on_cpu_tensors")
+def test_a_kept_workspace_is_in_no_pool_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what is kept from the run that torch.compile records a graph in would be; the driver is asked instead."""
+    monkeypatch.setenv("SDORT_STUB_FAIL", "hipMalloc:2")
+    with pytest.raises(ProviderError, match=r"allocating \d+ bytes failed: hipErrorOutOfMemory"):
+        group_norm_of(512)()
+
+
 @pytest.mark.usefixtures("hip_on_cpu_tensors", "filled")
 def test_a_captured_graph_has_a_workspace_of_its_own(launches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, *_ = launches(small_group_norm(torch.float32))
