@@ -487,6 +487,21 @@ def test_a_lora_that_cannot_be_says_what_to_do(family: Any, adapters: list[Path]
         pipeline.fuse_lora(components=["unet"])
 
 
+def test_files_of_adapters_go_when_they_are_refused_or_unloaded(family: Any, adapters: list[Path]) -> None:
+    pipeline = load_pipeline(family("sd1").folder, provider="cpu", adapters=True)
+    pipeline.load_lora_weights(str(adapters[0]), adapter_name="a")
+    folder = pipeline.unet.adapters.files["a"].parent.parent
+    wrong = {key: value[:, :-1].contiguous() for key, value in load_file(adapters[1]).items() if value.ndim == 2}
+    with pytest.raises(BadModelError):
+        pipeline.load_lora_weights(wrong, adapter_name="b")
+    assert len(list(folder.iterdir())) == 1
+    assert pipeline.get_list_adapters() == {"unet": ["a"]}
+    pipeline.load_lora_weights(str(adapters[1]), adapter_name="a", hotswap=True)
+    assert len(list(folder.iterdir())) == 1
+    pipeline.unload_lora_weights()
+    assert list(folder.iterdir()) == []
+
+
 # --- on first use ---
 
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from support import tiny_pipeline
 from support.tiny_pipeline import Tiny
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from sdort.errors import BadModelError, UsageError
-from sdort.integrations.torch import GraphUNet, load_controlnet, load_unet
+from sdort.integrations.torch import GraphUNet, load_controlnet, load_unet, load_vae
 
 TOLERANCE = 1e-4
 """fp32 on both sides, outputs of about 1: 3e-6 is seen, and a wrong tensor gives 0.01 and more."""
@@ -219,6 +221,87 @@ def test_a_component_that_is_not_there_is_named(tiny: Tiny) -> None:
 def test_a_gradient_is_refused(unet: GraphUNet) -> None:
     with torch.enable_grad(), pytest.raises(UsageError, match="'sample' wants a gradient"):
         unet(latents().requires_grad_(), 1, prompts())
+
+
+def dual(run: Callable[[torch.Tensor], torch.Tensor], sample: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        return run(torch.autograd.forward_ad.make_dual(sample, sample))
+
+
+def fake(run: Callable[[torch.Tensor], torch.Tensor], sample: torch.Tensor) -> torch.Tensor:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return run(mode.from_tensor(sample))
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        pytest.param(lambda run, sample: make_fx(run)(sample), "cannot record", id="make_fx"),
+        pytest.param(fake, "cannot record", id="fake tensors"),
+        pytest.param(
+            lambda run, sample: FakeTensorMode().from_tensor(sample),
+            "'sample' is a tensor without memory",
+            id="one fake tensor",
+            marks=pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning"),
+        ),
+        pytest.param(lambda run, sample: torch.func.functionalize(run)(sample), "without memory", id="functionalize"),
+        pytest.param(lambda run, sample: torch.func.vmap(run)(sample[None]), "without memory", id="vmap"),
+        pytest.param(lambda run, sample: torch.func.jvp(run, (sample,), (sample,)), "without memory", id="jvp"),
+        pytest.param(dual, "'sample' wants a gradient", id="forward gradient"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at its first transform
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_looks_into_a_module_is_refused_and_leaves_nothing(
+    transform: Callable[..., Any], message: str, warm: bool, tiny: Tiny
+) -> None:
+    """ONNX Runtime reads where tensors say that they are, and kept inputs outlive the call."""
+    unet, context = load_unet(tiny.onnx, provider="cpu"), prompts()
+
+    def run(sample: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = unet(sample, 5, context).sample
+        return made
+
+    if warm:
+        run(latents())
+    with pytest.raises(UsageError, match=f"{message}(.|\n)*Export or transform the torch model|wants a gradient"):
+        made = transform(run, latents())
+        run(made)
+    assert_same(unet, tiny.pipeline.unet, latents(), 5, prompts())
+
+
+def test_torch_export_is_refused(tiny: Tiny) -> None:
+    unet = load_unet(tiny.onnx, provider="cpu")
+    arguments = latents(), torch.tensor(5), prompts()
+    with pytest.raises(UsageError, match=r"torch\.export and torch\.fx cannot record"):
+        torch.export.export(unet, arguments, strict=False)
+    assert_same(unet, tiny.pipeline.unet, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda unet: unet.enable_xformers_memory_efficient_attention(), "xFormers' attention"),
+        (lambda unet: unet.enable_npu_flash_attention(), "flash attention for NPUs"),
+        (lambda unet: unet.enable_xla_flash_attention(), "flash attention for XLA"),
+        (lambda unet: unet.set_attn_processor(None), "set_attn_processor"),
+        (lambda unet: unet.fuse_qkv_projections(), "fuse_qkv_projections"),
+        (lambda unet: unet.set_attention_backend("native"), "set_attention_backend"),
+        (lambda unet: unet.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn), "enable_layerwise_casting"),
+        (lambda unet: unet.enable_group_offload(onload_device=torch.device("cpu")), "enable_group_offload"),
+        (lambda unet: unet.enable_parallelism(config=None), "enable_parallelism"),
+        (lambda unet: unet.enable_gradient_checkpointing(), "enable_gradient_checkpointing"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_unet, load_vae])
+def test_what_would_do_nothing_is_not_passed_over(
+    call: Callable[[Any], None], message: str, load: Callable[..., Any], tiny: Tiny
+) -> None:
+    module = load(tiny.onnx, provider="cpu")
+    with pytest.raises(UsageError, match=f"runs as an ONNX graph, on which {message} has no effect"):
+        call(module)
+    module.disable_xformers_memory_efficient_attention()
+    module.disable_npu_flash_attention()
 
 
 def test_a_static_graph_says_which_sizes_it_has(tiny: Tiny, tmp_path: Path) -> None:

@@ -33,6 +33,22 @@ class StandIn(type):
         return hash(cls.stands_for)
 
 
+def _refused(name: str) -> Callable[..., None]:
+    """A method of diffusers' models that finds nothing to work on in a graph, and would pass that over in silence."""
+
+    def method(self: GraphModule, wanted: object = True, *_args: object, **_kwargs: object) -> None:
+        if wanted is not False:  # as the methods that undo it say
+            raise UsageError(
+                f"{self._what} runs as an ONNX graph, on which {name} has no effect",
+                hint="Leave the call out: how a graph computes, and in which precision, was decided when it was "
+                "optimized, and where, when it was loaded.",
+            )
+
+    method.__name__ = name
+    method.__doc__ = "Refused.\n\nRaises:\n    UsageError: always, but to undo it."
+    return method
+
+
 class GraphModule:
     """Mixin of a ``torch.nn.Module`` whose computation is that of ONNX graphs.
 
@@ -41,6 +57,17 @@ class GraphModule:
     """
 
     sessions: dict[str, TensorSession]
+
+    enable_gradient_checkpointing = _refused("enable_gradient_checkpointing")
+    enable_group_offload = _refused("enable_group_offload")
+    enable_layerwise_casting = _refused("enable_layerwise_casting")
+    enable_parallelism = _refused("enable_parallelism")
+    fuse_qkv_projections = _refused("fuse_qkv_projections")
+    set_attention_backend = _refused("set_attention_backend")
+    set_attn_processor = _refused("set_attn_processor")
+    set_use_memory_efficient_attention_xformers = _refused("xFormers' attention")
+    set_use_npu_flash_attention = _refused("flash attention for NPUs")
+    set_use_xla_flash_attention = _refused("flash attention for XLA")
 
     def attach(self, sessions: Mapping[str, TensorSession], reload: Reload) -> None:
         """Take over sessions, after the constructor of the module's class.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from sdort.errors import UsageError
 from sdort.integrations.torch.kept_prompts import KeptPrompts, MadeOfPrompt
@@ -95,7 +96,7 @@ class TensorSession:
         Raises:
             UsageError: an input is no dense tensor of real numbers; its sizes are not the graph's, or do not go with
                 those of the other inputs; the timesteps are neither one nor as many as the samples, or several where
-                the graph takes one; a gradient is asked for.
+                the graph takes one; a gradient is asked for; torch.export, torch.fx or torch.func is at work.
             BadModelError: an input is missing.
             ProviderError: the provider failed, or ran out of memory.
         """
@@ -194,15 +195,27 @@ def _leave_uncompiled() -> None:
 
     Done when the first session opens, as it imports the compiler, which takes a second.
     """
-    TensorSession.run = torch.compiler.disable(TensorSession.run)  # type: ignore[method-assign]
+    TensorSession.run = torch.compiler.disable(  # type: ignore[method-assign]
+        TensorSession.run, reason="it runs as an ONNX graph, which torch.compile without fullgraph=True leaves alone"
+    )
+
+
+_RECORDERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
+"""What torch.export and make_fx compute with in the place of torch's own operators."""
+_TRANSFORM_HINT = "Export or transform the torch model. torch.compile takes programs with ONNX graphs in them."
 
 
 def _check_tensors(feeds: Tensors) -> None:
     """Refuse inputs that are no dense tensors of real numbers, and those that ask for a gradient.
 
+    Tensors without memory are those of torch.export and torch.func. What they would leave behind in kept inputs is of
+    no use in later runs, and ONNX Runtime reads from the address 0 that some have.
+
     Raises:
-        UsageError: one is or does.
+        UsageError: one is or does; or torch records what is computed.
     """
+    if any(torch._C._get_dispatch_mode(recorder) is not None for recorder in _RECORDERS):
+        raise UsageError("torch.export and torch.fx cannot record what an ONNX graph computes", hint=_TRANSFORM_HINT)
     for name, value in feeds.items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(
@@ -215,11 +228,24 @@ def _check_tensors(feeds: Tensors) -> None:
                 f"the input {name!r} is a tensor {kind}, which no ONNX graph takes",
                 hint="Give a dense tensor of real numbers.",
             )
-        if value.requires_grad and torch.is_grad_enabled():
+        if not _has_memory(value):
+            raise UsageError(
+                f"the input {name!r} is a tensor without memory, as torch.func and torch.export have them, and no ONNX "
+                "graph takes it",
+                hint=_TRANSFORM_HINT,
+            )
+        if (value.requires_grad and torch.is_grad_enabled()) or unpack_dual(value).tangent is not None:
             raise UsageError(
                 f"the input {name!r} wants a gradient, and an ONNX graph gives none",
                 hint="Run it under torch.no_grad(), or train the torch model.",
             )
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    try:
+        return bool(value.data_ptr()) or not value.numel()
+    except RuntimeError:
+        return False
 
 
 def _step_inputs(session: Session) -> list[TensorSpec]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -67,16 +68,20 @@ class UnetAdapters:
         folder.mkdir()
         shown = re.sub(r"[^\w.-]", "_", name)[:_NAME_LENGTH]
         path = folder / f"{shown}.safetensors"
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path, dict(notes))
-        plan_adapters(self._folder, [AdapterChoice(path)])
+        try:
+            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path, dict(notes))
+            plan_adapters(self._folder, [AdapterChoice(path)])
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
         if name in self.files:
-            self.files[name].unlink()
+            shutil.rmtree(self.files[name].parent)
         self.files[name] = path
         self.weights = {name: 1.0}
 
     def remove(self, name: str) -> None:
         """Unload an adapter; as with peft, the first of the others is active where no active one is left."""
-        self.files.pop(name).unlink()
+        shutil.rmtree(self.files.pop(name).parent)
         if self.weights.pop(name, None) is not None and not self.weights and self.files:
             first = next(iter(self.files))
             self.weights = {first: 1.0}
