@@ -3,13 +3,14 @@ outputs that are sdort's own."""
 
 from __future__ import annotations
 
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 ENCODER, DECODER = "vae_encoder", "vae_decoder"
 CONTROLNET, T2I_ADAPTER = "controlnet", "t2i_adapter"
 CONTROLS = (CONTROLNET, T2I_ADAPTER)
 """Components that steer a UNet by an image; each lies in a folder of its own, apart from the pipeline."""
 IMAGE_ENCODER = "image_encoder"
 """Makes the image tokens of IP-Adapters: CLIP's vision model, and the adapters' projections."""
-EXPORTED = ("text_encoder", "text_encoder_2", "unet", ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER)
+EXPORTED = (*TEXT_ENCODERS, "unet", ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER)
 """Components that ``sdort export`` writes, in its order."""
 SAFETY_CHECKER = "safety_checker"
 COMPONENTS = (*EXPORTED, SAFETY_CHECKER)

@@ -137,6 +137,7 @@ def test_images_are_those_of_torch(name: str, task: str, family: Any) -> None:
     built = family(name)
     pipeline = load_pipeline(built.folder, task, provider="cpu")
     assert type(pipeline) is type(theirs(built, task))
+    assert (pipeline.scheduler.config.prediction_type == "v_prediction") == (name == "sd2 v")
     made, expected = image_of(pipeline, built, task), image_of(theirs(built, task), built, task)
     assert_alike(made, expected, image_of(pipeline, built, task, seed=4))
 
@@ -397,6 +398,12 @@ def test_tokens_that_an_encoder_does_not_have(ids: torch.Tensor, message: str, f
     encoder = load_text_encoder(family("sd1").folder, provider="cpu")
     with torch.no_grad(), pytest.raises(UsageError, match=message):
         encoder(ids)
+
+
+@pytest.mark.parametrize("name", ["unet", "vae_decoder", "text_encoder_3"])
+def test_a_component_that_is_no_text_encoder_is_refused(name: str, family: Any) -> None:
+    with pytest.raises(UsageError, match=f"no text encoder {name!r}(.|\n)*text_encoder and text_encoder_2"):
+        load_text_encoder(family("sd1").folder, name, provider="cpu")
 
 
 # --- adapters ---

@@ -94,6 +94,7 @@ def build(family: str, folder: Path, traces: Path, **options: Any) -> Built:
     pipeline = make(folder / "diffusers", unet=unet)
     # As in every checkpoint with PNDM; diffusers' inpainting pipeline sets it for all others.
     config = {**pipeline.scheduler.config, "skip_prk_steps": True, **settings}
+    del config["_use_default_values"]  # of which from_config would take none
     pipeline.register_modules(scheduler=type(pipeline.scheduler).from_config(config))
     pipeline.scheduler.save_pretrained(folder / "diffusers" / "scheduler")
     with locked(traces):

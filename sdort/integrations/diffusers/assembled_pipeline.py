@@ -26,7 +26,7 @@ from sdort.integrations.torch.text_module import load_text_encoder, text_encoder
 from sdort.integrations.torch.unet_adapters import UNET
 from sdort.integrations.torch.unet_module import load_unet, unet_of
 from sdort.integrations.torch.vae_module import load_vae, vae_of
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, TEXT_ENCODERS
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
 
@@ -97,7 +97,7 @@ def _components(
     parts: dict[str, Any] = {
         "unet": unet_of(opened, reloader(load_unet, folder.path, options, control_inputs=steered)),
         "vae": vae_of(opened, reloader(load_vae, folder.path, options)),
-        **dict.fromkeys(("text_encoder", "text_encoder_2")),
+        **dict.fromkeys(TEXT_ENCODERS),
     }
     for name in ours:
         parts[name] = text_encoder_of(opened, name, reloader(load_text_encoder, folder.path, options, component=name))

@@ -207,5 +207,8 @@ def as_timestep(timestep: Any) -> torch.Tensor:
 
 
 def like(value: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """An output on the device and in the dtype of the input that it belongs to; the same tensor where it is so."""
-    return value.to(given.device, given.dtype)
+    """An output on the device and in the dtype of the input that it belongs to; the same tensor where it is so.
+
+    That of integers has the graph's dtype.
+    """
+    return value.to(given.device, given.dtype if given.is_floating_point() else value.dtype)

@@ -17,7 +17,7 @@ from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.torch.graph_module import GraphModule, Reload, reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import CLIP_SKIP
+from sdort.model.component_names import CLIP_SKIP, TEXT_ENCODERS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -176,12 +176,15 @@ def load_text_encoder(
 
     Raises:
         BadModelError: there is no such component, it does not load, or a file is not what sdort wrote.
-        ProviderError, UsageError: as for the UNet.
+        UsageError: ``component`` is none of the two; or as for the UNet.
+        ProviderError: as for the UNet.
 
     Example:
         >>> encoder = load_text_encoder("fast", provider="cuda")
         >>> pipeline.register_modules(text_encoder=encoder)
     """
+    if component not in TEXT_ENCODERS:
+        raise UsageError(f"there is no text encoder {component!r}", hint=f"There are {' and '.join(TEXT_ENCODERS)}.")
     opened = open_components(path, (component,), options)
     return text_encoder_of(opened, component, reloader(load_text_encoder, path, options, component=component))
 

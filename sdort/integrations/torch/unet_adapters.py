@@ -23,6 +23,7 @@ from sdort.console import warn
 from sdort.errors import UsageError
 from sdort.generation.adapted_weights import RunningAdapters, plan_adapters
 from sdort.integrations.torch.tensor_session import TensorSession
+from sdort.model.component_names import TEXT_ENCODERS
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_keys import read_keys
 from sdort.pipelines.adapters.peft_settings import SETTINGS_KEY
@@ -32,7 +33,6 @@ from sdort.staging import temporary_folder
 UNET = "unet"
 _NAME_LENGTH = 100
 """Characters of an adapter's name in that of its file, which messages show."""
-_TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 class UnetAdapters:
@@ -228,7 +228,7 @@ def _refuse_text_encoders(state_dict: Mapping[str, torch.Tensor], pipeline: Any)
     Raises:
         UsageError: it is one.
     """
-    for name in _TEXT_ENCODERS:
+    for name in TEXT_ENCODERS:
         encoder: Any = getattr(pipeline, name, None)
         if hasattr(encoder, "sessions") and any(key.startswith(f"{name}.") for key in state_dict):
             encoder.load_adapter()
