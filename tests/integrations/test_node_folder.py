@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ def test_nodes_come_and_go(comfyui: Path) -> None:
     assert folder.parent == comfyui / "custom_nodes"
     assert {path.name for path in folder.iterdir()} == {"__init__.py", "pyproject.toml"}
     (folder / "__pycache__").mkdir()  # ComfyUI has run
-    with pytest.raises(OutputError, match="exists"):
+    with pytest.raises(OutputError, match=r"exists already\n  After an update of sdort replace it with --overwrite"):
         write_comfyui_nodes(comfyui)
     assert write_comfyui_nodes(comfyui, overwrite=True) == NodeFolder(folder, True)
     assert remove_comfyui_nodes(comfyui) == NodeFolder(folder, False)
@@ -57,12 +59,32 @@ def test_a_linked_folder_is_not_removed(comfyui: Path, tmp_path_factory: pytest.
     assert (place / "__init__.py").is_file()
 
 
+def test_a_file_in_its_place_is_not_removed(comfyui: Path) -> None:
+    (comfyui / "custom_nodes" / "sdort-nodes").touch()
+    with pytest.raises(OutputError, match="is not removed: it is not a folder"):
+        remove_comfyui_nodes(comfyui)
+
+
+def test_nodes_that_cannot_go_stay_whole(comfyui: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_comfyui_nodes(comfyui).path
+
+    def refused(*_: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("rename", "rmdir"):  # as in a custom_nodes that is another user's
+        monkeypatch.setattr(os, name, refused)
+    with pytest.raises(OutputError, match=r"cannot remove .*: Permission denied"):
+        remove_comfyui_nodes(comfyui)
+    monkeypatch.undo()
+    assert len(list(folder.iterdir())) == 2
+
+
 @pytest.mark.parametrize(
     ("place", "missing", "message"),
     [
         ("", "comfy/sd.py", "is not ComfyUI's folder: it has no comfy/sd.py"),
         ("custom_nodes", "", "is a part of ComfyUI"),
-        ("nowhere", "", "is not ComfyUI's folder"),
+        ("nowhere", "", "nowhere does not exist"),
     ],
 )
 def test_another_folder_is_refused(comfyui: Path, place: str, missing: str, message: str) -> None:

@@ -5,7 +5,7 @@ It holds no code of its own: the nodes are sdort's, of the Python that runs Comf
 
 from __future__ import annotations
 
-import shutil
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import some
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
-from sdort.staging import staged_directory
+from sdort.staging import scratch_folder, staged_directory
 
 NAME = "sdort-nodes"
 """The folder's name."""
@@ -80,6 +80,8 @@ def write_comfyui_nodes(path: str | Path, *, overwrite: bool = False) -> NodeFol
         OutputError: the folder exists and is not to be replaced, or cannot be written.
     """
     out = _place(Path(path))
+    if os.path.lexists(out) and not overwrite:
+        raise OutputError(f"{out} exists already", hint="After an update of sdort replace it with --overwrite.")
     with staged_directory(out, overwrite, why_foreign=why_not_ours) as stage:
         for name, text in _FILES.items():
             (stage / name).write_bytes(text.encode())
@@ -94,15 +96,22 @@ def remove_comfyui_nodes(path: str | Path) -> NodeFolder:
         OutputError: something else is in the folder, or it cannot be removed.
     """
     folder = _place(Path(path))
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         raise UsageError(f"{folder} does not exist: there is nothing to remove")
-    if kept := "is a link" if folder.is_symlink() else why_not_ours(folder):
+    if kept := _why_no_folder(folder) or why_not_ours(folder):
         raise OutputError(f"{folder} is not removed: it {kept}", hint="Look what is in it, and remove it yourself.")
     try:
-        shutil.rmtree(folder)
+        with scratch_folder(folder.parent, f".{NAME}-removed-") as scratch:  # all of it goes or nothing
+            folder.rename(scratch / NAME)
     except OSError as error:
         raise OutputError(f"cannot remove {folder}: {error.strerror or error}") from error
     return NodeFolder(folder, False)
+
+
+def _why_no_folder(path: Path) -> str | None:
+    if path.is_symlink():
+        return "is a link"
+    return None if path.is_dir() else "is not a folder"
 
 
 def why_not_ours(folder: Path) -> str | None:
@@ -124,10 +133,10 @@ def _place(comfyui: Path) -> Path:
     """
     if comfyui.name == NODES and (comfyui.parent / _OF_COMFYUI[0]).is_file():
         raise UsageError(f"{comfyui} is a part of ComfyUI", hint=f"Give ComfyUI's folder:\n    {comfyui.parent}")
+    hint = "Give the folder with ComfyUI's main.py; of the desktop and portable versions it is called ComfyUI."
+    if not comfyui.exists():
+        raise UsageError(f"{comfyui} does not exist", hint=hint)
     missing = [name for name in _OF_COMFYUI if not (comfyui / name).exists()]
     if missing:
-        raise UsageError(
-            f"{comfyui} is not ComfyUI's folder: it has no {' and no '.join(missing)}",
-            hint="Give the folder with ComfyUI's main.py; of the desktop and portable versions it is called ComfyUI.",
-        )
+        raise UsageError(f"{comfyui} is not ComfyUI's folder: it has no {' and no '.join(missing)}", hint=hint)
     return comfyui / NODES / NAME
