@@ -1,5 +1,7 @@
 """Forge with sdort's UNet: save as extensions/sdort/scripts/forge_sdort.py, with sdort in Forge's environment."""
 
+import re
+
 import gradio as gr
 import torch
 from modules import scripts
@@ -26,7 +28,8 @@ class Script(scripts.Script):
             Script.folder = folder
         if not folder:
             return
-        if any("<lora:" in prompt for prompt in p.all_prompts):
+        prompts = [*p.all_prompts, *(getattr(p, "all_hr_prompts", None) or [])]
+        if re.search("<(lora|lyco):", " ".join(prompts)):
             raise RuntimeError("a LoRA of the prompt does not reach sdort's UNet: optimize an export with it (--lora)")
         unet = p.sd_model.forge_objects.unet.clone()
         unet.set_model_unet_function_wrapper(lambda _, step: self.step(unet.model.predictor, step))

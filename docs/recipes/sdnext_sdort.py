@@ -1,5 +1,7 @@
 """SD.Next with sdort's UNet: save as extensions/sdort/scripts/sdnext_sdort.py, with sdort in SD.Next's environment."""
 
+import re
+
 import gradio as gr
 from modules import scripts_manager, shared
 
@@ -24,7 +26,7 @@ class Script(scripts_manager.Script):
         if Script.own is not None and (folder, shared.sd_model) != (Script.folder, Script.pipeline):
             Script.pipeline.register_modules(unet=Script.own)
             Script.own = None
-        if folder and "<lora:" in str(p.prompt):
+        if folder and re.search("<(lora|lyco):", " ".join(p.all_prompts)):  # with the styles' texts
             raise RuntimeError("a LoRA of the prompt does not reach sdort's UNet: optimize an export with it (--lora)")
         if folder and Script.own is None:
             unet, own = load_unet(folder), shared.sd_model.unet

@@ -544,6 +544,18 @@ def test_what_cannot_be_optimized_on_first_use(path: str, optimize: Any, message
         load_pipeline(family("sd1").folder.parent / path, provider="cpu", optimize=optimize)
 
 
+@pytest.mark.parametrize(
+    "options", [{"task": "outpainting"}, {"task": "controlnet"}, {"controlnet": "canny"}, {"text_encoder": "onnx"}]
+)
+def test_a_wrong_request_is_refused_before_hours_of_export(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimized_models, "export", lambda *_: pytest.fail("exported"))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UsageError, match=r"no task|needs a ControlNet|takes no ControlNet|no text_encoder"):
+        load_pipeline(tmp_path / "model.safetensors", provider="cpu", optimize=True, **options)
+
+
 def test_a_bar_goes_on_while_the_same_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 

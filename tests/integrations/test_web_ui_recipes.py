@@ -55,7 +55,7 @@ def test_sdnext(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     pipeline.register_modules = lambda unet: setattr(pipeline, "unet", unet)
     shared = SimpleNamespace(sd_model=pipeline)
     script = load(monkeypatch, "sdnext_sdort", scripts_manager=scripts(), shared=shared).Script()
-    request = SimpleNamespace(prompt="a house")
+    request = SimpleNamespace(prompt="a house", all_prompts=["a house"])
     script.process(request, str(tiny.onnx))
     assert isinstance(pipeline.unet, GraphUNet)
     x, timesteps, prompts = inputs()
@@ -63,8 +63,9 @@ def test_sdnext(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
         expected = own(x, timesteps, prompts).sample
     torch.testing.assert_close(pipeline.unet(x, timesteps, prompts).sample, expected, atol=TOLERANCE, rtol=0)
     script.process(request, str(tiny.onnx))
-    with pytest.raises(RuntimeError, match="LoRA"):
-        script.process(SimpleNamespace(prompt="a house <lora:pastel:1>"), str(tiny.onnx))
+    for words in ("<lora:pastel:1>", "<lyco:pastel:1>"):  # of a style
+        with pytest.raises(RuntimeError, match="LoRA"):
+            script.process(SimpleNamespace(prompt="a house", all_prompts=[f"a house {words}"]), str(tiny.onnx))
     script.process(request, "")
     assert pipeline.unet is own
     pipeline.unet = other = SimpleNamespace(config={**own.config, "cross_attention_dim": 768})
@@ -142,6 +143,8 @@ def test_forge(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
         made = tiny.pipeline.unet(predictor.calculate_input(sigma, x), predictor.timestep(sigma), prompts).sample
         denoised = objects.unet.wrapper(None, step)
     torch.testing.assert_close(denoised, predictor.calculate_denoised(sigma, made, x), atol=3 * TOLERANCE, rtol=0)
-    request.all_prompts.append("a house <lora:pastel:1>")
-    with pytest.raises(RuntimeError, match="LoRA"):
-        script.process_before_every_sampling(request, str(tiny.onnx))
+    plain, words = ["a house"], ["a house <lyco:pastel:1>"]
+    for prompts_, upscaled in ((words, None), (plain, words)):
+        request.all_prompts, request.all_hr_prompts = prompts_, upscaled
+        with pytest.raises(RuntimeError, match="LoRA"):
+            script.process_before_every_sampling(request, str(tiny.onnx))

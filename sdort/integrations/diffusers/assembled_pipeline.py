@@ -18,7 +18,7 @@ from sdort.generation.prompts import load_tokenizer
 from sdort.generation.schedulers import load_scheduler
 from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.diffusers.first_use import Precision, optimized_checkpoint
-from sdort.integrations.diffusers.pipeline_tasks import pipeline_class
+from sdort.integrations.diffusers.pipeline_tasks import check_task, pipeline_class
 from sdort.integrations.torch.control_module import load_controlnet
 from sdort.integrations.torch.graph_module import reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
@@ -72,10 +72,12 @@ def load_pipeline(
         >>> pipeline = load_pipeline("fast", provider="cuda")
         >>> pipeline("a lighthouse at dusk").images[0].save("lighthouse.png")
     """
+    steered = task.startswith("controlnet")
+    check_task(task)
+    _check_controlnet(task, steered, controlnet)
+    _check_text_encoder(text_encoder)
     folder = open_folder(optimized_checkpoint(Path(path), optimize, options) if optimize else Path(path))
     kind = pipeline_class(folder, task)
-    steered = task.startswith("controlnet")
-    _check_controlnet(task, steered, controlnet)
     parts = _components(folder, options, text_encoder, steered)
     if steered:
         parts["controlnet"] = _controlnets(controlnet, options)
@@ -89,8 +91,6 @@ def _components(
     folder: PipelineFolder, options: LoadOptions, text_encoder: TextEncoders, steered: bool
 ) -> dict[str, Any]:
     """The modules by diffusers' names; an encoder that the family does not have is None."""
-    if text_encoder not in ("sdort", "torch"):
-        raise UsageError(f"there is no text_encoder={text_encoder!r}", hint="There are 'sdort' and 'torch'.")
     encoders = [encoder.component for encoder in folder.family.encoders]
     ours = encoders if text_encoder == "sdort" else []
     opened = open_components(folder.path, (*ours, UNET, DECODER), options, optional=(ENCODER,), control_inputs=steered)
@@ -129,6 +129,11 @@ def _check_controlnet(task: str, steered: bool, controlnet: Any) -> None:
         raise UsageError(f"{task} needs a ControlNet", hint="Give its folder: controlnet='canny'.")
     if controlnet is not None and not steered:
         raise UsageError(f"{task} takes no ControlNet", hint="Give a task that does: task='controlnet'.")
+
+
+def _check_text_encoder(text_encoder: str) -> None:
+    if text_encoder not in ("sdort", "torch"):
+        raise UsageError(f"there is no text_encoder={text_encoder!r}", hint="There are 'sdort' and 'torch'.")
 
 
 def _controlnets(controlnet: Any, options: LoadOptions) -> Any:

@@ -23,15 +23,22 @@ _FROM_TEXT = ("text-to-image", "controlnet")
 _REFINER = ("image-to-image", "inpainting")
 
 
+def check_task(task: str) -> None:
+    """Refuse what is no task.
+
+    Raises:
+        UsageError: there is none by this name.
+    """
+    if task not in TASKS:
+        raise UsageError(f"there is no task {task!r}", hint=f"There are: {', '.join(TASKS)}.")
+
+
 def pipeline_class(folder: PipelineFolder, task: str) -> Any:
     """Diffusers' class that does a task with the components of a folder.
 
     Raises:
-        UsageError: there is no such task.
         BadModelError: the pipeline is not for this task.
     """
-    if task not in TASKS:
-        raise UsageError(f"there is no task {task!r}", hint=f"There are: {', '.join(TASKS)}.")
     _check_fit(folder, task)
     import diffusers
 
