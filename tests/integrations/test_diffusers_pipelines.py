@@ -526,8 +526,11 @@ def test_a_checkpoint_is_optimized_on_first_use(
     checkpoint = built.folder.parent / "diffusers"
     for _ in range(2):
         pipeline = load_pipeline(checkpoint, provider="cpu", optimize=True)
+    worded = load_pipeline(checkpoint, provider="cpu", optimize=True, text_encoder="torch")
     assert made == [checkpoint], "once"
+    assert type(worded.text_encoder) is type(built.pipeline.text_encoder)
     image = image_of(pipeline, built, "text-to-image")
+    assert psnr(image, image_of(worded, built, "text-to-image")) >= ALIKE
     assert psnr(image, image_of(theirs(built, "text-to-image"), built, "text-to-image")) >= ALIKE
 
 
@@ -545,14 +548,23 @@ def test_what_cannot_be_optimized_on_first_use(path: str, optimize: Any, message
 
 
 @pytest.mark.parametrize(
-    "options", [{"task": "outpainting"}, {"task": "controlnet"}, {"controlnet": "canny"}, {"text_encoder": "onnx"}]
+    "options",
+    [
+        {"task": "outpainting"},
+        {"task": "controlnet"},
+        {"controlnet": "canny"},
+        {"text_encoder": "onnx"},
+        {"text_encoder": "torch"},
+    ],
 )
 def test_a_wrong_request_is_refused_before_hours_of_export(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimized_models, "export", lambda *_: pytest.fail("exported"))
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(UsageError, match=r"no task|needs a ControlNet|takes no ControlNet|no text_encoder"):
+    with pytest.raises(
+        UsageError, match=r"no task|needs a ControlNet|takes no ControlNet|no text_encoder|is a single file"
+    ):
         load_pipeline(tmp_path / "model.safetensors", provider="cpu", optimize=True, **options)
 
 

@@ -75,10 +75,10 @@ def load_pipeline(
     steered = task.startswith("controlnet")
     check_task(task)
     _check_controlnet(task, steered, controlnet)
-    _check_text_encoder(text_encoder)
+    _check_text_encoder(text_encoder, Path(path))
     folder = open_folder(optimized_checkpoint(Path(path), optimize, options) if optimize else Path(path))
     kind = pipeline_class(folder, task)
-    parts = _components(folder, options, text_encoder, steered)
+    parts = _components(folder, options, steered, None if text_encoder == "sdort" else Path(path))
     if steered:
         parts["controlnet"] = _controlnets(controlnet, options)
     parts |= _processors(folder) | _settings(folder)
@@ -87,12 +87,14 @@ def load_pipeline(
         return kind(**{name: part for name, part in parts.items() if name in taken})
 
 
-def _components(
-    folder: PipelineFolder, options: LoadOptions, text_encoder: TextEncoders, steered: bool
-) -> dict[str, Any]:
-    """The modules by diffusers' names; an encoder that the family does not have is None."""
+def _components(folder: PipelineFolder, options: LoadOptions, steered: bool, texts_of: Path | None) -> dict[str, Any]:
+    """The modules by diffusers' names; an encoder that the family does not have is None.
+
+    Args:
+        texts_of: the checkpoint whose text encoders are torch's, or what was made from it; None where they are graphs.
+    """
     encoders = [encoder.component for encoder in folder.family.encoders]
-    ours = encoders if text_encoder == "sdort" else []
+    ours = [] if texts_of else encoders
     opened = open_components(folder.path, (*ours, UNET, DECODER), options, optional=(ENCODER,), control_inputs=steered)
     parts: dict[str, Any] = {
         "unet": unet_of(opened, reloader(load_unet, folder.path, options, control_inputs=steered)),
@@ -101,10 +103,10 @@ def _components(
     }
     for name in ours:
         parts[name] = text_encoder_of(opened, name, reloader(load_text_encoder, folder.path, options, component=name))
-    return parts | (_torch_encoders(opened, encoders) if not ours else {})
+    return parts | (_torch_encoders(opened, encoders, texts_of) if texts_of else {})
 
 
-def _torch_encoders(opened: OpenedComponents, names: Sequence[str]) -> dict[str, Any]:
+def _torch_encoders(opened: OpenedComponents, names: Sequence[str], path: Path) -> dict[str, Any]:
     """The checkpoint's text encoders, where the UNet is and in its dtype.
 
     Raises:
@@ -113,7 +115,7 @@ def _torch_encoders(opened: OpenedComponents, names: Sequence[str]) -> dict[str,
     """
     unet = opened.sessions[UNET]
     provider = CPU if unet.device.type == "cpu" else unet.session.provider
-    with checkpoint_of(opened.folder.path) as checkpoint:
+    with checkpoint_of(path) as checkpoint:
         engine = TorchEngine(
             checkpoint,
             provider,
@@ -131,7 +133,13 @@ def _check_controlnet(task: str, steered: bool, controlnet: Any) -> None:
         raise UsageError(f"{task} takes no ControlNet", hint="Give a task that does: task='controlnet'.")
 
 
-def _check_text_encoder(text_encoder: str) -> None:
+def _check_text_encoder(text_encoder: str, path: Path) -> None:
+    if text_encoder == "torch" and path.is_file():
+        raise UsageError(
+            f"{path} is a single file, of which torch's text encoder is not made",
+            hint="Make a diffusers folder of it (SDXL: StableDiffusionXLPipeline), and load that:\n"
+            f"    diffusers.StableDiffusionPipeline.from_single_file({str(path)!r}).save_pretrained('FOLDER')",
+        )
     if text_encoder not in ("sdort", "torch"):
         raise UsageError(f"there is no text_encoder={text_encoder!r}", hint="There are 'sdort' and 'torch'.")
 
