@@ -14,7 +14,7 @@ _MOST_ROWS = 14
 """Operators that are shown without -v: the fused ones, then the most frequent."""
 _SMALL_SHARE = 0.001
 """Dtypes of a smaller share of the weights are named under -v only."""
-_FUSED = "* fused: of domain com.microsoft or sdort"
+_FUSED = "* fused: of domain com.microsoft, or of the one named"
 
 
 def component_tables(components: Sequence[Component]) -> Iterator[Table]:
@@ -134,8 +134,8 @@ def _operator_table(title: str, components: Sequence[str], rows: Mapping[str, Se
 
 
 def _label(operator: str) -> str:
-    """Without the domain, a pipeline's table fits 80 columns."""
-    return f"* {operator.rpartition('.')[2]}" if is_fused(operator) else f"  {operator}"
+    """ONNX Runtime's domain is left out: most fused operators are of it, and a pipeline's table fits 80 columns."""
+    return f"* {operator.removeprefix(f'{MICROSOFT}.')}" if is_fused(operator) else f"  {operator}"
 
 
 def _parts(components: Sequence[Component]) -> Table:

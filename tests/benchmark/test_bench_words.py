@@ -17,7 +17,7 @@ from sdort.benchmark.conclusion import conclusion, headline
 from sdort.benchmark.conditions import Conditions, Disturbance, find_disturbances
 from sdort.benchmark.digits import digits, time_ratio
 from sdort.benchmark.noise import noise_warning, save_warnings
-from sdort.benchmark.report.ablation_table import ablation_conclusion
+from sdort.benchmark.report.ablation_table import ablation_conclusion, changes
 from sdort.benchmark.row_table import as_table, legend, short_cells
 from sdort.benchmark.rows import Row
 from sdort.cli.bench import _compare_command
@@ -214,6 +214,12 @@ def ablation_of(*times: list[float]) -> Ablation:
         found.stages.append(MeasuredStep(name, [row("unet", times_ms=calls, median_ms=calls[0], error=1e-6)]))
         found.measured.rows += found.stages[-1].rows
     return found
+
+
+def test_an_ablation_row_names_operators_of_both_domains() -> None:
+    counts = {"com.microsoft.GroupNorm": -9, "com.microsoft.NhwcConv": 4, "sdort.GroupNorm": 9, "Add": 12}
+    assert changes(MeasuredStep("group_norm", [], changes=counts)) == "+9 sdort.GroupNorm, +4 NhwcConv"
+    assert changes(MeasuredStep("fold", [], changes={"sdort.GroupNorm": -9, "Add": 12})) == "+12 Add"
 
 
 def test_the_ablation_names_the_step_that_is_worth_most() -> None:

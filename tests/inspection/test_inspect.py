@@ -200,6 +200,18 @@ def test_tables(fused: Path) -> None:
     assert "vae_decoder 3 111 476 B float32 93.3%, int64 6.7% ai.onnx 20, com.microsoft 1 9 a-tool 7" in verbose
 
 
+def test_operators_of_one_name_in_two_domains(plain: Path) -> None:
+    """sdort's GroupNorm reads both parts of a Concat, ONNX Runtime's one tensor: a model has both."""
+    names = ["com.microsoft.GroupNorm", "sdort.GroupNorm", "sdort.BiasGroupNorm"]
+    described = replace(inspect_path(plain)[0], operators=dict(zip(names, (5, 4, 3), strict=True)))
+    operators = next(table for table in component_tables([described]) if table.headers[0] == "operator")
+    assert [row.cells for row in operators.rows] == [
+        ("* GroupNorm", "5"),
+        ("* sdort.GroupNorm", "4"),
+        ("* sdort.BiasGroupNorm", "3"),
+    ]
+
+
 def test_tables_tell_that_a_provider_has_all_kernels(plain: Path) -> None:
     proto = decoder()
     proto.opset_import[0].version = 18

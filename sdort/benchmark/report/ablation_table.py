@@ -13,6 +13,8 @@ from sdort.benchmark.published import CAPTION, PUBLISHED, published_text
 from sdort.benchmark.regression import ratio_interval
 from sdort.benchmark.row_table import as_markdown, caption, rows_as_csv
 from sdort.benchmark.rows import Row
+from sdort.inspection.description import is_fused
+from sdort.model.domains import MICROSOFT
 from sdort.tables import Table
 from sdort.workload.cases import WHOLE_PIPELINE
 
@@ -42,9 +44,9 @@ def changes(stage: MeasuredStep) -> str:
     """Changes of the graphs by a step: the operators that came, the most first."""
     if stage.same_as:
         return f"same graphs as {stage.same_as!r}"
-    came = sorted(((n, name.rpartition(".")[2]) for name, n in stage.changes.items() if n > 0), reverse=True)
-    fused = [change for change in came if f"com.microsoft.{change[1]}" in stage.changes] or came
-    return ", ".join(f"+{n} {name}" for n, name in fused[:MOST_CHANGES])
+    came = sorted(((n, name) for name, n in stage.changes.items() if n > 0), reverse=True)
+    fused = [change for change in came if is_fused(change[1])] or came
+    return ", ".join(f"+{n} {name.removeprefix(f'{MICROSOFT}.')}" for n, name in fused[:MOST_CHANGES])
 
 
 def row_of(stage: MeasuredStep, batch: int, component: str) -> Row | None:
