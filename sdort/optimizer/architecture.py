@@ -71,7 +71,7 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
 def _unet(config: Config) -> Counter[str]:
     # conv_norm_out and conv_out
-    total = Counter(conv=1, group_norm=1, group_norm_silu=_has_silu(config))
+    total = Counter(conv=1, group_norm=1, group_norm_silu=_has_silu(config), gelu=_has_gelu(config))
     return total + _unet_down(config) + _unet_up(config)
 
 
@@ -103,7 +103,8 @@ def _unet_down(config: Config) -> Counter[str]:
     channels = [int(width) for width in config["block_out_channels"]]
     levels = len(channels)
     layers, depths, only_cross = _levels(config)
-    total = Counter(conv=1)
+    # conv_in; the time embedding has one activation inside, and one that all resnets share
+    total = Counter(conv=1, gelu=2 * _has_gelu(config))
     for level, kind in enumerate(config["down_block_types"]):
         for layer in range(layers[level]):
             before = channels[max(level - 1, 0)] if layer == 0 else channels[level]
@@ -229,7 +230,8 @@ def _resnet(config: Config, shortcut: bool) -> Counter[str]:
     """norm, SiLU, conv, time embedding, norm, SiLU, conv, and a 1x1 convolution where the width changes."""
     # scale_shift puts a multiplication by the time embedding between the second norm and its SiLU.
     activated = 1 if config.get("resnet_time_scale_shift") == "scale_shift" else 2
-    return Counter(conv=2 + shortcut, group_norm=2, group_norm_silu=activated * _has_silu(config))
+    silu, gelu = activated * _has_silu(config), 2 * _has_gelu(config)
+    return Counter(conv=2 + shortcut, group_norm=2, group_norm_silu=silu, gelu=gelu)
 
 
 def _transformer(config: Config, depth: int, only_cross: bool) -> Counter[str]:
@@ -244,6 +246,10 @@ def _transformer(config: Config, depth: int, only_cross: bool) -> Counter[str]:
 
 def _has_silu(config: Config) -> int:
     return int(config.get("act_fn", "silu") in SILU)
+
+
+def _has_gelu(config: Config) -> int:
+    return int(config.get("act_fn") == "gelu")
 
 
 def _holds_transformers(kind: str, blocks: Mapping[Any, bool | None]) -> bool:

@@ -190,15 +190,17 @@ def wrong_counts(expected: Mapping[str, int], components: Mapping[str, Component
     """The differences between counts that were asked for and those of the optimized components, in words.
 
     Args:
-        expected: operator, or ``component:operator``, and its count; :func:`check_expected` knows the components.
+        expected: operator, or ``component:operator``, and its count; :func:`check_expected` knows the components. An
+            operator is named with its domain (``sdort.GroupNorm``), or without it for those of all domains together.
     """
     wrong = []
     for name, count in expected.items():
         component, _, operator = name.rpartition(":")
-        operators = [c.operators for n, c in components.items() if component in ("", n)]
         numbers: Counter[str] = Counter()
-        for each in operators:
-            numbers.update({k.rpartition(".")[2]: v for k, v in each.items()})
+        for each in (c.operators for n, c in components.items() if component in ("", n)):
+            for full_name, number in each.items():
+                for known_as in {full_name, full_name.rpartition(".")[2]}:
+                    numbers[known_as] += number
         if numbers[operator] != count:
             close = "" if operator in numbers else did_you_mean(operator, numbers).strip()
             wrong.append(f"--expect {name}={count}: found {numbers[operator]}{f'. {close}' if close else ''}")

@@ -86,10 +86,12 @@ def miss_number(report: OptimizeReport) -> str:
 
 
 def fused_operators(components: Iterable[ComponentReport]) -> Counter[str]:
-    """Operators that are not ONNX's own, over all components, by name."""
+    """Operators that are not ONNX's own, over all components, by name; those of one name in two domains together."""
     total: Counter[str] = Counter()
     for component in components:
-        total.update({name.rpartition(".")[2]: n for name, n in component.operators.items() if "." in name})
+        for name, number in component.operators.items():
+            if "." in name:
+                total[name.rpartition(".")[2]] += number
     return total
 
 
